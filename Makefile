@@ -1,0 +1,45 @@
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.tandem
+
+.PHONY: help setup run fmt lint type test e2e bench generate clean
+.DEFAULT_GOAL := help
+
+help: ## Show this help
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# uv resolves in a second and hard-links what is already on the disk; it is installed into the environment itself.
+$(STAMP): pyproject.toml constraints.txt
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q -c constraints.txt uv
+	@$(BIN)/uv pip install -q --python $(BIN)/python $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) \
+		-c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(STAMP) ## Make .venv with everything in it
+
+run: $(STAMP) ## Train and evaluate real digits on this machine, then write a report
+	@$(BIN)/tandem run examples/digits.yaml --fresh
+	@$(BIN)/tandem report runs/digits
+
+fmt: $(STAMP) ## Format the code
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+lint: $(STAMP) ## Style, import rules
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-cache
+
+type: $(STAMP) ## Strict types
+	@$(BIN)/mypy
+
+test: $(STAMP) ## Unit and integration tests with real processes
+	@$(BIN)/pytest
+
+bench: $(STAMP) ## Throughput against a bare DDP loop, with and without evaluators
+	@$(BIN)/python tests/bench/throughput.py
+
+generate: $(STAMP) ## Write the CRD, the JSON schema and the reference pages from the models
+	@$(BIN)/python -m tandem.schema
+
+clean: ## Remove the environment and the runs
+	@rm -rf $(VENV) runs

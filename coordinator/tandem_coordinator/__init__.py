@@ -1,0 +1,1 @@
+"""One small process per job that alone decides who is in the training group."""

@@ -1,0 +1,156 @@
+"""Files that survive a power cut and are never seen half-written: write aside, fsync, rename, fsync the folder.
+
+Works on local disks and on NFS; uses neither flock nor inotify, which NFS lacks. A reader that does not find a file, or
+finds one of another size than it hoped for, has met a normal moment of a shared disk, not an error.
+"""
+
+import json
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+TEMPORARY = ".tmp-"
+"""Prefix of names that are not committed; readers pass over them, and retention removes old ones."""
+
+MOST_JSON_BYTES = 64 * 2**20
+"""Refuse to read a JSON file larger than this: nothing of ours comes near."""
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name in the same folder that nobody else uses."""
+    return path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_aside(path: Path, data: bytes, durable: bool) -> Path:
+    aside = temporary_beside(path)
+    try:
+        with aside.open("xb") as file:
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+    except BaseException:
+        with suppress(OSError):
+            aside.unlink()
+        raise
+    return aside
+
+
+def encode(value: object) -> bytes:
+    """JSON as it stands in the run directory: UTF-8, sorted keys, indented, a newline at the end."""
+    return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def replace_json(path: Path, value: object, durable: bool = True) -> None:
+    """Write or replace a JSON file; readers see the old content or the new, nothing between."""
+    aside = _write_aside(path, encode(value), durable)
+    try:
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def create_json(path: Path, value: object, durable: bool = True) -> bool:
+    """Create a JSON file that must not exist yet. Returns False, and changes nothing, if it does.
+
+    A hard link is the exclusive create that also never shows a half-written file; O_EXCL alone would.
+    """
+    aside = _write_aside(path, encode(value), durable)
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        return False
+    finally:
+        aside.unlink(missing_ok=True)
+    if durable:
+        sync_folder(path.parent)
+    return True
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is too large, or not JSON.
+    """
+    with path.open("rb") as file:
+        data = file.read(MOST_JSON_BYTES + 1)
+    if len(data) > MOST_JSON_BYTES:
+        raise ValueError(f"{path} is larger than {MOST_JSON_BYTES} bytes")
+    return json.loads(data)
+
+
+def read_json_or_none(path: Path) -> Any:
+    """Read a JSON file that may be missing, half gone or garbage; None then."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return None
+
+
+def commit_folder(aside: Path, final: Path) -> None:
+    """Give a complete, synced folder its name, which must never have been used.
+
+    Raises:
+        FileExistsError: the name is taken; nothing was changed.
+    """
+    for folder in [aside, *(child for child in aside.rglob("*") if child.is_dir())]:
+        sync_folder(folder)
+    try:
+        aside.rename(final)
+    except OSError as error:
+        if final.exists():
+            raise FileExistsError(f"{final} is already committed") from error
+        raise
+    sync_folder(final.parent)
+
+
+class Lines:
+    """A JSON-lines log with one writer. A line torn by a crash is passed over by readers and never joined to the next."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+        if self._file.tell() > 0:
+            self._file.write(b"\n")
+
+    def append(self, *records: dict[str, Any]) -> None:
+        """Append records, each as one line, with one write."""
+        self._file.write(b"".join(json.dumps(record, allow_nan=True).encode() + b"\n" for record in records))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_lines(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """Complete records from a byte offset on, and the offset to go on from. A missing file has none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = file.read()
+    except FileNotFoundError:
+        return [], offset
+    end = data.rfind(b"\n") + 1
+    records = []
+    for line in data[:end].splitlines():
+        with suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict):
+                records.append(record)
+    return records, offset + end

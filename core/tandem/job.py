@@ -1,0 +1,308 @@
+"""The DistributedTrainingJob: the one source of its fields, defaults, rules and documentation.
+
+The CRD, the JSON schema for editors and the reference page are generated from these models by `tandem.schema`
+(`make generate`); a test fails when one of them is stale. Field names follow Kubernetes Job and PyTorchJob habits.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from tandem.model import Model, Rule
+from tandem.status import Status
+from tandem.tasks import GOALS, ImageClassification, Positive
+
+GROUP = "tandem.dev"
+VERSION = "v1alpha1"
+KIND = "DistributedTrainingJob"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+Count = Annotated[int, Field(ge=0)]
+Replicas = Annotated[int, Field(ge=1, le=10_000)]
+Seconds = Annotated[float, Field(gt=0)]
+Resources = dict[str, dict[str, str | int]]
+Template = dict[str, Any]
+
+
+class EnvVar(Model):
+    """An environment variable of the training processes."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    """The variable's name."""
+    value: str = ""
+    """Its value, taken literally."""
+
+
+class Trainer(Model):
+    """What is trained: a built-in `task`, or any `command` that torchrun can start."""
+
+    image: str | None = None
+    """Container image of the workers; default: the chart's trainer image. Not used by `tandem run`."""
+    task: Literal["image-classification"] | None = None
+    """A built-in task."""
+    config: ImageClassification | None = None
+    """The task's configuration; every field has a default."""
+    command: Annotated[list[str], Field(min_length=1)] | None = None
+    """The user's own script and how to start it, for instance `[python, train.py]`; torchrun sets its rank and world
+    size. A first word that ends in `.py` is run with the same Python."""
+    args: list[str] = []
+    """Arguments that follow `command`."""
+    env: list[EnvVar] = []
+    """Environment variables of the training processes."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda t: (t.task is None) != (t.command is None),
+            "has(self.task) != has(self.command)",
+            "give exactly one of task (a built-in one) and command (your own script)",
+            "task",
+        ),
+        Rule(
+            lambda t: t.task is not None or t.config is None,
+            "has(self.task) || !has(self.config)",
+            "config belongs to a built-in task; your own command takes args and env",
+            "config",
+        ),
+        Rule(
+            lambda t: t.command is not None or not t.args,
+            "has(self.command) || !has(self.args) || size(self.args) == 0",
+            "args belong to a command; a built-in task takes config",
+            "args",
+        ),
+    )
+
+    @property
+    def settings(self) -> ImageClassification:
+        """The task's configuration with its defaults filled in."""
+        return self.config or ImageClassification()
+
+
+class Workers(Model):
+    """The elastic group of training pods."""
+
+    replicas: Replicas = 1
+    """How many are wished for; `kubectl scale` changes it while the job runs."""
+    min_replicas: Replicas = 1
+    """Training goes on as long as so many are there."""
+    max_replicas: Replicas | None = None
+    """Upper bound of `replicas`; default: `replicas` itself."""
+    processes_per_replica: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Ranks in each pod; default: one for each GPU it asks for, or 1."""
+    resources: Resources = {}
+    """Kubernetes resource requests and limits of one worker pod."""
+    template: Template = {}
+    """A pod template merged over the operator's own."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda w: w.min_replicas <= w.replicas,
+            "self.minReplicas <= self.replicas",
+            "minReplicas must not be greater than replicas",
+            "minReplicas",
+        ),
+        Rule(
+            lambda w: w.max_replicas is None or w.replicas <= w.max_replicas,
+            "!has(self.maxReplicas) || self.replicas <= self.maxReplicas",
+            "replicas must not be greater than maxReplicas",
+            "maxReplicas",
+        ),
+    )
+
+    @property
+    def most(self) -> int:
+        """The largest group there may ever be."""
+        return self.max_replicas or self.replicas
+
+    @property
+    def processes(self) -> int:
+        """Ranks in each replica."""
+        if self.processes_per_replica:
+            return self.processes_per_replica
+        asked = self.resources.get("limits", {}) | self.resources.get("requests", {})
+        return max(1, int(asked.get("nvidia.com/gpu", 0)))
+
+
+class Evaluators(Model):
+    """CPU processes that evaluate checkpoints while training goes on, each with its share of the evaluation data."""
+
+    replicas: Annotated[int, Field(ge=0, le=1_000)] = 1
+    """Evaluator pods; 0 turns evaluation off."""
+    processes_per_replica: Annotated[int, Field(ge=1, le=256)] = 1
+    """Processes in each pod. The evaluation data is split over all processes of all pods."""
+    policy: Literal["Latest", "Every"] = "Latest"
+    """`Latest` skips what it cannot keep up with and records that; `Every` works through the backlog."""
+    metric: Literal["loss", "accuracy", "macroF1"] = "accuracy"
+    """The score that decides which checkpoint is the best."""
+    goal: Literal["Maximize", "Minimize"] | None = None
+    """Which way is better; default: what the metric means."""
+    resources: Resources = {}
+    """Kubernetes resource requests and limits of one evaluator pod."""
+    template: Template = {}
+    """A pod template merged over the operator's own."""
+
+    @property
+    def processes(self) -> int:
+        """Evaluator processes over all pods, which is also the number of shards of the evaluation data."""
+        return self.replicas * self.processes_per_replica
+
+    @property
+    def direction(self) -> Literal["Maximize", "Minimize"]:
+        """The goal with its default filled in."""
+        return self.goal or GOALS[self.metric]
+
+
+class Storage(Model):
+    """The volume that trainer and evaluators share."""
+
+    claim_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """An existing claim to use."""
+    size: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$")] | None = None
+    """Size of the claim to make; default 10Gi."""
+    storage_class_name: str | None = None
+    """Storage class of the claim to make; default: the cluster's."""
+    access_modes: list[Literal["ReadWriteMany", "ReadWriteOnce"]] = ["ReadWriteMany"]
+    """Access modes of the claim to make. ReadWriteOnce keeps all pods on one node."""
+    retain: bool = True
+    """Whether the volume outlives the job."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda s: not s.claim_name or (s.size is None and s.storage_class_name is None),
+            "!has(self.claimName) || (!has(self.size) && !has(self.storageClassName))",
+            "an existing claimName brings its own size and storageClassName; leave those out",
+            "claimName",
+        ),
+    )
+
+
+class Checkpoint(Model):
+    """When checkpoints are written, and which are kept."""
+
+    every_steps: Positive | None = None
+    """Write one every so many optimizer steps."""
+    every_seconds: Seconds | None = None
+    """Write one when so many seconds have passed. With neither given: every 60 seconds."""
+    keep_last: Positive = 3
+    """Keep the newest so many."""
+    keep_best: Count = 1
+    """Keep the so many with the best score."""
+    keep_every: Positive | None = None
+    """Keep those whose step is a multiple of this for good."""
+    storage: Storage = Storage()
+    """Where they are stored. Not used by `tandem run`, which has a run directory."""
+
+    immutable: ClassVar[tuple[str, ...]] = ("storage",)
+
+    @property
+    def interval_seconds(self) -> float | None:
+        """Seconds between checkpoints with the default filled in, None where only steps count."""
+        if self.every_seconds is None and self.every_steps is None:
+            return 60.0
+        return self.every_seconds
+
+
+class Elasticity(Model):
+    """How the group reacts to loss, hangs and newcomers."""
+
+    heartbeat_seconds: Annotated[float, Field(ge=0.1, le=60)] = 1.0
+    """Longest time between two signs of life of a member."""
+    lost_after_seconds: Annotated[float, Field(ge=0.5, le=600)] = 3.0
+    """A member that is silent for so long is lost."""
+    hang_seconds: Seconds = 300.0
+    """Without a step for so long, the stacks of all ranks are saved and the group restarts."""
+    grow_cooldown_seconds: Annotated[float, Field(ge=0)] = 30.0
+    """A larger group is formed at the earliest so long after the last change."""
+    max_restarts: Count = 10
+    """Failures of training processes that are forgiven. Lost nodes and membership changes do not count."""
+    restart_window_seconds: Seconds = 3600.0
+    """Healthy time after which the whole budget is restored."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda e: e.lost_after_seconds >= 2 * e.heartbeat_seconds,
+            "self.lostAfterSeconds >= 2.0 * self.heartbeatSeconds",
+            "lostAfterSeconds must be at least twice heartbeatSeconds, or one late heartbeat ends a member",
+            "lostAfterSeconds",
+        ),
+    )
+
+
+class RunPolicy(Model):
+    """The job's life as a whole."""
+
+    suspend: bool = False
+    """Save, free all pods and keep the volume until this is false again."""
+    active_deadline_seconds: Positive | None = None
+    """End the job as failed after so long."""
+    ttl_seconds_after_finished: Count | None = None
+    """Delete the job so long after its end."""
+    queue_name: str | None = None
+    """Kueue local queue that admits the workers."""
+    priority_class_name: str | None = None
+    """Priority class of all pods."""
+    scheduler_name: str | None = None
+    """Scheduler of all pods."""
+
+
+class Spec(Model):
+    """What the user wishes for."""
+
+    trainer: Trainer
+    """What is trained."""
+    workers: Workers = Workers()
+    """The training group."""
+    evaluators: Evaluators | None = None
+    """The evaluators; default: one process for a built-in task, none for a command."""
+    checkpoint: Checkpoint = Checkpoint()
+    """Checkpoints and their storage."""
+    elasticity: Elasticity = Elasticity()
+    """Reaction to loss and change."""
+    run_policy: RunPolicy = RunPolicy()
+    """Suspension, deadlines, queues."""
+
+    immutable: ClassVar[tuple[str, ...]] = ("trainer",)
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda s: s.trainer.task is not None or s.evaluators is None or s.evaluators.replicas == 0,
+            "has(self.trainer.task) || !has(self.evaluators) || self.evaluators.replicas == 0",
+            "evaluators know the built-in tasks alone; leave evaluators out, or replicas: 0, with your own command",
+            "evaluators",
+        ),
+    )
+
+    @property
+    def evaluation(self) -> Evaluators:
+        """The evaluators with their default filled in."""
+        if self.evaluators is not None:
+            return self.evaluators
+        return Evaluators() if self.trainer.task else Evaluators(replicas=0)
+
+
+class Metadata(Model):
+    """The part of Kubernetes object metadata that Tandem reads; the rest is kept as it is."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+    """Name of the job: lower-case letters, digits and dashes."""
+    namespace: str = "default"
+    """Namespace of the job."""
+    labels: dict[str, str] = {}
+    """Labels of the job."""
+    annotations: dict[str, str] = {}
+    """Annotations of the job."""
+
+
+class DistributedTrainingJob(Model):
+    """A PyTorch model trained by an elastic group of workers, each checkpoint evaluated on CPUs meanwhile."""
+
+    api_version: Literal["tandem.dev/v1alpha1"]
+    """Always tandem.dev/v1alpha1."""
+    kind: Literal["DistributedTrainingJob"]
+    """Always DistributedTrainingJob."""
+    metadata: Metadata
+    """Name, namespace, labels."""
+    spec: Spec
+    """What is wished for."""
+    status: Status | None = None
+    """What is; written by the operator."""

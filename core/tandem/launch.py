@@ -1,0 +1,77 @@
+"""The commands and variables of a job's processes, the same on a laptop and in a pod.
+
+Only builds values; `tandem.local` runs them as child processes, the operator puts them into pod templates.
+"""
+
+import sys
+from pathlib import Path
+
+from tandem.job import DistributedTrainingJob
+
+RUN_DIR = "TANDEM_RUN_DIR"
+TOKEN = "TANDEM_TOKEN"  # noqa: S105 - the variable's name
+COORDINATOR = "TANDEM_COORDINATOR"
+REPLICA = "TANDEM_REPLICA"
+GENERATION = "TANDEM_GENERATION"
+PULSE = "TANDEM_PULSE"
+
+AGENT_RESTARTS = 1_000_000_000
+"""torchrun counts every restart of its own workers; the budget that matters is the coordinator's."""
+
+
+def coordinator_command(host: str, port: int, port_file: Path | None = None, python: str = sys.executable) -> list[str]:
+    """Start the coordinator. Port 0 takes a free one; `port_file` is where it then writes the port."""
+    command = [python, "-m", "tandem_coordinator", "--host", host, "--port", str(port)]
+    return command + (["--port-file", str(port_file)] if port_file else [])
+
+
+def agent_command(
+    job: DistributedTrainingJob,
+    coordinator: str,
+    address: str,
+    shutdown_seconds: int = 30,
+    python: str = sys.executable,
+) -> list[str]:
+    """Start one replica: torchrun with our rendezvous and the job's training processes.
+
+    Args:
+        coordinator: host:port.
+        address: where the other replicas reach this one.
+        shutdown_seconds: what ranks get between SIGTERM and SIGKILL; longer than a save takes.
+    """
+    spec = job.spec
+    command = [
+        *(python, "-m", "torch.distributed.run"),
+        f"--nnodes={spec.workers.min_replicas}:{spec.workers.most}",
+        f"--nproc-per-node={spec.workers.processes}",
+        "--rdzv-backend=tandem",
+        f"--rdzv-endpoint={coordinator}",
+        f"--rdzv-id={job.metadata.name}",
+        f"--local-addr={address}",
+        f"--max-restarts={AGENT_RESTARTS}",
+        f"--shutdown-timeout={shutdown_seconds}",
+        "--monitor-interval=0.05",
+    ]
+    if spec.trainer.command is None:
+        return [*command, "-m", "tandem_trainer"]
+    program, *rest = [*spec.trainer.command, *spec.trainer.args]
+    if program.endswith(".py"):
+        program, rest = python, [program, *rest]
+    elif program in ("python", "python3"):
+        program = python
+    return [*command, "--no-python", program, *rest]
+
+
+def evaluator_command(index: int, python: str = sys.executable) -> list[str]:
+    """Start one evaluator process of a replica."""
+    return [python, "-m", "tandem_evaluator", "--index", str(index)]
+
+
+def environment(
+    job: DistributedTrainingJob, run_dir: Path, replica: str, token: str = "", coordinator: str = ""
+) -> dict[str, str]:
+    """The variables of one of the job's processes. Evaluators get neither token nor coordinator."""
+    own = {RUN_DIR: str(run_dir), REPLICA: replica, "PYTHONUNBUFFERED": "1"}
+    if token:
+        own |= {TOKEN: token, COORDINATOR: coordinator}
+    return {variable.name: variable.value for variable in job.spec.trainer.env} | own

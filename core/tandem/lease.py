@@ -1,0 +1,81 @@
+"""Leases on the shared disk: who is reading or evaluating what, until when.
+
+A lease is a small file made by exclusive create. Its holder renews it; one whose time is over may be taken by another. Two
+holders at once are possible when a holder sleeps past its time and wakes up: all work done under a lease is therefore
+idempotent, and a lease only saves double work and keeps retention from deleting what is being read.
+"""
+
+import os
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from tandem.durable import create_json, read_json_or_none, replace_json, temporary_beside
+
+SECONDS = 15.0
+"""How long a lease lasts without renewal: long beside a pause of NFS, short beside a user's patience."""
+
+
+class Lease:
+    """A lease that is held. Leaving the `with` block gives it back."""
+
+    def __init__(self, path: Path, holder: str, seconds: float) -> None:
+        self.path, self.holder, self.seconds = path, holder, seconds
+
+    def renew(self) -> None:
+        """Hold it for its whole time again."""
+        replace_json(self.path, _content(self.holder, self.seconds), durable=False)
+
+    def release(self) -> None:
+        """Give it back, unless it was taken over meanwhile."""
+        content = read_json_or_none(self.path)
+        if content is None or content.get("holder") == self.holder:
+            with suppress(FileNotFoundError):
+                self.path.unlink()
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def default_holder() -> str:
+    """A name for this process that no other process has."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+def acquire(path: Path, holder: str | None = None, seconds: float = SECONDS) -> Lease | None:
+    """Take the lease at `path`, also from a holder whose time is over; None while another holds it."""
+    holder = holder or default_holder()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if create_json(path, _content(holder, seconds), durable=False):
+        return Lease(path, holder, seconds)
+    if is_held(path):
+        return None
+    expired = temporary_beside(path)
+    try:
+        path.rename(expired)
+    except FileNotFoundError:
+        return None
+    expired.unlink(missing_ok=True)
+    if create_json(path, _content(holder, seconds), durable=False):
+        return Lease(path, holder, seconds)
+    return None
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody's time on this lease is running."""
+    content = read_json_or_none(path)
+    if not isinstance(content, dict):
+        return False
+    until = content.get("until")
+    return isinstance(until, int | float) and time.time() < until <= time.time() + 24 * 3600
+
+
+def _content(holder: str, seconds: float) -> dict[str, object]:
+    return {"holder": holder, "until": time.time() + seconds}

@@ -1,0 +1,169 @@
+"""The manifest of a checkpoint: what belongs to it, how to know it is whole, and where training stood.
+
+PyTorch's distributed checkpoints load a flipped bit, or a folder that was overwritten half, without a word. So every file is
+listed with its size and SHA-256, and the manifest carries a digest of itself. It is written last, inside a folder that
+gets its name by one rename: a folder with a sound manifest is a whole checkpoint.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationError
+
+from tandem.durable import read_json
+from tandem.model import Model
+from tandem.status import CheckpointRef
+
+FILE = "manifest.json"
+WEIGHTS = "weights.safetensors"
+CHUNK = 4 * 2**20
+
+
+class Broken(Exception):  # noqa: N818 - it is a state of the checkpoint, and reads as one
+    """A checkpoint that must not be used; says what is wrong with it."""
+
+
+class FileEntry(Model):
+    """One file of the checkpoint."""
+
+    path: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$")]
+    """Relative to the checkpoint's folder."""
+    size: int
+    """Bytes."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """Of the whole file."""
+
+
+class DataPosition(Model):
+    """Where the data order stands: the next global batch starts at `cursor` of the permutation of (seed, epoch)."""
+
+    seed: int
+    """Seed of the permutations."""
+    epoch: int
+    """Passes completed."""
+    cursor: int
+    """Samples of this epoch already used."""
+
+
+class Manifest(Model):
+    """What a committed checkpoint is."""
+
+    format: int = 1
+    """Version of this layout."""
+    name: str
+    """The folder's name."""
+    step: int
+    """Optimizer steps completed."""
+    generation: int
+    """The generation that wrote it."""
+    parent: str | None = None
+    """The checkpoint its generation resumed from."""
+    created_at: float
+    """Seconds since the epoch; for people only."""
+    world_size: int
+    """Ranks that wrote it."""
+    mesh: dict[str, int] = {}
+    """Parallel dimensions, for instance {"data": 2}."""
+    data: DataPosition | None = None
+    """Where the data order stands; None when the writer has none."""
+    rng: dict[str, Any] = {}
+    """How random numbers continue."""
+    loop: dict[str, Any] = {}
+    """Small resumable state of the training loop."""
+    versions: dict[str, str] = {}
+    """Versions of what wrote it."""
+    files: list[FileEntry]
+    """Everything in the folder but this manifest."""
+    digest: str = ""
+    """SHA-256 of the manifest without this field, as canonical JSON."""
+
+    @property
+    def reference(self) -> CheckpointRef:
+        """The short form."""
+        return CheckpointRef(name=self.name, step=self.step, generation=self.generation)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.files)
+
+    def sealed(self) -> dict[str, Any]:
+        """The JSON form with its digest filled in."""
+        body = self.dump()
+        return body | {"digest": _digest(body)}
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read and check the manifest of a committed folder.
+
+        Raises:
+            FileNotFoundError: the folder is gone.
+            Broken: the manifest is missing, damaged or of another folder.
+        """
+        try:
+            body = read_json(folder / FILE)
+        except FileNotFoundError:
+            if folder.is_dir():
+                raise Broken(f"{folder.name} has no manifest") from None
+            raise
+        except ValueError as error:
+            raise Broken(f"the manifest of {folder.name} is not JSON") from error
+        if not isinstance(body, dict) or body.get("digest") != _digest(body):
+            raise Broken(f"the manifest of {folder.name} does not match its own digest")
+        try:
+            manifest = cls.parse(body)
+        except ValidationError as error:
+            raise Broken(f"the manifest of {folder.name} is not one this version reads") from error
+        if manifest.name != folder.name:
+            raise Broken(f"the manifest in {folder.name} belongs to {manifest.name}")
+        return manifest
+
+    def entry(self, path: str) -> FileEntry:
+        """The entry of one file.
+
+        Raises:
+            Broken: the checkpoint has no such file.
+        """
+        for entry in self.files:
+            if entry.path == path:
+                return entry
+        raise Broken(f"{self.name} lists no {path}")
+
+
+def hash_file(path: Path) -> FileEntry:
+    """Size and checksum of a file; the entry's path is the file's name."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return FileEntry(path=path.name, size=size, sha256=digest.hexdigest())
+
+
+def verified_bytes(folder: Path, entry: FileEntry) -> bytes:
+    """The content of one file of a checkpoint.
+
+    Raises:
+        FileNotFoundError: the whole checkpoint is gone.
+        Broken: the file is missing, of another size, or altered.
+    """
+    path = folder / entry.path
+    try:
+        with path.open("rb") as file:
+            data = file.read(entry.size + 1)
+    except FileNotFoundError:
+        if folder.is_dir():
+            raise Broken(f"{folder.name} lacks {entry.path}") from None
+        raise
+    if len(data) != entry.size:
+        raise Broken(f"{folder.name}/{entry.path} should have {entry.size} bytes and does not")
+    if hashlib.sha256(data).hexdigest() != entry.sha256:
+        raise Broken(f"{folder.name}/{entry.path} does not match its checksum")
+    return data
+
+
+def _digest(body: dict[str, Any]) -> str:
+    rest = {key: value for key, value in body.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

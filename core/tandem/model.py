@@ -1,0 +1,70 @@
+"""The common ground of all models of the job: camelCase, strict, frozen, and rules that hold in Python and in CEL alike.
+
+A rule that spans fields is declared once, with its Python predicate and its CEL expression side by side. `tandem
+validate` evaluates the first, the API server the second; `tests/` feed both the same manifests.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic.alias_generators import to_camel
+
+
+class Rule(NamedTuple):
+    """A condition across the fields of one model. `field` is the camelCase field to point at when it fails."""
+
+    holds: Callable[[Any], bool]
+    cel: str
+    message: str
+    field: str = ""
+
+
+class RuleBroken(ValueError):  # noqa: N818 - reads as the sentence it is
+    """A rule that does not hold; carries the field that an editor should underline."""
+
+    def __init__(self, rule: Rule) -> None:
+        super().__init__(rule.message)
+        self.field = rule.field
+
+
+class Model(BaseModel):
+    """A part of the job. Manifests use camelCase names; Python uses snake_case ones."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    """Conditions across fields."""
+
+    immutable: ClassVar[tuple[str, ...]] = ()
+    """camelCase fields that an update must not change once the job exists."""
+
+    @model_validator(mode="after")
+    def _rules_hold(self) -> Self:
+        for rule in self.rules:
+            if not rule.holds(self):
+                raise RuleBroken(rule)
+        return self
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        """Validate what a manifest says: camelCase names only, exactly as the API server would.
+
+        Raises:
+            pydantic.ValidationError: with one entry for each mistake.
+        """
+        return cls.model_validate(data, by_alias=True, by_name=False)
+
+    def dump(self) -> dict[str, Any]:
+        """The JSON form, camelCase, without the fields that are unset."""
+        return self.model_dump(mode="json", exclude_none=True)

@@ -1,0 +1,199 @@
+"""The run directory: everything that must survive, and all that trainer and evaluators share.
+
+    job.json                              the resolved job
+    coordinator.json                      the last generation number given out
+    generations/000007.json               who trained from which checkpoint on; written once (see tandem.lineage)
+    checkpoints/step-000000500/           committed by one rename of a never-used name; never written again
+        manifest.json                     files, sizes, checksums, generation, parent, mesh, data position, RNG, versions
+        state/…  weights.safetensors      resumable state, and the weights alone for evaluators
+    evaluations/step-000000500/           g000007.shard-0-of-2.json …, then g000007.json, the merged result; idempotent
+    best.json latest.json                 hints, replaced atomically; never trusted without the manifest
+    leases/…                              who is reading or evaluating what until when
+    log/….jsonl                           what happened; one writer for each file; for people and reports only
+    DONE | FAILED.json                    the end, so that evaluators drain and stop
+
+Readers poll, trust only a committed folder whose manifest verifies, and treat a vanished one as normal.
+"""
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tandem.durable import create_json, read_json, read_json_or_none, replace_json
+from tandem.job import DistributedTrainingJob
+from tandem.lineage import Chain, GenerationRecord, chain, counts
+from tandem.manifest import Broken, Manifest
+from tandem.status import CheckpointRef
+
+FOLDERS = ("generations", "checkpoints", "evaluations", "leases", "log")
+_STEP = re.compile(r"^step-(\d{9,})$")
+_GENERATION = re.compile(r"^(\d{6,})\.json$")
+BAD = ".bad"
+STALE = ".stale"
+
+
+def checkpoint_name(step: int) -> str:
+    """The folder name of the checkpoint taken after `step`."""
+    return f"step-{step:09d}"
+
+
+class RunDir:
+    """One job's directory on the shared disk."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.job_file = self.path / "job.json"
+        self.coordinator_file = self.path / "coordinator.json"
+        self.generations = self.path / "generations"
+        self.checkpoints = self.path / "checkpoints"
+        self.evaluations = self.path / "evaluations"
+        self.leases = self.path / "leases"
+        self.log = self.path / "log"
+        self.best_file = self.path / "best.json"
+        self.latest_file = self.path / "latest.json"
+        self.done_file = self.path / "DONE"
+        self.failed_file = self.path / "FAILED.json"
+
+    def create(self) -> None:
+        """Make the folders that are missing."""
+        for name in FOLDERS:
+            (self.path / name).mkdir(parents=True, exist_ok=True)
+
+    # The job
+
+    def write_job(self, job: DistributedTrainingJob) -> None:
+        """Record the job that this directory belongs to."""
+        replace_json(self.job_file, job.dump())
+
+    def read_job(self) -> DistributedTrainingJob:
+        """The job that this directory belongs to.
+
+        Raises:
+            FileNotFoundError, ValueError: there is none, or it is not one.
+        """
+        return DistributedTrainingJob.parse(read_json(self.job_file))
+
+    # Generations
+
+    def record_generation(self, record: GenerationRecord) -> bool:
+        """Write a generation's record; False if that generation already has one."""
+        return create_json(self.generations / f"{record.generation:06d}.json", record.dump())
+
+    def generation_records(self) -> list[GenerationRecord]:
+        """All records, oldest first."""
+        records = []
+        for path in self._listed(self.generations):
+            if _GENERATION.match(path.name) and (data := read_json_or_none(path)) is not None:
+                records.append(GenerationRecord.parse(data))
+        return sorted(records, key=lambda record: record.generation)
+
+    def newest_generation(self) -> int:
+        """The highest generation that has a record, 0 if none has."""
+        found = (_GENERATION.match(path.name) for path in self._listed(self.generations))
+        return max((int(match[1]) for match in found if match), default=0)
+
+    def chain(self) -> Chain:
+        """The generations that count (see tandem.lineage)."""
+        return chain(self.generation_records())
+
+    # Checkpoints
+
+    def checkpoint(self, name: str) -> Path:
+        """The folder of a checkpoint."""
+        return self.checkpoints / name
+
+    def manifest(self, name: str) -> Manifest:
+        """The verified manifest of a committed checkpoint (its files are verified by whoever reads them).
+
+        Raises:
+            FileNotFoundError: it is not there, or not any more.
+            Broken: its manifest is missing or damaged.
+        """
+        return Manifest.load(self.checkpoint(name))
+
+    def committed(self) -> list[Manifest]:
+        """Manifests of all committed checkpoints on the chain, newest first. Damaged ones are passed over."""
+        links = self.chain()
+        order = {generation: index for index, generation in enumerate(links)}
+        found = []
+        for name in self.checkpoint_names():
+            with suppress(FileNotFoundError, Broken):
+                manifest = self.manifest(name)
+                if counts(links, manifest.reference):
+                    found.append(manifest)
+        return sorted(found, key=lambda manifest: (order[manifest.generation], -manifest.step))
+
+    def checkpoint_names(self) -> list[str]:
+        """Names of the committed checkpoint folders, lowest step first, on the chain or not, sound or not."""
+        return sorted(path.name for path in self._listed(self.checkpoints) if _STEP.match(path.name))
+
+    def set_aside(self, name: str, mark: str = BAD, why: str = "") -> Path | None:
+        """Take a checkpoint out of the running by renaming it; None if another process was first."""
+        source = self.checkpoint(name)
+        for attempt in range(1000):
+            target = source.with_name(f"{name}{mark}" + (f".{attempt}" if attempt else ""))
+            if target.exists():
+                continue
+            try:
+                source.rename(target)
+            except FileNotFoundError:
+                return None
+            except OSError:
+                if target.exists():
+                    continue
+                raise
+            with suppress(OSError):
+                replace_json(self.checkpoints / f"{target.name}.why.json", {"why": why, "at": time.time()})
+            return target
+        raise OSError(f"{source} was set aside a thousand times already")
+
+    # Hints
+
+    def hint_latest(self, reference: CheckpointRef) -> None:
+        """Tell readers which checkpoint is probably the newest."""
+        replace_json(self.latest_file, reference.dump())
+
+    def latest_hint(self) -> CheckpointRef | None:
+        """What is probably the newest checkpoint."""
+        data = read_json_or_none(self.latest_file)
+        try:
+            return None if data is None else CheckpointRef.parse(data)
+        except ValidationError:
+            return None
+
+    # The end
+
+    def mark_done(self, final: CheckpointRef, **facts: Any) -> None:
+        """Say that training is complete and which checkpoint is its last."""
+        create_json(self.done_file, {"final": final.dump(), "at": time.time(), **facts})
+
+    def mark_failed(self, reason: str, message: str, exit_code: int) -> None:
+        """Say that the job has failed for good: a CamelCase reason and a sentence for people. The first one stays."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        create_json(self.failed_file, {"reason": reason, "message": message, "exitCode": exit_code, "at": time.time()})
+
+    def done(self) -> dict[str, Any] | None:
+        """The content of DONE, None while training is not complete."""
+        return _object(read_json_or_none(self.done_file))
+
+    def failed(self) -> dict[str, Any] | None:
+        """The content of FAILED.json, None while the job has not failed."""
+        return _object(read_json_or_none(self.failed_file))
+
+    def ended(self) -> bool:
+        """Whether training is over, either way."""
+        return self.done_file.exists() or self.failed_file.exists()
+
+    @staticmethod
+    def _listed(folder: Path) -> Iterator[Path]:
+        with suppress(FileNotFoundError):
+            yield from sorted(folder.iterdir())
+
+
+def _object(value: Any) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) else None

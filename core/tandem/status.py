@@ -1,0 +1,135 @@
+"""What is known of a running job: produced by the coordinator, shown by the CLI, copied into the resource's status.
+
+Every number that is not known yet is absent, never 0.
+"""
+
+from typing import Literal
+
+from tandem.model import Model
+
+Phase = Literal["Pending", "Starting", "Running", "Restarting", "Draining", "Suspended", "Succeeded", "Failed"]
+
+
+class Condition(Model):
+    """One aspect of the state, in the manner of Kubernetes conditions."""
+
+    type: Literal["Suspended", "Initialized", "Running", "Restarting", "Complete", "Failed"]
+    """Which aspect."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: str = ""
+    """One CamelCase word."""
+    message: str = ""
+    """A sentence for people."""
+    observed_generation: int | None = None
+    """metadata.generation that this speaks of."""
+    last_transition_time: str | None = None
+    """When `status` last changed, RFC 3339."""
+
+
+class Members(Model):
+    """Replicas of one kind."""
+
+    desired: int
+    """Wished for."""
+    ready: int
+    """There and at work."""
+    min: int | None = None
+    """Fewest to go on with."""
+    max: int | None = None
+    """Most there may be."""
+
+
+class Progress(Model):
+    """How far training is."""
+
+    step: int
+    """Optimizer steps completed."""
+    total_steps: int | None = None
+    """Optimizer steps of the whole run."""
+    epoch: float | None = None
+    """Passes over the data, with its fraction."""
+    percent: float | None = None
+    """0 to 100."""
+    remaining_seconds: float | None = None
+    """Estimate from the recent throughput."""
+
+
+class Utilization(Model):
+    """Busy share of what the processes could use, 0 to 1 for each core or GPU."""
+
+    trainer_cpu: float | None = None
+    """Busy cores of all training processes together."""
+    evaluator_cpu: float | None = None
+    """Busy cores of all evaluator processes together."""
+    gpu: float | None = None
+    """Mean GPU utilization, 0 to 1."""
+    gpu_memory_bytes: int | None = None
+    """GPU memory in use over all ranks."""
+
+
+class CheckpointRef(Model):
+    """A committed checkpoint."""
+
+    name: str
+    """Its folder's name, for instance step-000000500."""
+    step: int
+    """The step after which it was taken."""
+    generation: int
+    """The generation that wrote it."""
+
+
+class Score(Model):
+    """The merged evaluation of one checkpoint."""
+
+    name: str
+    """The checkpoint's name."""
+    step: int
+    """The checkpoint's step."""
+    metric: str
+    """Which metric `value` is."""
+    value: float
+    """The score."""
+
+
+class Status(Model):
+    """The state of a DistributedTrainingJob."""
+
+    phase: Phase = "Pending"
+    """One word for the whole."""
+    conditions: list[Condition] = []
+    """Each aspect with its reason."""
+    observed_generation: int | None = None
+    """metadata.generation that this status speaks of."""
+    workers: Members | None = None
+    """The training group."""
+    evaluators: Members | None = None
+    """The evaluator processes."""
+    world_size: int | None = None
+    """Ranks in the current generation."""
+    generation: int | None = None
+    """Number of the current membership."""
+    restarts: int = 0
+    """Generations after the first."""
+    progress: Progress | None = None
+    """How far training is."""
+    loss: float | None = None
+    """Training loss, mean over the last reported steps."""
+    throughput: float | None = None
+    """Samples a second over all ranks."""
+    utilization: Utilization | None = None
+    """Processor use."""
+    latest_checkpoint: CheckpointRef | None = None
+    """The newest committed checkpoint."""
+    latest_evaluation: Score | None = None
+    """The evaluation of the newest evaluated checkpoint."""
+    best_checkpoint: Score | None = None
+    """The checkpoint with the best score."""
+    evaluation_lag_steps: int | None = None
+    """Steps between the newest checkpoint and the newest evaluated one."""
+    start_time: str | None = None
+    """When the first generation opened, RFC 3339."""
+    completion_time: str | None = None
+    """When the job ended, RFC 3339."""
+    message: str | None = None
+    """Why the job is in this phase, where that needs words."""

@@ -1,0 +1,108 @@
+"""The built-in tasks and their typed configuration. A task names what is learnt; its config says how."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from tandem.model import Model, Rule
+
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+GOALS: dict[str, Literal["Maximize", "Minimize"]] = {
+    "loss": "Minimize",
+    "accuracy": "Maximize",
+    "macroF1": "Maximize",
+}
+"""What the evaluators report for `image-classification`, and which way is better."""
+
+
+class Data(Model):
+    """Where the samples come from."""
+
+    name: Literal["digits", "fashion-mnist", "mnist", "synthetic"] = "fashion-mnist"
+    """`digits` ships with scikit-learn (1,797 real 8×8 images), the two MNISTs are downloaded by torchvision or read
+    from `path`, `synthetic` is generated."""
+    path: str | None = None
+    """Folder that holds (or receives) the data set's files; default `~/.cache/tandem/data`."""
+    download: bool = True
+    """Whether a missing data set may be downloaded."""
+    samples: Positive | None = None
+    """`synthetic` only: training samples to generate, default 8192; the test set has a fifth of it."""
+    image_size: Annotated[int, Field(ge=4, le=512)] | None = None
+    """`synthetic` only: height and width in pixels, default 28."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda d: d.name == "synthetic" or d.samples is None,
+            "self.name == 'synthetic' || !has(self.samples)",
+            "samples is only for the synthetic data set; a real one has the samples it has",
+            "samples",
+        ),
+        Rule(
+            lambda d: d.name == "synthetic" or d.image_size is None,
+            "self.name == 'synthetic' || !has(self.imageSize)",
+            "imageSize is only for the synthetic data set; a real one has the size it has",
+            "imageSize",
+        ),
+    )
+
+
+class Optimizer(Model):
+    """How gradients become steps."""
+
+    name: Literal["adam", "adamw", "sgd"] = "adam"
+    """The torch.optim class."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    """Peak learning rate."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """L2 penalty (`adam`, `sgd`) or decoupled decay (`adamw`)."""
+    momentum: Fraction = 0.9
+    """`sgd` only."""
+
+
+class Schedule(Model):
+    """How the learning rate moves over the run, counted in optimizer steps."""
+
+    name: Literal["constant", "cosine", "linear"] = "constant"
+    """The shape after warm-up."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the rate rises linearly from 0."""
+    final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Where `cosine` and `linear` end, as a fraction of the peak."""
+
+
+class ImageClassification(Model):
+    """Configuration of the `image-classification` task."""
+
+    model: Literal["cnn", "baby-cnn", "simple-net", "resnet-18"] = "cnn"
+    """`cnn`: conv 32 and 64, dropout, two linear layers; `baby-cnn`: a smaller one; `simple-net`: an MLP of
+    256-256; `resnet-18`: torchvision's, with the input layer fitted to the data."""
+    data: Data = Data()
+    """The data set."""
+    epochs: Positive = 5
+    """Passes over the training data."""
+    max_steps: Positive | None = None
+    """End after so many optimizer steps, if that comes first."""
+    global_batch_size: Positive = 64
+    """Samples of one optimizer step over all workers together; it does not change when the group grows or shrinks."""
+    micro_batch_size: Positive | None = None
+    """Most samples in one forward pass of one rank; more are accumulated. Default: a rank's whole share at once."""
+    optimizer: Optimizer = Optimizer()
+    """The optimizer."""
+    schedule: Schedule = Schedule()
+    """The learning-rate schedule."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Automatic mixed precision; `float16` scales the loss and needs a GPU."""
+    gradient_clip_norm: Annotated[float, Field(gt=0)] | None = None
+    """Clip the global gradient norm to this."""
+    sync_batch_norm: bool = False
+    """Share batch-norm statistics over all ranks (GPUs only; ignored with a warning on CPUs)."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    compile: bool = False
+    """Run the model through torch.compile."""
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """Seed of initial weights, data order and dropout."""
+    deterministic: bool = False
+    """Use deterministic algorithms where torch has them."""

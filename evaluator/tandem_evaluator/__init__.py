@@ -1,0 +1,1 @@
+"""CPU processes that evaluate every checkpoint while training goes on."""

@@ -1,0 +1,1 @@
+"""The kopf operator that turns DistributedTrainingJob resources into pods."""

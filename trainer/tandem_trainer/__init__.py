@@ -1,0 +1,1 @@
+"""The elastic trainer: rendezvous handler, loop, models, data, checkpoints."""
