@@ -121,7 +121,7 @@ def commit_folder(aside: Path, final: Path) -> None:
 
 
 class Lines:
-    """A JSON-lines log with one writer. A line torn by a crash is passed over by readers and never joined to the next."""
+    """A JSON-lines log with one writer. A line torn by a crash is passed over, and never joined to the next one."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

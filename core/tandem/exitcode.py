@@ -23,6 +23,8 @@ class ExitCode(IntEnum):
     """A newer generation exists; this process must not write any more. Counted against nothing."""
     PREEMPTED = 75
     """Saved and left because it was asked to; try again later."""
+    PEER_LOST = 76
+    """Another rank vanished and took the collective with it. Counted against nothing: the cause is counted there."""
     CONFIGURATION = 78
     """The job cannot work as it is written; never retried."""
     INTERRUPTED = 130

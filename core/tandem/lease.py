@@ -1,8 +1,8 @@
 """Leases on the shared disk: who is reading or evaluating what, until when.
 
-A lease is a small file made by exclusive create. Its holder renews it; one whose time is over may be taken by another. Two
-holders at once are possible when a holder sleeps past its time and wakes up: all work done under a lease is therefore
-idempotent, and a lease only saves double work and keeps retention from deleting what is being read.
+A lease is a small file made by exclusive create. Its holder renews it; one whose time is over may be taken by another.
+Two holders at once are possible when a holder sleeps past its time and wakes up: all work done under a lease is
+therefore idempotent, and a lease only saves double work and keeps retention from deleting what is being read.
 """
 
 import os

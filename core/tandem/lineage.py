@@ -3,8 +3,8 @@
 Each generation writes one record, once, before its first step: the checkpoint it resumed from. Follow these from the
 newest record: generation 9 resumed from step 500 of generation 7, so of generation 7 the steps up to 500 count, of
 generation 8 none, and so on back. A writer of a generation that was superseded may wake up later and commit; what it
-commits is either later than the step its successor resumed from, or of a generation that is not in the chain at all, so
-nobody ever resumes from it or evaluates it as the newest. That is the whole argument, and it needs no lock and no clock.
+commits is either later than the step its successor resumed from, or of a generation that is not in the chain at all,
+so nobody ever resumes from it or evaluates it as the newest. That is the whole argument; it needs no lock, no clock.
 
 Rejected: comparing steps alone (a cut-off group runs ahead of its successor and wins), and time stamps (clocks step).
 """

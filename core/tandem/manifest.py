@@ -1,8 +1,8 @@
 """The manifest of a checkpoint: what belongs to it, how to know it is whole, and where training stood.
 
-PyTorch's distributed checkpoints load a flipped bit, or a folder that was overwritten half, without a word. So every file is
-listed with its size and SHA-256, and the manifest carries a digest of itself. It is written last, inside a folder that
-gets its name by one rename: a folder with a sound manifest is a whole checkpoint.
+PyTorch's distributed checkpoints load a flipped bit, or a folder that was overwritten half, without a word. So every
+file is listed with its size and SHA-256, and the manifest carries a digest of itself. It is written last, inside a
+folder that gets its name by one rename: a folder with a sound manifest is a whole checkpoint.
 """
 
 import hashlib

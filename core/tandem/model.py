@@ -1,4 +1,4 @@
-"""The common ground of all models of the job: camelCase, strict, frozen, and rules that hold in Python and in CEL alike.
+"""The common ground of all models of the job: camelCase, strict, frozen, with rules in Python and in CEL.
 
 A rule that spans fields is declared once, with its Python predicate and its CEL expression side by side. `tandem
 validate` evaluates the first, the API server the second; `tests/` feed both the same manifests.

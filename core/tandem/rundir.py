@@ -4,7 +4,7 @@
     coordinator.json                      the last generation number given out
     generations/000007.json               who trained from which checkpoint on; written once (see tandem.lineage)
     checkpoints/step-000000500/           committed by one rename of a never-used name; never written again
-        manifest.json                     files, sizes, checksums, generation, parent, mesh, data position, RNG, versions
+        manifest.json                     files, checksums, generation, parent, mesh, data position, RNG, versions
         state/…  weights.safetensors      resumable state, and the weights alone for evaluators
     evaluations/step-000000500/           g000007.shard-0-of-2.json …, then g000007.json, the merged result; idempotent
     best.json latest.json                 hints, replaced atomically; never trusted without the manifest
@@ -86,11 +86,8 @@ class RunDir:
 
     def generation_records(self) -> list[GenerationRecord]:
         """All records, oldest first."""
-        records = []
-        for path in self._listed(self.generations):
-            if _GENERATION.match(path.name) and (data := read_json_or_none(path)) is not None:
-                records.append(GenerationRecord.parse(data))
-        return sorted(records, key=lambda record: record.generation)
+        found = (read_json_or_none(path) for path in self._listed(self.generations) if _GENERATION.match(path.name))
+        return sorted((GenerationRecord.parse(data) for data in found if data), key=lambda record: record.generation)
 
     def newest_generation(self) -> int:
         """The highest generation that has a record, 0 if none has."""
