@@ -1,0 +1,112 @@
+"""Find a data set: inside an installed package, in a folder, or on the network."""
+
+import os
+import time
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+from tandem import lease
+from tandem.tasks import Data
+from tandem_trainer.data import Samples, Split
+from tandem_trainer.data.idx import FILES, find_idx, read_idx
+from tandem_trainer.mistake import ConfigurationError
+
+DOWNLOAD_SECONDS = 600.0
+"""How long one process may download before others think it dead."""
+
+TORCHVISION_NAMES = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
+MEAN_AND_DEVIATION = {"mnist": (0.1307, 0.3081), "fashion-mnist": (0.2860, 0.3530)}
+"""Of the training images scaled to 0…1."""
+
+
+def load(config: Data, split: Split) -> Samples:
+    """Load one split of a data set.
+
+    Raises:
+        ConfigurationError: the data is not there and cannot be had; says how to provide it.
+    """
+    if config.name == "digits":
+        return _digits(split)
+    if config.name == "synthetic":
+        return _synthetic(split, config.samples or 8192, config.image_size or 28)
+    return _mnist(config, split)
+
+
+def _digits(split: Split) -> Samples:
+    """1,797 real handwritten digits of 8×8 pixels (UCI, inside scikit-learn): 1,437 to train, 360 to test."""
+    bunch = load_digits()
+    train_x, test_x, train_y, test_y = train_test_split(
+        bunch.images, bunch.target, test_size=360, random_state=0, stratify=bunch.target
+    )
+    x, y = (train_x, train_y) if split == "train" else (test_x, test_y)
+    images = torch.tensor(x, dtype=torch.float32).unsqueeze(1) / 16
+    return Samples((images - 0.3053) / 0.3759, torch.tensor(y, dtype=torch.int64), classes=10)
+
+
+def _synthetic(split: Split, samples: int, size: int) -> Samples:
+    """Ten smooth random patterns under noise: learnable, never trivial, the same on every machine."""
+    generator = torch.Generator().manual_seed(20_240_601)
+    coarse = torch.randn(10, 1, 4, 4, generator=generator)
+    patterns = torch.nn.functional.interpolate(coarse, size=(size, size), mode="bilinear", align_corners=True)
+    count = samples if split == "train" else max(1, samples // 5)
+    generator.manual_seed(1 if split == "train" else 2)
+    labels = torch.randint(10, (count,), generator=generator)
+    images = torch.randn(count, 1, size, size, generator=generator).add_(patterns[labels])
+    return Samples(images, labels, classes=10)
+
+
+def _mnist(config: Data, split: Split) -> Samples:
+    name = TORCHVISION_NAMES[config.name]
+    root = Path(config.path).expanduser() if config.path else default_folder()
+    if config.path and not config.download and not root.is_dir():
+        raise ConfigurationError(f"data.path: {config.path} is not a folder. {_how_to_provide(config, root)}")
+    found = find_idx(root, name, split)
+    if found is None and config.download:
+        _download(config, root, name)
+        found = find_idx(root, name, split)
+    if found is None:
+        raise ConfigurationError(f"{config.name} is not in {root}. {_how_to_provide(config, root)}")
+    images, labels = read_idx(found[0]), read_idx(found[1])
+    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
+        raise ConfigurationError(f"{found[0]} and {found[1]} are not images and labels of the same samples")
+    mean, deviation = MEAN_AND_DEVIATION[config.name]
+    scaled = images.to(torch.float32).div_(255).sub_(mean).div_(deviation)
+    return Samples(scaled.unsqueeze(1), labels.to(torch.int64), classes=10)
+
+
+def default_folder() -> Path:
+    """Where downloaded data sets are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "tandem" / "data"
+
+
+def _download(config: Data, root: Path, name: str) -> None:
+    """Let torchvision download; one process does, the others wait for it."""
+    import torchvision.datasets
+
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = root / f".{name}.lease"
+        deadline = time.monotonic() + DOWNLOAD_SECONDS
+        while (held := lease.acquire(lock, seconds=DOWNLOAD_SECONDS)) is None:
+            if find_idx(root, name, "test") and find_idx(root, name, "train"):
+                return
+            if time.monotonic() > deadline:
+                raise ConfigurationError(f"another process has been downloading {config.name} to {root} for too long")
+            time.sleep(0.5)
+        with held:
+            getattr(torchvision.datasets, name)(str(root), download=True)
+    except (OSError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"{config.name} could not be downloaded to {root} ({error}). {_how_to_provide(config, root)}"
+        ) from error
+
+
+def _how_to_provide(config: Data, root: Path) -> str:
+    names = ", ".join(f"{stem}[.gz]" for pair in FILES.values() for stem in pair)
+    return (
+        f"Without a network, put its four IDX files ({names}) into a folder and set data.path to it, "
+        f"or take a data set that needs no download: digits or synthetic."
+    )

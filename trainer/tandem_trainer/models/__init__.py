@@ -1,0 +1,31 @@
+"""The built-in models, each sized to the data it is given.
+
+All take images of shape [N, channels, size, size], float32, and return logits of shape [N, classes].
+"""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from tandem_trainer.models.convolutional import baby_cnn, cnn
+from tandem_trainer.models.perceptron import simple_net
+from tandem_trainer.models.residual import resnet18
+
+BUILDERS: dict[str, Callable[[int, int, int], nn.Module]] = {
+    "cnn": cnn,
+    "baby-cnn": baby_cnn,
+    "simple-net": simple_net,
+    "resnet-18": resnet18,
+}
+
+
+def build(name: str, channels: int, image_size: int, classes: int) -> nn.Module:
+    """A model with fresh weights, on the CPU.
+
+    Args:
+        name: a key of BUILDERS.
+        channels: image channels.
+        image_size: height and width, pixels.
+        classes: number of logits.
+    """
+    return BUILDERS[name](channels, image_size, classes)
