@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem_trainer.data import Split
+from tandem_trainer.data.samples import Split
 from tandem_trainer.mistake import ConfigurationError
 
 FILES: dict[Split, tuple[str, str]] = {
@@ -23,7 +23,7 @@ MOST_BYTES = 2**32
 
 
 def find_idx(root: Path, name: str, split: Split) -> tuple[Path, Path] | None:
-    """The image and label file of a split, directly in `root` or where torchvision puts them; None if one is missing."""
+    """The image and label file of a split, in `root` or where torchvision puts them; None if one is missing."""
     for folder in (root, root / name / "raw"):
         pair = [next((p for p in (folder / stem, folder / f"{stem}.gz") if p.is_file()), None) for stem in FILES[split]]
         if pair[0] and pair[1]:

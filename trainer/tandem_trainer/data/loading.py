@@ -10,7 +10,7 @@ from sklearn.model_selection import train_test_split
 
 from tandem import lease
 from tandem.tasks import Data
-from tandem_trainer.data import Samples, Split
+from tandem_trainer.data.samples import Samples, Split
 from tandem_trainer.data.idx import FILES, find_idx, read_idx
 from tandem_trainer.mistake import ConfigurationError
 

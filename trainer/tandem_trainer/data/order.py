@@ -1,8 +1,8 @@
 """Which samples belong to which step: a function of seed and step alone, whatever the number of ranks.
 
-An epoch is one permutation of the training samples; a step takes the next `global_batch_size` of it (the last step of an
-epoch takes what is left); the ranks that are there split that. So a run that shrinks and grows sees every sample exactly
-once in each epoch, and after a restart goes on with the very batch that an undisturbed run would have seen.
+An epoch is one permutation of the training samples; a step takes the next `global_batch_size` of it (the last step of
+an epoch takes what is left); the ranks that are there split that. So a run that shrinks and grows sees every sample
+exactly once in each epoch, and after a restart goes on with the very batch that an undisturbed run would have seen.
 Rejected: DistributedSampler, whose split depends on the world size and which pads or drops the remainder.
 """
 

@@ -14,9 +14,7 @@ def cnn(channels: int, image_size: int, classes: int) -> nn.Module:
     """
     side = (image_size - 4) // 2
     if side < 1:
-        raise ConfigurationError(
-            f"model cnn needs images of at least 6×6 pixels, the data has {image_size}×{image_size}"
-        )
+        raise ConfigurationError(f"model cnn needs images of at least 6×6 pixels, not {image_size}×{image_size}")
     return nn.Sequential(
         OrderedDict(
             features=nn.Sequential(

@@ -1,0 +1,34 @@
+"""Read a committed checkpoint: every byte is checked against the manifest before it is used, and nothing is unpickled."""
+
+from pathlib import Path
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from tandem.manifest import WEIGHTS, Broken, Manifest, verified_bytes
+
+OPTIMIZER = "state/optimizer.safetensors"
+
+
+def read_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
+    """The model's state_dict, on the CPU.
+
+    Raises:
+        FileNotFoundError: the checkpoint is gone.
+        Broken: it is damaged.
+    """
+    return _read(folder, manifest, WEIGHTS)
+
+
+def read_optimizer(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
+    """The optimizer's state, flat: `<parameter>/<key>` to tensor. Raises as read_weights does."""
+    return _read(folder, manifest, OPTIMIZER)
+
+
+def _read(folder: Path, manifest: Manifest, path: str) -> dict[str, Tensor]:
+    data = verified_bytes(folder, manifest.entry(path))
+    try:
+        return dict(safetensors.torch.load(data))
+    except SafetensorError as error:
+        raise Broken(f"{folder.name}/{path} is not a safetensors file: {error}") from error

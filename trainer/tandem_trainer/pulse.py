@@ -1,0 +1,381 @@
+"""The pulse: what a rank and its agent tell each other, through a small file that both have mapped into memory.
+
+For each local rank the agent lays out, in the folder `$TANDEM_PULSE`,
+
+    rank-0         4 KiB, mapped by both: the rank's beats and its last word, the agent's order
+    rank-0.wake    a named pipe: the agent writes a byte when it changes the order; only the agent holds its write end
+
+**Beats.** The rank writes a record after each step; nobody is woken, no system call is made, it costs a microsecond or so.
+A record goes alternately into one of two slots, with a sequence number and a CRC over all of it. The reader takes the
+newest slot whose CRC holds. So it needs no lock and no memory barriers (which Python does not have), and a rank killed in
+the middle of a write still leaves its previous beat. Rejected: one slot with an even/odd counter (sound on x86 alone, and a
+writer that dies half-way locks readers out), a socket or the TCPStore (a system call and a wake-up for each step).
+
+**Orders.** An order is one byte, which cannot be torn; the training loop may look at it after every step. The watchdog
+thread of the rank sleeps in the kernel on the pipe, holding no lock of the interpreter, and wakes when an order is
+written. The pipe also ends when the agent does, however it died: then no order can come any more, and the rank leaves.
+Rejected: polling the byte every 20 ms (50 wake-ups a second, each asking the training thread for the interpreter lock),
+signals alone (Python runs their handlers in the main thread, which may be stuck in a collective).
+
+**Last word.** A rank that leaves on purpose says why before it exits, because torchrun's rendezvous handler never sees
+exit codes, and leaving after an order is not a failure.
+"""
+
+import contextlib
+import ctypes
+import math
+import mmap
+import os
+import select
+import signal
+import struct
+import sys
+import threading
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, Self, get_args
+
+from tandem.exitcode import ExitCode
+from tandem.launch import GENERATION, PULSE
+
+Order = Literal["run", "save-and-leave", "abort"]
+"""`run`: go on. `save-and-leave`: save at the next step boundary and exit PREEMPTED. `abort`: exit SUPERSEDED now."""
+
+ORDERS: tuple[Order, ...] = get_args(Order)
+
+USAGE_SECONDS = 0.5
+"""Time between two samples of the processor's use: twice in the shortest sensible heartbeat."""
+
+_MAGIC = b"tandem-1"
+_BYTES = 4096
+_AT_ORDER = 64
+_AT_LAST_WORD = 65
+_AT_BEATS = (128, 384)
+_AT_USAGE = (640, 768)
+_SILENT = 255
+_BEAT = struct.Struct("=QqqqqqdddBd16s")
+_USAGE = struct.Struct("=Qdddq")
+_SEAL = struct.Struct("=I")
+_NAN = float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The last thing a rank said about its work. What it does not know is None."""
+
+    pid: int
+    """Its process."""
+    rank: int
+    """Global rank."""
+    generation: int
+    """The generation it belongs to; 0 outside of one."""
+    step: int
+    """Optimizer steps completed."""
+    total_steps: int | None
+    """Optimizer steps of the whole run."""
+    epoch: float | None
+    """Passes over the data, with its fraction."""
+    loss: float | None
+    """Training loss; may be NaN or infinite, if it is."""
+    throughput: float | None
+    """Samples a second over all ranks."""
+    phase: str
+    """What it is doing, at most 16 ASCII characters."""
+    at: float
+    """When, seconds of the monotonic clock, which all processes of a machine share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a rank has used of its processors."""
+
+    at: float
+    """When, seconds of the monotonic clock."""
+    cpu_seconds: float
+    """Processor time of all its threads since its start."""
+    gpu: float | None
+    """Utilization of its GPU, 0 to 1."""
+    gpu_memory_bytes: int | None
+    """Memory in use on its GPU."""
+
+
+class _Slots:
+    """Two places for one kind of record, written in turn."""
+
+    def __init__(self, memory: mmap.mmap, layout: struct.Struct, offsets: tuple[int, int]) -> None:
+        self.memory, self.layout, self.offsets = memory, layout, offsets
+        self.sequence = 0
+
+    def write(self, *values: Any) -> None:
+        self.sequence += 1
+        body = self.layout.pack(self.sequence, *values)
+        start = self.offsets[self.sequence & 1]
+        self.memory[start : start + len(body) + 4] = body + _SEAL.pack(zlib.crc32(body))
+
+    def read(self) -> tuple[Any, ...] | None:
+        """The newest whole record without its sequence number; None if there is none, or both were being written."""
+        newest: tuple[Any, ...] | None = None
+        for start in self.offsets:
+            size = self.layout.size
+            copy = self.memory[start : start + size + 4]
+            if _SEAL.unpack_from(copy, size)[0] == zlib.crc32(copy[:size]):
+                record = self.layout.unpack_from(copy)
+                if newest is None or record[0] > newest[0]:
+                    newest = record
+        return None if newest is None else newest[1:]
+
+
+class Pulse:
+    """The rank's end. One thread beats; any thread may read the order."""
+
+    def __init__(self, path: Path, rank: int, generation: int) -> None:
+        self.path, self.rank, self.generation = path, rank, generation
+        self._memory = _map(path)
+        self._beats = _Slots(self._memory, _BEAT, _AT_BEATS)
+        self._usage = _Slots(self._memory, _USAGE, _AT_USAGE)
+        self._pid = os.getpid()
+        self._gpu = _Gpu()
+        self._closed = threading.Event()
+        self._sampler = threading.Thread(target=self._sample, name="tandem-usage", daemon=True)
+
+    @classmethod
+    def open_for_rank(cls) -> Self | None:
+        """The pulse of this rank as its environment names it, already beating; None outside of Tandem.
+
+        Raises:
+            FileNotFoundError, ValueError: TANDEM_PULSE names no folder with this rank's pulse.
+        """
+        folder = os.environ.get(PULSE)
+        if not folder:
+            return None
+        path = Path(folder) / f"rank-{os.environ.get('LOCAL_RANK', '0')}"
+        pulse = cls(path, int(os.environ.get("RANK", "0")), int(os.environ.get(GENERATION, "0")))
+        pulse.beat(step=0, phase="starting")
+        pulse._sampler.start()
+        return pulse
+
+    def beat(
+        self,
+        *,
+        step: int,
+        total_steps: int | None = None,
+        epoch: float | None = None,
+        loss: float | None = None,
+        throughput: float | None = None,
+        phase: str = "train",
+    ) -> None:
+        """Say how far this rank is. Costs about a microsecond, so that it may follow every step."""
+        self._beats.write(
+            self._pid,
+            self.rank,
+            self.generation,
+            step,
+            -1 if total_steps is None else total_steps,
+            _NAN if epoch is None else epoch,
+            _NAN if loss is None else loss,
+            _NAN if throughput is None else throughput,
+            0 if loss is None else 1,
+            time.monotonic(),
+            phase.encode(),
+        )
+
+    @property
+    def order(self) -> Order:
+        """What the agent wants of this rank."""
+        return ORDERS[self._memory[_AT_ORDER]]
+
+    def last_word(self, code: int) -> None:
+        """Say with which exit code this rank is about to end, so that its agent knows whether that is a failure."""
+        self._memory[_AT_LAST_WORD] = code
+
+    def close(self) -> None:
+        """Stop sampling. The file stays mapped: other threads may still look at the order."""
+        self._closed.set()
+
+    def _sample(self) -> None:
+        while True:
+            gpu, memory = self._gpu.sample()
+            self._usage.write(
+                time.monotonic(), time.process_time(), _NAN if gpu is None else gpu, -1 if memory is None else memory
+            )
+            if self._closed.wait(USAGE_SECONDS):
+                return
+
+
+class Watchdog(threading.Thread):
+    """Ends this rank the moment its agent orders `abort` or is gone, also while the main thread is stuck in a collective.
+
+    On Linux the kernel additionally kills the rank when its parent dies, which covers native code that holds the
+    interpreter lock.
+    """
+
+    def __init__(self, pulse: Pulse) -> None:
+        super().__init__(name="tandem-watchdog", daemon=True)
+        self._pulse = pulse
+        # Non-blocking, or opening would wait for an agent that is gone already.
+        self._wake = os.open(_wake_path(pulse.path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def start(self) -> None:
+        """Begin to watch. Call it from the main thread, early."""
+        die_with_parent()
+        super().start()
+
+    def run(self) -> None:
+        """Sleep until there is an order, and obey it."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        while True:
+            if self._pulse.order == "abort":
+                self._leave()
+            poll.poll()
+            with contextlib.suppress(BlockingIOError):
+                if not os.read(self._wake, 64):
+                    self._leave()
+
+    def _leave(self) -> None:
+        # os._exit: destructors of process groups wait for peers that will never answer.
+        self._pulse.last_word(ExitCode.SUPERSEDED)
+        os._exit(ExitCode.SUPERSEDED)
+
+
+class PulseView:
+    """The agent's end of one rank's pulse: makes the file, reads beats, gives orders. Used by one thread at a time."""
+
+    def __init__(self, folder: Path, local_rank: int) -> None:
+        self.path = folder / f"rank-{local_rank}"
+        content = bytearray(_BYTES)
+        content[: len(_MAGIC)] = _MAGIC
+        content[_AT_LAST_WORD] = _SILENT
+        self.path.write_bytes(content)
+        os.mkfifo(_wake_path(self.path), 0o600)
+        # Read and write, because a pipe without a reader cannot be opened for writing alone without waiting.
+        self._wake = os.open(_wake_path(self.path), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._memory = _map(self.path)
+        self._beats = _Slots(self._memory, _BEAT, _AT_BEATS)
+        self._usage = _Slots(self._memory, _USAGE, _AT_USAGE)
+
+    def beat(self) -> Beat | None:
+        """The newest beat; None before the first one."""
+        record = self._beats.read()
+        if record is None:
+            return None
+        pid, rank, generation, step, total, epoch, loss, throughput, has_loss, at, phase = record
+        return Beat(
+            pid=pid,
+            rank=rank,
+            generation=generation,
+            step=step,
+            total_steps=None if total < 0 else total,
+            epoch=_known(epoch),
+            loss=loss if has_loss else None,
+            throughput=_known(throughput),
+            phase=phase.rstrip(b"\0").decode(errors="replace"),
+            at=at,
+        )
+
+    def usage(self) -> Usage | None:
+        """The newest sample of processor use; None before the first one."""
+        record = self._usage.read()
+        if record is None:
+            return None
+        at, cpu_seconds, gpu, memory = record
+        return Usage(at, cpu_seconds, _known(gpu), None if memory < 0 else memory)
+
+    def order(self, order: Order) -> None:
+        """Give an order and wake the rank's watchdog. There is no way back from `abort`."""
+        if ORDERS[self._memory[_AT_ORDER]] in ("abort", order):
+            return
+        self._memory[_AT_ORDER] = ORDERS.index(order)
+        os.write(self._wake, b"!")
+
+    def last_word(self) -> int | None:
+        """The exit code that the rank announced; None if it did not."""
+        code = self._memory[_AT_LAST_WORD]
+        return None if code == _SILENT else code
+
+    def close(self) -> None:
+        """Let go of the file and of the pipe; a rank that still watches it leaves."""
+        os.close(self._wake)
+        self._memory.close()
+        for path in (self.path, _wake_path(self.path)):
+            path.unlink(missing_ok=True)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends. Linux only; elsewhere nothing happens."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
+
+
+class _Gpu:
+    """The GPU of this rank, as NVML sees it: found at the first sample after torch has begun to use CUDA."""
+
+    def __init__(self) -> None:
+        self._nvml: ModuleType | None = None
+        self._handle: Any = None
+        self._absent = False
+
+    def sample(self) -> tuple[float | None, int | None]:
+        """Utilization from 0 to 1 and bytes in use; None for what is not known."""
+        if self._absent or not self._found():
+            return None, None
+        assert self._nvml is not None
+        try:
+            busy = self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100
+            used = int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+        except self._nvml.NVMLError:
+            # A partition of a GPU has no utilization of its own, a lost GPU has nothing: neither comes back.
+            self._absent = True
+            return None, None
+        return busy, used
+
+    def _found(self) -> bool:
+        if self._handle is not None:
+            return True
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return False
+        try:
+            import pynvml
+        except ImportError:
+            self._absent = True
+            return False
+        try:
+            pynvml.nvmlInit()
+            self._handle = _device(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.current_device())
+        except (pynvml.NVMLError, ValueError, IndexError):
+            self._absent = True
+            return False
+        self._nvml = pynvml
+        return True
+
+
+def _device(nvml: ModuleType, visible: str | None, index: int) -> Any:
+    """NVML counts all GPUs of the machine, CUDA those that are visible; a visible one has a number or a UUID."""
+    if not visible:
+        return nvml.nvmlDeviceGetHandleByIndex(index)
+    name = visible.split(",")[index].strip()
+    if name.isdigit():
+        return nvml.nvmlDeviceGetHandleByIndex(int(name))
+    return nvml.nvmlDeviceGetHandleByUUID(name)
+
+
+def _map(path: Path) -> mmap.mmap:
+    with path.open("r+b") as file:
+        memory = mmap.mmap(file.fileno(), _BYTES)
+    if memory[: len(_MAGIC)] != _MAGIC:
+        memory.close()
+        raise ValueError(f"{path} is not a pulse of this version of Tandem")
+    return memory
+
+
+def _wake_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.wake")
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
