@@ -5,11 +5,11 @@ For each local rank the agent lays out, in the folder `$TANDEM_PULSE`,
     rank-0         4 KiB, mapped by both: the rank's beats and its last word, the agent's order
     rank-0.wake    a named pipe: the agent writes a byte when it changes the order; only the agent holds its write end
 
-**Beats.** The rank writes a record after each step; nobody is woken, no system call is made, it costs a microsecond or so.
-A record goes alternately into one of two slots, with a sequence number and a CRC over all of it. The reader takes the
-newest slot whose CRC holds. So it needs no lock and no memory barriers (which Python does not have), and a rank killed in
-the middle of a write still leaves its previous beat. Rejected: one slot with an even/odd counter (sound on x86 alone, and a
-writer that dies half-way locks readers out), a socket or the TCPStore (a system call and a wake-up for each step).
+**Beats.** The rank writes a record after each step; nobody is woken, no system call is made, it costs a microsecond.
+A record goes alternately into one of two slots, with a sequence number and a CRC over all of it; the reader takes the
+newest slot whose CRC holds. So it needs no lock and no memory barriers (which Python does not have), and a rank killed
+in the middle of a write still leaves its previous beat. Rejected: one slot with an even/odd counter (sound on x86
+alone, and a writer that dies half-way locks readers out), a socket or the TCPStore (system calls, and someone to wake).
 
 **Orders.** An order is one byte, which cannot be torn; the training loop may look at it after every step. The watchdog
 thread of the rank sleeps in the kernel on the pipe, holding no lock of the interpreter, and wakes when an order is
@@ -206,7 +206,7 @@ class Pulse:
 
 
 class Watchdog(threading.Thread):
-    """Ends this rank the moment its agent orders `abort` or is gone, also while the main thread is stuck in a collective.
+    """Ends this rank the moment its agent orders `abort` or is gone, also while its main thread hangs in a collective.
 
     On Linux the kernel additionally kills the rank when its parent dies, which covers native code that holds the
     interpreter lock.
@@ -346,7 +346,9 @@ class _Gpu:
             return False
         try:
             pynvml.nvmlInit()
-            self._handle = _device(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.current_device())
+            # Not current_device(): that is a property of the calling thread, and this is not the training thread.
+            index = min(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count() - 1)
+            self._handle = _device(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"), index)
         except (pynvml.NVMLError, ValueError, IndexError):
             self._absent = True
             return False
