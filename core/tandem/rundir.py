@@ -125,6 +125,18 @@ class RunDir:
                     found.append(manifest)
         return sorted(found, key=lambda manifest: (order[manifest.generation], -manifest.step))
 
+    def damaged(self) -> dict[str, str]:
+        """Committed folders whose manifest is missing or does not verify, each with what is wrong."""
+        found = {}
+        for name in self.checkpoint_names():
+            try:
+                self.manifest(name)
+            except Broken as error:
+                found[name] = str(error)
+            except FileNotFoundError:
+                continue
+        return found
+
     def checkpoint_names(self) -> list[str]:
         """Names of the committed checkpoint folders, lowest step first, on the chain or not, sound or not."""
         return sorted(path.name for path in self._listed(self.checkpoints) if _STEP.match(path.name))

@@ -1,4 +1,4 @@
-"""Read a committed checkpoint: every byte is checked against the manifest before it is used, and nothing is unpickled."""
+"""Read a committed checkpoint: every byte is checked against the manifest before use, and nothing is unpickled."""
 
 from pathlib import Path
 

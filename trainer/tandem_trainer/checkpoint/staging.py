@@ -1,8 +1,8 @@
 """A flat shared memory that holds the bytes of a checkpoint's files in exactly the order in which they are written.
 
-Training stalls only while tensors are copied here; the writer process maps the same memory and writes it out as it is, so
-nothing is pickled, copied or sent a second time. The layout is the safetensors format's: a length, a JSON header, the bytes.
-Reused for every save of the same state; one save is in flight at a time.
+Training stalls only while tensors are copied here; the writer process maps the same memory and writes it out as it is,
+so nothing is pickled, copied or sent a second time. The layout is the safetensors format's: a length, a JSON header,
+the bytes. Reused for every save of the same state; one save is in flight at a time.
 """
 
 import json
@@ -45,11 +45,16 @@ class Region:
     """Bytes."""
 
 
+def shared_memory() -> int:
+    """A descriptor of anonymous shared memory, empty as yet; a process that inherits it sees what is staged."""
+    return os.memfd_create("tandem-checkpoint") if hasattr(os, "memfd_create") else _unlinked_file()
+
+
 class Staging:
     """Preallocated memory for the state of one run on one rank."""
 
-    def __init__(self, files: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Lay out files, each a dictionary of tensors, in one memory; `regions` then tells where each lies."""
+    def __init__(self, descriptor: int, files: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Lay out files, each a dictionary of tensors, in shared memory; `regions` then tells where each lies."""
         self.signature = signature(files)
         headers = {path: _header(tensors) for path, tensors in files.items()}
         self.regions: list[Region] = []
@@ -58,9 +63,8 @@ class Staging:
             size = len(headers[path]) + sum(tensor.nbytes for tensor in tensors.values())
             self.regions.append(Region(path, end, size))
             end += -(-size // ALIGNMENT) * ALIGNMENT
-        self.descriptor = os.memfd_create("tandem-checkpoint") if hasattr(os, "memfd_create") else _unlinked_file()
-        os.ftruncate(self.descriptor, max(end, 1))
-        self._memory = mmap.mmap(self.descriptor, max(end, 1))
+        os.ftruncate(descriptor, max(end, 1))
+        self._memory = mmap.mmap(descriptor, max(end, 1))
         self._flat = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._flat.zero_()  # touch every page now, not during the first save
         self._views: list[Tensor] = []

@@ -1,7 +1,7 @@
 """The resumable state of a model and its optimizer as two flat dictionaries of named tensors.
 
-Names are those of the parameters, never positions in a list, so that a checkpoint does not depend on the order in which an
-optimizer was given its parameters, on the wrapper around the model, or on the number of ranks.
+Names are those of the parameters, never positions in a list, so that a checkpoint does not depend on the order in which
+an optimizer was given its parameters, on the wrapper around the model, or on the number of ranks.
 """
 
 from collections.abc import Mapping

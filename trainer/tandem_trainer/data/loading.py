@@ -10,8 +10,8 @@ from sklearn.model_selection import train_test_split
 
 from tandem import lease
 from tandem.tasks import Data
-from tandem_trainer.data.samples import Samples, Split
 from tandem_trainer.data.idx import FILES, find_idx, read_idx
+from tandem_trainer.data.samples import Samples, Split
 from tandem_trainer.mistake import ConfigurationError
 
 DOWNLOAD_SECONDS = 600.0

@@ -1,0 +1,180 @@
+"""The training side of a save: copy the state into shared memory, hand it to the writer process, go on.
+
+One save is in flight at a time. A save that falls due meanwhile is skipped and counted, never waited for; the last one
+is waited for. Only rank 0 saves, since under data parallelism every rank holds the same state.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tandem
+from tandem.manifest import WEIGHTS, DataPosition
+from tandem.rundir import RunDir, checkpoint_name
+from tandem.status import CheckpointRef
+from tandem_trainer.checkpoint.reading import OPTIMIZER
+from tandem_trainer.checkpoint.staging import Staging, shared_memory, signature
+
+Outcome = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Author:
+    """Who writes: goes into every manifest of this generation."""
+
+    generation: int
+    """Its number."""
+    parent: str | None
+    """The checkpoint it resumed from."""
+    world_size: int
+    """Ranks."""
+
+
+class SaveFailed(Exception):  # noqa: N818 - it says what happened
+    """The last checkpoint could not be written."""
+
+
+class Superseded(Exception):  # noqa: N818 - it is a state of this generation
+    """A newer generation exists; this one must stop."""
+
+
+class Saver:
+    """Saves of one generation. Not thread-safe: the training thread alone calls it."""
+
+    def __init__(self, rundir: RunDir, author: Author, report: Callable[[Outcome], None]) -> None:
+        """
+        Args:
+            report: called from another thread with what became of each save.
+        """
+        self._rundir, self._author, self._report = rundir, author, report
+        self._descriptor = shared_memory()
+        self._staging: Staging | None = None
+        self._process: subprocess.Popen[str] | None = None
+        self._idle = threading.Event()
+        self._idle.set()
+        self._outcome: Outcome = {}
+        self._stall = 0.0
+        self.last: CheckpointRef | None = None
+        self.superseded = False
+        self._start_writer()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is in flight."""
+        return not self._idle.is_set()
+
+    def prepare(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
+        """Lay out memory for such a state, if that has not been done; saves do it by themselves, but later."""
+        assert not self.busy
+        files = {WEIGHTS: weights, OPTIMIZER: optimizer}
+        if self._staging is None or self._staging.signature != signature(files):
+            self._staging = Staging(self._descriptor, files)
+
+    def save(
+        self,
+        step: int,
+        position: DataPosition,
+        weights: Mapping[str, Tensor],
+        optimizer: Mapping[str, Tensor],
+        loop: dict[str, Any],
+    ) -> float:
+        """Stage the state and have it committed. Returns the seconds that training stood still.
+
+        The tensors may change as soon as this returns. Must not be called while a save is in flight.
+        """
+        started = time.perf_counter()
+        self.prepare(weights, optimizer)
+        assert self._staging is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
+        files = {WEIGHTS: weights, OPTIMIZER: optimizer}
+        self._staging.copy(files)
+        reference = CheckpointRef(name=checkpoint_name(step), step=step, generation=self._author.generation)
+        facts = {
+            "name": reference.name,
+            "step": step,
+            "generation": self._author.generation,
+            "createdAt": time.time(),
+            "worldSize": self._author.world_size,
+            "mesh": {"data": self._author.world_size},
+            "data": position.dump(),
+            "rng": {"kind": "keyed", "by": ["seed", "step", "rank"]},
+            "loop": loop,
+            "versions": {"tandem": tandem.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        } | ({"parent": self._author.parent} if self._author.parent else {})
+        regions = [vars(region) for region in self._staging.regions]
+        self._idle.clear()
+        self._stall = time.perf_counter() - started
+        try:
+            self._process.stdin.write(json.dumps({"facts": facts, "regions": regions}) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self._finish(reference, {"failed": "the writer process has died"})
+            self._start_writer()
+        else:
+            threading.Thread(target=self._await, args=(self._process, reference), daemon=True).start()
+        return time.perf_counter() - started
+
+    def wait(self) -> Outcome:
+        """Wait for the save in flight, if any, and return what became of the last one."""
+        self._idle.wait()
+        return self._outcome
+
+    def close(self) -> None:
+        """Wait for the save in flight and end the writer."""
+        self.wait()
+        self._stop_writer()
+        os.close(self._descriptor)
+
+    def _start_writer(self) -> None:
+        self._stop_writer()
+        command = [sys.executable, "-m", "tandem_trainer.checkpoint.writer"]
+        command += ["--run-dir", str(self._rundir.path), "--descriptor", str(self._descriptor)]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=[self._descriptor],
+            start_new_session=True,
+        )
+
+    def _stop_writer(self) -> None:
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass  # it died with a request half-written, which the failed save has reported
+        self._process.wait()
+        self._process.stdout.close()
+        self._process = None
+
+    def _await(self, process: "subprocess.Popen[str]", reference: CheckpointRef) -> None:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if line:
+            self._finish(reference, json.loads(line))
+        else:
+            self._finish(reference, {"failed": "the writer process has died"})
+
+    def _finish(self, reference: CheckpointRef, outcome: Outcome) -> None:
+        self._outcome = outcome | {"name": reference.name, "step": reference.step, "stallSeconds": self._stall}
+        if "committed" in outcome:
+            self.last = reference
+        if "superseded" in outcome:
+            self.superseded = True
+        self._report(self._outcome)
+        self._idle.set()

@@ -1,0 +1,100 @@
+"""One optimizer step of the image-classification task on this rank's share of the global batch.
+
+The gradient is that of the mean loss over the *global* batch, whatever the number of ranks, however unevenly the batch
+splits and however many micro-batches a rank needs. DistributedDataParallel averages over ranks, so each rank's sum of
+losses is scaled by ranks / global samples.
+
+Random numbers (dropout) follow from seed, step and rank, so that a resumed run needs no stored generator state.
+"""
+
+import contextlib
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tandem.tasks import ImageClassification
+from tandem_trainer.data import Samples
+from tandem_trainer.data.order import mixed, share
+from tandem_trainer.group import Group
+from tandem_trainer.mistake import ConfigurationError
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Stepper:
+    """Takes optimizer steps."""
+
+    def __init__(
+        self,
+        config: ImageClassification,
+        group: Group,
+        forward: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        samples: Samples,
+    ) -> None:
+        """
+        Args:
+            forward: the model as it is called, wrapped for data parallelism if there are several ranks.
+            samples: the training data; moved to the device as a whole.
+        """
+        if config.precision == "float16" and group.device.type != "cuda":
+            raise ConfigurationError("precision: float16 needs a GPU; on a CPU take bfloat16 or float32")
+        self._config, self._group = config, group
+        self._forward, self._optimizer = forward, optimizer
+        self._images = samples.images.to(group.device)
+        self._labels = samples.labels.to(group.device)
+        self._parameters = [p for parameters in optimizer.param_groups for p in parameters["params"]]
+        self.scaler = torch.amp.GradScaler(group.device.type, enabled=config.precision == "float16")
+        forward.train()
+
+    def take(self, step: int, ids: Tensor, learning_rate: float) -> Tensor:
+        """Take one step.
+
+        Args:
+            step: its number, counted from 0.
+            ids: [global batch], sample ids of all ranks together.
+            learning_rate: for this step.
+
+        Returns:
+            This rank's part of the mean loss of the global batch: the sum over all ranks is the mean. Scalar, float32.
+        """
+        group = self._group
+        torch.manual_seed(mixed(self._config.seed, step, group.rank))
+        for parameters in self._optimizer.param_groups:
+            parameters["lr"] = learning_rate
+        mine = share(ids, group.rank, group.world_size)
+        # A rank without a sample still takes part in the collectives: with one sample of weight 0.
+        weight = 1.0 if len(mine) else 0.0
+        mine = mine if len(mine) else ids[:1]
+        scale = weight / len(ids)
+        chunks = torch.split(mine, self._config.micro_batch_size or len(mine))
+        total = torch.zeros((), device=group.device)
+        for number, chunk in enumerate(chunks, start=1):
+            with self._synchronised(number == len(chunks)):
+                loss = self._loss(chunk)
+                self.scaler.scale(loss * (scale * group.world_size)).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach() * scale
+        if self._config.gradient_clip_norm is not None:
+            self.scaler.unscale_(self._optimizer)
+            nn.utils.clip_grad_norm_(self._parameters, self._config.gradient_clip_norm)
+        self.scaler.step(self._optimizer)
+        self.scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+        return total
+
+    def _loss(self, chunk: Tensor) -> Tensor:
+        """Sum of the cross entropies of some samples. Scalar, float32."""
+        if self._group.device.type == "cuda":
+            chunk = chunk.to(self._group.device, non_blocking=True)
+        images, labels = self._images[chunk], self._labels[chunk]
+        if self._config.precision == "float32":
+            return F.cross_entropy(self._forward(images), labels, reduction="sum")
+        with torch.autocast(self._group.device.type, dtype=DTYPES[self._config.precision]):
+            logits = self._forward(images)
+        return F.cross_entropy(logits.float(), labels, reduction="sum")
+
+    def _synchronised(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Average gradients in the backward pass of the last micro-batch alone."""
+        no_sync = getattr(self._forward, "no_sync", contextlib.nullcontext)
+        return contextlib.nullcontext() if last else no_sync()

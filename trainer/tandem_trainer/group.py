@@ -1,0 +1,116 @@
+"""The group of ranks: who is in it, on which device, and how they agree.
+
+Gradients travel over NCCL or gloo as torch sees fit. What the ranks say to each other about the run itself goes through
+a gloo group of its own, so that it neither waits behind gradients nor touches the GPU.
+
+The *vote* is how all ranks take the same decision after the same step: to stop, to save, how the loss stands. One small
+all-reduce carries everything; it is held about ten times a second whatever a step takes, because its interval in steps
+follows from numbers that all ranks have agreed on. Rejected: an all-reduce after each step (measurable on steps of a
+millisecond), a flag in the store (ranks would see it after different steps, and then hang in different collectives).
+"""
+
+import datetime
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+VOTE_SECONDS = 0.1
+"""How often the ranks agree: often enough that a stop or a loss is never old, rarely enough to cost nothing."""
+MOST_STEPS_BETWEEN_VOTES = 100
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What all ranks agreed on in one vote."""
+
+    losses: list[float]
+    """Mean loss of the global batch of each step since the last vote."""
+    stop: bool
+    """Somebody asks to save and leave."""
+    save: bool
+    """Rank 0 wants a checkpoint."""
+    step_seconds: float
+    """Mean time of a step over the ranks."""
+    steps_to_next: int
+    """How many steps from here the next vote is due."""
+
+
+class Group:
+    """This rank and the others. A group of one needs no process group at all."""
+
+    def __init__(self, rank: int, world_size: int, local_rank: int, device: torch.device) -> None:
+        self.rank, self.world_size, self.local_rank, self.device = rank, world_size, local_rank, device
+        self._control: dist.ProcessGroup | None = None
+        if world_size > 1:
+            control = dist.new_group(backend="gloo")
+            assert isinstance(control, dist.ProcessGroup)
+            self._control = control
+
+    @classmethod
+    def join(cls) -> "Group":
+        """Join the group that torchrun's variables describe; alone without them."""
+        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+        on_gpu = torch.cuda.is_available()
+        device = torch.device("cuda", local_rank % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
+        if on_gpu:
+            torch.cuda.set_device(device)
+        if world_size > 1:
+            dist.init_process_group(
+                "nccl" if on_gpu else "gloo",
+                timeout=COLLECTIVE_TIMEOUT,
+                device_id=device if on_gpu else None,
+            )
+        return cls(rank, world_size, local_rank, device)
+
+    def vote(self, losses: Tensor, stop: bool, save: bool, step_seconds: float) -> Verdict:
+        """Agree with all other ranks. Collective.
+
+        Args:
+            losses: [steps since the last vote], float32 on the CPU; this rank's part of each global mean.
+            stop: this rank wants to save and leave.
+            save: a checkpoint is due (rank 0's word counts).
+            step_seconds: mean time of a step here since the last vote.
+        """
+        wants = torch.tensor([float(stop), float(save and self.rank == 0), step_seconds], dtype=torch.float32)
+        ballot = torch.cat([wants, losses])
+        if self._control is not None:
+            dist.all_reduce(ballot, group=self._control)
+        stops, saves, seconds, *agreed = ballot.tolist()
+        mean_seconds = seconds / self.world_size
+        due = round(VOTE_SECONDS / mean_seconds) if mean_seconds > 0 else MOST_STEPS_BETWEEN_VOTES
+        return Verdict(agreed, stops > 0, saves > 0, mean_seconds, max(1, min(due, MOST_STEPS_BETWEEN_VOTES)))
+
+    def gather(self, value: dict[str, Any]) -> list[dict[str, Any]]:
+        """Every rank's small JSON value, in rank order, on every rank. Collective."""
+        if self._control is None:
+            return [value]
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        size = torch.tensor([len(data)])
+        sizes = [torch.zeros_like(size) for _ in range(self.world_size)]
+        dist.all_gather(sizes, size, group=self._control)
+        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+        padded[: len(data)] = data
+        parts = [torch.zeros_like(padded) for _ in range(self.world_size)]
+        dist.all_gather(parts, padded, group=self._control)
+        return [json.loads(bytes(part[: int(n)].numpy())) for part, n in zip(parts, sizes, strict=True)]
+
+    def tell(self, value: dict[str, Any]) -> dict[str, Any]:
+        """Rank 0's small JSON value on every rank. Collective."""
+        return self.gather(value if self.rank == 0 else {})[0]
+
+    def barrier(self) -> None:
+        """Wait for all ranks. Collective."""
+        if self._control is not None:
+            dist.barrier(group=self._control)
+
+    def leave(self) -> None:
+        """Give the process group back."""
+        if self.world_size > 1:
+            dist.destroy_process_group()

@@ -1,0 +1,201 @@
+"""Training, from top to bottom: data, model, where to start, steps, checkpoints, the end.
+
+Everything that makes it elastic stands at the edges: it starts from the newest checkpoint that counts, its data order
+is a function of the step, it may be told to save and leave, and its last act names the final checkpoint.
+"""
+
+import logging
+import math
+import signal
+import time
+from types import FrameType
+from typing import Any
+
+import torch
+
+from tandem.exitcode import ExitCode
+from tandem.job import DistributedTrainingJob
+from tandem.rundir import RunDir
+from tandem.tasks import ImageClassification
+from tandem_trainer.checkpoint.restoring import Loaded, record_start, restore
+from tandem_trainer.checkpoint.saving import Author, Outcome, SaveFailed, Saver, Superseded
+from tandem_trainer.checkpoint.state import load_optimizer_state, load_weights, optimizer_state, weights
+from tandem_trainer.classification import Stepper
+from tandem_trainer.data import load
+from tandem_trainer.data.order import Batches, Order, mixed
+from tandem_trainer.group import Group
+from tandem_trainer.journal import Journal
+from tandem_trainer.meter import Meter
+from tandem_trainer.models import build
+from tandem_trainer.optimization import build_optimizer, rate_factor
+from tandem_trainer.pulse import Pulse
+from tandem_trainer.strategies.replicated import distribute, prepare
+
+log = logging.getLogger(__name__)
+
+LAST_SAVE_TRIES = 3
+
+
+class StopRequest:
+    """Whether somebody asked this rank to save and leave: by SIGTERM, or through its pulse."""
+
+    def __init__(self, pulse: Pulse | None) -> None:
+        self._pulse, self._signalled = pulse, False
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signalled = True
+
+    def __bool__(self) -> bool:
+        return self._signalled or (self._pulse is not None and self._pulse.order == "save-and-leave")
+
+
+def train(
+    job: DistributedTrainingJob, rundir: RunDir, group: Group, generation: int, members: list[str], pulse: Pulse | None
+) -> ExitCode:
+    """Train the built-in task until its end or until asked to leave. Collective: every rank of the generation calls it.
+
+    Raises:
+        ConfigurationError: the job cannot work as it is written.
+        Superseded: a newer generation has taken over.
+        SaveFailed: the last checkpoint could not be written.
+    """
+    stop = StopRequest(pulse)
+    config = job.spec.trainer.settings
+    checkpoints = job.spec.checkpoint
+
+    # Data and model
+    torch.use_deterministic_algorithms(config.deterministic)
+    samples = load(config.data, "train")
+    order = Order(len(samples), config.global_batch_size, config.seed)
+    total_steps = steps_of(config, order)
+    torch.manual_seed(mixed(config.seed))
+    model = prepare(build(config.model, samples.channels, samples.image_size, samples.classes), config, group)
+    optimizer = build_optimizer(config.optimizer, model)
+
+    # Where to start
+    def apply(loaded: Loaded) -> None:
+        load_weights(model, loaded.weights)
+        load_optimizer_state(model, optimizer, loaded.optimizer)
+
+    restored = restore(rundir, group, apply)
+    loaded = restored.loaded
+    record_start(rundir, group, generation, members, loaded)
+    step = loaded.manifest.step if loaded else 0
+    stepper = Stepper(config, group, distribute(model, config, group), optimizer, samples)
+    if loaded and stepper.scaler.is_enabled():
+        stepper.scaler.load_state_dict(loaded.manifest.loop["scaler"])
+
+    # Rank 0 keeps the log and saves
+    journal = Journal(rundir, generation) if group.rank == 0 else None
+    saver = None
+    if journal is not None:
+        parent = loaded.manifest.name if loaded else None
+        saver = Saver(rundir, Author(generation, parent, group.world_size), lambda outcome: _log_save(journal, outcome))
+        saver.last = loaded.manifest.reference if loaded else None
+        for name, why in restored.passed_over.items():
+            journal.write("passed", checkpoint=name, why=why)
+            log.warning("checkpoint=%s passed over: %s", name, why)
+        journal.write("start", step=step, totalSteps=total_steps, worldSize=group.world_size, resumedFrom=parent)
+        log.info(
+            "generation=%d world=%d step=%d of %d from=%s", generation, group.world_size, step, total_steps, parent
+        )
+
+    def save() -> None:
+        """Stage a checkpoint of the state after `step`, unless the last one is still being written."""
+        assert journal is not None
+        assert saver is not None
+        if saver.busy:
+            journal.write("skipped", step=step, why="the checkpoint before is still being written")
+            return
+        loop: dict[str, Any] = {"scaler": stepper.scaler.state_dict()} if stepper.scaler.is_enabled() else {}
+        meter.checkpoint_seconds += saver.save(
+            step, order.position(step), weights(model), optimizer_state(model, optimizer), loop
+        )
+
+    # Steps
+    batches = Batches(order)
+    meter = Meter(order, group.world_size, total_steps, journal, pulse)
+    next_vote = step + 1
+    last_save = time.monotonic()
+    stopping = False
+    first = step
+    while step < total_steps and not stopping:
+        meter.begin_step()
+        ids = batches.ids(step)
+        rate = config.optimizer.learning_rate * rate_factor(config.schedule, step, total_steps)
+        meter.data_ready()
+        loss = stepper.take(step, ids, rate)
+        step += 1
+        meter.end_step(step, ids, rate, loss)
+        if saver is not None and step == first + 1:
+            saver.prepare(weights(model), optimizer_state(model, optimizer))
+
+        save_due = checkpoints.every_steps is not None and step % checkpoints.every_steps == 0
+        if step in (next_vote, total_steps):
+            interval = checkpoints.interval_seconds
+            overdue = interval is not None and time.monotonic() - last_save >= interval
+            verdict = group.vote(meter.pending_losses(), bool(stop), overdue, meter.mean_step_seconds())
+            next_vote = step + verdict.steps_to_next
+            stopping = verdict.stop
+            save_due = save_due or verdict.save
+            meter.agreed(verdict.losses)
+            if not all(math.isfinite(value) for value in verdict.losses):
+                return _diverged(rundir, group, journal, step)
+        if save_due and saver is not None and step < total_steps and not stopping:
+            if saver.superseded:
+                raise Superseded(f"generation {generation} was superseded")
+            save()
+            last_save = time.monotonic()
+
+    # The last checkpoint is waited for
+    if saver is not None:
+        meter.phase("saving")
+        for _ in range(LAST_SAVE_TRIES):
+            outcome = saver.wait()
+            if saver.superseded:
+                raise Superseded(f"generation {generation} was superseded")
+            if saver.last is not None and saver.last.step == step:
+                break
+            save()
+        outcome = saver.wait()
+        if saver.last is None or saver.last.step != step:
+            raise SaveFailed(f"the checkpoint after step {step} could not be written: {outcome.get('failed')}")
+        if step == total_steps:
+            rundir.mark_done(saver.last, totalSteps=total_steps)
+        saver.close()
+    if journal is not None:
+        journal.write("end", step=step, why="complete" if step == total_steps else "asked to leave")
+        journal.close()
+    group.barrier()
+    return ExitCode.DONE if step == total_steps else ExitCode.PREEMPTED
+
+
+def steps_of(config: ImageClassification, order: Order) -> int:
+    """Optimizer steps of the whole run."""
+    steps = config.epochs * order.steps_per_epoch
+    return min(steps, config.max_steps) if config.max_steps is not None else steps
+
+
+def _log_save(journal: Journal, outcome: Outcome) -> None:
+    facts = {"name": outcome["name"], "step": outcome["step"], "stallSeconds": round(outcome["stallSeconds"], 6)}
+    if "committed" in outcome:
+        journal.write("checkpoint", **facts, commitSeconds=round(outcome["seconds"], 6), bytes=outcome["bytes"])
+    else:
+        why = outcome.get("failed") or outcome["superseded"]
+        journal.write("skipped", **facts, why=why)
+        log.warning("checkpoint=%s not written: %s", outcome["name"], why)
+
+
+def _diverged(rundir: RunDir, group: Group, journal: Journal | None, step: int) -> ExitCode:
+    message = (
+        f"the training loss became NaN or infinite at or shortly before step {step}. "
+        "Try a lower learningRate, a warm-up, or a gradientClipNorm."
+    )
+    if journal is not None:
+        rundir.mark_failed("Diverged", message, ExitCode.DIVERGED)
+        journal.write("end", step=step, why=message)
+        journal.close()
+    log.error("%s", message)
+    group.barrier()
+    return ExitCode.DIVERGED

@@ -1,0 +1,130 @@
+"""Measures training as it goes: time by phase, throughput, losses; feeds the log and the pulse.
+
+Cheap enough for every step: clock reads and list appends; JSON and disk are the journal's thread's business.
+"""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem_trainer.data.order import Order, digest
+from tandem_trainer.group import MOST_STEPS_BETWEEN_VOTES
+from tandem_trainer.journal import Journal
+from tandem_trainer.pulse import Pulse
+
+RATE_SECONDS = 0.5
+"""Window over which throughput and phases are reported."""
+
+
+class Meter:
+    """The measurements of one rank; rank 0 has the journal."""
+
+    def __init__(
+        self, order: Order, world_size: int, total_steps: int, journal: Journal | None, pulse: Pulse | None
+    ) -> None:
+        self._order, self._world_size, self._total_steps = order, world_size, total_steps
+        self._journal, self._pulse = journal, pulse
+        self._losses: list[Tensor] = []
+        self._steps: list[dict[str, Any]] = []
+        self._step = 0
+        self._loss: float | None = None
+        self._throughput: float | None = None
+        self._window = time.perf_counter()
+        self._window_samples = self._window_steps = 0
+        self._data_seconds = 0.0
+        self.checkpoint_seconds = 0.0
+        self._stepping_seconds = 0.0
+        self._began = self._ready = 0.0
+
+    def begin_step(self) -> None:
+        """A step begins: its data is looked for."""
+        self._began = time.perf_counter()
+
+    def data_ready(self) -> None:
+        """The data is there; computing begins."""
+        self._ready = time.perf_counter()
+        self._data_seconds += self._ready - self._began
+
+    def end_step(self, step: int, ids: Tensor, learning_rate: float, loss: Tensor) -> None:
+        """A step is complete.
+
+        Args:
+            step: steps completed.
+            ids: [global batch], its sample ids.
+            learning_rate: that it was taken with.
+            loss: this rank's part of the global mean; scalar, may still be being computed on a GPU.
+        """
+        now = time.perf_counter()
+        self._stepping_seconds += now - self._began
+        self._losses.append(loss)
+        self._step = step
+        self._window_samples += len(ids)
+        self._window_steps += 1
+        if self._journal is not None:
+            self._steps.append(
+                {
+                    "kind": "step",
+                    "time": time.time(),
+                    "step": step,
+                    "lr": learning_rate,
+                    "samples": len(ids),
+                    "ids": digest(ids),
+                }
+            )
+        if self._pulse is not None:
+            self._beat("train")
+        assert len(self._losses) <= MOST_STEPS_BETWEEN_VOTES
+
+    def pending_losses(self) -> Tensor:
+        """Losses of the steps since the last vote; [steps], float32, on the CPU."""
+        return torch.stack(self._losses).to("cpu", torch.float32)
+
+    def mean_step_seconds(self) -> float:
+        """Mean time of a step since the last vote."""
+        return self._stepping_seconds / max(1, len(self._losses))
+
+    def agreed(self, losses: list[float]) -> None:
+        """The ranks have agreed on the losses since the last vote: log them."""
+        self._losses.clear()
+        self._stepping_seconds = 0.0
+        self._loss = losses[-1]
+        if self._journal is not None:
+            self._journal.write_all([record | {"loss": loss} for record, loss in zip(self._steps, losses, strict=True)])
+            self._steps.clear()
+        now = time.perf_counter()
+        elapsed = now - self._window
+        if elapsed >= RATE_SECONDS:
+            self._throughput = self._window_samples / elapsed
+            if self._journal is not None:
+                self._journal.write("rate", **self._rate(elapsed))
+            self._window, self._window_samples, self._window_steps = now, 0, 0
+            self._data_seconds = self.checkpoint_seconds = 0.0
+
+    def phase(self, name: str) -> None:
+        """Tell the pulse what this rank is doing."""
+        if self._pulse is not None:
+            self._beat(name)
+
+    def _rate(self, elapsed: float) -> dict[str, Any]:
+        compute = max(0.0, elapsed - self._data_seconds - self.checkpoint_seconds)
+        return {
+            "step": self._step,
+            "epoch": self._step / self._order.steps_per_epoch,
+            "throughput": self._throughput,
+            "stepSeconds": elapsed / self._window_steps,
+            "worldSize": self._world_size,
+            "phases": {"data": self._data_seconds, "compute": compute, "checkpoint": self.checkpoint_seconds},
+        }
+
+    def _beat(self, phase: str) -> None:
+        assert self._pulse is not None
+        self._pulse.beat(
+            step=self._step,
+            total_steps=self._total_steps,
+            epoch=self._step / self._order.steps_per_epoch,
+            loss=self._loss,
+            throughput=self._throughput,
+            phase=phase,
+        )
