@@ -36,7 +36,6 @@ def distribute(model: nn.Module, config: ImageClassification, group: Group) -> n
             model,
             device_ids=[group.device] if group.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
-            broadcast_buffers=any(True for _ in model.buffers()),
         )
     if config.compile:
         forward = torch.compile(forward)  # type: ignore[assignment]
