@@ -41,7 +41,7 @@ def _digits(split: Split) -> Samples:
 
     The file is read without importing scikit-learn, which takes 1.8 s that every recovery would pay for.
     """
-    table = np.loadtxt(distribution("scikit-learn").locate_file(DIGITS_FILE), delimiter=",", dtype=np.float32)
+    table = np.loadtxt(str(distribution("scikit-learn").locate_file(DIGITS_FILE)), delimiter=",", dtype=np.float32)
     images = torch.from_numpy(table[:, :-1]).reshape(-1, 1, 8, 8) / 16
     labels = torch.from_numpy(table[:, -1]).to(torch.int64)
     is_test = torch.zeros(len(labels), dtype=torch.bool)

@@ -8,8 +8,8 @@ SMALL_IMAGE = 64
 
 def resnet18(channels: int, image_size: int, classes: int) -> nn.Module:
     """ResNet-18 with random weights. Small images get a 3×3 stem of stride 1 without pooling."""
-    # Importing torchvision takes longer than importing torch (3.2 s beside 2.0 s, measured on two busy cores), and every
-    # recovery would pay for it.
+    # Importing torchvision takes longer than importing torch (3.2 s beside 2.0 s, measured on two busy cores), and
+    # every recovery would pay for it.
     import torchvision.models
 
     model: nn.Module = torchvision.models.resnet18(weights=None, num_classes=classes)
