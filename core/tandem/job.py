@@ -17,37 +17,47 @@ VERSION = "v1alpha1"
 KIND = "DistributedTrainingJob"
 API_VERSION = f"{GROUP}/{VERSION}"
 
+QUANTITY = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
+GPU = "nvidia.com/gpu"
+
 Count = Annotated[int, Field(ge=0)]
 Replicas = Annotated[int, Field(ge=1, le=10_000)]
 Seconds = Annotated[float, Field(gt=0)]
-Resources = dict[str, dict[str, str | int]]
+Word = Annotated[str, Field(max_length=4096)]
+Quantity = Annotated[str, Field(pattern=QUANTITY, max_length=64)] | Count
+"""An amount as Kubernetes writes it: `2`, `500m`, `16Gi`."""
+Resources = dict[Literal["limits", "requests"], dict[str, Quantity]]
 Template = dict[str, Any]
+
+
+def _is_whole(amount: str | int) -> bool:
+    return str(amount).isdecimal()
 
 
 class EnvVar(Model):
     """An environment variable of the training processes."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
     """The variable's name."""
-    value: str = ""
+    value: Word = ""
     """Its value, taken literally."""
 
 
 class Trainer(Model):
     """What is trained: a built-in `task`, or any `command` that torchrun can start."""
 
-    image: str | None = None
+    image: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """Container image of the workers; default: the chart's trainer image. Not used by `tandem run`."""
     task: Literal["image-classification"] | None = None
     """A built-in task."""
     config: ImageClassification | None = None
     """The task's configuration; every field has a default."""
-    command: Annotated[list[str], Field(min_length=1)] | None = None
+    command: Annotated[list[Word], Field(min_length=1, max_length=64)] | None = None
     """The user's own script and how to start it, for instance `[python, train.py]`; torchrun sets its rank and world
     size. A first word that ends in `.py` is run with the same Python."""
-    args: list[str] = []
+    args: Annotated[list[Word], Field(max_length=512)] = []
     """Arguments that follow `command`."""
-    env: list[EnvVar] = []
+    env: Annotated[list[EnvVar], Field(max_length=256)] = []
     """Environment variables of the training processes."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -106,6 +116,16 @@ class Workers(Model):
             "replicas must not be greater than maxReplicas",
             "maxReplicas",
         ),
+        Rule(
+            lambda w: all(_is_whole(part[GPU]) for part in w.resources.values() if GPU in part),
+            " && ".join(
+                f"(!has(self.resources.{part}) || !('{GPU}' in self.resources.{part})"
+                f" || string(self.resources.{part}['{GPU}']).matches('^[0-9]+$'))"
+                for part in ("limits", "requests")
+            ),
+            "GPUs come whole: nvidia.com/gpu must be a plain number",
+            "resources",
+        ),
     )
 
     @property
@@ -119,7 +139,7 @@ class Workers(Model):
         if self.processes_per_replica:
             return self.processes_per_replica
         asked = self.resources.get("limits", {}) | self.resources.get("requests", {})
-        return max(1, int(asked.get("nvidia.com/gpu", 0)))
+        return max(1, int(asked.get(GPU, 0)))
 
 
 class Evaluators(Model):
@@ -156,11 +176,13 @@ class Storage(Model):
 
     claim_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """An existing claim to use."""
-    size: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$")] | None = None
+    size: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$", max_length=64)] | None = None
     """Size of the claim to make; default 10Gi."""
-    storage_class_name: str | None = None
+    storage_class_name: Annotated[str, Field(max_length=253)] | None = None
     """Storage class of the claim to make; default: the cluster's."""
-    access_modes: list[Literal["ReadWriteMany", "ReadWriteOnce"]] = ["ReadWriteMany"]
+    access_modes: Annotated[list[Literal["ReadWriteMany", "ReadWriteOnce"]], Field(min_length=1, max_length=2)] = [
+        "ReadWriteMany"
+    ]
     """Access modes of the claim to make. ReadWriteOnce keeps all pods on one node."""
     retain: bool = True
     """Whether the volume outlives the job."""
@@ -236,11 +258,11 @@ class RunPolicy(Model):
     """End the job as failed after so long."""
     ttl_seconds_after_finished: Count | None = None
     """Delete the job so long after its end."""
-    queue_name: str | None = None
+    queue_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Kueue local queue that admits the workers."""
-    priority_class_name: str | None = None
+    priority_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Priority class of all pods."""
-    scheduler_name: str | None = None
+    scheduler_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Scheduler of all pods."""
 
 

@@ -4,7 +4,7 @@ A rule that spans fields is declared once, with its Python predicate and its CEL
 validate` evaluates the first, the API server the second; `tests/` feed both the same manifests.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -21,11 +21,11 @@ class Rule(NamedTuple):
 
 
 class RuleBroken(ValueError):  # noqa: N818 - reads as the sentence it is
-    """A rule that does not hold; carries the field that an editor should underline."""
+    """Rules of one model that do not hold; each carries the field that an editor should underline."""
 
-    def __init__(self, rule: Rule) -> None:
-        super().__init__(rule.message)
-        self.field = rule.field
+    def __init__(self, broken: Sequence[Rule]) -> None:
+        super().__init__("; ".join(rule.message for rule in broken))
+        self.broken = tuple(broken)
 
 
 class Model(BaseModel):
@@ -51,9 +51,8 @@ class Model(BaseModel):
 
     @model_validator(mode="after")
     def _rules_hold(self) -> Self:
-        for rule in self.rules:
-            if not rule.holds(self):
-                raise RuleBroken(rule)
+        if broken := [rule for rule in self.rules if not rule.holds(self)]:
+            raise RuleBroken(broken)
         return self
 
     @classmethod

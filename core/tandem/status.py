@@ -3,7 +3,9 @@
 Every number that is not known yet is absent, never 0.
 """
 
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from tandem.model import Model
 
@@ -27,6 +29,10 @@ class Condition(Model):
     """When `status` last changed, RFC 3339."""
 
 
+def _of_desired(members: dict[str, Any]) -> str:
+    return f"{members.get('ready')}/{members.get('desired')}"
+
+
 class Members(Model):
     """Replicas of one kind."""
 
@@ -38,6 +44,8 @@ class Members(Model):
     """Fewest to go on with."""
     max: int | None = None
     """Most there may be."""
+    summary: str = Field(default_factory=_of_desired)
+    """ready/desired in one word, for `kubectl get`; filled in by itself."""
 
 
 class Progress(Model):
@@ -97,7 +105,10 @@ class Status(Model):
 
     phase: Phase = "Pending"
     """One word for the whole."""
-    conditions: list[Condition] = []
+    conditions: Annotated[
+        list[Condition],
+        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+    ] = []
     """Each aspect with its reason."""
     observed_generation: int | None = None
     """metadata.generation that this status speaks of."""

@@ -23,7 +23,7 @@ class Data(Model):
     name: Literal["digits", "fashion-mnist", "mnist", "synthetic"] = "fashion-mnist"
     """`digits` ships with scikit-learn (1,797 real 8×8 images), the two MNISTs are downloaded by torchvision or read
     from `path`, `synthetic` is generated."""
-    path: str | None = None
+    path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """Folder that holds (or receives) the data set's files; default `~/.cache/tandem/data`."""
     download: bool = True
     """Whether a missing data set may be downloaded."""

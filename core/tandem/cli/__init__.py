@@ -1,0 +1,92 @@
+"""The `tandem` command. Each subcommand is a function of its own name in a module of its own name.
+
+A module is imported when its command is called, and at no other time: `tandem validate` in an editor's save hook must
+not wait for matplotlib. So the help of the others is the sentence below, not their docstring. Rejected: a lazy subclass
+of typer's group, which breaks whenever typer changes what is under it.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from tandem.mistake import UserError
+
+COMMANDS = {
+    "run": "Train and evaluate a job on this machine.",
+    "validate": "Check manifests, and say what is wrong and where.",
+    "report": "Draw what happened in a run as one HTML page.",
+}
+"""Every command with its one-line help. To add one: a line here, and `tandem/cli/NAME.py` with a function NAME."""
+
+EXTRAS = {
+    "matplotlib": "report",
+    "numpy": "trainer",
+    "safetensors": "trainer",
+    "sklearn": "trainer",
+    "torch": "trainer",
+    "torchvision": "trainer",
+}
+"""Which extra of the distribution brings a module that a command may lack."""
+
+
+def main() -> None:
+    """The entry point of the command line."""
+    try:
+        application(sys.argv[1:])(prog_name="tandem")
+    except UserError as error:
+        from tandem.cli.mistakes import tell  # rich takes a tenth of a second, and most calls go well
+
+        tell(error)
+        sys.exit(2)
+
+
+def application(words: Sequence[str]) -> typer.Typer:
+    """The typer application with the one command loaded that `words`, the command line, names."""
+    wanted = next((word for word in words if not word.startswith("-")), None)
+    app = typer.Typer(
+        help="Trains PyTorch models and, in tandem, evaluates every checkpoint on CPUs that would otherwise idle.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for name, summary in COMMANDS.items():
+        app.command(name, short_help=summary)(_load(name) if name == wanted else _placeholder)
+    return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"tandem {version('tandem')}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Options of `tandem` itself."""
+
+
+def _placeholder() -> None:
+    raise AssertionError("a command that was not loaded is never called")
+
+
+def _load(name: str) -> Callable[..., Any]:
+    try:
+        function: Callable[..., Any] = getattr(importlib.import_module(f"tandem.cli.{name}"), name)
+    except ModuleNotFoundError as error:
+        lacking = (error.name or "").partition(".")[0]
+        if extra := EXTRAS.get(lacking):
+            message = f"tandem {name} needs {lacking}; install it with: pip install 'tandem[{extra}]'"
+            raise UserError(message) from error
+        raise
+    return function

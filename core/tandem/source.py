@@ -1,0 +1,302 @@
+"""YAML as kubectl reads it, with the place of every value: what a manifest says and where it says it.
+
+PyYAML composes the text into nodes with positions, and this module makes plain data of the nodes itself, because
+PyYAML's own constructor differs from kubectl in ways that bite: it reads `1e-3` as text (YAML 1.1 wants a dot), `1:30`
+as 90, `2026-01-01` as a date, and silently keeps the last of two equal keys. `yes` and `on` stay truth values, as in
+kubectl.
+
+Rejected: ruamel.yaml (positions and YAML 1.2 at once, but a second YAML library next to the one kopf brings along), and
+PyYAML's SafeLoader with patched constructors (loses the positions).
+
+A manifest is a stranger's text: its size, its depth and what its aliases expand to are bounded.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import yaml
+from yaml.composer import Composer
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from yaml.parser import Parser
+from yaml.reader import Reader, ReaderError
+from yaml.resolver import BaseResolver
+from yaml.scanner import Scanner
+
+from tandem.fields import Path, dotted
+from tandem.mistake import ManifestError, Problem
+
+MOST_BYTES = 1_500_000
+"""About what etcd accepts for one object; larger files are not read."""
+MOST_VALUES = 100_000
+"""Values after aliases are expanded: a bomb of nested aliases ends here."""
+MOST_DEPTH = 100
+
+_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+"""What YAML counts as the end of a line."""
+
+_TAG = "tag:yaml.org,2002:"
+_INTEGER = re.compile(r"^[-+]?(0|[1-9][0-9_]*|0b[01]+|0o?[0-7_]*[0-7]|0x[0-9a-fA-F]+)$")
+_FLOAT = re.compile(r"^[-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?$")
+_SPECIAL = re.compile(r"^([-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$")
+_TRUE = re.compile(r"^(y|Y|yes|Yes|YES|true|True|TRUE|on|On|ON)$")
+_FALSE = re.compile(r"^(n|N|no|No|NO|false|False|FALSE|off|Off|OFF)$")
+_NULL = re.compile(r"^(~|null|Null|NULL|)$")
+
+
+class _Resolver(BaseResolver):
+    """Which plain scalars are not text. The order counts: the first that matches."""
+
+
+for _kind, _pattern in {
+    "null": _NULL,
+    "bool": re.compile(f"{_TRUE.pattern}|{_FALSE.pattern}"),
+    "int": _INTEGER,
+    "float": re.compile(f"{_FLOAT.pattern}|{_SPECIAL.pattern}"),
+    "merge": re.compile(r"^<<$"),
+}.items():
+    _Resolver.add_implicit_resolver(_TAG + _kind, _pattern, None)
+
+
+class _Composer(Reader, Scanner, Parser, Composer, _Resolver):
+    def __init__(self, text: str) -> None:
+        Reader.__init__(self, text)
+        Scanner.__init__(self)
+        Parser.__init__(self)
+        Composer.__init__(self)
+        _Resolver.__init__(self)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something stands: line and column from 1, and how many characters of the line it takes."""
+
+    line: int
+    column: int
+    width: int
+    given: str = ""
+    """As it was written; empty for groups and lists."""
+
+
+@dataclass
+class Source:
+    """One YAML document: its data and the place of each key and value."""
+
+    file: str
+    lines: list[str]
+    data: Any = None
+    keys: dict[Path, Place] = field(default_factory=dict)
+    """Where the name of a field stands."""
+    values: dict[Path, Place] = field(default_factory=dict)
+    """Where its value stands."""
+
+    def problem(self, place: Place, path: Path, message: str, **more: str) -> Problem:
+        """A mistake at a place of this document; `more` are further texts of the Problem."""
+        excerpt = self.lines[place.line - 1] if place.line <= len(self.lines) else ""
+        found = Problem(place.line, place.column, self.file, dotted(path), message, place.given, excerpt=excerpt)
+        return replace(found, width=place.width, **more)  # type: ignore[arg-type]
+
+
+def parse(text: bytes, file: str) -> Source:
+    """Read the one YAML document of a file.
+
+    Raises:
+        ManifestError: it is not UTF-8, not YAML, empty, too large, or more than one document; or a key stands twice.
+    """
+    if len(text) > MOST_BYTES:
+        raise _whole(file, f"larger than a manifest can be ({MOST_BYTES:,} bytes)")
+    try:
+        decoded = text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = text.count(b"\n", 0, error.start) + 1
+        raise ManifestError([Problem(line, 1, file, "", f"not UTF-8 text: byte 0x{text[error.start]:02x}")]) from None
+    source = Source(file, _BREAK.split(decoded))
+    documents = _documents(source, decoded)
+    if not documents:
+        raise _whole(file, "empty: there is no manifest in it")
+    if len(documents) > 1:
+        place = _place(documents[1], decoded)
+        message = "a second document begins here; a file holds one job"
+        raise ManifestError([source.problem(place, (), message, given="")])
+    reader = _Reader(source, decoded)
+    try:
+        source.data = reader.value(documents[0], ())
+    except RecursionError:
+        raise _whole(file, "nested too deeply") from None
+    if reader.problems:
+        raise ManifestError(sorted(reader.problems))
+    return source
+
+
+def parse_value(text: str) -> Any:
+    """One value of YAML, as after `--set path=`.
+
+    Raises:
+        ValueError: it is not one; says why in a few words.
+    """
+    if _NULL.match(text.strip()):
+        return None
+    try:
+        return parse(text.encode(), "").data
+    except ManifestError as error:
+        raise ValueError(error.problems[0].message) from None
+
+
+def _whole(file: str, message: str) -> ManifestError:
+    return ManifestError([Problem(0, 0, file, "", message)])
+
+
+def _documents(source: Source, text: str) -> list[Node]:
+    """The documents that say something; kubectl passes over empty ones too."""
+    found: list[Node] = []
+    try:
+        composer = _Composer(text)
+        while composer.check_node():
+            node = composer.get_node()
+            if node is not None and not (isinstance(node, ScalarNode) and node.tag == _TAG + "null"):
+                found.append(node)
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        message = f"the character U+{ord(str(error.character)):04X} cannot stand in YAML"
+        raise ManifestError([source.problem(Place(line, 1, 1), (), message)]) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = Place(mark.line + 1, mark.column + 1, 1) if mark else Place(1, 1, 1)
+        raise ManifestError([source.problem(place, (), _in_words(error, source, place))]) from None
+    except RecursionError:
+        raise _whole(source.file, "nested too deeply") from None
+    return found
+
+
+def _in_words(error: yaml.MarkedYAMLError, source: Source, place: Place) -> str:
+    problem = str(error.problem)
+    line = source.lines[place.line - 1] if place.line <= len(source.lines) else ""
+    if "'\\t'" in problem or "\t" in line[: len(line) - len(line.lstrip())]:
+        return "a tab; YAML is indented with spaces"
+    context = f" {error.context}" if error.context else ""
+    return f"not YAML: {problem}{context}"
+
+
+def _place(node: Node, text: str) -> Place:
+    start, end = node.start_mark, node.end_mark
+    given = text[start.index : end.index] if isinstance(node, ScalarNode) else ""
+    if start.line == end.line:
+        width = max(1, end.column - start.column)
+    else:
+        width = max(1, len(text[start.index :].split("\n", 1)[0].rstrip()))
+    return Place(start.line + 1, start.column + 1, width, given)
+
+
+class _Reader:
+    """Makes data of nodes, noting places and mistakes on the way."""
+
+    def __init__(self, source: Source, text: str) -> None:
+        self.source, self.text = source, text
+        self.problems: list[Problem] = []
+        self.count = 0
+        self.open: set[int] = set()
+
+    def value(self, node: Node, path: Path) -> Any:
+        """The data of a node."""
+        place = _place(node, self.text)
+        self.source.values[path] = place
+        self.count += 1
+        if self.count > MOST_VALUES:
+            raise _whole(self.source.file, f"more than {MOST_VALUES:,} values once its aliases are expanded")
+        if isinstance(node, ScalarNode):
+            return self._scalar(node, path, place)
+        if id(node) in self.open:
+            self._note(place, path, "an alias that contains itself")
+            return None
+        if len(path) > MOST_DEPTH:
+            raise _whole(self.source.file, "nested too deeply")
+        self.open.add(id(node))
+        try:
+            if isinstance(node, SequenceNode):
+                return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
+            assert isinstance(node, MappingNode)
+            return self._mapping(node, path)
+        finally:
+            self.open.remove(id(node))
+            self.source.values[path] = place  # a merged group wrote its own place there
+
+    def _mapping(self, node: MappingNode, path: Path) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        for key, value in node.value:
+            place = _place(key, self.text)
+            if key.tag == _TAG + "merge":
+                for part in self._merged(value, path):
+                    merged = part | merged
+                continue
+            if not isinstance(key, ScalarNode) or key.tag != _TAG + "str":
+                self._note(place, path, "a name must be text; put it into quotes")
+                continue
+            name = key.value
+            inner = (*path, name)
+            if name in result:
+                first = self.source.keys[inner].line
+                self._note(place, inner, f"{dotted(inner)} stands twice, first in line {first}")
+                continue
+            self.source.keys[inner] = place
+            result[name] = self.value(value, inner)
+        return merged | result
+
+    def _merged(self, node: Node, path: Path) -> Iterator[dict[str, Any]]:
+        parts = node.value if isinstance(node, SequenceNode) else [node]
+        for part in parts:
+            if isinstance(part, MappingNode):
+                value = self.value(part, path)
+                assert isinstance(value, dict)
+                yield value
+            else:
+                self._note(_place(part, self.text), path, "<< takes a group of fields, or a list of them")
+
+    def _scalar(self, node: ScalarNode, path: Path, place: Place) -> Any:
+        text = node.value
+        match node.tag.removeprefix(_TAG):
+            case "str":
+                return text
+            case "null":
+                return None
+            case "bool" if _TRUE.match(text) or _FALSE.match(text):
+                return bool(_TRUE.match(text))
+            case "int" if _INTEGER.match(text):
+                return self._integer(text, path, place)
+            case "float" if _FLOAT.match(text):
+                return self._float(text, path, place)
+            case "float":
+                self._note(place, path, f"{text} is not a number that JSON and Kubernetes know")
+            case _:
+                self._note(place, path, f"the tag {node.tag} is not understood here")
+        return None
+
+    def _integer(self, text: str, path: Path, place: Place) -> int | None:
+        plain = text.replace("_", "")
+        sign, digits = (-1, plain[1:]) if plain[0] == "-" else (1, plain.lstrip("+"))
+        if len(digits) > 64:
+            self._note(place, path, "a number with too many digits")
+            return None
+        if len(digits) > 1 and digits.isdecimal() and digits[0] == "0":
+            return sign * int(digits, 8)
+        return sign * int(digits, 0)
+
+    def _float(self, text: str, path: Path, place: Place) -> float | int | None:
+        number = float(text.replace("_", ""))
+        if not math.isfinite(number):
+            self._note(place, path, "a number beyond what a computer's floating point holds")
+            return None
+        # kubectl sends JSON, where 1e3 and 5.0 are the whole numbers 1000 and 5.
+        return int(number) if number.is_integer() and abs(number) < 2**53 else number
+
+    def _note(self, place: Place, path: Path, message: str) -> None:
+        self.problems.append(self.source.problem(place, path, message))
+
+
+def shown(value: Any) -> str:
+    """A value in one short line, for a message."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "…"
