@@ -1,0 +1,116 @@
+"""The data sets: real digits without a download, IDX files from a folder, and a clear word when there is nothing."""
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tandem.tasks import Data
+from tandem_trainer.data import load
+from tandem_trainer.data.idx import FILES, read_idx
+from tandem_trainer.mistake import ConfigurationError
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    content = struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+def write_mnist(folder: Path, suffix: str = "") -> np.ndarray:
+    folder.mkdir(parents=True, exist_ok=True)
+    images = np.random.default_rng(0).integers(0, 256, (20, 28, 28), dtype=np.uint8)
+    for split, (image_file, label_file) in FILES.items():
+        count = 20 if split == "train" else 5
+        write_idx(folder / f"{image_file}{suffix}", images[:count])
+        write_idx(folder / f"{label_file}{suffix}", (np.arange(count) % 10).astype(np.uint8))
+    return images
+
+
+def test_digits_are_the_ones_in_scikit_learn() -> None:
+    from sklearn.datasets import load_digits
+
+    train, test = load(Data(name="digits"), "train"), load(Data(name="digits"), "test")
+    assert len(train) + len(test) == 1797
+    assert (train.channels, train.image_size, train.classes) == (1, 8, 10)
+    ours = torch.cat([train.images, test.images]).flatten(1) * 0.3759 + 0.3053
+    theirs = torch.tensor(load_digits().data, dtype=torch.float32) / 16
+    torch.testing.assert_close(ours.sum(0), theirs.sum(0), rtol=1e-4, atol=1e-3)
+
+
+def test_digits_test_set_has_a_fifth_of_each_class_and_shares_nothing() -> None:
+    train, test = load(Data(name="digits"), "train"), load(Data(name="digits"), "test")
+    for digit in range(10):
+        share = (test.labels == digit).sum() / ((test.labels == digit).sum() + (train.labels == digit).sum())
+        assert 0.19 < share <= 0.2
+    known = {image.numpy().tobytes() for image in train.images}
+    assert not any(image.numpy().tobytes() in known for image in test.images)
+
+
+def test_synthetic_is_the_same_every_time_and_has_the_size_asked_for() -> None:
+    config = Data(name="synthetic", samples=50, image_size=12)
+    first, again = load(config, "train"), load(config, "train")
+    assert first.images.shape == (50, 1, 12, 12)
+    assert torch.equal(first.images, again.images)
+    assert len(load(config, "test")) == 10
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("below", ["", "FashionMNIST/raw"])
+def test_fashion_mnist_is_read_from_a_folder_of_idx_files(tmp_path: Path, suffix: str, below: str) -> None:
+    images = write_mnist(tmp_path / below, suffix)
+    samples = load(Data(name="fashion-mnist", path=str(tmp_path), download=False), "train")
+    assert samples.images.shape == (20, 1, 28, 28)
+    torch.testing.assert_close(samples.images[3, 0], (torch.tensor(images[3]) / 255 - 0.2860) / 0.3530)
+    assert samples.labels.tolist() == [n % 10 for n in range(20)]
+    assert len(load(Data(name="fashion-mnist", path=str(tmp_path), download=False), "test")) == 5
+
+
+def test_a_missing_folder_is_named_together_with_what_to_put_there(tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere"
+    with pytest.raises(ConfigurationError) as error:
+        load(Data(name="mnist", path=str(missing), download=False), "train")
+    assert str(missing) in str(error.value)
+    assert "train-images-idx3-ubyte[.gz]" in str(error.value)
+
+
+def test_without_a_network_a_download_says_how_to_do_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torchvision.datasets
+
+    def offline(root: str, download: bool) -> None:
+        raise RuntimeError("Error downloading train-images-idx3-ubyte.gz")
+
+    monkeypatch.setattr(torchvision.datasets, "MNIST", offline)
+    with pytest.raises(ConfigurationError, match="Without a network, put its four IDX files"):
+        load(Data(name="mnist", path=str(tmp_path / "new")), "train")
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "cannot be read"),
+        (b"not an idx file at all", "not an IDX file"),
+        (struct.pack(">HBBI", 0, 8, 1, 100) + b"short", "cut short"),
+        (struct.pack(">HBBIII", 0, 8, 3, 2**31, 2**31, 2**31), "more than this reads"),
+        (struct.pack(">HBBI", 0, 0x0D, 1, 4) + b"\0" * 16, "not an IDX file of unsigned bytes"),
+    ],
+)
+def test_garbage_is_refused_with_its_name(tmp_path: Path, content: bytes, complaint: str) -> None:
+    path = tmp_path / "train-images-idx3-ubyte"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=complaint) as error:
+        read_idx(path)
+    assert str(path) in str(error.value)
+    compressed = tmp_path / "cut.gz"
+    compressed.write_bytes(gzip.compress(content)[:-9])
+    with pytest.raises(ConfigurationError, match=r"cut\.gz"):
+        read_idx(compressed)
+
+
+def test_images_and_labels_must_belong_together(tmp_path: Path) -> None:
+    write_mnist(tmp_path)
+    write_idx(tmp_path / FILES["train"][1], np.zeros(19, dtype=np.uint8))
+    with pytest.raises(ConfigurationError, match="not images and labels of the same samples"):
+        load(Data(name="mnist", path=str(tmp_path), download=False), "train")
