@@ -1,0 +1,129 @@
+"""`python -m tandem_evaluator --index I`: one evaluator process.
+
+Exit codes: DONE when training is over and everything is merged. PREEMPTED on SIGTERM and INTERRUPTED on SIGINT, not
+DONE: an Indexed Job would take a drained node's 0 for an index that has completed, and nobody would evaluate the
+rest. CONFIGURATION if the job cannot be evaluated as it is written, with one line that says why.
+"""
+
+import argparse
+import os
+import re
+import signal
+import sys
+import time
+from types import FrameType
+
+from tandem import launch
+from tandem.exitcode import ExitCode
+from tandem.job import DistributedTrainingJob
+from tandem.rundir import RunDir
+
+JOB_POLL_SECONDS = 0.2
+SAY_WAITING_SECONDS = 10.0
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+
+
+class Refused(Exception):  # noqa: N818 - it says what happened
+    """This process cannot do its work; carries the exit code and one line for the user."""
+
+    def __init__(self, code: ExitCode, line: str) -> None:
+        super().__init__(line)
+        self.code = code
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tandem_evaluator", description="Evaluate a run's checkpoints.")
+    parser.add_argument("--index", type=int, required=True, help="number of this process within its replica, from 0")
+    index = parser.parse_args(arguments).index
+    # One thread unless the user wishes otherwise, set before anything loads a mathematics library: several evaluators
+    # share a machine with each other and with data loading, and idle cores are used by more processes.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave_at_once)
+    try:
+        rundir, name = _whereabouts(index)
+        job = _wait_for_job(rundir)
+        return ExitCode.DONE if job is None else _evaluate(rundir, name, job)
+    except Refused as error:
+        print(f"tandem evaluator: {error}", file=sys.stderr, flush=True)
+        return error.code
+
+
+def _whereabouts(index: int) -> tuple[RunDir, str]:
+    """The run directory and the name of this process."""
+    missing = [variable for variable in (launch.RUN_DIR, launch.REPLICA) if not os.environ.get(variable)]
+    if missing:
+        raise Refused(ExitCode.USAGE, f"the variable {' and '.join(missing)} must be set; `tandem run` does that")
+    replica = os.environ[launch.REPLICA]
+    if index < 0 or not _NAME.match(replica):
+        raise Refused(ExitCode.USAGE, f"{replica}-{index} cannot be the name of an evaluator process")
+    return RunDir(os.environ[launch.RUN_DIR]), f"{replica}-{index}"
+
+
+def _wait_for_job(rundir: RunDir) -> DistributedTrainingJob | None:
+    """The job, as soon as it is recorded; None if it failed before it was."""
+    started, said = time.monotonic(), False
+    while True:
+        try:
+            return rundir.read_job()
+        except FileNotFoundError:
+            if rundir.failed() is not None:
+                return None
+            if not said and time.monotonic() - started > SAY_WAITING_SECONDS:
+                said = True
+                print(f"waiting for {rundir.job_file}", flush=True)
+            time.sleep(JOB_POLL_SECONDS)
+        except ValueError as error:
+            why = " ".join(str(error).split())
+            raise Refused(ExitCode.CONFIGURATION, f"{rundir.job_file} is no job that we can read: {why}") from error
+        except OSError as error:
+            raise Refused(ExitCode.FAILED, f"{rundir.job_file} cannot be read: {error}") from error
+
+
+def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCode:
+    if job.spec.trainer.task is None:
+        raise Refused(
+            ExitCode.CONFIGURATION, f"{job.metadata.name} trains by a command; evaluators know the tasks alone"
+        )
+    if job.spec.evaluation.processes == 0:
+        raise Refused(
+            ExitCode.CONFIGURATION, f"evaluation is turned off in {job.metadata.name}: evaluators.replicas is 0"
+        )
+
+    # These load torch, which takes a second or more: not before the job is known to be one that can be evaluated.
+    from tandem_evaluator.evaluation import Evaluation
+    from tandem_evaluator.journal import Journal
+    from tandem_evaluator.loop import Evaluator
+    from tandem_trainer.mistake import ConfigurationError
+
+    try:
+        journal = Journal(rundir, name)
+    except OSError as error:
+        raise Refused(ExitCode.CONFIGURATION, f"the run directory cannot be written: {error}") from error
+    with journal:
+        try:
+            evaluation = Evaluation.load(job.spec.trainer.settings)
+        except ConfigurationError as error:
+            raise Refused(ExitCode.CONFIGURATION, str(error)) from error
+        evaluator = Evaluator(rundir, job.spec.evaluation, name, evaluation, journal)
+        interrupted = False
+
+        def leave(number: int, _: FrameType | None) -> None:
+            nonlocal interrupted
+            interrupted = number == signal.SIGINT
+            evaluator.stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, leave)
+        code = evaluator.run()
+        return ExitCode.INTERRUPTED if interrupted and code == ExitCode.PREEMPTED else code
+
+
+def _leave_at_once(number: int, _: FrameType | None) -> None:
+    """Before the loop begins nothing is held that would have to be given back."""
+    raise SystemExit(ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.PREEMPTED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

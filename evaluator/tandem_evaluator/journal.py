@@ -1,0 +1,92 @@
+"""What an evaluator process says: `log/evaluator-NAME.jsonl` for reports, one line for each event for people.
+
+The use of the processor is written by a small thread, so that it goes on during a long evaluation. Both logs are for
+looking at only: a disk that refuses them must not stop an evaluation, so that is said once and work goes on.
+"""
+
+import json
+import sys
+import threading
+import time
+from typing import Any
+
+from tandem.durable import Lines
+from tandem.rundir import RunDir
+
+BUSY_SECONDS = 1.0
+IDLE_SECONDS = 5.0
+
+
+class Journal:
+    """The log of one evaluator process. Leaving the `with` block writes its end."""
+
+    def __init__(self, rundir: RunDir, name: str) -> None:
+        """
+        Raises:
+            OSError: the log cannot be opened.
+        """
+        self._lines = Lines(rundir.log / f"evaluator-{name}.jsonl")
+        self._activity: tuple[str, str | None] = ("starting", None)
+        self._refused = False
+        self._over = threading.Event()
+        self._usage()
+        self._thread = threading.Thread(target=self._watch, name="usage", daemon=True)
+        self._thread.start()
+
+    def doing(self, state: str, checkpoint: str | None = None) -> None:
+        """Say what the process is about from now on: `idle`, or `evaluating` a checkpoint."""
+        self._activity = (state, checkpoint)
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Write an event to the log and print it."""
+        self._append(kind, facts)
+        say(kind, **facts)
+
+    def close(self) -> None:
+        """Write the end."""
+        self._over.set()
+        self._thread.join()
+        self._usage()
+        self._append("end", {})
+        self._lines.close()
+
+    def _watch(self) -> None:
+        """Once a second while evaluating, more rarely while idle, and soon after a change from one to the other."""
+        written, before = time.monotonic(), self._activity
+        while not self._over.wait(BUSY_SECONDS):
+            activity = self._activity
+            waited = time.monotonic() - written
+            if activity[0] == "evaluating" or activity != before or waited > IDLE_SECONDS - BUSY_SECONDS / 2:
+                self._usage()
+                written, before = time.monotonic(), activity
+
+    def _usage(self) -> None:
+        state, checkpoint = self._activity
+        self._append("usage", {"cpuSeconds": time.process_time(), "state": state, "checkpoint": checkpoint})
+
+    def _append(self, kind: str, facts: dict[str, Any]) -> None:
+        try:
+            self._lines.append({"kind": kind, "time": time.time()} | facts)
+        except OSError as error:
+            if not self._refused:
+                self._refused = True
+                print(f"the log cannot be written, going on without it: {error}", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def say(kind: str, **facts: Any) -> None:
+    """Print one event as a line with key=value fields."""
+    fields = (f"{key}={value if isinstance(value, int) else _word(value)}" for key, value in facts.items())
+    print(kind, *fields, flush=True)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if not text or any(char in text for char in ' "=\n') else text

@@ -1,0 +1,136 @@
+"""The evaluation files of a run: shards, merged results, skipped checkpoints, the best one.
+
+Every file but best.json is created once and never replaced, so whoever is second finds the work done and changes
+nothing. A merged result is a pure function of its shards, and best.json one of all merged results and the lineage:
+both can be made again by anybody at any time, and a process that dies between two files leaves nothing that the next
+does not complete.
+"""
+
+import re
+import time
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from tandem.durable import create_json, read_json, read_json_or_none, replace_json, sync_folder
+from tandem.job import Evaluators
+from tandem.rundir import RunDir
+from tandem.status import CheckpointRef
+from tandem_evaluator.best import best
+from tandem_evaluator.journal import say
+from tandem_evaluator.result import MergedResult, ShardResult, merge, shard_samples
+
+_MERGED = re.compile(r"^g\d{6,}\.json$")
+
+
+def folder(rundir: RunDir, reference: CheckpointRef) -> Path:
+    """Where the evaluation files of a checkpoint are."""
+    return rundir.evaluations / reference.name
+
+
+def shard_name(reference: CheckpointRef, shard: int, shards: int) -> str:
+    """File name of a shard's result."""
+    return f"g{reference.generation:06d}.shard-{shard}-of-{shards}.json"
+
+
+def merged_name(reference: CheckpointRef) -> str:
+    """File name of the merged result."""
+    return f"g{reference.generation:06d}.json"
+
+
+def skipped_name(reference: CheckpointRef) -> str:
+    """File name of the note that a checkpoint was passed over."""
+    return f"g{reference.generation:06d}.skipped.json"
+
+
+class Publication:
+    """Writes the evaluation files."""
+
+    def __init__(self, rundir: RunDir, evaluators: Evaluators, total: int, classes: int) -> None:
+        """
+        Args:
+            total: samples of the evaluation data.
+            classes: their classes.
+        """
+        self._rundir, self._evaluators, self._total, self._classes = rundir, evaluators, total, classes
+        self._known: dict[Path, MergedResult] = {}
+
+    def publish(self, result: ShardResult) -> bool:
+        """Publish a shard. False if it is there already."""
+        target = folder(self._rundir, result.reference)
+        target.mkdir(parents=True, exist_ok=True)
+        sync_folder(target.parent)
+        return create_json(target / shard_name(result.reference, result.shard, result.shards), result.to_json())
+
+    def merge(self, reference: CheckpointRef) -> MergedResult | None:
+        """Publish the merged result if all shards are there. None if they are not, or another process was first."""
+        shards = self._evaluators.processes
+        results = []
+        for shard in range(shards):
+            path = folder(self._rundir, reference) / shard_name(reference, shard, shards)
+            try:
+                result = ShardResult.parse(read_json(path))
+                self._check(result, reference, shard)
+            except FileNotFoundError:
+                return None
+            except (ValueError, ValidationError) as error:
+                _discard(path, error)
+                return None
+            results.append(result)
+        merged = merge(results)
+        published = create_json(folder(self._rundir, reference) / merged_name(reference), merged.to_json())
+        return merged if published else None
+
+    def skip(self, reference: CheckpointRef, why: str) -> bool:
+        """Record that a checkpoint is passed over. False if that is recorded already."""
+        target = folder(self._rundir, reference)
+        target.mkdir(parents=True, exist_ok=True)
+        return create_json(target / skipped_name(reference), {"why": why, "at": time.time()}, durable=False)
+
+    def update_best(self) -> None:
+        """Make best.json what the merged results say.
+
+        Two processes that do this at once may have seen different results, and the one that saw less may write last. So
+        each looks again after it has written, until what it finds is what it would write: whoever writes last has then
+        looked after every result that was there.
+        """
+        while True:
+            metric, goal = self._evaluators.metric, self._evaluators.direction
+            wanted = best(self._merged(), self._rundir.chain(), metric, goal)
+            if wanted is None:
+                self._rundir.best_file.unlink(missing_ok=True)
+                return
+            if read_json_or_none(self._rundir.best_file) == wanted:
+                return
+            replace_json(self._rundir.best_file, wanted)
+
+    def _merged(self) -> list[MergedResult]:
+        """All merged results, of checkpoints that are deleted too. Each file is read once in this process's life."""
+        for path in self._rundir.evaluations.glob("step-*/g*.json"):
+            if _MERGED.match(path.name) and path not in self._known:
+                try:
+                    self._known[path] = MergedResult.parse(read_json(path))
+                except (ValueError, ValidationError) as error:
+                    _discard(path, error)
+        return list(self._known.values())
+
+    def _check(self, result: ShardResult, reference: CheckpointRef, shard: int) -> None:
+        """
+        Raises:
+            ValueError: it is not the result of this shard of our data, for instance because the data set was
+                another one when it was made.
+        """
+        if (result.reference, result.shard, result.shards) != (reference, shard, self._evaluators.processes):
+            raise ValueError("it is the result of another shard")
+        if result.samples != shard_samples(self._total, shard, result.shards):
+            raise ValueError(f"it has {result.samples} samples, which is not this shard of {self._total}")
+        if [len(row) for row in result.confusion] != [self._classes] * self._classes:
+            raise ValueError(f"its confusion matrix is not that of {self._classes} classes")
+        if sum(map(sum, result.confusion)) != result.samples:
+            raise ValueError("its confusion matrix does not count its samples")
+
+
+def _discard(path: Path, error: ValueError) -> None:
+    """Remove a file that does not say what it must, so that the work is done again."""
+    say("discarded", file=f"{path.parent.name}/{path.name}", why=error)
+    path.unlink(missing_ok=True)

@@ -1,0 +1,148 @@
+"""What evaluators publish: the result of one shard, and the merged result of a checkpoint.
+
+A shard carries counts, not scores: how many samples of class i were taken for class j, and the sum of their losses.
+Counts add up exactly, in any order and for any split, so the merged scores are those of one pass over the whole data;
+scores themselves (a mean of F1 values, say) could not be put together like that.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+from sklearn.metrics import accuracy_score, f1_score
+
+from tandem.model import Model
+from tandem.status import CheckpointRef
+
+Count = Annotated[int, Field(ge=0)]
+
+NOT_FINITE = "the loss is not finite, so this checkpoint cannot become the best one"
+
+
+class Result(Model):
+    """What both kinds have in common."""
+
+    checkpoint: str
+    """The checkpoint's name."""
+    step: Count
+    """Its step."""
+    generation: Count
+    """The generation that wrote it."""
+    samples: Count
+    """Evaluation samples seen."""
+    confusion: list[list[Count]]
+    """Samples of class i (row) that were taken for class j (column)."""
+    note: str = ""
+    """What a reader of the numbers has to know; absent if nothing."""
+
+    @property
+    def reference(self) -> CheckpointRef:
+        """The checkpoint."""
+        return CheckpointRef(name=self.checkpoint, step=self.step, generation=self.generation)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form. Unlike `dump` it keeps a null, which stands for a number that is not finite or not defined."""
+        body = self.model_dump(mode="json", by_alias=True)
+        if not self.note:
+            del body["note"]
+        return body
+
+
+class ShardResult(Result):
+    """One shard of the evaluation data under one checkpoint."""
+
+    shard: Count
+    """Which one; it has the samples `shard`, `shard + shards`, `shard + 2 * shards`, …"""
+    shards: Annotated[int, Field(ge=1)]
+    """How many there are."""
+    loss_sum: float | None
+    """Sum of the samples' cross entropies, nats; None if it is not finite."""
+    seconds: Annotated[float, Field(ge=0)]
+    """Time from the claim to the result."""
+    evaluator: str
+    """The process that did it."""
+    at: float
+    """When it was done, seconds since the epoch."""
+
+
+class Metrics(Model):
+    """The scores of a checkpoint."""
+
+    loss: float | None
+    """Mean cross entropy, nats; None if it is not finite."""
+    accuracy: float
+    """Share of samples whose class was found."""
+    macro_f1: float
+    """Mean of the classes' F1 scores."""
+
+
+class MergedResult(Result):
+    """The evaluation of one checkpoint."""
+
+    metrics: Metrics
+    """Its scores."""
+    per_class_f1: list[float | None]
+    """F1 of each class; None for one that neither occurs nor is ever predicted."""
+    started_at: float
+    """When the first shard was begun, seconds since the epoch."""
+    finished_at: float
+    """When the last shard was done, seconds since the epoch."""
+
+
+def shard_samples(total: int, shard: int, shards: int) -> int:
+    """How many of `total` samples a shard has."""
+    return len(range(shard, total, shards))
+
+
+def finite_or_none(value: float) -> float | None:
+    """JSON has no word for NaN and infinity."""
+    return value if math.isfinite(value) else None
+
+
+def merge(results: Sequence[ShardResult]) -> MergedResult:
+    """Put the shards of one checkpoint together. The order of `results` does not matter, not even to the last bit.
+
+    Args:
+        results: every shard of one split, once.
+    """
+    results = sorted(results, key=lambda result: result.shard)
+    first = results[0]
+    assert [result.shard for result in results] == list(range(first.shards))
+    assert len({(result.checkpoint, result.generation, result.shards) for result in results}) == 1
+
+    samples = sum(result.samples for result in results)
+    sums = [result.loss_sum for result in results]
+    loss = None if None in sums else finite_or_none(math.fsum(part for part in sums if part is not None) / samples)
+    confusion = sum(np.array(result.confusion, dtype=np.int64) for result in results)
+    assert isinstance(confusion, np.ndarray)
+    accuracy, macro_f1, per_class_f1 = scores(confusion)
+    return MergedResult(
+        checkpoint=first.checkpoint,
+        step=first.step,
+        generation=first.generation,
+        samples=samples,
+        confusion=confusion.tolist(),
+        note=NOT_FINITE if loss is None else "",
+        metrics=Metrics(loss=loss, accuracy=accuracy, macro_f1=macro_f1),
+        per_class_f1=per_class_f1,
+        started_at=min(result.at - result.seconds for result in results),
+        finished_at=max(result.at for result in results),
+    )
+
+
+def scores(confusion: np.ndarray) -> tuple[float, float, list[float | None]]:
+    """Accuracy, macro F1 and the F1 of each class, by scikit-learn: each cell is one pair of classes with its count as
+    weight. A class that neither occurs nor is predicted has no F1, and the mean leaves it out, as scikit-learn's does.
+
+    Args:
+        confusion: [classes, classes] counts, not all 0.
+    """
+    classes = np.arange(len(confusion))
+    true, predicted = np.repeat(classes, len(classes)), np.tile(classes, len(classes))
+    weights = confusion.ravel()
+    each = f1_score(true, predicted, labels=classes, average=None, sample_weight=weights, zero_division=np.nan)
+    macro = f1_score(true, predicted, labels=classes, average="macro", sample_weight=weights, zero_division=np.nan)
+    accuracy = accuracy_score(true, predicted, sample_weight=weights)
+    return float(accuracy), float(macro), [finite_or_none(float(value)) for value in each]

@@ -1,0 +1,161 @@
+"""One look at the run directory: which checkpoints are there, and how far the evaluation of each is.
+
+A look happens several times a second for hours, so what cannot change is remembered: a manifest belongs to a folder
+that is never written again, a generation's record is written once, and a merged result is the last word. What remains
+is to list a few folders and to read the claims on unfinished shards.
+
+Order matters: first whether training is over, then the checkpoints, then the lineage. What is written the other way
+round is then never half seen: a look that finds DONE also finds the final checkpoint.
+"""
+
+import re
+import time
+from collections.abc import Container
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from tandem import lease
+from tandem.lineage import Chain, chain, counts
+from tandem.manifest import FILE, Broken, Manifest
+from tandem.rundir import RunDir
+from tandem.status import CheckpointRef
+from tandem_evaluator.choice import Standing, View
+from tandem_evaluator.claim import claim_file
+from tandem_evaluator.publication import folder, merged_name, shard_name, skipped_name
+
+SECOND_LOOK_SECONDS = 1.0
+"""A manifest is called broken only when it still is after so long: an NFS client may see a folder's old self."""
+_RECORD = re.compile(r"^\d{6,}\.json$")
+
+
+class Survey:
+    """Looks at one run directory."""
+
+    def __init__(self, rundir: RunDir, shards: int) -> None:
+        self._rundir, self._shards = rundir, shards
+        self._manifests: dict[tuple[str, int, int, int], CheckpointRef] = {}
+        self._suspects: dict[str, float] = {}
+        self._merged: set[CheckpointRef] = set()
+        self._records: tuple[str, ...] = ()
+        self._links: Chain = {}
+        self.broken: dict[str, str] = {}
+        """Checkpoints found broken by the last look, each with why."""
+        self._unsure = False
+
+    def look(self, unusable: Container[CheckpointRef] = ()) -> View:
+        """See what is there.
+
+        Args:
+            unusable: checkpoints to leave out.
+
+        Raises:
+            OSError: the disk does not answer.
+            ValueError: the lineage contradicts itself.
+        """
+        ended = self._rundir.ended()
+        final = self._final() if ended else None
+        references = self._references(ended, final)
+        links = self._chain()
+        order = {generation: index for index, generation in enumerate(links)}
+        counted = [
+            reference
+            for reference in references
+            if reference not in unusable and (counts(links, reference) or reference == final)
+        ]
+        counted.sort(key=lambda reference: (order.get(reference.generation, -1), -reference.step))
+        return View(tuple(self._standing(reference) for reference in counted), ended, final, self._unsure)
+
+    def signature(self, view: View) -> object:
+        """Changes whenever best.json may have to: with the lineage and with the merged results in view."""
+        return (tuple(self._links.items()), frozenset(one.reference for one in view.standings if one.merged))
+
+    def _final(self) -> CheckpointRef | None:
+        done = self._rundir.done()
+        try:
+            return None if done is None else CheckpointRef.parse(done.get("final"))
+        except ValidationError:
+            return None
+
+    def _references(self, ended: bool, final: CheckpointRef | None) -> list[CheckpointRef]:
+        """All committed checkpoints with a sound manifest. The final one is looked for by name too, should the listing
+        be an old one, and counts as there when it is gone but its evaluation is complete."""
+        self.broken, self._unsure = {}, False
+        names = set(self._rundir.checkpoint_names())
+        if final is not None:
+            names.add(final.name)
+        found = []
+        for name in sorted(names):
+            try:
+                found.append(self._reference(name))
+            except FileNotFoundError:
+                self._suspects.pop(name, None)
+            except Broken as error:
+                if time.monotonic() - self._suspects.setdefault(name, time.monotonic()) >= SECOND_LOOK_SECONDS:
+                    self.broken[name] = str(error)
+                else:
+                    self._unsure = True
+            except OSError:
+                # The next look may read it. Once training is over there is no next checkpoint to go on with instead.
+                if ended:
+                    raise
+            else:
+                self._suspects.pop(name, None)
+        if final is not None and final not in found and (folder(self._rundir, final) / merged_name(final)).exists():
+            found.append(final)
+        return found
+
+    def _reference(self, name: str) -> CheckpointRef:
+        """
+        Raises:
+            FileNotFoundError: it is gone.
+            Broken: its manifest is missing or damaged.
+        """
+        try:
+            status = (self._rundir.checkpoint(name) / FILE).stat()
+        except FileNotFoundError:
+            return Manifest.load(self._rundir.checkpoint(name)).reference
+        key = (name, status.st_ino, status.st_mtime_ns, status.st_size)
+        if key not in self._manifests:
+            self._manifests[key] = self._rundir.manifest(name).reference
+        return self._manifests[key]
+
+    def _chain(self) -> Chain:
+        try:
+            names = tuple(sorted(path.name for path in self._rundir.generations.iterdir() if _RECORD.match(path.name)))
+        except FileNotFoundError:
+            return {}
+        if names != self._records:
+            records = self._rundir.generation_records()
+            if len(records) != len(names):
+                # One was written since the listing, or cannot be read: a chain with a hole must not be remembered.
+                return chain(records)
+            self._records, self._links = names, chain(records)
+        return self._links
+
+    def _standing(self, reference: CheckpointRef) -> Standing:
+        if reference in self._merged:
+            return Standing(reference, merged=True)
+        names = _listed(folder(self._rundir, reference))
+        if merged_name(reference) in names:
+            self._merged.add(reference)
+            return Standing(reference, merged=True)
+        shards = range(self._shards)
+        finished = frozenset(one for one in shards if shard_name(reference, one, self._shards) in names)
+        return Standing(
+            reference,
+            finished,
+            frozenset(
+                one
+                for one in shards
+                if one not in finished and lease.is_held(claim_file(self._rundir, reference, one, self._shards))
+            ),
+            skipped=skipped_name(reference) in names,
+        )
+
+
+def _listed(path: Path) -> frozenset[str]:
+    with suppress(FileNotFoundError):
+        return frozenset(entry.name for entry in path.iterdir())
+    return frozenset()
