@@ -156,15 +156,15 @@ def serve(run_dir: Path, descriptor: int) -> None:
         try:
             with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as memory, memoryview(memory) as content:
                 manifest = commit(rundir, request["facts"], request["regions"], content)
+            with suppress(OSError):  # a hint that cannot be written does not undo the commit
+                rundir.hint_latest(manifest.reference)
             answer = {"committed": manifest.name, "bytes": manifest.size, "seconds": time.monotonic() - started}
         except Superseded as error:
             answer = {"superseded": str(error)}
         except OSError as error:
             answer = {"failed": str(error)}
         print(json.dumps(answer), flush=True)
-        with suppress(OSError):
-            if "committed" in answer:
-                rundir.hint_latest(manifest.reference)
+        with suppress(OSError):  # what cannot be deleted now is deleted after the next save
             clean(rundir, job, request["facts"].get("parent"))
 
 
