@@ -1,0 +1,16 @@
+"""A run as one page: what the files of a run directory say, drawn and written down.
+
+    lines      JSON-lines logs as they are found: torn, growing, missing
+    reading    a run directory -> `run.Run`, the only part that touches the run's files
+    run        what a run was, as frozen values
+    summary    the figures of merit that stand at the top of the page
+    clock      wall-clock time without the hours in which nothing ran
+    series     long series made short enough to draw, without losing a spike
+    figures/   one module for each picture: values in, a matplotlib figure out
+    style      colours and type of all pictures, and how they follow light and dark
+    svg        a figure as a piece of HTML
+    page       the page
+    writing    page and pictures as files
+
+Needs matplotlib (`pip install 'tandem[report]'`); nothing outside this package imports it.
+"""

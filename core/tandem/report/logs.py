@@ -1,0 +1,280 @@
+"""The three kinds of log of a run directory, each parsed in one pass (docs/architecture.md lists their lines)."""
+
+import re
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from tandem.report.lines import Record, mapping, number, optional, stream, text, whole
+from tandem.report.run import Event, Floats, Kind, Rates, Steps, Use, Work, World
+
+LOST_SECONDS = 12.0
+"""An evaluator speaks at least every 5 s and the coordinator every second: after this it was not there."""
+
+
+@dataclass(frozen=True)
+class Save:
+    """A `checkpoint` line of a trainer."""
+
+    name: str
+    step: int
+    at: float
+    stall_seconds: float | None
+    commit_seconds: float | None
+    size: int | None
+
+
+@dataclass(frozen=True)
+class TrainLog:
+    """What rank 0 of one generation wrote."""
+
+    generation: int
+    steps: Steps
+    rates: Rates
+    saves: tuple[Save, ...]
+    unsaved: tuple[tuple[int, str], ...]
+    started_at: float | None
+    start_step: int | None
+    total_steps: int | None
+    world_size: int | None
+    ended: str
+    first_at: float | None
+    last_at: float | None
+    marks: Floats
+
+
+@dataclass(frozen=True)
+class CoordinatorLog:
+    """What the coordinator wrote."""
+
+    world: World
+    trainer_cpu: tuple[Use, ...] = ()
+    gpu: tuple[Use, ...] = ()
+    evaluator_cpu: tuple[Use, ...] = ()
+    opened: tuple[Record, ...] = ()
+    closed: tuple[Record, ...] = ()
+    events: tuple[Event, ...] = ()
+    marks: Floats = field(default_factory=lambda: np.empty(0))
+
+
+@dataclass(frozen=True)
+class EvaluatorLog:
+    """What one evaluator wrote."""
+
+    name: str
+    use: Use
+    works: tuple[Work, ...]
+    skipped: tuple[tuple[float, str], ...]
+    bad: tuple[tuple[float, str, str], ...]
+    marks: Floats
+
+
+class _Marks:
+    """Times at which something was logged, at most two a second."""
+
+    def __init__(self) -> None:
+        self._times = array("d")
+        self._last = -1.0
+
+    def add(self, time: float) -> None:
+        if abs(time - self._last) >= 0.5:
+            self._times.append(time)
+            self._last = time
+
+    def all(self) -> Floats:
+        return _floats(self._times)
+
+
+def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
+    """Parse `log/train-g….jsonl`."""
+    step, when, loss = array("q"), array("d"), array("d")
+    rates: list[tuple[float, float, float, Record]] = []
+    saves: list[Save] = []
+    unsaved: list[tuple[int, str]] = []
+    start: Record = {}
+    ended, marks = "", _Marks()
+    first = last = None
+    previous_rate: float | None = None
+    for record in stream(path, faults):
+        time, kind = record["time"], record["kind"]
+        marks.add(time)
+        first, last = time if first is None else first, time
+        if kind == "step":
+            if (at := whole(record.get("step"))) is not None:
+                step.append(at)
+                when.append(time)
+                loss.append(number(record.get("loss")))
+        elif kind == "rate":
+            since = first if previous_rate is None else previous_rate
+            rates.append((time, number(record.get("throughput")), time - since, mapping(record.get("phases"))))
+            previous_rate = time
+        elif kind == "checkpoint":
+            if (saved := _save(record)) is not None:
+                saves.append(saved)
+        elif kind == "skipped":
+            unsaved.append((whole(record.get("step")) or 0, text(record.get("why"))))
+        elif kind == "start":
+            start = start or record
+        elif kind == "end":
+            ended = text(record.get("why"))
+    return TrainLog(
+        generation=generation,
+        steps=Steps(np.array(step, np.int64), _floats(when), _floats(loss)),
+        rates=_rates(rates),
+        saves=tuple(saves),
+        unsaved=tuple(unsaved),
+        started_at=optional(start.get("time")),
+        start_step=whole(start.get("step")),
+        total_steps=whole(start.get("totalSteps")),
+        world_size=whole(start.get("worldSize")),
+        ended=ended,
+        first_at=first,
+        last_at=last,
+        marks=marks.all(),
+    )
+
+
+def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
+    """Parse `log/coordinator.jsonl`."""
+    when, size, throughput = array("d"), array("q"), array("d")
+    trainers, gpus, evaluators = _Samples(), _Samples(), _Samples()
+    opened: list[Record] = []
+    closed: list[Record] = []
+    events: list[Event] = []
+    marks = _Marks()
+    for record in stream(path, faults):
+        time, kind = record["time"], record["kind"]
+        marks.add(time)
+        if kind == "sample":
+            when.append(time)
+            size.append(whole(record.get("worldSize")) or 0)
+            throughput.append(number(record.get("throughput")))
+            trainers.add(len(when) - 1, mapping(record.get("trainerCpu")))
+            gpus.add(len(when) - 1, mapping(record.get("gpu")))
+            evaluators.add(len(when) - 1, mapping(record.get("evaluatorCpu")))
+        elif kind == "generation":
+            opened.append(record)
+        elif kind == "closed":
+            closed.append(record)
+        elif kind == "event":
+            events.append(Event(time, text(record.get("level")) or "info", text(record.get("text"))))
+    times = _floats(when)
+    return CoordinatorLog(
+        world=World(times, np.array(size, np.int64), _floats(throughput)),
+        trainer_cpu=trainers.uses("trainer", times),
+        gpu=gpus.uses("gpu", times),
+        evaluator_cpu=evaluators.uses("evaluator", times),
+        opened=tuple(opened),
+        closed=tuple(closed),
+        events=tuple(events),
+        marks=marks.all(),
+    )
+
+
+def read_evaluator_log(path: Path, name: str, faults: list[str]) -> EvaluatorLog:
+    """Parse `log/evaluator-NAME.jsonl`."""
+    when, seconds = array("d"), array("d")
+    works: list[Work] = []
+    skipped: list[tuple[float, str]] = []
+    bad: list[tuple[float, str, str]] = []
+    marks = _Marks()
+    for record in stream(path, faults):
+        time, kind, checkpoint = record["time"], record["kind"], text(record.get("checkpoint"))
+        marks.add(time)
+        if kind == "usage":
+            when.append(time)
+            seconds.append(number(record.get("cpuSeconds")))
+        elif kind == "evaluated" and checkpoint:
+            took = optional(record.get("seconds")) or 0.0
+            generation, step = whole(record.get("generation")), whole(record.get("step")) or 0
+            works.append(Work(name, checkpoint, generation, step, time - max(0.0, took), time))
+        elif kind == "skipped" and checkpoint:
+            skipped.append((time, checkpoint))
+        elif kind == "bad" and checkpoint:
+            bad.append((time, checkpoint, text(record.get("why"))))
+    times = _floats(when)
+    use = Use(name, "evaluator", times, busy_cores(times, _floats(seconds)))
+    return EvaluatorLog(name, use, tuple(works), tuple(skipped), tuple(bad), marks.all())
+
+
+def busy_cores(time: Floats, cpu_seconds: Floats) -> Floats:
+    """Busy cores between samples of a process' CPU clock.
+
+    The clock starts again at 0 when another process takes the name over; what it shows then was used since. The first
+    sample, and one that follows a silence longer than `LOST_SECONDS`, have no beginning: NaN.
+    """
+    if len(time) == 0:
+        return np.empty(0)
+    length = np.diff(time, prepend=np.nan)
+    used = np.diff(cpu_seconds, prepend=np.nan)
+    used = np.where(used < 0, cpu_seconds, used)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        busy = used / length
+    # After a silence the new process' CPU time cannot be laid over the whole of it.
+    return np.where((length > 0) & (length <= LOST_SECONDS), busy, np.nan)
+
+
+class _Samples:
+    """Values by name, each name present in some of the samples."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, tuple[array[int], array[float]]] = {}
+
+    def add(self, sample: int, values: Record) -> None:
+        for name, value in values.items():
+            if name not in self._columns:
+                self._columns[name] = (array("q"), array("d"))
+            indices, column = self._columns[name]
+            indices.append(sample)
+            column.append(number(value))
+
+    def uses(self, kind: Kind, time: Floats) -> tuple[Use, ...]:
+        """One `Use` for each name, over all samples: NaN in those that do not mention it."""
+        found = []
+        for name in sorted(self._columns, key=natural):
+            indices, column = self._columns[name]
+            busy = np.full(len(time), np.nan)
+            busy[np.array(indices, np.int64)] = _floats(column)
+            found.append(Use(name, kind, time, busy))
+        return tuple(found)
+
+
+def natural(name: str) -> list[tuple[bool, int, str]]:
+    """A sort key that puts rank 10 after rank 9."""
+    parts = re.findall(r"[0-9]+|[^0-9]+", name)
+    return [(False, int(part), "") if part[0] in "0123456789" else (True, 0, part) for part in parts]
+
+
+def _save(record: Record) -> Save | None:
+    name, step = text(record.get("name")), whole(record.get("step"))
+    if not name or step is None:
+        return None
+    return Save(
+        name=name,
+        step=step,
+        at=record["time"],
+        stall_seconds=optional(record.get("stallSeconds")),
+        commit_seconds=optional(record.get("commitSeconds")),
+        size=whole(record.get("bytes")),
+    )
+
+
+def _rates(rows: list[tuple[float, float, float, Record]]) -> Rates:
+    names = list(dict.fromkeys(name for *_, phases in rows for name in phases))
+    return Rates(
+        time=np.array([row[0] for row in rows], np.float64),
+        throughput=np.array([row[1] for row in rows], np.float64),
+        seconds=np.array([row[2] for row in rows], np.float64),
+        phases={name: np.array([_seconds(row[3].get(name)) for row in rows], np.float64) for name in names},
+    )
+
+
+def _seconds(value: object) -> float:
+    found = number(value)
+    return found if 0 <= found < float("inf") else 0.0
+
+
+def _floats(values: "array[float]") -> Floats:
+    return np.array(values, np.float64)

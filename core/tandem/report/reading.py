@@ -1,0 +1,210 @@
+"""A run directory as it is found, whole or not, read into a `run.Run`.
+
+Nothing in it is trusted to be there: the run may be going on, may have been killed at any moment, or may be years old
+with half of its files cleaned away. What is missing is left out, what is damaged is named in `Run.faults`, and only a
+folder with nothing of a run in it is refused. Writes nothing and holds no lease: all it opens is small, or a log.
+"""
+
+import json
+import re
+import time as clock
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import yaml
+from pydantic import ValidationError
+
+from tandem.durable import read_json, read_json_or_none
+from tandem.job import DistributedTrainingJob
+from tandem.lineage import GenerationRecord
+from tandem.report import checkpoints, generations, lineage
+from tandem.report.lines import mapping, optional, text
+from tandem.report.logs import (
+    CoordinatorLog,
+    EvaluatorLog,
+    TrainLog,
+    natural,
+    read_coordinator_log,
+    read_evaluator_log,
+    read_train_log,
+)
+from tandem.report.run import Floats, Rates, Result, Run, Use
+from tandem.rundir import RunDir
+
+SILENT_SECONDS = 20.0
+"""A run without an end whose logs are silent for so long is not going on: the coordinator writes every second."""
+
+_TRAIN_LOG = re.compile(r"^train-g([0-9]{1,9})\.jsonl$")
+_EVALUATOR_LOG = re.compile(r"^evaluator-(.+)\.jsonl$")
+
+
+class NoRun(Exception):  # noqa: N818 - it is what was found, and reads as such
+    """The folder is not a run directory; says what was looked for."""
+
+
+def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
+    """Read a run directory.
+
+    Raises:
+        NoRun: there is none at `path`.
+    """
+    rundir = RunDir(path)
+    _expect_run(rundir)
+    faults: list[str] = []
+    job, job_text = _job(rundir, faults)
+    train = _train_logs(rundir, faults)
+    coordinator = read_coordinator_log(rundir.log / "coordinator.jsonl", faults)
+    evaluators = _evaluator_logs(rundir, faults)
+    records = _records(rundir, faults)
+
+    bounds = lineage.limits(generations.beginnings(records, train))
+    counted, superseded = lineage.resolve({log.generation: log.steps for log in train}, bounds)
+    metric = job.spec.evaluation.metric if job else text(mapping(read_json_or_none(rundir.best_file)).get("metric"))
+    metric = metric or "accuracy"
+    written = checkpoints.collect(rundir, train, evaluators, bounds, faults)
+    memberships = generations.collect(records, train, coordinator)
+
+    marks = _marks(train, coordinator, evaluators)
+    end = rundir.done() or rundir.failed() or {}
+    seen = [*marks[[0, -1]].tolist()] if len(marks) else []
+    seen += [moment for moment in [optional(end.get("at")), *(g.opened_at for g in memberships)] if moment is not None]
+    ended_at = max(seen, default=0.0)
+    result, message = _result(rundir, now() - ended_at)
+    return Run(
+        name=job.metadata.name if job else path.resolve().name,
+        job=job,
+        job_text=job_text,
+        result=result,
+        message=message,
+        started_at=min(seen, default=0.0),
+        ended_at=ended_at,
+        marks=np.unique(np.concatenate([marks, np.array(seen, np.float64)])),
+        total_steps=next((log.total_steps for log in reversed(train) if log.total_steps), None),
+        counted=counted,
+        superseded=superseded,
+        rates=_joined_rates(train),
+        world=coordinator.world,
+        uses=(*coordinator.trainer_cpu, *coordinator.gpu, *_evaluator_uses(coordinator, evaluators)),
+        works=tuple(sorted((work for log in evaluators for work in log.works), key=lambda work: work.end)),
+        checkpoints=written,
+        best=checkpoints.best(written, metric, checkpoints.direction(job, metric), rundir),
+        metric=metric,
+        generations=memberships,
+        events=coordinator.events,
+        unsaved=tuple(entry for log in train for entry in log.unsaved),
+        faults=tuple(faults),
+    )
+
+
+def _expect_run(rundir: RunDir) -> None:
+    path = rundir.path
+    if not path.exists():
+        raise NoRun(f"{path} does not exist")
+    if not path.is_dir():
+        raise NoRun(f"{path} is a file; a run is a folder")
+    try:
+        known = {entry.name for entry in path.iterdir()}
+    except OSError as error:
+        raise NoRun(f"{path} cannot be read: {error.strerror}") from error
+    logs = {entry.name for entry in _listed(rundir.log)}
+    if not known & {"job.json", "DONE", "FAILED.json", "generations", "checkpoints"} and not any(
+        _TRAIN_LOG.match(name) or name == "coordinator.jsonl" for name in logs
+    ):
+        raise NoRun(
+            f"{path} is not a run directory: it has neither job.json nor log/coordinator.jsonl nor log/train-*.jsonl"
+        )
+
+
+def _job(rundir: RunDir, faults: list[str]) -> tuple[DistributedTrainingJob | None, str]:
+    try:
+        data = read_json(rundir.job_file)
+    except FileNotFoundError:
+        faults.append("job.json is missing")
+        return None, ""
+    except (OSError, ValueError) as error:
+        faults.append(f"job.json cannot be read: {error}")
+        return None, ""
+    try:
+        job = DistributedTrainingJob.parse(data)
+    except ValidationError:
+        faults.append("job.json is not a job that this version of Tandem knows")
+        job = None
+    try:
+        return job, yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+    except yaml.YAMLError:
+        return job, json.dumps(data, indent=2)
+
+
+def _train_logs(rundir: RunDir, faults: list[str]) -> list[TrainLog]:
+    named = [(path, _TRAIN_LOG.match(path.name)) for path in _listed(rundir.log)]
+    found = [read_train_log(path, int(match[1]), faults) for path, match in named if match]
+    return sorted(found, key=lambda log: log.generation)
+
+
+def _evaluator_logs(rundir: RunDir, faults: list[str]) -> list[EvaluatorLog]:
+    named = [(path, _EVALUATOR_LOG.match(path.name)) for path in _listed(rundir.log)]
+    found = [read_evaluator_log(path, match[1], faults) for path, match in named if match]
+    return sorted(found, key=lambda log: natural(log.name))
+
+
+def _records(rundir: RunDir, faults: list[str]) -> dict[int, GenerationRecord]:
+    found = {}
+    for path in _listed(rundir.generations):
+        if not path.name.endswith(".json") or path.name.startswith("."):
+            continue
+        try:
+            record = GenerationRecord.parse(read_json_or_none(path))
+        except ValidationError:
+            faults.append(f"generations/{path.name} is not a generation's record; passed over")
+        else:
+            found[record.generation] = record
+    return found
+
+
+def _result(rundir: RunDir, silent_seconds: float) -> tuple[Result, str]:
+    if rundir.done_file.exists():
+        return "Succeeded", ""
+    if rundir.failed_file.exists():
+        failure = rundir.failed() or {}
+        reason, message = text(failure.get("reason")), text(failure.get("message"))
+        return "Failed", ": ".join(part for part in (reason, message) if part)
+    if silent_seconds > SILENT_SECONDS:
+        return (
+            "Stopped",
+            "it left no DONE and no FAILED.json; `tandem run` with the same file goes on from the last checkpoint",
+        )
+    return "Running", "this page shows it as far as it had come"
+
+
+def _joined_rates(train: list[TrainLog]) -> Rates:
+    rates = [log.rates for log in train if len(log.rates)]
+    if not rates:
+        return Rates(np.empty(0), np.empty(0), np.empty(0), {})
+    names = list(dict.fromkeys(name for rate in rates for name in rate.phases))
+    return Rates(
+        time=np.concatenate([rate.time for rate in rates]),
+        throughput=np.concatenate([rate.throughput for rate in rates]),
+        seconds=np.concatenate([rate.seconds for rate in rates]),
+        phases={name: np.concatenate([rate.phases.get(name, np.zeros(len(rate))) for rate in rates]) for name in names},
+    )
+
+
+def _evaluator_uses(coordinator: CoordinatorLog, evaluators: list[EvaluatorLog]) -> Iterator[Use]:
+    """What evaluators say of themselves; for one that left no log, what the coordinator saw."""
+    own = {log.name: log.use for log in evaluators if len(log.use.time)}
+    seen = {use.name: use for use in coordinator.evaluator_cpu if use.name not in own}
+    for name in sorted({*own, *seen}, key=natural):
+        yield own.get(name) or seen[name]
+
+
+def _marks(train: list[TrainLog], coordinator: CoordinatorLog, evaluators: list[EvaluatorLog]) -> Floats:
+    logs = [coordinator.marks, *(log.marks for log in train), *(log.marks for log in evaluators)]
+    return np.unique(np.concatenate(logs))
+
+
+def _listed(folder: Path) -> list[Path]:
+    with suppress(OSError):
+        return sorted(folder.iterdir())
+    return []

@@ -1,0 +1,239 @@
+"""What a run was, as values: the result of reading, and all that summary, figures and page are made from.
+
+Times are seconds since the epoch. Arrays of one object have the same length and the order of the log they come from.
+What is not known is None or NaN, never 0.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tandem.job import DistributedTrainingJob
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+Kind = Literal["trainer", "gpu", "evaluator"]
+Result = Literal["Succeeded", "Failed", "Running", "Stopped"]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Optimizer steps."""
+
+    step: Ints
+    """[N] Number of the step."""
+    time: Floats
+    """[N] When it was logged."""
+    loss: Floats
+    """[N] Training loss; NaN and infinity are as they were logged."""
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def where(self, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> "Steps":
+        """The chosen ones, by mask or by index."""
+        return Steps(self.step[chosen], self.time[chosen], self.loss[chosen])
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast training went, measured every so often."""
+
+    time: Floats
+    """[N]"""
+    throughput: Floats
+    """[N] Samples a second over all ranks."""
+    seconds: Floats
+    """[N] Length of the stretch that the phases are of: from the line before, or from the generation's start."""
+    phases: dict[str, Floats]
+    """For each phase [N]: seconds of it in that stretch."""
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+
+@dataclass(frozen=True)
+class World:
+    """The size of the training group, and the pace the coordinator saw."""
+
+    time: Floats
+    """[N]"""
+    size: Ints
+    """[N] Ranks."""
+    throughput: Floats
+    """[N] Samples a second over all ranks, NaN while there is none."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """Processor use of one rank, GPU or evaluator over time."""
+
+    name: str
+    """Of the process."""
+    kind: Kind
+    """Whose it is."""
+    time: Floats
+    """[N]"""
+    busy: Floats
+    """[N] Busy cores since the sample before (GPU: busy share, 0 to 1); NaN where the process was not there."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One evaluator working on its share of one checkpoint."""
+
+    evaluator: str
+    """Name of the evaluator."""
+    checkpoint: str
+    """Name of the checkpoint."""
+    generation: int | None
+    """The generation that wrote the checkpoint."""
+    step: int
+    """The checkpoint's step."""
+    begin: float
+    """When it started."""
+    end: float
+    """When it was done."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The merged evaluation of one checkpoint."""
+
+    metrics: dict[str, float]
+    """What was measured."""
+    samples: int | None = None
+    """Evaluated samples."""
+    per_class_f1: Floats = field(default_factory=lambda: np.empty(0))
+    """[classes]"""
+    confusion: Ints = field(default_factory=lambda: np.empty((0, 0), np.int64))
+    """[true class, predicted class], counts; (0, 0) when there is none."""
+    started_at: float | None = None
+    """When the first shard was begun."""
+    finished_at: float | None = None
+    """When the result was there."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was written, whatever became of it."""
+
+    name: str
+    """Its folder's name."""
+    step: int
+    """Optimizer steps completed."""
+    generation: int | None
+    """The generation that wrote it."""
+    at: float | None = None
+    """When it was written."""
+    size: int | None = None
+    """Bytes."""
+    stall_seconds: float | None = None
+    """How long training waited for it."""
+    commit_seconds: float | None = None
+    """From the copy to the committed folder."""
+    on_disk: bool = False
+    """Whether it is still there."""
+    counts: bool = True
+    """Whether it lies on the lineage of the newest generation."""
+    evaluation: Evaluation | None = None
+    """Its scores."""
+    skipped: str | None = None
+    """Why evaluators passed it over, if they did."""
+    bad: str | None = None
+    """What is wrong with it, if something is."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One membership of the training group."""
+
+    number: int
+    """Its number."""
+    opened_at: float | None = None
+    """When it was formed."""
+    closed_at: float | None = None
+    """When it was closed; None while it runs, or when nobody lived to say so."""
+    world_size: int | None = None
+    """Ranks."""
+    members: tuple[str, ...] = ()
+    """Replicas in rank order."""
+    reason: str = ""
+    """Why it was formed, one CamelCase word."""
+    detail: str = ""
+    """Why it was formed, a sentence."""
+    resumed_step: int | None = None
+    """The step it went on from."""
+    first_step_at: float | None = None
+    """When its first step was logged."""
+    last_step: int | None = None
+    """The last step it logged."""
+    last_step_at: float | None = None
+    """When that was."""
+    ended: str = ""
+    """Why its training ended, in the words of its own log or of the coordinator."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A line of the coordinator for people."""
+
+    at: float
+    """When."""
+    level: str
+    """info, warning or error."""
+    text: str
+    """What."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything a report tells."""
+
+    name: str
+    """Of the job."""
+    job: DistributedTrainingJob | None
+    """The job as it was resolved; None when its file is missing or unreadable."""
+    job_text: str
+    """job.json as YAML, or as it was found; "" when there is none."""
+    result: Result
+    """How it ended, or that it did not yet."""
+    message: str
+    """Why, where that needs words."""
+    started_at: float
+    """The first sign of life."""
+    ended_at: float
+    """The last sign of life."""
+    marks: Floats
+    """[N] Ascending times at which something was logged, at most a few a second: where there is none, nothing ran."""
+    total_steps: int | None
+    """Steps that were to be done."""
+    counted: Steps
+    """The steps that made the model, each once, by the latest generation that did it; ascending."""
+    superseded: tuple[Steps, ...]
+    """For each generation that lost some: the steps that a later generation did again."""
+    rates: Rates
+    """How fast it went."""
+    world: World
+    """How large the group was."""
+    uses: tuple[Use, ...]
+    """Processor use: trainers in rank order, then GPUs, then evaluators."""
+    works: tuple[Work, ...]
+    """What evaluators did, in order of time."""
+    checkpoints: tuple[Checkpoint, ...]
+    """All that were written, by step and generation."""
+    best: Checkpoint | None
+    """The best that was evaluated."""
+    metric: str
+    """What the best is best in."""
+    generations: tuple[Generation, ...]
+    """Memberships, oldest first."""
+    events: tuple[Event, ...]
+    """What the coordinator told people."""
+    unsaved: tuple[tuple[int, str], ...]
+    """Saves that were skipped: step and why."""
+    faults: tuple[str, ...]
+    """What could not be read, a sentence each."""
