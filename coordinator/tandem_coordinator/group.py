@@ -1,0 +1,183 @@
+"""The group of a job: what the coordinator knows of it, what can happen to it, and what then has to be done.
+
+Values only; what follows from what is decided in `membership`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tandem.job import Spec
+from tandem.messages import Member, Membership, Sync
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the job says about its group."""
+
+    minimum: int
+    """Fewest replicas to train with."""
+    maximum: int
+    """Most replicas there may be."""
+    lost_after: float
+    """Seconds of silence after which an agent is lost."""
+    grow_cooldown: float
+    """Seconds between a change and the next growth."""
+    max_restarts: int
+    """Failures that are forgiven."""
+    restart_window: float
+    """Healthy seconds that restore the budget."""
+
+    @classmethod
+    def of(cls, spec: Spec) -> "Rules":
+        """The rules of a job."""
+        elasticity = spec.elasticity
+        return cls(
+            minimum=spec.workers.min_replicas,
+            maximum=spec.workers.most,
+            lost_after=elasticity.lost_after_seconds,
+            grow_cooldown=elasticity.grow_cooldown_seconds,
+            max_restarts=elasticity.max_restarts,
+            restart_window=elasticity.restart_window_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One replica's living agent."""
+
+    member: Member
+    """Its incarnation, and where it is reached."""
+    waits: bool
+    """Whether its ranks are stopped and it waits for a generation; otherwise it runs, or is stopping, `generation`."""
+    generation: int
+    """The last generation it says it was given, 0 before the first."""
+    heard: float
+    """When it last gave a sign of life."""
+    since: float
+    """When it began to wait or to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a generation was closed, and so why the next one is formed."""
+
+    reason: str
+    """One CamelCase word."""
+    detail: str
+    """The reason in a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that decides about membership. Times are seconds of one monotonic clock."""
+
+    rules: Rules
+    target: int
+    """How many replicas are wished for."""
+    number: int = 0
+    """The highest generation number that was ever given out."""
+    latest: Membership | None = None
+    """The generation with that number, where it is known."""
+    inside: frozenset[tuple[str, str]] = frozenset()
+    """(replica, incarnation) of the members of `latest`."""
+    open: bool = False
+    """Whether `latest` is open."""
+    cause: Cause = Cause("Started", "the job starts")
+    """Why there is no open generation, or why the open one was formed."""
+    changed: float = 0.0
+    """When a generation was last opened or closed."""
+    adopting_until: float | None = None
+    """After a restart: until then the members of `latest` may report that they still run it."""
+    agents: Mapping[str, Agent] = field(default_factory=dict)
+    """Agents that are alive, by replica."""
+    retired: tuple[tuple[str, str], ...] = ()
+    """(replica, incarnation) of agents that were replaced: they must not come back."""
+    failures: int = 0
+    """Failures since the budget was last full."""
+    failed_at: float = 0.0
+    """When the last failure was counted."""
+    ticked: float = 0.0
+    """When the last tick was."""
+    blind: bool = False
+    """Whether no agent at all was heard of at the last tick."""
+    checkpoint: int | None = None
+    """Step of the newest committed checkpoint. Growth at a checkpoint alone would be decided by it in `_may_grow`."""
+    end: Cause | None = None
+    """Why the job is over, once it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """An agent has spoken."""
+
+    sync: Sync
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The connection to an agent broke while it waited for an answer."""
+
+    replica: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retarget:
+    """Another number of replicas is wished for."""
+
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: the only event that loses agents and forms generations."""
+
+    heard: Mapping[str, float] = field(default_factory=dict)
+    """Replicas whose heartbeat said nothing new, and when (see `says_nothing_new`)."""
+    checkpoint: int | None = None
+    """Step of the newest committed checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The run directory says that the job is over."""
+
+    cause: Cause
+
+
+Event = Synced | Disconnected | Retarget | Tick | Over
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A generation was formed (or adopted). Make its number durable before anybody learns of it."""
+
+    membership: Membership
+    detail: str
+    adopted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """A generation was closed."""
+
+    generation: int
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Something a person following the job wants to read."""
+
+    text: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The job has failed for good. Say so in the run directory."""
+
+    cause: Cause
+
+
+Action = Open | Close | Say | Fail

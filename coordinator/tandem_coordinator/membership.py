@@ -1,0 +1,439 @@
+"""Who is in the training group: a pure state machine, `(state, event, now) -> (state, actions)`.
+
+An *agent* is one process that starts the ranks of one replica; a new process is a new *incarnation*. A *generation*
+is an immutable, numbered membership. At most one generation is open. It is closed when a member is lost, leaves, is
+replaced by a new incarnation or asks for a new generation, when the target changes, and when newcomers may join. A
+new one is formed from the agents that wait, which by then have stopped their ranks.
+
+**Why two groups cannot both count.** (1) Numbers: a generation's number is greater than that of every generation
+before, and is durable in the run directory before anybody learns of it (`Open` is handed out by the shell after it is
+recorded), so a coordinator that restarts never gives a number twice. (2) Exclusion by number, not by trust in
+silence: an agent that is lost may be alive behind a broken network and train on. Nothing here depends on it having
+stopped. The first rank of a new generation writes, before its first step, the record that says which checkpoint it
+resumed from; what an older generation commits after that is off the chain of records (tandem.lineage) and is never
+resumed from or evaluated. (3) Two coordinators, when the old one's node is cut off: each claims the run directory
+with its own name when it starts, and looks before it records; the one that finds another's name ends. The records of
+generations are created exclusively, so even a number recorded twice within that instant starts one group alone.
+
+**Why nobody waits for ever.** Agents repeat their wish until it is answered, and say which generation they were given
+last, so that a lost answer is given again and a repeated wish is not taken for a new one. Silence ends in loss, an
+agent that is slow to stop is waited for STOPPING_SECONDS at most, newcomers START_MOST_SECONDS; then whoever waits is
+formed into a group if they are at least the minimum. A smaller group never waits for a replacement.
+
+**Our own blindness is nobody's death.** When the coordinator itself was stopped or cut off, everybody seems silent.
+Time in which it did not tick is not counted, and while no agent at all is heard nobody is declared lost: closing
+would help no one.
+
+Rejected: a consensus store such as etcd (one more thing to run; a single writer with durable numbers is enough,
+because the data that must be safe is fenced by number), torchrun's c10d rendezvous (split groups, see DESIGN 4),
+leases that make an agent stop by its own clock (a stopped process does not look at its clock when it wakes up),
+waiting for the lost member's acknowledgement (that is what it cannot give).
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from tandem.messages import Answer, Member, Membership, Sync
+from tandem_coordinator.group import (
+    Action,
+    Agent,
+    Cause,
+    Close,
+    Disconnected,
+    Event,
+    Fail,
+    Open,
+    Over,
+    Retarget,
+    Rules,
+    Say,
+    State,
+    Synced,
+    Tick,
+)
+
+STOPPING_SECONDS = 10.0
+"""How long a new generation waits for an agent that is alive but has not stopped its ranks yet."""
+START_SETTLE_SECONDS = 3.0
+"""The first generation waits so long after the last arrival for the full target: agents started together arrive
+apart."""
+START_MOST_SECONDS = 15.0
+"""… and at most so long after the first arrival."""
+GRACE_SECONDS = 0.3
+"""Newcomers that arrive within so short a time of each other join together."""
+STALLED_SECONDS = 1.0
+"""Between two ticks more than this means that the coordinator itself stood still."""
+DISCONNECTED_SECONDS = 1.0
+"""An agent whose connection broke is lost if it does not connect again within this time: one that lives does at
+once."""
+RETIRED = 1_000
+"""So many replaced incarnations are remembered."""
+
+
+Next = tuple[State, tuple[Action, ...]]
+
+
+def start(
+    rules: Rules, target: int, now: float, number: int = 0, latest: Membership | None = None, failures: int = 0
+) -> State:
+    """The state of a coordinator that has just started, with what its predecessor left behind, if there was one."""
+    state = State(
+        rules, _within(target, rules), number=number, changed=now, ticked=now, failures=failures, failed_at=now
+    )
+    if number == 0:
+        return state
+    cause = Cause("Started", "the job starts again")
+    return replace(_with_latest(state, latest), cause=cause, adopting_until=now + rules.lost_after)
+
+
+def step(state: State, event: Event, now: float) -> Next:
+    """What follows from an event at time `now`."""
+    if state.end is not None and not isinstance(event, Synced):
+        return state, ()
+    match event:
+        case Synced(sync):
+            return _synced(state, sync, now)
+        case Disconnected(replica, incarnation):
+            return _disconnected(state, replica, incarnation, now), ()
+        case Retarget(replicas):
+            return _retarget(state, replicas)
+        case Over(cause):
+            return replace(state, end=cause), ()
+        case Tick():
+            return _tick(state, event, now)
+
+
+def answer(state: State, sync: Sync, recorded: int) -> Answer:
+    """What an agent that has spoken so is told. Generations above `recorded` are not durable yet and stay secret."""
+    if _is_retired(state, sync.replica, sync.incarnation):
+        return Answer(order="end", why=f"another process is {sync.replica} now")
+    if state.end is not None:
+        return Answer(order="end", why=state.end.detail)
+    current = _membership_of(state, sync.replica, sync.incarnation)
+    if sync.state == "leaving":
+        return Answer(order="end", why="as you wish")
+    if sync.state == "joining":
+        if current is None or current.generation > recorded or sync.generation == current.generation:
+            return Answer(order="wait", why=_waiting_for(state))
+        return Answer(order="run", membership=current)
+    if sync.reason in ("WorkerFailed", "MembershipChanged"):
+        return Answer(order="rejoin", why=state.cause.detail)
+    if state.adopting_until is not None or (current is not None and current.generation == sync.generation):
+        return Answer(order="run")
+    return Answer(order="rejoin", why=state.cause.detail)
+
+
+def says_nothing_new(state: State, sync: Sync) -> bool:
+    """Whether a heartbeat tells no more than that its sender lives, so that it may be handed in with the next tick."""
+    agent = state.agents.get(sync.replica)
+    return (
+        agent is not None
+        and agent.member.incarnation == sync.incarnation
+        and sync.state == "running"
+        and not sync.reason
+        and not agent.waits
+        and agent.generation == sync.generation
+    )
+
+
+def waiting(state: State) -> list[Agent]:
+    """Agents that wait and are not in the open generation."""
+    return [agent for agent in state.agents.values() if agent.waits and not (state.open and _survives(state, agent))]
+
+
+# Agents
+
+
+def _synced(state: State, sync: Sync, now: float) -> Next:
+    if _is_retired(state, sync.replica, sync.incarnation):
+        return state, ()
+    actions: tuple[Action, ...] = ()
+    known = state.agents.get(sync.replica)
+    if known is not None and known.member.incarnation != sync.incarnation:
+        state, actions = _replaced(state, known, now)
+        known = None
+    for notice in (_leave,) if sync.state == "leaving" else (_learn, _wish):
+        state, more = notice(state, sync, now)
+        actions += more
+    if sync.state == "leaving":
+        return state, actions
+    waits = sync.state == "joining"
+    since = known.since if known is not None and known.waits == waits else now
+    agent = Agent(sync.member, waits, sync.generation or 0, now, since)
+    return replace(state, agents={**state.agents, sync.replica: agent}), actions
+
+
+def _learn(state: State, sync: Sync, now: float) -> Next:
+    """A number above ours: what an earlier coordinator recorded was lost. Never fall behind it."""
+    if sync.generation is None or sync.generation <= state.number:
+        return state, ()
+    cause = Cause("MembershipChanged", f"{sync.replica} runs generation {sync.generation}, which is newer")
+    state, actions = _close(state, cause, now)
+    return replace(_with_latest(state, sync.membership), number=sync.generation), actions
+
+
+def _wish(state: State, sync: Sync, now: float) -> Next:
+    """Close the generation that a member of it wants to leave for another one."""
+    current = state.latest
+    if current is None or (sync.replica, sync.incarnation) not in state.inside:
+        return state, ()
+    if sync.generation != current.generation:
+        if state.open and sync.state == "joining" and sync.member not in current.members:
+            detail = f"{sync.replica} is reached elsewhere than it said"
+            return _close(state, Cause("MembershipChanged", detail), now)
+        return state, ()
+    if sync.reason == "WorkerFailed":
+        return _close(state, Cause("WorkerFailed", f"a training process of {sync.replica} failed"), now)
+    if sync.state == "joining" or sync.reason == "MembershipChanged":
+        return _close(state, Cause("PeerLost", f"{sync.replica} lost its connection to the group"), now)
+    return state, ()
+
+
+def _replaced(state: State, agent: Agent, now: float) -> Next:
+    replica, incarnation = agent.member.replica, agent.member.incarnation
+    state = replace(_without(state, [replica]), retired=(*state.retired, (replica, incarnation))[-RETIRED:])
+    if (replica, incarnation) not in state.inside:
+        return state, ()
+    return _close(state, Cause("MemberLost", f"{replica} was replaced by a new process"), now)
+
+
+def _leave(state: State, sync: Sync, now: float) -> Next:
+    state = _without(state, [sync.replica])
+    if (sync.replica, sync.incarnation) not in state.inside:
+        return state, ()
+    return _close(state, Cause("MemberLeft", f"{sync.replica} left"), now)
+
+
+def _disconnected(state: State, replica: str, incarnation: str, now: float) -> State:
+    agent = state.agents.get(replica)
+    if agent is None or agent.member.incarnation != incarnation:
+        return state
+    suspected = min(agent.heard, now - state.rules.lost_after + DISCONNECTED_SECONDS)
+    return replace(state, agents={**state.agents, replica: replace(agent, heard=suspected)})
+
+
+# Time
+
+
+def _tick(state: State, tick: Tick, now: float) -> Next:
+    state = _hear(state, tick.heard, now)
+    state = replace(state, ticked=now, checkpoint=tick.checkpoint)
+    actions: tuple[Action, ...] = ()
+    for decide in (_lose_silent, _restore_budget, _adopt, _resize, _form):
+        state, more = decide(state, now)
+        actions += more
+    return state, actions
+
+
+def _hear(state: State, heard: Mapping[str, float], now: float) -> State:
+    """Take in the quiet heartbeats, and forgive the silence of a time in which we did not listen."""
+    gap = now - state.ticked
+    stalled = gap if gap > STALLED_SECONDS else 0.0
+    if not heard and not stalled:
+        return state
+    agents = {
+        replica: replace(agent, heard=min(now, max(agent.heard + stalled, heard.get(replica, agent.heard))))
+        for replica, agent in state.agents.items()
+    }
+    until = None if state.adopting_until is None else state.adopting_until + stalled
+    return replace(state, agents=agents, adopting_until=until)
+
+
+def _lose_silent(state: State, now: float) -> Next:
+    silent = [replica for replica, agent in state.agents.items() if now - agent.heard > state.rules.lost_after]
+    if silent and len(silent) == len(state.agents) and state.open:
+        return replace(state, blind=True), ()
+    if state.blind:
+        # Somebody is heard again: the others get the time to come back, too.
+        agents = {replica: replace(agent, heard=max(agent.heard, now)) for replica, agent in state.agents.items()}
+        return replace(state, blind=False, agents=agents), ()
+    if not silent:
+        return state, ()
+    inside = [replica for replica in silent if _survives(state, state.agents[replica])]
+    seconds = max(now - state.agents[replica].heard for replica in silent)
+    text = f"{_listed(silent)} sent no sign of life for {seconds:.1f} s"
+    state, actions = _without(state, silent), (Say(text, warning=True),)
+    if not inside:
+        return state, actions
+    state, closed = _close(state, Cause("MemberLost", text), now)
+    return state, actions + closed
+
+
+def _restore_budget(state: State, now: float) -> Next:
+    healthy_since = max(state.changed, state.failed_at)
+    if not state.open or state.failures == 0 or now - healthy_since < state.rules.restart_window:
+        return state, ()
+    return replace(state, failures=0), (Say("the restart budget is full again after a healthy time"),)
+
+
+def _adopt(state: State, now: float) -> Next:
+    """After a restart: take over the newest generation if all its members still run it, or give up on it."""
+    until, latest = state.adopting_until, state.latest
+    if until is None:
+        return state, ()
+    if latest is not None and all(_runs(state, member, latest.generation) for member in latest.members):
+        state = replace(state, open=True, adopting_until=None, changed=now)
+        detail = f"the coordinator restarted, and all members still run generation {latest.generation}"
+        return state, (Open(latest, detail, adopted=True),)
+    running = any(not agent.waits for agent in state.agents.values())
+    if now < until and (running or len(state.agents) < state.target):
+        return state, ()
+    state = replace(state, adopting_until=None, changed=now)
+    if not running:
+        return state, ()
+    cause = Cause("MemberLost", "the coordinator restarted, and not all members of the generation came back")
+    return replace(state, cause=cause), (Say(cause.detail, warning=True),)
+
+
+def _resize(state: State, now: float) -> Next:
+    if not state.open or state.latest is None:
+        return state, ()
+    size = len(state.latest.members)
+    if size > state.target:
+        return _close(state, Cause("TargetChanged", f"{state.target} replicas are wished for instead of {size}"), now)
+    newcomers = waiting(state)
+    if not newcomers or size >= state.target or not _may_grow(state, newcomers, size, now):
+        return state, ()
+    names = _listed(agent.member.replica for agent in newcomers)
+    return _close(state, Cause("MemberJoined", f"{names} can join"), now)
+
+
+def _may_grow(state: State, newcomers: list[Agent], size: int, now: float) -> bool:
+    if now - state.changed < state.rules.grow_cooldown:
+        return False
+    full = size + len(newcomers) >= state.target
+    return full or now - max(agent.since for agent in newcomers) >= GRACE_SECONDS
+
+
+def _form(state: State, now: float) -> Next:
+    if state.open or state.adopting_until is not None or state.end is not None:
+        return state, ()
+    candidates = waiting(state)
+    if len(candidates) < state.rules.minimum:
+        return state, ()
+    if len(candidates) < state.target and _worth_waiting(state, candidates, now):
+        return state, ()
+    if state.cause.reason == "PeerLost":
+        # Connections broke and nobody explained why: without a limit this could go on for ever.
+        state, actions = _count_failure(state, now)
+        if state.end is not None:
+            return state, actions
+    chosen = sorted(candidates, key=lambda agent: (not _survives(state, agent), _natural(agent.member.replica)))
+    members = sorted((agent.member for agent in chosen[: state.target]), key=lambda member: _natural(member.replica))
+    membership = Membership(generation=state.number + 1, members=members, reason=state.cause.reason)
+    state = replace(_with_latest(state, membership), number=membership.generation, open=True, changed=now)
+    return state, (Open(membership, state.cause.detail),)
+
+
+def _worth_waiting(state: State, candidates: list[Agent], now: float) -> bool:
+    """Whether somebody else is likely to come soon, when fewer wait than are wished for."""
+    if len(candidates) < len(state.agents) and now - state.changed < STOPPING_SECONDS:
+        return True
+    newcomers = [agent for agent in candidates if not _survives(state, agent)]
+    if not newcomers:
+        return False
+    arrived = [agent.since for agent in newcomers]
+    if len(newcomers) < len(candidates):
+        return now - max(arrived) < GRACE_SECONDS
+    return now - max(arrived) < START_SETTLE_SECONDS and now - min(arrived) < START_MOST_SECONDS
+
+
+# Closing
+
+
+def _close(state: State, cause: Cause, now: float) -> Next:
+    if not state.open:
+        if state.cause.reason != "PeerLost" or cause.reason == "PeerLost":
+            return state, ()
+        # The connections broke because of this: now the reason is known.
+        state = replace(state, cause=cause)
+        return _count_failure(state, now) if cause.reason == "WorkerFailed" else (state, ())
+    assert state.latest is not None
+    actions: tuple[Action, ...] = (Close(state.latest.generation, cause),)
+    state = replace(state, open=False, cause=cause, changed=now)
+    if cause.reason == "WorkerFailed":
+        state, more = _count_failure(state, now)
+        actions += more
+    return state, actions
+
+
+def _count_failure(state: State, now: float) -> Next:
+    state = replace(state, failures=state.failures + 1, failed_at=now)
+    if state.failures <= state.rules.max_restarts:
+        return state, (Say(f"failure {state.failures} of {state.rules.max_restarts} that are forgiven", warning=True),)
+    cause = Cause(
+        "RestartsExhausted",
+        f"training failed {state.failures} times and elasticity.maxRestarts is {state.rules.max_restarts}; "
+        f"the last time because {state.cause.detail}",
+    )
+    return replace(state, end=cause), (Fail(cause),)
+
+
+def _retarget(state: State, replicas: int) -> Next:
+    target = _within(replicas, state.rules)
+    if target == state.target:
+        return state, ()
+    return replace(state, target=target), (Say(f"{target} replicas are wished for instead of {state.target}"),)
+
+
+# Questions
+
+
+def _within(replicas: int, rules: Rules) -> int:
+    return max(rules.minimum, min(replicas, rules.maximum))
+
+
+def _is_retired(state: State, replica: str, incarnation: str) -> bool:
+    known = state.agents.get(replica)
+    if known is not None and known.member.incarnation == incarnation:
+        return False
+    return (replica, incarnation) in state.retired
+
+
+def _membership_of(state: State, replica: str, incarnation: str) -> Membership | None:
+    """The open generation, if this agent is in it."""
+    return state.latest if state.open and (replica, incarnation) in state.inside else None
+
+
+def _with_latest(state: State, latest: Membership | None) -> State:
+    members = () if latest is None else latest.members
+    inside = frozenset((member.replica, member.incarnation) for member in members)
+    return replace(state, latest=latest, inside=inside, open=False)
+
+
+def _runs(state: State, member: Member, generation: int) -> bool:
+    agent = state.agents.get(member.replica)
+    return (
+        agent is not None
+        and agent.member.incarnation == member.incarnation
+        and not agent.waits
+        and agent.generation == generation
+    )
+
+
+def _survives(state: State, agent: Agent) -> bool:
+    return (agent.member.replica, agent.member.incarnation) in state.inside
+
+
+def _without(state: State, replicas: list[str]) -> State:
+    gone = set(replicas)
+    return replace(state, agents={name: agent for name, agent in state.agents.items() if name not in gone})
+
+
+def _waiting_for(state: State) -> str:
+    if state.open:
+        return "the group is complete, or it is too early for it to grow"
+    if state.adopting_until is not None:
+        return "the coordinator has just restarted and looks who is there"
+    return f"{len(waiting(state))} of {state.target} replicas wait, at least {state.rules.minimum} are needed"
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """worker-2 before worker-10."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
+
+
+def _listed(names: Iterable[str]) -> str:
+    found = sorted(names, key=_natural)
+    return ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")

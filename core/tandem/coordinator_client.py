@@ -1,0 +1,195 @@
+"""Talks to a job's coordinator: one connection, kept open, used by one thread.
+
+Plain `http.client`: an agent's heartbeat must depend on as little as possible, and the CLI starts faster. A request
+that the coordinator holds back can be given up from outside through `until`, which is how an agent joins a new
+generation without waiting for its last heartbeat to be answered."""
+
+import http.client
+import json
+import select
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeVar
+
+from pydantic import ValidationError
+
+from tandem.messages import Answer, Sync, Target
+from tandem.model import Model
+from tandem.snapshot import Snapshot
+
+CONNECT_SECONDS = 2.0
+"""A coordinator that is there answers a connection at once; one that is cut off must not hold a heartbeat for long."""
+
+
+class Unreachable(Exception):  # noqa: N818 - it is a state of the network, and normal
+    """The coordinator did not answer: it restarts, or the network is interrupted. Worth trying again."""
+
+
+class Refused(Exception):  # noqa: N818 - reads as the sentence it is
+    """The coordinator answered that the request is wrong, and why. Trying again would not help."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class GivenUp(Exception):  # noqa: N818 - it was asked for
+    """The request was given up before the answer came, because of something else that happened."""
+
+
+M = TypeVar("M", bound=Model)
+
+_SYNC = "/v1/sync"
+
+Until = Callable[[socket.socket, float], bool]
+"""Waits until the socket has something to read (True) or the request shall be given up (False); raises TimeoutError
+after so many seconds."""
+
+
+class CoordinatorClient:
+    """A connection to the coordinator at `host:port`.
+
+    Args:
+        endpoint: host:port, an IPv6 host in brackets.
+        token: the job's secret.
+        timeout: seconds to wait for an answer, including the time that the coordinator may hold it back.
+
+    Raises:
+        ValueError: the endpoint is not host:port.
+    """
+
+    def __init__(self, endpoint: str, token: str, timeout: float = 10.0) -> None:
+        self.endpoint, self.timeout = endpoint, timeout
+        self._host, self._port = parse_endpoint(endpoint)
+        self._token = token
+        self._connection: http.client.HTTPConnection | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether the next request goes over a connection that has already carried one."""
+        return self._connection is not None
+
+    def sync(self, message: Sync, until: Until | None = None) -> Answer:
+        """Tell the coordinator about an agent, and learn what it wants.
+
+        Raises:
+            Unreachable, Refused, GivenUp: see there.
+        """
+        return _parsed(Answer, self._request("POST", _SYNC, message.dump(), until))
+
+    def set_target(self, replicas: int) -> None:
+        """Change how many replicas are wished for.
+
+        Raises:
+            Unreachable, Refused: see there.
+        """
+        self._request("POST", "/v1/target", Target(replicas=replicas).dump())
+
+    def status(self) -> Snapshot:
+        """Everything the coordinator knows of the job.
+
+        Raises:
+            Unreachable, Refused: see there.
+        """
+        return _parsed(Snapshot, self._request("GET", "/status"))
+
+    def close(self) -> None:
+        """Close the connection; the next request opens a new one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _request(self, method: str, path: str, body: object = None, until: Until | None = None) -> Any:
+        try:
+            status, content = self._exchange(method, path, body, until)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise Unreachable(f"the coordinator at {self.endpoint} does not answer: {error or type(error)}") from error
+        except BaseException:
+            self.close()
+            raise
+        try:
+            answer = json.loads(content)
+        except ValueError as error:
+            self.close()
+            raise Unreachable(f"what answers at {self.endpoint} is not a coordinator") from error
+        if status >= 500:
+            raise Unreachable(f"the coordinator at {self.endpoint} answered {status}: {_why(answer)}")
+        if status != 200:
+            raise Refused(status, f"the coordinator at {self.endpoint} refused {path}: {_why(answer)}")
+        return answer
+
+    def _exchange(self, method: str, path: str, body: object, until: Until | None) -> tuple[int, bytes]:
+        if self._connection is not None:
+            try:
+                return self._converse(self._connection, method, path, body, until)
+            except (ConnectionError, http.client.BadStatusLine):
+                # Closed by the other side since the last request. An agent must know, because a coordinator that has
+                # restarted is told more; for everybody else a new connection is all it takes.
+                self.close()
+                if path == _SYNC:
+                    raise
+        return self._converse(self._connect(), method, path, body, until)
+
+    def _converse(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: object, until: Until | None
+    ) -> tuple[int, bytes]:
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        if until is not None and not until(connection.sock, self.timeout):
+            raise GivenUp
+        response = connection.getresponse()
+        return response.status, response.read()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_SECONDS)
+        connection.connect()
+        connection.sock.settimeout(self.timeout)
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection = connection
+        return connection
+
+
+def readable(connection: socket.socket, seconds: float, others: Sequence[int]) -> bool:
+    """Wait until the connection is readable (True) or one of the other descriptors is (False).
+
+    Raises:
+        TimeoutError: neither happened in time.
+    """
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    for descriptor in others:
+        poll.register(descriptor, select.POLLIN)
+    ready = {descriptor for descriptor, _ in poll.poll(seconds * 1000)}
+    if not ready:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return ready.isdisjoint(others)
+
+
+def parse_endpoint(endpoint: str) -> tuple[str, int]:
+    """Host and port of `host:port`.
+
+    Raises:
+        ValueError: it is not that.
+    """
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise ValueError(f"{endpoint!r} is not the address of a coordinator; write host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _parsed(model: type[M], data: object) -> M:
+    try:
+        return model.parse(data)
+    except ValidationError as error:
+        raise Unreachable(f"the coordinator's answer is not understood: {error.errors()[0]['msg']}") from error
+
+
+def _why(answer: object) -> str:
+    return str(answer.get("error", answer)) if isinstance(answer, dict) else str(answer)

@@ -1,0 +1,140 @@
+"""What agents, operator and CLI say to a job's coordinator, and what it answers: the bodies of its HTTP interface.
+
+Everything is bounded, so that a broken or hostile client costs the coordinator a sentence and not its memory.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from tandem.model import Model
+
+MOST_BODY_BYTES = 64 * 2**10
+"""A larger request is refused."""
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=253)]
+Address = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.:%_-]*[A-Za-z0-9])?$|^::1?$", max_length=253)]
+Port = Annotated[int, Field(ge=1, le=65_535)]
+Generation = Annotated[int, Field(ge=1, le=2**53)]
+Counter = Annotated[int, Field(ge=0, le=2**53)]
+Amount = Annotated[float, Field(ge=0)]
+Why = Annotated[str, Field(max_length=2_000)]
+
+
+class Member(Model):
+    """One replica, as the others reach it."""
+
+    replica: Name
+    """Its name."""
+    incarnation: Name
+    """New for each agent process, so that a restarted agent is not taken for the one it replaces."""
+    address: Address
+    """Where the others reach it."""
+    port: Port
+    """Where it listens for a store, should it become the first member."""
+    processes: Annotated[int, Field(ge=1, le=64)]
+    """Ranks in it."""
+
+
+class Membership(Model):
+    """A generation: who is in the group, in rank order. It never changes; a change is a new generation."""
+
+    generation: Generation
+    """Its number."""
+    members: Annotated[list[Member], Field(min_length=1, max_length=20_000)]
+    """In rank order; the first one hosts the store."""
+    reason: Name
+    """Why it was formed, one CamelCase word."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in it."""
+        return sum(member.processes for member in self.members)
+
+
+class RankReport(Model):
+    """How one training process is doing."""
+
+    rank: Annotated[int, Field(ge=0, le=1_000_000)]
+    """Global rank."""
+    step: Counter
+    """Optimizer steps completed."""
+    total_steps: Counter | None = None
+    """Optimizer steps of the whole run."""
+    epoch: Amount | None = None
+    """Passes over the data, with its fraction."""
+    loss: float | None = None
+    """Training loss; absent also while it is not finite."""
+    throughput: Amount | None = None
+    """Samples a second over all ranks."""
+    cpu: Amount | None = None
+    """Busy cores since the last report."""
+    gpu: Annotated[float, Field(ge=0, le=1)] | None = None
+    """GPU utilization, 0 to 1."""
+    gpu_memory_bytes: Counter | None = None
+    """GPU memory in use."""
+
+
+class Sync(Model):
+    """An agent's heartbeat, wish and report."""
+
+    replica: Name
+    """The replica's name."""
+    incarnation: Name
+    """This agent process."""
+    address: Address
+    """Where the others reach it."""
+    port: Port
+    """Where it listens for the store of the generation it joins."""
+    processes: Annotated[int, Field(ge=1, le=64)]
+    """Ranks in it."""
+    state: Literal["joining", "running", "leaving"]
+    """`joining`: its workers are stopped and it waits for a generation. `running`: it runs `generation`. `leaving`:
+    this is its last message."""
+    reason: Literal["", "Started", "WorkerFailed", "MembershipChanged"] = ""
+    """Why it joins. Said by a running agent, it asks for a new generation: a worker of its own failed, or lost its
+    peers."""
+    generation: Generation | None = None
+    """The last generation it was given, null before the first."""
+    membership: Membership | None = None
+    """What it runs, told once on each new connection: the coordinator may have restarted."""
+    ranks: Annotated[list[RankReport], Field(max_length=64)] = []
+    """Its training processes."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.state == "running" and self.generation is None:
+            raise ValueError("a running agent must say which generation it runs")
+        if self.membership is not None and self.membership.generation != self.generation:
+            raise ValueError("membership is of another generation than the one that the agent says it runs")
+        return self
+
+    @property
+    def member(self) -> Member:
+        """The agent as a member."""
+        return Member(
+            replica=self.replica,
+            incarnation=self.incarnation,
+            address=self.address,
+            port=self.port,
+            processes=self.processes,
+        )
+
+
+class Answer(Model):
+    """What the coordinator wants of an agent."""
+
+    order: Literal["wait", "run", "rejoin", "end"]
+    """`wait`: joining, no generation yet. `run`: the generation is open and you are in it. `rejoin`: your generation is
+    closed, stop and join. `end`: the job is over, or another process has taken your place."""
+    membership: Membership | None = None
+    """The generation, for an agent that was joining."""
+    why: Why = ""
+    """The reason in a sentence."""
+
+
+class Target(Model):
+    """How many replicas are wished for from now on."""
+
+    replicas: Annotated[int, Field(ge=1, le=10_000)]
+    """Within the job's minReplicas and maxReplicas."""
