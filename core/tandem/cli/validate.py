@@ -73,9 +73,9 @@ def _checked(file: str) -> DistributedTrainingJob | UserError:
 
 
 def _show(file: str, outcome: DistributedTrainingJob | UserError) -> None:
-    from tandem.cli.mistakes import tell  # rich takes a tenth of a second; JSON output goes without
-
     if isinstance(outcome, UserError):
+        from tandem.cli.mistakes import tell  # rich takes a tenth of a second; a good manifest goes without
+
         tell(outcome)
     else:
         typer.echo(f"{typer.style('OK', fg='green')} {file}: {summary(outcome)}")

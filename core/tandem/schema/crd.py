@@ -1,0 +1,190 @@
+"""The CustomResourceDefinition: a structural schema in the OpenAPI dialect of the API server.
+
+What the dialect wants differently from JSON Schema: nothing may be referred to, so all is written out; nothing may be a
+union with null, so an optional field is simply not required; exclusive bounds are booleans beside `minimum`; an amount
+is `x-kubernetes-int-or-string`; an object that keeps unknown fields says so, and all others lose them (kubectl refuses
+them before).
+
+The default of a group of fields is `{}`: the API server then fills in the defaults of the fields inside, and each is
+written down once. A group whose default is chosen by the operator (the evaluators) has none.
+
+Rules across fields become CEL with the place they point at, so that `kubectl apply` says the same as `tandem validate`.
+The API server estimates the highest cost of each rule from the declared bounds and refuses the CRD if it is too high,
+which is why texts and lists in `tandem.job` have bounds at all.
+"""
+
+from typing import Any
+
+import yaml
+
+from tandem.fields import ABSENT, Node, tree
+from tandem.job import GROUP, KIND, VERSION, DistributedTrainingJob
+
+PLURAL = "distributedtrainingjobs"
+HEADER = "# Generated from core/tandem/job.py by `make generate`; do not edit.\n"
+
+COLUMNS = (
+    ("Phase", "string", ".status.phase", "One word for the whole.", 0),
+    ("Workers", "string", ".status.workers.summary", "Workers that are ready, of those wished for.", 0),
+    ("Step", "integer", ".status.progress.step", "Optimizer steps completed.", 0),
+    ("Loss", "number", ".status.loss", "Training loss.", 0),
+    ("Best", "number", ".status.bestCheckpoint.value", "The best score so far.", 0),
+    ("Checkpoint", "string", ".status.bestCheckpoint.name", "The checkpoint with the best score.", 1),
+    ("Evaluators", "string", ".status.evaluators.summary", "Evaluators that are ready, of those wished for.", 1),
+    ("Throughput", "number", ".status.throughput", "Samples a second.", 1),
+    ("Age", "date", ".metadata.creationTimestamp", "Time since the job was made.", 0),
+)
+"""Name, type, JSONPath, description, priority (1: only with `-o wide`) of what `kubectl get` shows."""
+
+
+def crd_yaml() -> str:
+    """The CRD as a file of the chart."""
+    return HEADER + yaml.dump(crd(), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+
+
+def crd() -> dict[str, Any]:
+    """The CRD as data."""
+    root = tree(DistributedTrainingJob)
+    schema = openapi(root)
+    schema["properties"] |= {
+        "apiVersion": {"type": "string"},
+        "kind": {"type": "string"},
+        "metadata": _metadata(root.fields["metadata"]),
+    }
+    schema["required"] = ["metadata", "spec"]
+    version = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "additionalPrinterColumns": [
+            {"name": name, "type": kind, "jsonPath": path, "description": text, "priority": priority}
+            for name, kind, path, text, priority in COLUMNS
+        ],
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.workers.replicas",
+                "statusReplicasPath": ".status.workers.ready",
+            },
+        },
+        "schema": {"openAPIV3Schema": schema},
+    }
+    names = {
+        "kind": KIND,
+        "listKind": f"{KIND}List",
+        "plural": PLURAL,
+        "singular": KIND.lower(),
+        "shortNames": ["dtj"],
+        "categories": ["all"],
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
+    }
+
+
+def openapi(node: Node) -> dict[str, Any]:
+    """The structural schema of one place."""
+    schema: dict[str, Any] = {"description": node.description} if node.description else {}
+    match node.kind:
+        case "object":
+            schema |= _object(node)
+        case "map":
+            schema |= _map(node)
+        case "list":
+            assert node.items is not None
+            schema |= {"type": "array", "items": openapi(node.items)} | _lengths(node, "Items")
+        case "quantity":
+            schema |= {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
+            schema |= {"pattern": node.pattern, "maxLength": node.longest, "minimum": 0}
+        case "text":
+            schema |= {"type": "string"} | _lengths(node, "Length")
+            schema |= {"pattern": node.pattern} if node.pattern else {}
+        case "integer":
+            schema |= {"type": "integer", "format": "int64"} | _bounds(node)
+        case "number":
+            schema |= {"type": "number"} | _bounds(node)
+        case "boolean":
+            schema |= {"type": "boolean"}
+    if node.choices:
+        schema["enum"] = list(node.choices)
+    if node.default not in (ABSENT, None):
+        schema["default"] = {} if node.kind == "object" else node.default
+    return schema | node.extras
+
+
+def _object(node: Node) -> dict[str, Any]:
+    assert node.model is not None
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {name: openapi(child) for name, child in node.fields.items()},
+    }
+    if required := [name for name, child in node.fields.items() if child.required]:
+        schema["required"] = required
+    if node.open:
+        schema["x-kubernetes-preserve-unknown-fields"] = True
+    rules = [
+        {"rule": rule.cel, "message": rule.message} | ({"fieldPath": f".{rule.field}"} if rule.field else {})
+        for rule in node.model.rules
+    ]
+    rules += [_unchanged(name, node.fields[name]) for name in node.model.immutable]
+    return schema | ({"x-kubernetes-validations": rules} if rules else {})
+
+
+def _unchanged(name: str, child: Node) -> dict[str, str]:
+    """A transition rule: it applies to updates alone, for it speaks of oldSelf."""
+    same = f"self.{name} == oldSelf.{name}"
+    if not child.required:
+        same = f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || {same})"
+    return {
+        "rule": same,
+        "message": f"{name} cannot be changed; make a new job of another name",
+        "fieldPath": f".{name}",
+    }
+
+
+def _map(node: Node) -> dict[str, Any]:
+    if node.items is None:
+        return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    if node.keys:
+        return {"type": "object", "properties": {key: openapi(node.items) for key in node.keys}}
+    return {"type": "object", "additionalProperties": openapi(node.items)}
+
+
+def _lengths(node: Node, what: str) -> dict[str, int]:
+    bounds = {f"min{what}": node.shortest, f"max{what}": node.longest}
+    return {key: value for key, value in bounds.items() if value is not None}
+
+
+def _bounds(node: Node) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    if node.minimum is not None:
+        schema["minimum"] = node.minimum
+    if node.above is not None:
+        schema |= {"minimum": node.above, "exclusiveMinimum": True}
+    if node.maximum is not None:
+        schema["maximum"] = node.maximum
+    if node.below is not None:
+        schema |= {"maximum": node.below, "exclusiveMaximum": True}
+    return schema
+
+
+def _metadata(node: Node) -> dict[str, Any]:
+    """The API server knows metadata itself; a CRD may only narrow the name, by pattern and length."""
+    name = node.fields["name"]
+    return {
+        "type": "object",
+        "properties": {"name": {"type": "string", "pattern": name.pattern, "maxLength": name.longest}},
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    """Block style throughout, lists indented as people write them, no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, indentless=False)
