@@ -1,0 +1,267 @@
+"""`tandem run FILE`: a whole job on this machine, until it is complete."""
+
+import errno
+import importlib.util
+import os
+import secrets
+import shlex
+import socket
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import psutil
+import typer
+from rich.console import Console, RenderableType
+
+from tandem.exitcode import ExitCode
+from tandem.job import GPU, Checkpoint, DistributedTrainingJob, RunPolicy
+from tandem.launch import TOKEN
+from tandem.local.crew import HOST, Crew
+from tandem.local.display import display_for
+from tandem.local.placement import Placement, place, refuse_unpinnable, share_gpus, usable_cores, visible_gpus
+from tandem.local.prepare import Claim, claim
+from tandem.local.process import last_lines
+from tandem.local.session import Requests, Session
+from tandem.local.supervision import is_given_up
+from tandem.mistake import UserError
+from tandem.reading import read_job
+from tandem.snapshot import Event
+from tandem.view import summary
+from tandem.view.lines import event_line
+
+TAIL = 15
+"""Lines of a log that are shown when a run has failed."""
+
+
+def run(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The job's manifest; - reads standard input.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a field, e.g. spec.workers.replicas=4. Repeatable."),
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", metavar="DIR", help="The run directory.", show_default="runs/NAME")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Move an earlier run aside and start over.")] = False,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port for status and Prometheus.", show_default="a free one")
+    ] = 0,
+    pin: Annotated[
+        bool, typer.Option("--pin", help="Give trainers and evaluators cores of their own (Linux).")
+    ] = False,
+) -> None:
+    """Train and evaluate a job on this machine.
+
+    Starts a coordinator, the workers and the evaluators as processes, and shows how they get on. Ctrl-C saves and
+    leaves; the same command goes on from there.
+    """
+    command = Command(file, tuple(overrides or ()), run_dir, port, pin)
+    requests = Requests()
+    with requests.caught():
+        job = read_job(file, command.overrides)
+        raise typer.Exit(_Run(command, job, requests, Console(highlight=False, soft_wrap=False)).until_its_end(fresh))
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the user typed, to be shown when it can be typed again."""
+
+    file: str
+    overrides: tuple[str, ...]
+    run_dir: Path | None
+    port: int
+    pin: bool
+
+    def again(self, *more: str) -> str:
+        """The command line."""
+        words = ["tandem", "run", self.file]
+        words += [word for override in self.overrides for word in ("--set", override)]
+        words += ["--run-dir", str(self.run_dir)] if self.run_dir else []
+        words += ["--port", str(self.port)] if self.port else []
+        words += ["--pin"] if self.pin else []
+        return shlex.join([*words, *more])
+
+
+class _Run:
+    def __init__(self, command: Command, job: DistributedTrainingJob, requests: Requests, console: Console) -> None:
+        self._command, self._job, self._requests, self._console = command, job, requests, console
+        self._path = command.run_dir or Path("runs") / job.metadata.name
+        self._notes: list[str] = []
+
+    def until_its_end(self, fresh: bool) -> ExitCode:
+        """Everything that can be wrong is found before anything is written; then the run."""
+        check(self._job)
+        cores = usable_cores()
+        placement = self._place(cores)
+        need_free(self._command.port)
+        gpus, note = share_gpus(visible_gpus(dict(os.environ)), self._job)
+        self._notes += [note] if note else []
+        if unused := not_used_here(self._job):
+            self._notes.append(f"not used on one machine: {', '.join(unused)}")
+        mine = claim(self._path, self._job, fresh, self._command.again("--fresh"))
+        self._notes += mine.notes
+        try:
+            return self._with_claim(mine, placement, len(cores), gpus)
+        finally:
+            mine.release()
+
+    def _with_claim(self, mine: Claim, placement: Placement, cores: int, gpus: Sequence[str] | None) -> ExitCode:
+        before = summary.result(mine.run_dir)
+        done = mine.run_dir.done() is not None
+        evaluates = self._job.spec.evaluation.processes > 0
+        if done and not (evaluates and before.left):
+            self._print(summary.complete(self._job.metadata.name, before, str(self._path), None, evaluates))
+            self._say(f"nothing is left to do; to start over: {self._command.again('--fresh')}")
+            return ExitCode.DONE
+        if before.step is not None and not done:
+            self._notes.append(f"going on from step {before.step}")
+        for note in self._notes:
+            self._say(note)
+        mark = secrets.token_hex(8)
+        mine.sign(mark)
+        scratch = Path(tempfile.mkdtemp(prefix=f"tandem-{mark[:8]}-"))
+        token = os.environ.get(TOKEN) or secrets.token_urlsafe(32)
+        crew = Crew(self._job, mine.run_dir, token, mark, scratch, placement, cores, gpus)
+        if placement.others:
+            psutil.Process().cpu_affinity(list(placement.others))
+        started = time.monotonic()
+        session = Session(
+            crew, mine, display_for(self._console), self._requests, self._command.port, not done, str(self._path)
+        )
+        session.run()
+        return self._end(session, crew, time.monotonic() - started)
+
+    def _end(self, session: Session, crew: Crew, seconds: float) -> ExitCode:
+        name, run_dir, found = self._job.metadata.name, crew.run_dir, summary.result(crew.run_dir)
+        evaluates = self._job.spec.evaluation.processes > 0
+        failed = run_dir.failed()
+        if failed is not None:
+            return self._failed(session, crew, failed)
+        own_command = self._job.spec.trainer.command is not None
+        complete = run_dir.done() is not None or (own_command and not self._requests.count)
+        if self._requests.count and not (complete and not (evaluates and found.left)):
+            self._print(summary.interrupted(name, found, str(self._path), self._command.again()))
+            return ExitCode.INTERRUPTED
+        self._print(summary.complete(name, found, str(self._path), seconds, evaluates))
+        lost = [child.name for child in session.children.values() if child.role == "evaluator" and is_given_up(child)]
+        if lost and found.left:
+            self._print(
+                summary.failed(
+                    f"evaluation of {name}",
+                    f"{', '.join(lost)} did not come up",
+                    str(self._path / "log" / f"{lost[0]}.txt"),
+                    last_lines(crew.log(lost[0]), TAIL),
+                    self._command.again(),
+                )
+            )
+            return ExitCode.FAILED
+        return ExitCode.DONE
+
+    def _failed(self, session: Session, crew: Crew, failed: dict[str, object]) -> ExitCode:
+        code = _exit_code(failed.get("exitCode"))
+        mistake = code == ExitCode.USAGE
+        child = session.failure.child if session.failure else "" if mistake else "worker-0"
+        self._print(
+            summary.failed(
+                self._job.metadata.name,
+                str(failed.get("message") or failed.get("reason") or "for an unknown reason"),
+                str(self._path / "log" / f"{child}.txt") if child else "",
+                last_lines(crew.log(child), TAIL) if child else [],
+                "" if mistake else self._command.again(),
+            )
+        )
+        return code
+
+    def _place(self, cores: Sequence[int]) -> Placement:
+        spec = self._job.spec
+        if self._command.pin:
+            refuse_unpinnable()
+        workers = spec.workers
+        placement = place(cores, workers.replicas, workers.processes, spec.evaluation.processes, self._command.pin)
+        if self._command.pin:
+            parts = [f"worker-{index} {_listed(own)}" for index, own in enumerate(placement.workers)]
+            parts += [f"evaluators {_listed(placement.others)}"] if placement.others else []
+            self._notes.append(f"pinned: {', '.join(parts)}")
+        return placement
+
+    def _print(self, what: RenderableType) -> None:
+        self._console.print(what, soft_wrap=True)
+
+    def _say(self, text: str) -> None:
+        if self._console.is_terminal:
+            self._console.print(text, style="dim", markup=False, soft_wrap=True)
+        else:
+            print(event_line(Event(at=time.time(), kind="info", text=text)), file=self._console.file, flush=True)
+
+
+def check(job: DistributedTrainingJob) -> None:
+    """Find out early what would otherwise be found by every rank after seconds.
+
+    Raises:
+        UserError: the trainer is not installed, or the data folder is not there.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise UserError("tandem run trains on this machine and needs PyTorch here: pip install 'tandem[trainer]'")
+    if job.spec.trainer.task is None:
+        return
+    data = job.spec.trainer.settings.data
+    if data.path is None:
+        return
+    folder = Path(data.path).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"spec.trainer.config.data.path: {data.path} is a file; it must be a folder.")
+    if not folder.exists() and not data.download:
+        raise UserError(
+            f"spec.trainer.config.data.path: there is no folder {data.path}, and download is false. "
+            f"Put the files of {data.name} there, or set download: true."
+        )
+
+
+def not_used_here(job: DistributedTrainingJob) -> list[str]:
+    """Fields that were set and mean nothing outside a cluster."""
+    spec = job.spec
+    resources = [name for part in spec.workers.resources.values() for name in part if name != GPU]
+    set_here = {
+        "trainer.image": spec.trainer.image is not None,
+        "workers.resources": bool(resources),
+        "workers.template": bool(spec.workers.template),
+        "evaluators.resources": bool(spec.evaluation.resources),
+        "evaluators.template": bool(spec.evaluation.template),
+        "checkpoint.storage": spec.checkpoint.storage != Checkpoint().storage,
+        "runPolicy": spec.run_policy != RunPolicy(),
+    }
+    return [f"spec.{name}" for name, is_set in set_here.items() if is_set]
+
+
+def need_free(port: int) -> None:
+    """See whether the coordinator will get its port.
+
+    Raises:
+        UserError: it will not.
+    """
+    if not port:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+            raise UserError(f"port {port} {why}. Give another --port, or leave it out for a free one.") from error
+
+
+def _exit_code(value: object) -> ExitCode:
+    """A job that cannot work as it is written is the user's mistake, whoever found it."""
+    try:
+        code = ExitCode(value) if isinstance(value, int) else ExitCode.FAILED
+    except ValueError:
+        code = ExitCode.FAILED
+    return ExitCode.USAGE if code == ExitCode.CONFIGURATION else code
+
+
+def _listed(cores: Sequence[int]) -> str:
+    return ("core " if len(cores) == 1 else "cores ") + ",".join(str(core) for core in cores)

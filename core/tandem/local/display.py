@@ -1,0 +1,97 @@
+"""Where a run is shown: a screen that is drawn anew, or plain lines. Losing the terminal must not end the run."""
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
+
+from tandem.view.lines import event_line, state_line
+from tandem.view.scene import Scene
+from tandem.view.screen import screen
+
+FRAME_SECONDS = 0.5
+"""Between two pictures. One takes some 5 ms of a core that a rank may want."""
+LINE_SECONDS = 5.0
+"""Between two lines where nothing happens."""
+
+
+class Display(Protocol):
+    """Shows scenes."""
+
+    def show(self, scene: Scene) -> None:
+        """Show this one, if it is time to."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+
+def display_for(console: Console) -> Display:
+    """A screen on a terminal that can draw it, else lines."""
+    draws = console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf")
+    return Drawn(console) if draws else Written(console)
+
+
+class Drawn:
+    """A picture at the bottom of the terminal, gone when it is closed."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(
+            console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+        )
+        self._next = 0.0
+        self._shown: tuple[object, ...] = ()
+        self._lost = False
+
+    def show(self, scene: Scene) -> None:
+        """Draw it, at once if what the user must know has changed."""
+        urgent = (scene.notice, scene.waiting)
+        if self._lost or (time.monotonic() < self._next and urgent == self._shown):
+            return
+        self._next, self._shown = time.monotonic() + FRAME_SECONDS, urgent
+        try:
+            if not self._live.is_started:
+                self._live.start()
+            self._live.update(screen(scene), refresh=True)
+        except OSError:
+            self._lost = True
+
+    def close(self) -> None:
+        """Take the picture away."""
+        with suppress(OSError):
+            self._live.stop()
+
+
+class Written:
+    """One line for each event, and one for the state every few seconds."""
+
+    def __init__(self, console: Console) -> None:
+        self._file = console.file
+        self._next = 0.0
+        self._seen: set[tuple[float, str]] = set()
+        self._shown = ""
+        self._lost = False
+
+    def show(self, scene: Scene) -> None:
+        """Write what is new."""
+        fresh = [event for event in scene.events if (event.at, event.text) not in self._seen]
+        self._seen |= {(event.at, event.text) for event in fresh}
+        self._write(event_line(event) for event in fresh)
+        urgent = scene.notice or scene.waiting
+        if time.monotonic() >= self._next or (urgent and urgent != self._shown):
+            self._next, self._shown = time.monotonic() + LINE_SECONDS, urgent
+            self._write([state_line(scene, time.time())])
+
+    def close(self) -> None:
+        """Nothing is left open."""
+
+    def _write(self, lines: Iterable[str]) -> None:
+        if self._lost:
+            return
+        try:
+            for line in lines:
+                print(line, file=self._file, flush=True)
+        except OSError:
+            self._lost = True

@@ -1,0 +1,133 @@
+"""Where each child runs: threads of ranks, and with `--pin` the cores of trainers and of evaluators.
+
+Without `--pin` the kernel places all processes, and evaluators run in the idle class, on what ranks leave free.
+
+With `--pin` (Linux) the cores this process may use are split once. Evaluators get one core for each of their processes
+as long as every rank keeps at least one of its own, and never fewer than one; ranks share the rest evenly, and cores
+that do not divide evenly stay free. Hardware threads of one core are kept next to each other, so that the two sides
+share at most one physical core. The coordinator and `tandem run` itself move to the evaluators' cores.
+
+    2 cores, 1 rank, 2 evaluators     the rank has core 0, both evaluators core 1
+    8 cores, 2 ranks, 2 evaluators    each rank has 3, the evaluators have 2
+"""
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.job import GPU, DistributedTrainingJob
+from tandem.mistake import UserError
+
+Cores = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Processors of all children."""
+
+    threads: int
+    """OpenMP threads of each rank."""
+    workers: tuple[Cores, ...] = ()
+    """Cores of each replica; empty where nothing is pinned."""
+    others: Cores = ()
+    """Cores of evaluators, coordinator and `tandem run`; empty where nothing is pinned."""
+
+    def of_worker(self, index: int) -> Cores:
+        """Cores of one replica; empty: all."""
+        return self.workers[index] if self.workers else ()
+
+
+def place(cores: Sequence[int], workers: int, processes: int, evaluators: int, pin: bool) -> Placement:
+    """Divide the cores among `workers` replicas of `processes` ranks each and all `evaluators` processes.
+
+    Raises:
+        UserError: there are too few cores to pin.
+    """
+    ranks = workers * processes
+    if not pin:
+        return Placement(threads=max(1, len(cores) // ranks))
+    set_aside = max(1, min(evaluators, len(cores) - ranks)) if evaluators else 0
+    each = (len(cores) - set_aside) // ranks
+    if each < 1:
+        asked = f"a core for each of {ranks} ranks" + (" and one for the evaluators" if evaluators else "")
+        raise UserError(
+            f"--pin needs {asked}, {ranks + set_aside} in all; this process may use {len(cores)}. "
+            "Leave --pin out, or set spec.workers.replicas lower."
+        )
+    mine = [tuple(cores[start : start + each * processes]) for start in range(0, ranks * each, each * processes)]
+    rest = tuple(cores[-set_aside:]) if set_aside else ()
+    return Placement(threads=each, workers=tuple(mine), others=rest)
+
+
+def usable_cores() -> Cores:
+    """Logical cores this process may use, those of one physical core side by side.
+
+    A container's processor quota counts where it is smaller than the cores it sees.
+    """
+    if sys.platform != "linux":
+        return tuple(range(os.cpu_count() or 1))
+    cores = sorted(os.sched_getaffinity(0), key=_topology)
+    return tuple(cores[: _quota(Path("/sys/fs/cgroup/cpu.max")) or len(cores)])
+
+
+def _topology(core: int) -> tuple[int, int, int]:
+    folder = Path(f"/sys/devices/system/cpu/cpu{core}/topology")
+    with suppress(OSError, ValueError):
+        return int((folder / "physical_package_id").read_text()), int((folder / "core_id").read_text()), core
+    return 0, core, core
+
+
+def _quota(file: Path) -> int | None:
+    with suppress(OSError, ValueError):
+        share, period = file.read_text().split()
+        if share != "max":
+            return max(1, math.ceil(int(share) / int(period)))
+    return None
+
+
+def refuse_unpinnable(platform: str = sys.platform) -> None:
+    """Say so where processes cannot be pinned.
+
+    Raises:
+        UserError: this is not Linux.
+    """
+    if platform != "linux":
+        raise UserError(f"--pin needs Linux; {platform} does not let a process choose its cores. Leave --pin out.")
+
+
+def visible_gpus(environment: dict[str, str]) -> list[str]:
+    """Names of the GPUs that child processes would see, as CUDA_VISIBLE_DEVICES writes them."""
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    with suppress(OSError, subprocess.SubprocessError):
+        listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
+        return [str(index) for index, line in enumerate(x for x in listed.splitlines() if x.startswith("GPU "))]
+    return []
+
+
+def share_gpus(gpus: Sequence[str], job: DistributedTrainingJob) -> tuple[list[str] | None, str]:
+    """CUDA_VISIBLE_DEVICES of each replica, None where there is no GPU to speak of; and a line for the user, or ''.
+
+    Each replica sees only its own, as a pod does. NCCL wants a GPU for each rank, so with too few all train on CPUs.
+    """
+    workers, each = job.spec.workers.replicas, job.spec.workers.processes
+    ranks = workers * each
+    asked = any(GPU in part for part in job.spec.workers.resources.values())
+    if not gpus:
+        return None, "no GPU on this machine; training runs on CPUs" if asked else ""
+    if len(gpus) < ranks:
+        return [""] * workers, (
+            f"{len(gpus)} GPU for {ranks} ranks; each needs its own, so training runs on CPUs "
+            f"(--set spec.workers.replicas={max(1, len(gpus) // each)} would use the GPU)"
+        )
+    return [",".join(gpus[index * each : (index + 1) * each]) for index in range(workers)], ""

@@ -1,0 +1,266 @@
+"""The run directory before anything is started: whose it is, whether to go on with it, and who else is at work in it.
+
+The lock is flock on a file of the run directory. The kernel gives it up when its last holder dies, however that
+happens; the guardian holds it too, so a new run waits until what a killed one left is gone. The run directory's own
+leases would keep a user who was just interrupted waiting for their time to pass. (On NFS flock may be local to the
+machine, which is what matters here: `tandem run` is for one machine.)
+"""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tandem.durable import TEMPORARY, encode
+from tandem.job import DistributedTrainingJob, Spec
+from tandem.local.guardian import sweep
+from tandem.mistake import UserError
+from tandem.rundir import FOLDERS, RunDir
+
+LOCK = "local.lock"
+ENDPOINT = "endpoint.json"
+"""Where and with which token the coordinator answers; there while a local run is alive."""
+OURS = {*FOLDERS, LOCK, ENDPOINT}
+"""Names of a run directory that may be there before job.json is."""
+
+LEAST_FREE_BYTES = 16 * 2**20
+"""Less space than this, and not even the logs of a short run have room."""
+CLEANING_SECONDS = 15.0
+"""How long to wait for the guardian of a run whose parent is dead."""
+MOST_DIFFERENCES = 8
+"""More differences between two jobs than this are counted, not listed."""
+
+
+@dataclass
+class Claim:
+    """A run directory that belongs to this process until `release`."""
+
+    run_dir: RunDir
+    lock: int
+    """Descriptor of the lock, to be shared with the guardian."""
+    notes: tuple[str, ...] = ()
+    """What the user should know before it starts."""
+
+    def sign(self, mark: str) -> None:
+        """Say in the lock who holds it: for the next run's message, and to find leavings by their mark."""
+        os.ftruncate(self.lock, 0)
+        os.pwrite(self.lock, json.dumps({"pid": os.getpid(), "mark": mark}).encode(), 0)
+
+    @property
+    def endpoint_file(self) -> Path:
+        """Where the coordinator's address and token are, for the user's own Prometheus or curl; mode 0600."""
+        return self.run_dir.path / ENDPOINT
+
+    def publish(self, url: str, token: str) -> None:
+        """Write the endpoint file."""
+        self.endpoint_file.unlink(missing_ok=True)
+        descriptor = os.open(self.endpoint_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
+            file.write(encode({"url": url, "token": token}))
+
+    def release(self) -> None:
+        """Give it up. The guardian may hold it a moment longer."""
+        os.close(self.lock)
+
+
+def claim(path: Path, job: DistributedTrainingJob, fresh: bool, again: str) -> Claim:
+    """Make the directory ready for this job, new or as an earlier run left it.
+
+    Args:
+        fresh: move an earlier run aside and start over.
+        again: what the user would type to do that, for messages.
+
+    Raises:
+        UserError: it cannot be written, belongs to another job, is no run directory, or another run is at work in it.
+    """
+    with _disk_errors(path):
+        _make(path)
+        lock = _lock(path)
+    notes: list[str] = []
+    try:
+        with _disk_errors(path):
+            if fresh and (path / "job.json").exists():
+                aside = _move_aside(path)
+                notes.append(f"moved the earlier run to {aside}; delete it when it is of no more use")
+                _make(path)
+                previous, lock = lock, _lock(path)
+                os.close(previous)
+            run_dir = RunDir(path)
+            notes += _go_on(run_dir, job, again)
+            _need_space(path)
+            run_dir.create()
+            run_dir.write_job(job)
+    except BaseException:
+        os.close(lock)
+        raise
+    return Claim(run_dir, lock, tuple(notes))
+
+
+def differences(there: DistributedTrainingJob, given: DistributedTrainingJob) -> list[str]:
+    """What keeps a run from being gone on with: its name and what is trained. The rest of the spec may change."""
+    found = []
+    if there.metadata.name != given.metadata.name:
+        found.append(f"metadata.name: there {there.metadata.name}, now {given.metadata.name}")
+    return found + list(_compare("spec.trainer", _trained(there.spec), _trained(given.spec)))
+
+
+def _trained(spec: Spec) -> dict[str, Any]:
+    whole = spec.trainer.dump()
+    whole.pop("image", None)
+    if spec.trainer.task is not None:
+        whole["config"] = spec.trainer.settings.dump()
+    return whole
+
+
+def _compare(path: str, there: Any, given: Any) -> Iterator[str]:
+    if isinstance(there, dict) and isinstance(given, dict):
+        for key in sorted({*there, *given}):
+            yield from _compare(f"{path}.{key}", there.get(key), given.get(key))
+    elif there != given:
+        yield f"{path}: there {_shown(there)}, now {_shown(given)}"
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else json.dumps(value)
+
+
+def _make(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file; --run-dir needs a folder.")
+    path.mkdir(parents=True, exist_ok=True)
+    names = {entry.name for entry in path.iterdir() if not entry.name.startswith(TEMPORARY)}
+    if "job.json" not in names and names - OURS:
+        some = ", ".join(sorted(names - OURS)[:3])
+        raise UserError(
+            f"{path} is not a run directory and not empty (it holds {some}). Give --run-dir a new or empty folder."
+        )
+
+
+def _lock(path: Path, clock: Callable[[], float] = time.monotonic) -> int:
+    deadline = clock() + CLEANING_SECONDS
+    while True:
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_same_file(lock, path / LOCK):
+                _sweep_leavings(lock)
+                return lock
+        except BlockingIOError:
+            pid = _holder(lock).get("pid")
+            if not isinstance(pid, int) or _is_alive(pid) or clock() > deadline:
+                who = f" (process {pid})" if isinstance(pid, int) else ""
+                os.close(lock)
+                raise UserError(
+                    f"another tandem run{who} is at work in {path}. Wait for it, stop it with Ctrl-C there, "
+                    "or give another --run-dir."
+                ) from None
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
+        time.sleep(0.05)
+
+
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    """False when the folder was moved away, by a --fresh, between opening the lock and getting it."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    return False
+
+
+def _holder(lock: int) -> dict[str, Any]:
+    with suppress(ValueError):
+        content = json.loads(os.pread(lock, 4096, 0))
+        if isinstance(content, dict):
+            return content
+    return {}
+
+
+def _sweep_leavings(lock: int) -> None:
+    """End what a run left behind whose guardian was killed as well."""
+    if isinstance(mark := _holder(lock).get("mark"), str) and mark:
+        sweep(mark, seconds=CLEANING_SECONDS)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _move_aside(path: Path) -> Path:
+    number = 1
+    while (target := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    path.rename(target)
+    return target
+
+
+def _go_on(run_dir: RunDir, job: DistributedTrainingJob, again: str) -> list[str]:
+    """Check that the run that is there, if one is, may be gone on with."""
+    if not run_dir.job_file.exists():
+        return []
+    try:
+        there = run_dir.read_job()
+    except (ValueError, ValidationError) as error:
+        raise UserError(
+            f"{run_dir.job_file} is damaged or was written by another version. To start over: {again}"
+        ) from error
+    if found := differences(there, job):
+        listed = [f"  {line}" for line in found[:MOST_DIFFERENCES]]
+        if len(found) > MOST_DIFFERENCES:
+            listed.append(f"  and {len(found) - MOST_DIFFERENCES} more")
+        what = "\n".join(listed)
+        raise UserError(
+            f"{run_dir.path} belongs to a job that trains something else:\n{what}\n"
+            f"Give another --run-dir, or move that run aside and start over: {again}"
+        )
+    notes = []
+    if failed := run_dir.failed():
+        _set_aside_failure(run_dir)
+        notes.append(f"the last run failed ({failed.get('reason', 'unknown')}); trying again from its last checkpoint")
+    return notes
+
+
+def _set_aside_failure(run_dir: RunDir) -> None:
+    run_dir.log.mkdir(exist_ok=True)
+    number = 1
+    while (target := run_dir.log / f"failed-{number}.json").exists():
+        number += 1
+    run_dir.failed_file.rename(target)
+
+
+def _need_space(path: Path) -> None:
+    free = shutil.disk_usage(path).free
+    if free < LEAST_FREE_BYTES:
+        raise UserError(
+            f"no space: {free / 2**20:.1f} MiB are free where {path} lies, and a run needs at least "
+            f"{LEAST_FREE_BYTES // 2**20} MiB. Make room, or give another --run-dir."
+        )
+
+
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """What the disk refuses, in words."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(f"no space left where {path} lies. Make room, or give another --run-dir.") from error
+        if error.errno in (errno.ENOTDIR, errno.EEXIST):
+            raise UserError(f"{error.filename or path} is a file; --run-dir needs a folder.") from error
+        place = error.filename or path
+        raise UserError(f"cannot write to {path}: {place}: {error.strerror}. Give another --run-dir.") from error

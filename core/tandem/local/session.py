@@ -1,0 +1,245 @@
+"""The shell around one local run: does what supervision decides, shows how it goes, leaves nothing behind.
+
+Everything that starts a process happens on the main thread (see tandem.local.process); the only other thread asks the
+coordinator for its snapshot.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Self
+
+from tandem.local.crew import COORDINATOR, HOST, Crew
+from tandem.local.display import Display
+from tandem.local.guardian import SWEEP_SECONDS
+from tandem.local.prepare import Claim
+from tandem.local.process import Process
+from tandem.local.supervision import (
+    Action,
+    Ask,
+    Child,
+    Facts,
+    Fail,
+    Finish,
+    Kill,
+    Start,
+    decide,
+    ending,
+    is_given_up,
+    pause,
+)
+from tandem.local.waiting import waiting_for
+from tandem.local.watch import Watch
+from tandem.snapshot import Event
+from tandem.view.scene import Scene, Trail, merged
+
+TICK_SECONDS = 0.1
+"""Between two looks at the children."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MOST_EVENTS = 50
+SAVING = "saving; Ctrl-C again leaves at once"
+
+
+class Requests:
+    """How often the user asked to stop, by signal."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.woken = threading.Event()
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler."""
+        self.count += 1
+        self.woken.set()
+
+    @contextmanager
+    def caught(self) -> Iterator[Self]:
+        """Take the signals that would end this process."""
+        before = {number: signal.signal(number, self) for number in STOP_SIGNALS}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Session:
+    """One local run from the first process to the last.
+
+    Args:
+        trains: False when training is complete and only evaluation is left.
+        shown: the run directory as the user would type it.
+    """
+
+    def __init__(
+        self, crew: Crew, claim: Claim, display: Display, requests: Requests, port: int, trains: bool, shown: str
+    ) -> None:
+        self._crew, self._claim, self._display, self._requests = crew, claim, display, requests
+        self._port = port
+        self._port_known = False
+        self._shown = shown
+        self.failure: Fail | None = None
+        """Why supervision gave up, if it did."""
+        self.children = {name: Child(name=name, role=role) for name, role in crew.roles(trains).items()}
+        self._processes: dict[str, Process] = {}
+        self._events: list[Event] = []
+        self._trail = Trail()
+        self._watch: Watch | None = None
+        self._started = time.monotonic()
+        self._done_since: float | None = None
+        self._guardian_pipe: int | None = None
+        self._guardian: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> None:
+        """Until nothing is running and nothing will be. Leaves nothing behind, also when it raises."""
+        try:
+            self._guard()
+            while not self._step(time.monotonic()):
+                self._requests.woken.wait(TICK_SECONDS)
+                self._requests.woken.clear()
+        finally:
+            self._close()
+
+    def _step(self, now: float) -> bool:
+        self._look(now)
+        actions = decide(list(self.children.values()), self._facts(now), now)
+        for action in actions:
+            self._do(action, now)
+        self._display.show(self._scene(now))
+        return any(isinstance(action, Finish) for action in actions)
+
+    # What is so
+
+    def _look(self, now: float) -> None:
+        for name, child in self.children.items():
+            if child.running and (code := self._processes[name].ended()) is not None:
+                self.children[name] = ended = child.ended(code, now)
+                self._report_end(ended)
+        if not self._port_known and (port := _read_port(self._crew.port_file)):
+            self._port, self._port_known = port, True
+            self._processes[COORDINATOR].command = self._crew.coordinator(port).command
+            self._claim.publish(f"http://{HOST}:{port}", self._crew.token)
+            self._watch = Watch(f"{HOST}:{port}", self._crew.token)
+        if self._guardian is not None and self._guardian.poll() is not None:
+            self._say("warning", "the guardian of this run ended; starting another")
+            self._guard()
+
+    def _facts(self, now: float) -> Facts:
+        run_dir = self._crew.run_dir
+        done = run_dir.done_file.exists()
+        if done and self._done_since is None:
+            self._done_since = now
+        return Facts(
+            requests=self._requests.count,
+            done=done,
+            done_since=self._done_since,
+            failed=run_dir.failed_file.exists(),
+            reachable=self._port_known,
+            own_command=self._crew.job.spec.trainer.command is not None,
+        )
+
+    # What is done
+
+    def _do(self, action: Action, now: float) -> None:
+        match action:
+            case Start(name):
+                if name not in self._processes:
+                    self._processes[name] = self._build(name)
+                self._processes[name].start()
+                self.children[name] = self.children[name].started(now)
+            case Ask(name):
+                self._processes[name].ask()
+                self.children[name] = self.children[name].asked(now)
+            case Kill(name):
+                self._processes[name].kill()
+            case Fail(reason, message, _, code):
+                self.failure = action
+                self._crew.run_dir.mark_failed(reason, message, code)
+            case Finish():
+                pass
+
+    def _build(self, name: str) -> Process:
+        role = self.children[name].role
+        if role == "coordinator":
+            return self._crew.coordinator(self._port)
+        return self._crew.agent(name, self._port) if role == "agent" else self._crew.evaluator(name)
+
+    def _guard(self) -> None:
+        """Start the guardian, before anything that it is to guard."""
+        read, write = os.pipe()
+        paths = [self._crew.scratch, self._claim.endpoint_file]
+        with self._crew.log("guardian").open("ab") as log:
+            self._guardian = subprocess.Popen(
+                [sys.executable, "-m", "tandem.local.guardian", self._crew.mark, *(str(path) for path in paths)],
+                stdin=read,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(self._claim.lock,),
+                start_new_session=True,
+            )
+        os.close(read)
+        if self._guardian_pipe is not None:
+            os.close(self._guardian_pipe)
+        self._guardian_pipe = write
+
+    def _close(self) -> None:
+        with suppress(OSError):
+            self._display.close()
+        for process in self._processes.values():
+            process.close()
+        if self._watch is not None:
+            self._watch.close()
+        if self._guardian_pipe is not None:
+            os.close(self._guardian_pipe)
+            self._guardian_pipe = None
+        if self._guardian is not None:
+            self._guardian.wait(SWEEP_SECONDS + 10.0)
+
+    # What is said
+
+    def _report_end(self, child: Child) -> None:
+        if child.asked_at is not None or child.code == 0 or self._requests.count or self._crew.run_dir.ended():
+            return
+        what = f"{child.name} ended, {ending(child.code)}"
+        if is_given_up(child):
+            self._say("error", f"{what}; it is not started again, see {child.name}.txt")
+            return
+        wait = pause(child.failures)
+        self._say("warning", f"{what}; starting it again" + (f" in {wait:g} s" if wait else ""))
+
+    def _say(self, kind: str, text: str) -> None:
+        event = Event.model_validate({"at": time.time(), "kind": kind, "text": text})
+        self._events = [*self._events[-MOST_EVENTS:], event]
+
+    def _scene(self, now: float) -> Scene:
+        snapshot = self._watch.newest if self._watch else None
+        if snapshot is not None:
+            self._trail = self._trail.follow(snapshot)
+        notice = SAVING if self._requests.count == 1 else "leaving" if self._requests.count else ""
+        spec = self._crew.job.spec
+        return Scene(
+            job=self._crew.job.metadata.name,
+            run_dir=self._shown,
+            endpoint=f"http://{HOST}:{self._port}" if self._port_known else "",
+            elapsed=now - self._started,
+            waiting="" if notice else waiting_for(self.children.values(), snapshot, self._done_since is not None),
+            notice=notice,
+            cores=self._crew.cores,
+            evaluates=spec.evaluation.processes > 0,
+            snapshot=snapshot,
+            trail=self._trail,
+            events=merged(snapshot.events if snapshot else (), self._events),
+        )
+
+
+def _read_port(file: Path) -> int | None:
+    with suppress(OSError, ValueError):
+        return int(file.read_text())
+    return None

@@ -1,0 +1,36 @@
+"""What a run is waiting for, in a few words, so that its first seconds are not silent."""
+
+from collections.abc import Iterable
+
+from tandem.local.supervision import Child
+from tandem.snapshot import Snapshot
+from tandem.view.words import count
+
+
+def waiting_for(children: Iterable[Child], snapshot: Snapshot | None, done: bool) -> str:
+    """Empty while training steps.
+
+    Args:
+        snapshot: the coordinator's newest, None before its first.
+        done: training is complete.
+    """
+    children = list(children)
+    agents = [child for child in children if child.role == "agent"]
+    evaluators = [child for child in children if child.role == "evaluator"]
+    if done or not agents:
+        left = sum(child.running for child in evaluators)
+        return f"training is complete; {count(left, 'evaluator')} finishing" if left else "training is complete"
+    if snapshot is None:
+        return f"starting: coordinator, {count(len(agents), 'worker')}"
+    there = len(snapshot.members)
+    if snapshot.status.progress is not None:
+        if snapshot.status.phase != "Restarting":
+            return ""
+        return "restarting: " + (
+            f"{there} of {len(agents)} workers are there" if there < len(agents) else "forming a group"
+        )
+    if there == 0:
+        return f"starting: {count(len(agents), 'worker')} importing torch"
+    if there < len(agents):
+        return f"starting: {there} of {count(len(agents), 'worker')} are there"
+    return "starting: loading the data, building the model"

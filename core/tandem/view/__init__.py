@@ -1,0 +1,10 @@
+"""What `tandem run` shows of a job: a calm screen on a terminal, plain lines elsewhere, a summary at the end.
+
+    scene    all that is shown at one moment, as a value
+    screen   a scene as a rich renderable of at most 20 lines that fits 80 columns
+    lines    a scene, and an event, as one line of key=value fields
+    summary  how a run ended, read from its run directory
+    words    numbers, times and curves as people read them
+
+All of it computes; `tandem.local.session` prints.
+"""

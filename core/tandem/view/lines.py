@@ -1,0 +1,66 @@
+"""A run as plain lines of key=value fields, for logs and pipes: no control characters, nothing rewritten."""
+
+import json
+import time
+
+from tandem.snapshot import Event
+from tandem.view.scene import Scene
+from tandem.view.words import printable
+
+Value = str | int | float | None
+
+
+def event_line(event: Event) -> str:
+    """One event."""
+    return _line(event.at, event=event.kind, text=event.text)
+
+
+def state_line(scene: Scene, now: float) -> str:
+    """The state of the run; what is not known yet is left out.
+
+    Args:
+        now: seconds since the epoch.
+    """
+    if scene.snapshot is None or scene.snapshot.status.progress is None:
+        return _line(now, phase="Starting", waiting=scene.waiting or None)
+    status = scene.snapshot.status
+    progress, workers = status.progress, status.workers
+    newest, evaluated, best = status.latest_checkpoint, status.latest_evaluation, status.best_checkpoint
+    assert progress is not None
+    return _line(
+        now,
+        phase=status.phase,
+        step=progress.step,
+        totalSteps=progress.total_steps,
+        epoch=None if progress.epoch is None else round(progress.epoch, 2),
+        loss=_short(status.loss),
+        samplesPerSecond=None if status.throughput is None else round(status.throughput),
+        remainingSeconds=None if progress.remaining_seconds is None else round(progress.remaining_seconds),
+        workers=f"{workers.ready}/{workers.desired}" if workers else None,
+        worldSize=status.world_size,
+        generation=status.generation,
+        restarts=status.restarts,
+        checkpoint=newest.step if newest else None,
+        evaluated=evaluated.step if evaluated else None,
+        lagSteps=status.evaluation_lag_steps,
+        **({evaluated.metric: _short(evaluated.value)} if evaluated else {}),
+        best=best.step if best else None,
+        bestValue=_short(best.value) if best else None,
+        waiting=scene.waiting or None,
+    )
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+def _line(at: float, **fields: Value) -> str:
+    shown = {"time": time.strftime("%H:%M:%S", time.localtime(at)), **fields}
+    return " ".join(f"{name}={_written(value)}" for name, value in shown.items() if value is not None)
+
+
+def _written(value: Value) -> str:
+    if not isinstance(value, str):
+        return str(value)
+    plain = printable(value)
+    return plain if plain and not set(plain) & set(' "=\\') else json.dumps(plain, ensure_ascii=False)

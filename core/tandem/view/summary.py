@@ -1,0 +1,117 @@
+"""How a run ended: read from its run directory, which is all that is left of it."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Group
+from rich.text import Text
+
+from tandem.durable import read_json_or_none
+from tandem.manifest import Manifest
+from tandem.rundir import RunDir
+from tandem.view.words import count, duration, number, printable, spaced
+
+_MERGED = re.compile(r"^g\d+\.json$")
+_SKIPPED = re.compile(r"^g\d+\.skipped\.json$")
+LABEL = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a run directory holds in the end."""
+
+    step: int | None = None
+    """Steps that are saved, None if none are."""
+    checkpoint: str = ""
+    """The newest checkpoint's name."""
+    best: str = ""
+    """The best checkpoint's name."""
+    metric: str = ""
+    """What `value` is."""
+    value: float | None = None
+    """The best checkpoint's score."""
+    evaluated: int = 0
+    """Checkpoints that were evaluated."""
+    skipped: int = 0
+    """Checkpoints that evaluators passed over."""
+    left: int = 0
+    """Committed checkpoints that were neither."""
+    restarts: int = 0
+    """Generations after the first."""
+
+
+def result(run_dir: RunDir) -> Result:
+    """Look at what is there."""
+    saved = run_dir.committed()
+    done = run_dir.done() or {}
+    final = done.get("final") or {}
+    names = [path.name for path in run_dir.evaluations.glob("step-*/*.json")]
+    best = read_json_or_none(run_dir.best_file)
+    best = best if isinstance(best, dict) else {}
+    value = best.get("value")
+    return Result(
+        step=final.get("step", saved[0].step if saved else None),
+        checkpoint=final.get("name", saved[0].name if saved else ""),
+        best=str(best.get("name", "")),
+        metric=str(best.get("metric", "")),
+        value=float(value) if isinstance(value, int | float) else None,
+        evaluated=sum(bool(_MERGED.match(name)) for name in names),
+        skipped=sum(bool(_SKIPPED.match(name)) for name in names),
+        left=sum(not _is_settled(run_dir, manifest) for manifest in saved),
+        restarts=max(0, len(run_dir.generation_records()) - 1),
+    )
+
+
+def _is_settled(run_dir: RunDir, manifest: Manifest) -> bool:
+    stem = run_dir.evaluations / manifest.name / f"g{manifest.generation:06d}"
+    return Path(f"{stem}.json").exists() or Path(f"{stem}.skipped.json").exists()
+
+
+def complete(name: str, found: Result, shown: str, seconds: float | None, evaluates: bool) -> Group:
+    """A run that is complete.
+
+    Args:
+        shown: the run directory as the user would type it.
+        seconds: how long this `tandem run` took; None if it had nothing to do.
+    """
+    steps = f": {spaced(found.step)} steps" if found.step is not None else ""
+    time = f" in {duration(seconds)}" if seconds is not None else ""
+    rows: list[tuple[str, str]] = []
+    if found.value is not None:
+        rows.append(("best", f"{shown}/checkpoints/{found.best}"))
+        rows.append(("", f"{found.metric} {number(found.value)}"))
+    if evaluates:
+        left = f", {found.left} not evaluated" if found.left else ""
+        rows.append(("evaluated", f"{count(found.evaluated, 'checkpoint')}, {found.skipped or 'none'} skipped{left}"))
+    rows += [("restarts", str(found.restarts)), ("logs", f"{shown}/log"), ("next", f"tandem report {shown}")]
+    return _lines(Text.assemble((name, "bold"), " is ", ("complete", "green"), f"{steps}{time}"), rows)
+
+
+def interrupted(name: str, found: Result, shown: str, again: str) -> Group:
+    """A run that the user stopped."""
+    rows = [("saved", f"{shown}/checkpoints/{found.checkpoint}")] if found.checkpoint else []
+    saved = f"saved after step {spaced(found.step)}" if found.step is not None else "nothing was saved yet"
+    rows.append(("go on with", again))
+    return _lines(Text.assemble((name, "bold"), " was ", ("stopped", "yellow"), f"; {saved}"), rows)
+
+
+def failed(name: str, message: str, log: str, tail: Sequence[str], again: str) -> Group:
+    """A run that has failed for good.
+
+    Args:
+        log: the file that says most about it, '' if none does.
+        tail: its last lines.
+        again: how to try again, '' where that would not help.
+    """
+    rows = [("log", log)] if log else []
+    rows += [("try again", again)] if again else []
+    quoted = [Text(f"    {printable(line)}", "dim") for line in tail]
+    head = Text.assemble((name, "bold"), (" failed", "red"), f": {message}")
+    return Group(*_lines(head, []).renderables, *quoted, *_lines(None, rows).renderables)
+
+
+def _lines(head: Text | None, rows: Sequence[tuple[str, str]]) -> Group:
+    listed = [Text.assemble((f"  {label:<{LABEL}}", "dim"), value) for label, value in rows]
+    return Group(*([head] if head else []), *listed)
