@@ -1,0 +1,189 @@
+"""The trainer as real processes: the same curve on any number of ranks, and it goes on where it was."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.exitcode import ExitCode
+from tandem_trainer.checkpoint.reading import read_weights
+
+from .ranks import Ranks, losses, make_rundir, records, run, sample_ids, wait_until
+
+PLAIN: dict[str, Any] = {"model": "baby-cnn", "data": {"name": "digits"}, "epochs": 2, "globalBatchSize": 100}
+STEPS = 30
+"""1,442 samples in batches of 100, twice; the last batch of an epoch has 42."""
+
+
+def assert_same_curve(ours: dict[int, float], reference: dict[int, float]) -> None:
+    assert ours.keys() == reference.keys()
+    torch.testing.assert_close(list(ours.values()), list(reference.values()), rtol=1e-4, atol=1e-5)
+
+
+def test_one_two_and_three_ranks_learn_the_same_curve(tmp_path: Path) -> None:
+    runs = {size: make_rundir(tmp_path / str(size), PLAIN) for size in (1, 2, 3)}
+    for size, rundir in runs.items():
+        run(rundir, size)
+    assert list(losses(runs[1])) == list(range(1, STEPS + 1))
+    for size in (2, 3):
+        assert sample_ids(runs[size]) == sample_ids(runs[1])
+        assert_same_curve(losses(runs[size]), losses(runs[1]))
+
+
+def test_micro_batches_change_nothing_but_memory(tmp_path: Path) -> None:
+    whole = make_rundir(tmp_path / "whole", PLAIN)
+    parts = make_rundir(tmp_path / "parts", PLAIN | {"microBatchSize": 7})
+    run(whole)
+    run(parts, 2)
+    assert_same_curve(losses(parts), losses(whole))
+
+
+def test_a_batch_smaller_than_the_group_still_counts_each_sample_once(tmp_path: Path) -> None:
+    tiny = {"model": "baby-cnn", "data": {"name": "synthetic", "samples": 5, "imageSize": 8}, "globalBatchSize": 2}
+    alone, group = make_rundir(tmp_path / "1", tiny | {"epochs": 3}), make_rundir(tmp_path / "3", tiny | {"epochs": 3})
+    run(alone)
+    run(group, 3)
+    assert len(losses(group)) == 9
+    assert_same_curve(losses(group), losses(alone))
+
+
+def test_a_killed_group_of_two_goes_on_as_three_with_the_same_samples(tmp_path: Path) -> None:
+    config = PLAIN | {"epochs": 40}
+    undisturbed = make_rundir(tmp_path / "undisturbed", config, checkpoint={"everySteps": 20})
+    run(undisturbed)
+    rundir = make_rundir(tmp_path / "killed", config, checkpoint={"everySteps": 20})
+    with Ranks(rundir, 2) as ranks:
+        wait_until(lambda: rundir.checkpoint_names(), what="for a checkpoint")
+        os.kill(ranks.processes[1].pid, signal.SIGKILL)
+        codes, output = ranks.finish()
+    assert codes == [ExitCode.PEER_LOST, -signal.SIGKILL], output
+    assert not rundir.ended()
+    run(rundir, 3)
+    starts = records(rundir, "start")
+    assert starts[1]["step"] % 20 == 0
+    assert starts[1]["step"] > 0
+    assert rundir.done() is not None
+    assert sample_ids(rundir) == sample_ids(undisturbed)
+    torch.testing.assert_close(losses(rundir)[600], losses(undisturbed)[600], rtol=2e-2, atol=2e-3)
+
+
+def test_sigterm_saves_at_a_step_and_leaves(tmp_path: Path) -> None:
+    rundir = make_rundir(tmp_path, PLAIN | {"epochs": 100_000}, checkpoint={"everySeconds": 3600})
+    with Ranks(rundir, 2) as ranks:
+        wait_until(lambda: len(losses(rundir)) > 20, what="for steps")
+        assert rundir.checkpoint_names() == []
+        ranks.processes[1].send_signal(signal.SIGTERM)  # one rank's wish is everybody's
+        codes, output = ranks.finish()
+    assert codes == [ExitCode.PREEMPTED] * 2, output
+    saved = rundir.committed()[0]
+    assert saved.step == max(losses(rundir))
+    with Ranks(rundir, 1) as ranks:
+        wait_until(lambda: len(records(rundir, "start")) == 2, what="for the second start")
+        ranks.processes[0].send_signal(signal.SIGTERM)
+        ranks.finish()
+    assert records(rundir, "start")[1]["step"] == saved.step
+
+
+def test_a_truncated_checkpoint_is_passed_over_and_reported(tmp_path: Path) -> None:
+    rundir = make_rundir(tmp_path, PLAIN, checkpoint={"everySteps": 10})
+    run(rundir)
+    rundir.done_file.unlink()
+    newest, before = rundir.committed()[:2]
+    path = rundir.checkpoint(newest.name) / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    output = run(rundir)
+    assert f"checkpoint={newest.name} passed over" in output
+    assert records(rundir, "passed")[0]["checkpoint"] == newest.name
+    assert records(rundir, "start")[1]["step"] == before.step
+    assert (rundir.checkpoints / f"{newest.name}.bad").is_dir()
+    assert rundir.done() is not None
+
+
+def test_a_finished_run_started_again_only_says_so(tmp_path: Path) -> None:
+    rundir = make_rundir(tmp_path, PLAIN)
+    run(rundir)
+    before = rundir.committed()[0]
+    rundir.done_file.unlink()
+    run(rundir)
+    assert rundir.committed()[0] == before
+    assert rundir.done() is not None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "bfloat16", "gradientClipNorm": 1.0, "optimizer": {"name": "adamw", "weightDecay": 0.01}},
+        {"model": "simple-net", "optimizer": {"name": "sgd"}, "schedule": {"name": "cosine", "warmupSteps": 5}},
+        {"model": "cnn", "activationCheckpointing": True, "deterministic": True, "schedule": {"name": "linear"}},
+        {"syncBatchNorm": True, "model": "resnet-18", "maxSteps": 3, "globalBatchSize": 16},
+    ],
+    ids=["bfloat16-clip-adamw", "sgd-cosine", "recompute-deterministic", "resnet-sync-batch-norm"],
+)
+def test_every_setting_trains_on_two_ranks(tmp_path: Path, options: dict[str, Any]) -> None:
+    rundir = make_rundir(tmp_path, PLAIN | {"model": "baby-cnn"} | options)
+    output = run(rundir, 2)
+    curve = losses(rundir)
+    assert len(curve) == options.get("maxSteps", STEPS)
+    if "maxSteps" not in options:
+        assert curve[STEPS] < curve[1]
+    if "syncBatchNorm" in options:
+        assert "syncBatchNorm ignored" in output
+
+
+def test_the_learning_rate_follows_its_schedule(tmp_path: Path) -> None:
+    schedule = {"name": "cosine", "warmupSteps": 4, "finalFraction": 0.1}
+    rundir = make_rundir(tmp_path, PLAIN | {"schedule": schedule, "optimizer": {"learningRate": 0.01}})
+    run(rundir)
+    rates = [record["lr"] for record in records(rundir, "step")]
+    assert rates[:5] == pytest.approx([0.002, 0.004, 0.006, 0.008, 0.01])
+    assert rates == rates[:4] + sorted(rates[4:], reverse=True)
+    assert rates[-1] < 0.0012
+
+
+def test_a_diverged_run_says_so_and_is_over(tmp_path: Path) -> None:
+    rundir = make_rundir(tmp_path, PLAIN | {"optimizer": {"name": "sgd", "learningRate": 1e9}})
+    with Ranks(rundir, 2) as ranks:
+        codes, output = ranks.finish()
+    assert codes == [ExitCode.DIVERGED] * 2, output
+    failed = rundir.failed()
+    assert failed is not None
+    assert failed["reason"] == "Diverged"
+    assert "lower learningRate" in failed["message"]
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        ({"data": {"name": "mnist", "path": "/nonexistent/mnist", "download": False}}, "data.path: /nonexistent/mnist"),
+        ({"precision": "float16", "data": {"name": "digits"}}, "float16 needs a GPU"),
+        ({"data": {"name": "synthetic", "imageSize": 4}, "model": "cnn"}, "at least 6×6 pixels"),
+    ],
+)
+def test_a_job_that_cannot_work_is_refused_in_one_sentence(tmp_path: Path, config: Any, complaint: str) -> None:
+    rundir = make_rundir(tmp_path, config)
+    with Ranks(rundir, 1) as ranks:
+        codes, output = ranks.finish()
+    assert codes == [ExitCode.CONFIGURATION]
+    assert complaint in output
+    assert "Traceback" not in output
+    failed = rundir.failed()
+    assert failed is not None
+    assert (failed["reason"], failed["exitCode"]) == ("ConfigurationError", ExitCode.CONFIGURATION)
+
+
+def test_weights_of_a_finished_run_classify_the_test_set(tmp_path: Path) -> None:
+    from tandem_trainer import data, models
+
+    rundir = make_rundir(tmp_path, {"model": "cnn", "data": {"name": "digits"}, "epochs": 12})
+    run(rundir, 2)
+    config = rundir.read_job().spec.trainer.settings
+    test = data.load(config.data, "test")
+    model = models.build(config.model, test.channels, test.image_size, test.classes).eval()
+    manifest = rundir.committed()[0]
+    model.load_state_dict(read_weights(rundir.checkpoint(manifest.name), manifest))
+    with torch.inference_mode():
+        accuracy = (model(test.images).argmax(1) == test.labels).float().mean()
+    assert accuracy > 0.95
