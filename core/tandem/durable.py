@@ -4,6 +4,7 @@ Works on local disks and on NFS; uses neither flock nor inotify, which NFS lacks
 finds one of another size than it hoped for, has met a normal moment of a shared disk, not an error.
 """
 
+import errno
 import json
 import os
 import secrets
@@ -67,18 +68,28 @@ def replace_json(path: Path, value: object, durable: bool = True) -> None:
 def create_json(path: Path, value: object, durable: bool = True) -> bool:
     """Create a JSON file that must not exist yet. Returns False, and changes nothing, if it does.
 
-    A hard link is the exclusive create that also never shows a half-written file; O_EXCL alone would.
+    A hard link is the exclusive create that also never shows a half-written file; O_EXCL alone would. An NFS client
+    that lost the answer to its request sends it again and is then told that the file exists, though it is its own: so
+    the two are compared.
     """
     aside = _write_aside(path, encode(value), durable)
     try:
         os.link(aside, path)
     except FileExistsError:
-        return False
+        if not _is_same(aside, path):
+            return False
     finally:
         aside.unlink(missing_ok=True)
     if durable:
         sync_folder(path.parent)
     return True
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except FileNotFoundError:
+        return False
 
 
 def read_json(path: Path) -> Any:
@@ -92,7 +103,10 @@ def read_json(path: Path) -> Any:
         data = file.read(MOST_JSON_BYTES + 1)
     if len(data) > MOST_JSON_BYTES:
         raise ValueError(f"{path} is larger than {MOST_JSON_BYTES} bytes")
-    return json.loads(data)
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply") from None
 
 
 def read_json_or_none(path: Path) -> Any:
@@ -109,6 +123,8 @@ def commit_folder(aside: Path, final: Path) -> None:
     Raises:
         FileExistsError: the name is taken; nothing was changed.
     """
+    if final.exists():  # rename would quietly replace an empty folder
+        raise FileExistsError(f"{final} is already committed")
     for folder in [aside, *(child for child in aside.rglob("*") if child.is_dir())]:
         sync_folder(folder)
     try:
@@ -126,12 +142,22 @@ class Lines:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
-        if self._file.tell() > 0:
-            self._file.write(b"\n")
+        self._torn = self._file.tell() > 0
 
     def append(self, *records: dict[str, Any]) -> None:
-        """Append records, each as one line, with one write."""
-        self._file.write(b"".join(json.dumps(record, allow_nan=True).encode() + b"\n" for record in records))
+        """Append records, each as one line, with one write.
+
+        Raises:
+            OSError: the disk is full or gone; what was torn is passed over by readers, and a later append stands alone.
+        """
+        data = b"".join(json.dumps(record, allow_nan=True).encode() + b"\n" for record in records)
+        if self._torn:
+            data = b"\n" + data
+        self._torn = True
+        written = self._file.write(data)
+        if written != len(data):
+            raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes could be appended", self._file.name)
+        self._torn = False
 
     def close(self) -> None:
         """Close the file."""
@@ -149,7 +175,7 @@ def read_lines(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
     end = data.rfind(b"\n") + 1
     records = []
     for line in data[:end].splitlines():
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             record = json.loads(line)
             if isinstance(record, dict):
                 records.append(record)

@@ -6,6 +6,7 @@ therefore idempotent, and a lease only saves double work and keeps retention fro
 """
 
 import os
+import secrets
 import socket
 import time
 from contextlib import suppress
@@ -17,6 +18,8 @@ from tandem.durable import create_json, read_json_or_none, replace_json, tempora
 SECONDS = 15.0
 """How long a lease lasts without renewal: long beside a pause of NFS, short beside a user's patience."""
 
+_TOKEN = secrets.token_hex(4)
+
 
 class Lease:
     """A lease that is held. Leaving the `with` block gives it back."""
@@ -24,14 +27,16 @@ class Lease:
     def __init__(self, path: Path, holder: str, seconds: float) -> None:
         self.path, self.holder, self.seconds = path, holder, seconds
 
-    def renew(self) -> None:
-        """Hold it for its whole time again."""
+    def renew(self) -> bool:
+        """Hold it for its whole time again. Returns False, and changes nothing, if another has taken it over."""
+        if _holder(self.path) not in (None, self.holder):
+            return False
         replace_json(self.path, _content(self.holder, self.seconds), durable=False)
+        return True
 
     def release(self) -> None:
         """Give it back, unless it was taken over meanwhile."""
-        content = read_json_or_none(self.path)
-        if content is None or content.get("holder") == self.holder:
+        if _holder(self.path) in (None, self.holder):
             with suppress(FileNotFoundError):
                 self.path.unlink()
 
@@ -45,12 +50,16 @@ class Lease:
 
 
 def default_holder() -> str:
-    """A name for this process that no other process has."""
-    return f"{socket.gethostname()}-{os.getpid()}"
+    """A name for this process that no other process has: a restarted container has its host name and number again."""
+    return f"{socket.gethostname()}-{os.getpid()}-{_TOKEN}"
 
 
 def acquire(path: Path, holder: str | None = None, seconds: float = SECONDS) -> Lease | None:
-    """Take the lease at `path`, also from a holder whose time is over; None while another holds it."""
+    """Take the lease at `path`, also from a holder whose time is over; None while another holds it.
+
+    Two that see the same lease expired both move it away, and the slower one may catch the new lease of the faster. So
+    what was moved is looked at once more, and a lease that runs is put back.
+    """
     holder = holder or default_holder()
     path.parent.mkdir(parents=True, exist_ok=True)
     if create_json(path, _content(holder, seconds), durable=False):
@@ -62,7 +71,13 @@ def acquire(path: Path, holder: str | None = None, seconds: float = SECONDS) -> 
         path.rename(expired)
     except FileNotFoundError:
         return None
-    expired.unlink(missing_ok=True)
+    try:
+        if is_held(expired):
+            with suppress(FileExistsError):
+                os.link(expired, path)
+            return None
+    finally:
+        expired.unlink(missing_ok=True)
     if create_json(path, _content(holder, seconds), durable=False):
         return Lease(path, holder, seconds)
     return None
@@ -75,6 +90,13 @@ def is_held(path: Path) -> bool:
         return False
     until = content.get("until")
     return isinstance(until, int | float) and time.time() < until <= time.time() + 24 * 3600
+
+
+def _holder(path: Path) -> str | None:
+    """Who has it; None if there is no lease, or nothing that can be read as one."""
+    content = read_json_or_none(path)
+    holder = content.get("holder") if isinstance(content, dict) else None
+    return holder if isinstance(holder, str) else None
 
 
 def _content(holder: str, seconds: float) -> dict[str, object]:

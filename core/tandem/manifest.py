@@ -8,7 +8,7 @@ folder that gets its name by one rename: a folder with a sound manifest is a who
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError
 
@@ -30,7 +30,7 @@ class FileEntry(Model):
 
     path: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$")]
     """Relative to the checkpoint's folder."""
-    size: int
+    size: Annotated[int, Field(ge=0)]
     """Bytes."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """Of the whole file."""
@@ -50,7 +50,7 @@ class DataPosition(Model):
 class Manifest(Model):
     """What a committed checkpoint is."""
 
-    format: int = 1
+    format: Literal[1] = 1
     """Version of this layout."""
     name: str
     """The folder's name."""
@@ -108,6 +108,8 @@ class Manifest(Model):
             if folder.is_dir():
                 raise Broken(f"{folder.name} has no manifest") from None
             raise
+        except (NotADirectoryError, IsADirectoryError) as error:
+            raise Broken(f"{folder.name} is not a folder with a manifest file") from error
         except ValueError as error:
             raise Broken(f"the manifest of {folder.name} is not JSON") from error
         if not isinstance(body, dict) or body.get("digest") != _digest(body):
@@ -157,6 +159,8 @@ def verified_bytes(folder: Path, entry: FileEntry) -> bytes:
         if folder.is_dir():
             raise Broken(f"{folder.name} lacks {entry.path}") from None
         raise
+    except (NotADirectoryError, IsADirectoryError) as error:
+        raise Broken(f"{folder.name}/{entry.path} is not a file") from error
     if len(data) != entry.size:
         raise Broken(f"{folder.name}/{entry.path} should have {entry.size} bytes and does not")
     if hashlib.sha256(data).hexdigest() != entry.sha256:

@@ -85,9 +85,25 @@ class RunDir:
         return create_json(self.generations / f"{record.generation:06d}.json", record.dump())
 
     def generation_records(self) -> list[GenerationRecord]:
-        """All records, oldest first."""
-        found = (read_json_or_none(path) for path in self._listed(self.generations) if _GENERATION.match(path.name))
-        return sorted((GenerationRecord.parse(data) for data in found if data), key=lambda record: record.generation)
+        """All records, oldest first.
+
+        Raises:
+            ValueError: one is damaged. To go on without it could make a checkpoint count that does not, or lose all
+                that came before, so a person has to look.
+        """
+        found = (_GENERATION.match(path.name) for path in self._listed(self.generations))
+        records = [self._record(int(match[1]), match[0]) for match in found if match]
+        return sorted(records, key=lambda record: record.generation)
+
+    def _record(self, generation: int, name: str) -> GenerationRecord:
+        path = self.generations / name
+        try:
+            record = GenerationRecord.parse(read_json(path))
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged; nobody can tell which checkpoints count without it") from error
+        if record.generation != generation:
+            raise ValueError(f"{path} is damaged: it speaks of generation {record.generation}")
+        return record
 
     def newest_generation(self) -> int:
         """The highest generation that has a record, 0 if none has."""
@@ -139,7 +155,8 @@ class RunDir:
 
     def checkpoint_names(self) -> list[str]:
         """Names of the committed checkpoint folders, lowest step first, on the chain or not, sound or not."""
-        return sorted(path.name for path in self._listed(self.checkpoints) if _STEP.match(path.name))
+        found = (_STEP.match(path.name) for path in self._listed(self.checkpoints))
+        return [match[0] for match in sorted((match for match in found if match), key=lambda match: int(match[1]))]
 
     def set_aside(self, name: str, mark: str = BAD, why: str = "") -> Path | None:
         """Take a checkpoint out of the running by renaming it; None if another process was first."""
