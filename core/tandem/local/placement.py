@@ -126,8 +126,8 @@ def share_gpus(gpus: Sequence[str], job: DistributedTrainingJob) -> tuple[list[s
     if not gpus:
         return None, "no GPU on this machine; training runs on CPUs" if asked else ""
     if len(gpus) < ranks:
-        return [""] * workers, (
-            f"{len(gpus)} GPU for {ranks} ranks; each needs its own, so training runs on CPUs "
-            f"(--set spec.workers.replicas={max(1, len(gpus) // each)} would use the GPU)"
-        )
+        line = f"{len(gpus)} GPU for {ranks} ranks; each needs its own, so training runs on CPUs"
+        if fits := len(gpus) // each:
+            line += f" (--set spec.workers.replicas={fits} would use the GPU)"
+        return [""] * workers, line
     return [",".join(gpus[index * each : (index + 1) * each]) for index in range(workers)], ""

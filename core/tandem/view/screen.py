@@ -3,6 +3,7 @@
 import time
 
 from rich.console import Group, RenderableType
+from rich.constrain import Constrain
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -12,8 +13,10 @@ from tandem.status import Phase, Score, Status
 from tandem.view.scene import Scene
 from tandem.view.words import count, duration, number, printable, spaced, sparkline
 
-LABEL = 13
+LABEL = 14
 """Width of the column of labels."""
+WIDEST = 120
+"""Columns that are used at most; bars of 200 are no easier to read."""
 SPARK = 24
 """Width of the loss curve."""
 EVENTS = 4
@@ -29,7 +32,8 @@ PHASES: dict[Phase, tuple[str, str]] = {
     "Succeeded": ("complete", "green"),
     "Failed": ("failed", "red"),
 }
-EVENT_STYLES = {"info": "", "warning": "yellow", "error": "red"}
+EVENT_MARKS = {"info": (" ", ""), "warning": ("!", "yellow"), "error": ("✗", "red")}
+"""A sign and a colour: what matters must show without colours too."""
 
 
 def screen(scene: Scene) -> RenderableType:
@@ -43,7 +47,7 @@ def screen(scene: Scene) -> RenderableType:
     if events:
         parts += [*(_event(event) for event in events), Text()]
     parts.append(_foot(scene))
-    return Group(*parts)
+    return Constrain(Group(*parts), WIDEST)
 
 
 def _title(scene: Scene, status: Status) -> Table:
@@ -61,19 +65,22 @@ def _progress(scene: Scene, status: Status) -> list[RenderableType]:
     progress = status.progress
     total = progress.total_steps if progress else None
     step = progress.step if progress else 0
-    row = Table.grid(expand=True, padding=(0, 1))
-    row.add_column(width=1)
-    row.add_column(ratio=1)
-    row.add_column(justify="right", width=4)
-    row.add_row("", _bar(step, total or 0), Text(f"{100 * step // total}%" if total else ""))
+    bar: list[RenderableType] = []
+    if total:
+        row = Table.grid(expand=True, padding=(0, 1))
+        row.add_column(width=1)
+        row.add_column(ratio=1)
+        row.add_column(justify="right", width=4)
+        row.add_row("", _bar(step, total), Text(f"{100 * step // total}%"))
+        bar = [row]
     if scene.waiting:
-        return [row, Text(f"  {scene.waiting}", "cyan", no_wrap=True, overflow="ellipsis")]
+        return [*bar, Text(f"  {scene.waiting}", "cyan", no_wrap=True, overflow="ellipsis")]
     words = [f"step {spaced(step)}" + (f" of {spaced(total)}" if total else "")]
     if progress and progress.epoch is not None:
         words.append(f"epoch {progress.epoch:.1f}")
     if progress and progress.remaining_seconds is not None:
         words.append(f"about {duration(progress.remaining_seconds)} left")
-    return [row, Text("  " + " · ".join(words), no_wrap=True, overflow="ellipsis")]
+    return [*bar, Text("  " + " · ".join(words), no_wrap=True, overflow="ellipsis")]
 
 
 def _facts(scene: Scene, status: Status) -> Table:
@@ -149,13 +156,17 @@ def _bar(done: float, total: float) -> ProgressBar:
 
 def _event(event: Event) -> Text:
     at = time.strftime("%H:%M:%S", time.localtime(event.at))
-    return Text.assemble(
-        (f"  {at}  ", "dim"), (printable(event.text), EVENT_STYLES[event.kind]), no_wrap=True, overflow="ellipsis"
-    )
+    mark, style = EVENT_MARKS[event.kind]
+    words = (f"{mark} {printable(event.text)}", style)
+    return Text.assemble((f"  {at} ", "dim"), words, no_wrap=True, overflow="ellipsis")
 
 
 def _foot(scene: Scene) -> RenderableType:
     if scene.notice:
         return Text(f"  {scene.notice}", "bold yellow", no_wrap=True, overflow="ellipsis")
     metrics = [f"{scene.endpoint}/metrics"] if scene.endpoint else []
-    return Text("  " + " · ".join([*metrics, scene.run_dir]), "dim", no_wrap=True, overflow="ellipsis")
+    row = Table.grid(expand=True, padding=(0, 1))
+    row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    row.add_column(no_wrap=True)
+    row.add_row(Text("  " + " · ".join([*metrics, scene.run_dir]), "dim"), Text("Ctrl-C saves and leaves", "dim"))
+    return row

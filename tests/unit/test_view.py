@@ -1,0 +1,246 @@
+"""What a person sees of a run, at 80 and 120 columns, with and without colours, and as plain lines."""
+
+import io
+import math
+import re
+import time
+
+import pytest
+from rich.console import Console
+
+from tandem.snapshot import EvaluatorView, Event, Snapshot
+from tandem.status import CheckpointRef, Members, Progress, Score, Status, Utilization
+from tandem.view.lines import event_line, state_line
+from tandem.view.scene import MOST_POINTS, Scene, Trail, merged
+from tandem.view.screen import screen
+from tandem.view.words import count, duration, number, sparkline
+
+NOON = 1_700_000_000.0
+EVENTS = (
+    Event(at=NOON - 60, kind="info", text="generation 1 started with 2 workers"),
+    Event(at=NOON - 30, kind="warning", text="worker-1 failed; generation 2 goes on from step 350"),
+    Event(at=NOON - 20, kind="error", text="step-000000400 set aside: weights.safetensors does not match its checksum"),
+)
+STATUS = Status(
+    phase="Running",
+    workers=Members(desired=2, ready=2),
+    evaluators=Members(desired=2, ready=2),
+    world_size=2,
+    generation=3,
+    restarts=2,
+    progress=Progress(step=520, total_steps=900, epoch=23.1, percent=57.8, remaining_seconds=65),
+    loss=0.02134,
+    throughput=2310.2,
+    utilization=Utilization(trainer_cpu=1.71, evaluator_cpu=0.31),
+    latest_checkpoint=CheckpointRef(name="step-000000500", step=500, generation=3),
+    latest_evaluation=Score(name="step-000000450", step=450, metric="accuracy", value=0.9833),
+    best_checkpoint=Score(name="step-000000400", step=400, metric="accuracy", value=0.9861),
+    evaluation_lag_steps=50,
+)
+EVALUATORS = [
+    EvaluatorView(name="evaluator-0-0", state="step-000000500", silent_seconds=0.1),
+    EvaluatorView(name="evaluator-0-1", state="idle", silent_seconds=0.1),
+]
+TRAIL = Trail(points=tuple((step, 2.3 * math.exp(-step / 80)) for step in range(0, 520, 10)))
+
+
+SCREEN_80 = """\
+  digits  training                                                        1m 23s
+  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━                                 57%
+  step 520 of 900 · epoch 23.1 · about 1m 05s left
+
+  loss        0.0213  ██▇▇▇▆▆▆▆▅▅▅▄▄▄▃▃▃▃▂▂▂▁▁
+  throughput  2 310 samples/s
+  workers     2/2 · world size 2 · generation 3 · 2 restarts
+  checkpoint  step 500
+  evaluated   step 450 · accuracy 0.9833 · 50 steps behind
+  best        step 400 · accuracy 0.9861
+
+  trainers    ━━━━━━━━━━━━━━━━━━━━━━━━━━━━       1.7 of 2 cores
+  evaluators  ━━━━━                              0.3 of 2 cores · 1 of 2 busy
+
+  22:12:20   generation 1 started with 2 workers
+  22:12:50 ! worker-1 failed; generation 2 goes on from step 350
+  22:13:00 ✗ step-000000400 set aside: weights.safetensors does not match its c…
+
+  http://127.0.0.1:43121/metrics · runs/digits           Ctrl-C saves and leaves"""
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+
+def scene(status: Status = STATUS, events: tuple[Event, ...] = EVENTS, **changes: object) -> Scene:
+    snapshot = Snapshot(job="digits", time=NOON, status=status, evaluators=EVALUATORS, events=list(EVENTS))
+    known: dict[str, object] = {
+        "job": "digits",
+        "run_dir": "runs/digits",
+        "endpoint": "http://127.0.0.1:43121",
+        "elapsed": 83.0,
+        "cores": 2,
+        "snapshot": snapshot,
+        "trail": TRAIL,
+        "events": events,
+    }
+    return Scene(**(known | changes))  # type: ignore[arg-type]
+
+
+def drawn(shown: Scene, width: int = 80, colours: bool = False) -> list[str]:
+    file = io.StringIO()
+    system = "truecolor" if colours else None
+    console = Console(width=width, height=40, file=file, force_terminal=True, color_system=system, no_color=not colours)  # type: ignore[arg-type]
+    console.print(screen(shown))
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+def test_a_run_at_80_columns() -> None:
+    assert "\n".join(drawn(scene())) == SCREEN_80
+
+
+def test_a_run_at_120_columns_has_longer_bars_and_whole_events() -> None:
+    lines = drawn(scene(), width=120)
+    assert len(lines) == len(SCREEN_80.splitlines())
+    assert lines[1].count("━") > 55
+    assert any(line.endswith("does not match its checksum") for line in lines)
+    assert max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 300])
+def test_no_line_is_wider_than_the_terminal_or_than_is_readable(width: int) -> None:
+    assert max(map(len, drawn(scene(), width))) <= min(width, 120)
+
+
+def test_the_fullest_screen_has_20_lines() -> None:
+    assert STATUS.utilization is not None
+    busy = STATUS.utilization.model_copy(update={"gpu": 0.94, "gpu_memory_bytes": 3 * 2**30})
+    lines = drawn(scene(STATUS.model_copy(update={"utilization": busy}), events=EVENTS * 3))
+    assert len(lines) == 20
+    assert any(re.search(r"GPU +━+╸? +94% · 3\.0 GiB$", line) for line in lines)
+
+
+def test_colours_change_no_word() -> None:
+    plain = drawn(scene())
+    coloured = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in drawn(scene(), colours=True)]
+    without_bars = [re.sub("[━╸╺ ]+", " ", line).strip() for line in coloured]
+    assert without_bars == [re.sub("[━╸╺ ]+", " ", line).strip() for line in plain]
+
+
+def test_without_colours_there_is_no_escape_sequence_that_sets_one() -> None:
+    assert not [line for line in drawn(scene()) if re.search(r"\x1b\[(3|4|9)\d", line)]
+
+
+def test_the_first_seconds_say_what_is_waited_for() -> None:
+    lines = drawn(scene(snapshot=None, endpoint="", events=(), waiting="starting: 2 workers importing torch"))
+    assert lines == [
+        "  digits  starting" + " " * 56 + "1m 23s",
+        "  starting: 2 workers importing torch",
+        "",
+        "  runs/digits" + " " * 44 + "Ctrl-C saves and leaves",
+    ]
+
+
+def test_the_notice_takes_the_place_of_the_hint() -> None:
+    lines = drawn(scene(notice="saving; Ctrl-C again leaves at once"))
+    assert lines[-1] == "  saving; Ctrl-C again leaves at once"
+
+
+def test_a_job_without_evaluators_shows_none() -> None:
+    text = "\n".join(drawn(scene(evaluates=False)))
+    assert "evaluat" not in text
+    assert "best" not in text
+
+
+def test_what_is_not_known_yet_is_not_shown_as_0() -> None:
+    early = Status(phase="Running", progress=Progress(step=1), workers=Members(desired=2, ready=2))
+    text = "\n".join(drawn(scene(early)))
+    assert "loss" not in text
+    assert "throughput" not in text
+    assert "0.0 of" not in text
+    assert "%" not in text
+
+
+@pytest.mark.parametrize("text", ["\x1b[2J\x1b[31mgone", "two\nlines", "bell\a", "\x9b31m"])
+def test_what_a_process_writes_cannot_touch_the_terminal(text: str) -> None:
+    event = Event(at=NOON, kind="info", text=text)
+    assert all(letter.isprintable() for letter in event_line(event))
+    assert all(letter.isprintable() for line in drawn(scene(events=(event,))) for letter in line)
+
+
+def test_the_state_as_one_line() -> None:
+    assert state_line(scene(), NOON) == (
+        "time=22:13:20 phase=Running step=520 totalSteps=900 epoch=23.1 loss=0.02134 samplesPerSecond=2310 "
+        "remainingSeconds=65 workers=2/2 worldSize=2 generation=3 restarts=2 checkpoint=500 evaluated=450 lagSteps=50 "
+        "accuracy=0.9833 best=400 bestValue=0.9861"
+    )
+
+
+def test_lines_quote_what_has_spaces() -> None:
+    waiting = scene(snapshot=None, waiting="starting: 2 workers importing torch")
+    assert state_line(waiting, NOON) == 'time=22:13:20 phase=Starting waiting="starting: 2 workers importing torch"'
+    assert event_line(EVENTS[0]) == 'time=22:12:20 event=info text="generation 1 started with 2 workers"'
+
+
+def test_events_of_all_sources_come_in_order() -> None:
+    mine = Event(at=NOON - 25, kind="warning", text="evaluator-0-0 ended")
+    assert merged(EVENTS, [mine]) == (EVENTS[0], EVENTS[1], mine, EVENTS[2])
+
+
+class TestTheLossCurve:
+    def test_forgets_the_steps_that_a_restart_takes_back(self) -> None:
+        back = STATUS.model_copy(update={"progress": Progress(step=351), "loss": 0.1})
+        trail = TRAIL.follow(Snapshot(job="digits", time=NOON, status=back))
+        assert trail.points[-1] == (351, 0.1)
+        assert [step for step, _ in trail.points] == [*range(0, 351, 10), 351]
+
+    def test_stays_small_however_long_the_run(self) -> None:
+        trail = Trail()
+        for step in range(3 * MOST_POINTS):
+            status = STATUS.model_copy(update={"progress": Progress(step=step), "loss": 1.0})
+            trail = trail.follow(Snapshot(job="digits", time=NOON, status=status))
+        assert len(trail.points) <= MOST_POINTS
+        steps = [step for step, _ in trail.points]
+        assert steps == sorted(steps)
+        assert steps[-1] == 3 * MOST_POINTS - 1
+
+    def test_shows_powers_of_ten_as_equal_falls(self) -> None:
+        assert sparkline([1000.0, 100.0, 10.0, 1.0], 4) == "█▆▃▁"
+
+    def test_of_too_little_is_nothing(self) -> None:
+        assert sparkline([1.0], 10) == ""
+        assert sparkline([math.nan, math.inf, 1.0], 10) == ""
+
+    def test_that_does_not_move_is_flat(self) -> None:
+        assert sparkline([2.0] * 50, 8) == "▁" * 8
+
+    def test_fits_its_width_whatever_the_number_of_points(self) -> None:
+        assert all(len(sparkline([1.0 + i for i in range(n)], 24)) == min(n, 24) for n in range(2, 100))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.4, "0s"), (59.4, "59s"), (59.6, "1m 00s"), (72, "1m 12s"), (11_100, "3h 05m"), (187_200, "2d 4h"), (-3, "0s")],
+)
+def test_durations(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0.02134, "0.0213"),
+        (2.3026, "2.303"),
+        (98.06, "98.1"),
+        (2310.2, "2 310"),
+        (3.14e-6, "3.1e-06"),
+        (0.0, "0.0000"),
+        (math.nan, "nan"),
+    ],
+)
+def test_numbers(value: float, words: str) -> None:
+    assert number(value) == words
+
+
+def test_counts() -> None:
+    assert [count(n, "restart") for n in (0, 1, 2)] == ["no restarts", "1 restart", "2 restarts"]
