@@ -3,15 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from sklearn.metrics import confusion_matrix
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tandem.tasks import ImageClassification
 from tandem_evaluator.result import finite_or_none
 from tandem_trainer import data, models
+from tandem_trainer.mistake import ConfigurationError
 
 MOST_SAMPLES = 256
 MOST_NUMBERS = 2**20
@@ -41,16 +40,17 @@ class Evaluation:
     def __init__(self, samples: data.Samples, model: nn.Module) -> None:
         self._samples, self._model = samples, model.eval()
         self.total, self.classes = len(samples), samples.classes
-        per_sample = max(1, samples.images[0].numel()) if self.total else 1
-        self._batch = max(1, min(MOST_SAMPLES, MOST_NUMBERS // per_sample))
+        self._batch = max(1, min(MOST_SAMPLES, MOST_NUMBERS // max(1, samples.images[0].numel())))
 
     @classmethod
     def load(cls, task: ImageClassification) -> "Evaluation":
         """
         Raises:
-            tandem_trainer.mistake.ConfigurationError: the data is not there, or the model does not suit it.
+            ConfigurationError: the data is not there, or the model does not suit it.
         """
         samples = data.load(task.data, "test")
+        if not len(samples):
+            raise ConfigurationError(f"{task.data.name} has no test samples; the evaluators need at least one")
         return cls(samples, models.build(task.model, samples.channels, samples.image_size, samples.classes))
 
     def run(
@@ -85,5 +85,6 @@ class Evaluation:
                 predicted[part] = logits.argmax(dim=1)
                 # Summed in double: the sum over a shard must not depend on how the data is split, to 1e-6 at least.
                 loss += F.cross_entropy(logits.float(), labels[part], reduction="none").double().sum()
-        confusion = confusion_matrix(labels.numpy(), predicted.numpy(), labels=np.arange(self.classes))
-        return Tally(len(labels), finite_or_none(loss.item()), confusion.tolist())
+        # Not scikit-learn's confusion_matrix: that refuses a shard without samples, of which there may be some.
+        cells = torch.bincount(labels * self.classes + predicted, minlength=self.classes**2)
+        return Tally(len(labels), finite_or_none(loss.item()), cells.view(self.classes, self.classes).tolist())

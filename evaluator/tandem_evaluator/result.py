@@ -114,7 +114,7 @@ def merge(results: Sequence[ShardResult]) -> MergedResult:
 
     samples = sum(result.samples for result in results)
     sums = [result.loss_sum for result in results]
-    loss = None if None in sums else finite_or_none(math.fsum(part for part in sums if part is not None) / samples)
+    loss = None if None in sums else finite_or_none(sum(part for part in sums if part is not None) / samples)
     confusion = sum(np.array(result.confusion, dtype=np.int64) for result in results)
     assert isinstance(confusion, np.ndarray)
     accuracy, macro_f1, per_class_f1 = scores(confusion)

@@ -1,0 +1,113 @@
+"""One shard of the data through the model."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss
+from torch import Tensor, nn
+
+from tandem.tasks import Data, ImageClassification
+from tandem_evaluator import evaluation
+from tandem_evaluator.evaluation import Evaluation, Misfit
+from tandem_evaluator.result import MergedResult, ShardResult, merge
+from tandem_trainer import data, models
+
+DIGITS = ImageClassification(model="baby-cnn", data=Data(name="digits"))
+
+
+def weights(seed: int = 0) -> dict[str, Tensor]:
+    torch.manual_seed(seed)
+    return dict(models.build("baby-cnn", 1, 8, 10).state_dict())
+
+
+def merged(subject: Evaluation, shards: int, state: dict[str, Tensor]) -> MergedResult:
+    results = []
+    for shard in range(shards):
+        tally = subject.run(state, shard, shards)
+        assert tally is not None
+        facts: dict[str, Any] = {"checkpoint": "step-000000001", "step": 1, "generation": 1}
+        facts |= {"shard": shard, "shards": shards, "seconds": 0.0, "evaluator": "e", "at": 0.0}
+        results.append(ShardResult(samples=tally.samples, loss_sum=tally.loss_sum, confusion=tally.confusion, **facts))
+    return merge(results)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 7, 500])
+def test_any_number_of_shards_is_one_pass_over_the_whole_test_set(shards: int) -> None:
+    state, samples = weights(), data.load(DIGITS.data, "test")
+    model = models.build("baby-cnn", 1, 8, 10)
+    model.load_state_dict(state)
+    with torch.inference_mode():
+        logits = model.eval()(samples.images)
+    true, predicted = samples.labels.numpy(), logits.argmax(dim=1).numpy()
+    probabilities = logits.double().softmax(dim=1).numpy()
+
+    whole = merged(Evaluation.load(DIGITS), shards, state)
+
+    assert whole.samples == len(samples)
+    assert whole.confusion == confusion_matrix(true, predicted, labels=range(10)).tolist()
+    assert whole.metrics.loss is not None
+    assert whole.metrics.loss == pytest.approx(log_loss(true, probabilities, labels=range(10)), abs=1e-6)
+    assert whole.metrics.accuracy == pytest.approx(accuracy_score(true, predicted), abs=1e-12)
+    assert whole.metrics.macro_f1 == pytest.approx(f1_score(true, predicted, average="macro"), abs=1e-12)
+
+
+def test_it_evaluates_without_dropout_and_learns_nothing() -> None:
+    subject = Evaluation.load(ImageClassification(model="cnn", data=Data(name="digits")))
+    torch.manual_seed(0)
+    state = dict(models.build("cnn", 1, 8, 10).state_dict())
+    assert subject.run(state, 0, 4) == subject.run(state, 0, 4)
+
+
+def test_each_checkpoint_is_evaluated_with_its_own_weights() -> None:
+    subject = Evaluation.load(DIGITS)
+    first, second = subject.run(weights(0), 0, 1), subject.run(weights(1), 0, 1)
+    assert first is not None
+    assert second is not None
+    assert first.loss_sum != second.loss_sum
+    assert subject.run(weights(0), 0, 1) == first
+
+
+def test_weights_that_gave_nan_are_counted_and_their_loss_is_none() -> None:
+    state = {name: torch.full_like(value, math.nan) for name, value in weights().items()}
+    tally = Evaluation.load(DIGITS).run(state, 0, 2)
+    assert tally is not None
+    assert tally.loss_sum is None
+    assert np.sum(tally.confusion) == tally.samples
+
+
+def test_weights_of_another_model_are_a_misfit() -> None:
+    state = weights()
+    state.popitem()
+    with pytest.raises(Misfit, match="not those of the job's model"):
+        Evaluation.load(DIGITS).run(state, 0, 1)
+
+
+def test_it_stops_between_two_batches() -> None:
+    asked: list[None] = []
+
+    def going_on() -> bool:
+        asked.append(None)
+        return len(asked) < 3
+
+    samples = data.Samples(torch.zeros(1000, 1, 8, 8), torch.zeros(1000, dtype=torch.int64), classes=10)
+    subject = Evaluation(samples, models.build("baby-cnn", 1, 8, 10))
+    assert subject.run(weights(), 0, 1, going_on) is None
+    assert len(asked) == 3
+
+
+def test_large_images_come_in_small_batches() -> None:
+    seen: list[int] = []
+
+    class Sizes(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            seen.append(images.numel())
+            return torch.zeros(len(images), 10)
+
+    samples = data.Samples(torch.zeros(20, 1, 512, 512), torch.zeros(20, dtype=torch.int64), classes=10)
+    tally = Evaluation(samples, Sizes()).run({}, 0, 1)
+    assert tally is not None
+    assert tally.samples == 20
+    assert max(seen) <= evaluation.MOST_NUMBERS

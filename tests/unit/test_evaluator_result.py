@@ -1,0 +1,177 @@
+"""Shards put together are one pass over the whole data; the best checkpoint follows from the merged results."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss
+
+from tandem.durable import encode
+from tandem.rundir import checkpoint_name
+from tandem_evaluator.best import Goal, Metric, best
+from tandem_evaluator.result import MergedResult, ShardResult, merge, scores, shard_samples
+
+
+def shard_result(
+    shard: int = 0, shards: int = 1, loss_sum: float | None = 1.0, confusion: list[list[int]] | None = None
+) -> ShardResult:
+    confusion = confusion or [[3, 1], [0, 4]]
+    return ShardResult(
+        checkpoint=checkpoint_name(10),
+        step=10,
+        generation=1,
+        shard=shard,
+        shards=shards,
+        samples=int(np.sum(confusion)),
+        loss_sum=loss_sum,
+        confusion=confusion,
+        seconds=2.0,
+        evaluator=f"evaluator-0-{shard}",
+        at=100.0 + shard,
+    )
+
+
+@given(
+    st.integers(2, 6).flatmap(
+        lambda classes: st.tuples(
+            st.just(classes),
+            st.lists(st.tuples(st.integers(0, classes - 1), st.integers(0, classes - 1)), min_size=1, max_size=80),
+        )
+    ),
+    st.integers(1, 9),
+    st.randoms(use_true_random=False),
+)
+def test_any_split_gives_what_scikit_learn_says_of_the_whole(
+    pairs: tuple[int, list[tuple[int, int]]], shards: int, random: np.random.Generator
+) -> None:
+    classes, samples = pairs
+    true, predicted = (np.array(column) for column in zip(*samples, strict=True))
+    probabilities = np.random.default_rng(len(samples)).dirichlet(np.ones(classes), len(samples))
+    losses = -np.log(probabilities[np.arange(len(true)), true])
+    results = [
+        shard_result(
+            shard,
+            shards,
+            loss_sum=float(losses[shard::shards].sum()),
+            confusion=_confusion(true[shard::shards], predicted[shard::shards], classes),
+        )
+        for shard in range(shards)
+    ]
+    random.shuffle(results)
+
+    merged = merge(results)
+
+    assert merged.confusion == _confusion(true, predicted, classes)
+    assert merged.samples == len(samples)
+    assert merged.metrics.accuracy == pytest.approx(accuracy_score(true, predicted), abs=1e-12)
+    assert merged.metrics.macro_f1 == pytest.approx(f1_score(true, predicted, average="macro"), abs=1e-12)
+    assert merged.metrics.loss is not None
+    assert merged.metrics.loss == pytest.approx(log_loss(true, probabilities, labels=range(classes)), abs=1e-9)
+    present = sorted({*true, *predicted})
+    expected = dict(zip(present, f1_score(true, predicted, average=None), strict=True))
+    assert merged.per_class_f1 == [
+        pytest.approx(expected[one], abs=1e-12) if one in expected else None for one in range(classes)
+    ]
+
+
+def _confusion(true: np.ndarray, predicted: np.ndarray, classes: int) -> list[list[int]]:
+    if len(true) == 0:
+        return [[0] * classes for _ in range(classes)]
+    matrix: list[list[int]] = confusion_matrix(true, predicted, labels=range(classes)).tolist()
+    return matrix
+
+
+@given(st.permutations(range(5)), st.lists(st.floats(0, 1e6), min_size=5, max_size=5))
+def test_the_order_of_the_shards_changes_not_one_bit(order: list[int], sums: list[float]) -> None:
+    results = [shard_result(shard, 5, loss_sum=value) for shard, value in enumerate(sums)]
+    assert encode(merge([results[index] for index in order]).to_json()) == encode(merge(results).to_json())
+
+
+def test_the_merged_result_spans_the_time_of_its_shards() -> None:
+    merged = merge([shard_result(0, 2), shard_result(1, 2)])
+    assert (merged.started_at, merged.finished_at) == (98.0, 101.0)
+
+
+@pytest.mark.parametrize(("total", "shards"), [(10, 1), (10, 3), (2, 5), (0, 2)])
+def test_the_shards_have_all_samples_once(total: int, shards: int) -> None:
+    assert sum(shard_samples(total, shard, shards) for shard in range(shards)) == total
+
+
+def test_a_loss_that_is_not_finite_is_null_in_json_and_says_so() -> None:
+    merged = merge([shard_result(0, 2), shard_result(1, 2, loss_sum=None)])
+    body = json.loads(encode(merged.to_json()))
+    assert body["metrics"]["loss"] is None
+    assert "not finite" in body["note"]
+    assert MergedResult.parse(body) == merged
+
+
+def test_a_sum_that_overflows_is_not_finite_either() -> None:
+    merged = merge([shard_result(shard, 3, loss_sum=1.5e308) for shard in range(3)])
+    assert merged.metrics.loss is None
+
+
+def test_a_sound_result_carries_no_note() -> None:
+    assert "note" not in merge([shard_result()]).to_json()
+
+
+def test_a_class_that_never_occurs_has_no_score_and_does_not_lower_the_mean() -> None:
+    _, macro, each = scores(np.array([[4, 0, 0], [0, 4, 0], [0, 0, 0]]))
+    assert each == [1.0, 1.0, None]
+    assert macro == 1.0
+
+
+def test_a_class_that_is_never_found_has_score_0() -> None:
+    _, macro, each = scores(np.array([[4, 0], [4, 0]]))
+    assert each == [pytest.approx(2 / 3), 0.0]
+    assert macro == pytest.approx(1 / 3)
+
+
+def result(step: int, right: int, loss: float | None = 0.5, generation: int = 1) -> MergedResult:
+    """Of 100 samples in two classes so many are right."""
+    merged = merge([shard_result(confusion=[[right, 100 - right], [0, 0]])])
+    fields = {"checkpoint": checkpoint_name(step), "step": step, "generation": generation}
+    return merged.model_copy(update=fields | {"metrics": merged.metrics.model_copy(update={"loss": loss})})
+
+
+@pytest.mark.parametrize(
+    ("metric", "goal", "step"), [("accuracy", "Maximize", 20), ("accuracy", "Minimize", 10), ("loss", "Minimize", 30)]
+)
+def test_the_best_by_metric_and_goal(metric: Metric, goal: Goal, step: int) -> None:
+    results = [result(10, 50, loss=2.0), result(20, 90, loss=1.0), result(30, 70, loss=0.1)]
+    found = best(results, {1: None}, metric, goal)
+    assert found is not None
+    assert (found["step"], found["name"], found["metric"]) == (step, checkpoint_name(step), metric)
+
+
+def test_of_equals_the_earlier_one_is_the_best() -> None:
+    results = [result(30, 90), result(10, 90), result(20, 90)]
+    for order in (results, results[::-1]):
+        found = best(order, {1: None}, "accuracy", "Maximize")
+        assert found is not None
+        assert found["step"] == 10
+
+
+def test_only_checkpoints_on_the_lineage_count() -> None:
+    links = {3: None, 1: 10}
+    results = [result(10, 50), result(20, 99), result(15, 98, generation=2), result(20, 60, generation=3)]
+    found = best(results, links, "accuracy", "Maximize")
+    assert found == {"name": checkpoint_name(20), "step": 20, "generation": 3, "metric": "accuracy", "value": 0.6}
+
+
+def test_a_checkpoint_whose_loss_is_not_finite_never_becomes_the_best() -> None:
+    results = [result(10, 50), result(20, 99, loss=None)]
+    for metric in ("loss", "accuracy", "macroF1"):
+        found = best(results, {1: None}, metric, "Maximize")
+        assert found is not None
+        assert found["step"] == 10
+    assert best(results[1:], {1: None}, "accuracy", "Maximize") is None
+
+
+def test_the_value_is_the_score_itself_whatever_the_goal() -> None:
+    found = best([result(10, 50)], {1: None}, "accuracy", "Minimize")
+    assert found is not None
+    assert found["value"] == 0.5
+    assert math.isfinite(found["value"])
