@@ -2,9 +2,9 @@
 
     python tests/bench/throughput.py [--pairs 7] [--steps 600] [--only loop|evaluators]
 
-Every measurement is a fresh `tandem run` or `torchrun`; the two sides take turns (A B B A A B …), because the speed of a
-shared machine drifts. Reported: the median and the range of each side, and the median of the ratios of neighbours. The
-first steps, in which memory and caches warm up, are left out on both sides.
+Every measurement is a fresh `tandem run` or `torchrun`; the two sides take turns (A B B A A B …), because the speed of
+a shared machine drifts. Reported: the median and the range of each side, and the median of the ratios of neighbours.
+The first steps, in which memory and caches warm up, are left out on both sides.
 
   loop        two ranks of one thread each: `tandem run` with its log, its coordinator and a checkpoint every 50 steps,
               beside tests/bench/bare_ddp.py, which has nothing of the kind
@@ -26,7 +26,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 MODEL, SAMPLES, IMAGE_SIZE, BATCH = "cnn", 4096, 28, 64
 SKIP = 100
-TANDEM = [sys.executable, "-m", "tandem.cli"]
+TANDEM = [str(Path(sys.executable).with_name("tandem"))]
 
 MANIFEST = f"""\
 apiVersion: tandem.dev/v1alpha1
@@ -54,9 +54,8 @@ def main() -> None:
     parser.add_argument("--only", choices=["loop", "evaluators"], help="one comparison alone")
     options = parser.parse_args()
     steps = options.steps
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, {MODEL} on {IMAGE_SIZE}×{IMAGE_SIZE}, batch {BATCH}, {steps} steps"
-    )
+    what = f"{MODEL} on {IMAGE_SIZE}×{IMAGE_SIZE}, batch {BATCH}, {steps} steps"
+    print(f"{platform.machine()}, {os.cpu_count()} cores, {what}")
     sound = True
     if options.only != "evaluators":
         sound &= compare(
