@@ -38,7 +38,7 @@ class EnvVar(Model):
     """An environment variable of the training processes."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
-    """The variable's name."""
+    """The variable's name: letters, digits and underscores, not beginning with a digit."""
     value: Word = ""
     """Its value, taken literally."""
 
@@ -177,7 +177,7 @@ class Storage(Model):
     claim_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """An existing claim to use."""
     size: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$", max_length=64)] | None = None
-    """Size of the claim to make; default 10Gi."""
+    """Size of the claim to make, such as 500Mi or 1Ti; default 10Gi."""
     storage_class_name: Annotated[str, Field(max_length=253)] | None = None
     """Storage class of the claim to make; default: the cluster's."""
     access_modes: Annotated[list[Literal["ReadWriteMany", "ReadWriteOnce"]], Field(min_length=1, max_length=2)] = [

@@ -160,7 +160,7 @@ def _documents(source: Source, text: str) -> list[Node]:
                 found.append(node)
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        message = f"the character U+{ord(str(error.character)):04X} cannot stand in YAML"
+        message = f"the character U+{int(error.character):04X} cannot stand in YAML"
         raise ManifestError([source.problem(Place(line, 1, 1), (), message)]) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

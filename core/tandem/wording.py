@@ -82,7 +82,7 @@ def _mismatch(name: str, node: Node, detail: ErrorDetails) -> tuple[str, dict[st
     more = {"allowed": allowed}
     if detail["type"] == "string_pattern_mismatch" and node.kind == "text":
         more["allowed"] = node.description or f"text like {node.pattern}"
-        return f"{name} cannot be {shown(given)}: {more['allowed'].rstrip('.')}", more
+        return f"{name} cannot be {shown(given)} ({more['allowed'].rstrip('.')})", more
     message = f"{name} must be {allowed}, not {_kind_of(given)}"
     if node.choices and isinstance(given, str):
         more["suggestion"] = nearest(given, [str(choice) for choice in node.choices])
