@@ -2,7 +2,8 @@
 
 Plain `http.client`: an agent's heartbeat must depend on as little as possible, and the CLI starts faster. A request
 that the coordinator holds back can be given up from outside through `until`, which is how an agent joins a new
-generation without waiting for its last heartbeat to be answered."""
+generation without waiting for its last heartbeat to be answered.
+"""
 
 import http.client
 import json

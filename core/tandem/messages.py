@@ -59,6 +59,8 @@ class RankReport(Model):
     """Global rank."""
     step: Counter
     """Optimizer steps completed."""
+    phase: Annotated[str, Field(max_length=16)] = "train"
+    """What it is doing; `starting` as long as `step` says nothing yet."""
     total_steps: Counter | None = None
     """Optimizer steps of the whole run."""
     epoch: Amount | None = None

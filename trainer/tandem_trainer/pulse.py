@@ -134,6 +134,8 @@ class Pulse:
     def __init__(self, path: Path, rank: int, generation: int) -> None:
         self.path, self.rank, self.generation = path, rank, generation
         self._memory = _map(path)
+        # Non-blocking, or opening would wait for an agent that is gone already.
+        self.wake = os.open(_wake_path(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._beats = _Slots(self._memory, _BEAT, _AT_BEATS)
         self._usage = _Slots(self._memory, _USAGE, _AT_USAGE)
         self._pid = os.getpid()
@@ -215,8 +217,6 @@ class Watchdog(threading.Thread):
     def __init__(self, pulse: Pulse) -> None:
         super().__init__(name="tandem-watchdog", daemon=True)
         self._pulse = pulse
-        # Non-blocking, or opening would wait for an agent that is gone already.
-        self._wake = os.open(_wake_path(pulse.path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def start(self) -> None:
         """Begin to watch. Call it from the main thread, early."""
@@ -226,13 +226,13 @@ class Watchdog(threading.Thread):
     def run(self) -> None:
         """Sleep until there is an order, and obey it."""
         poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
+        poll.register(self._pulse.wake, select.POLLIN)
         while True:
             if self._pulse.order == "abort":
                 self._leave()
             poll.poll()
             with contextlib.suppress(BlockingIOError):
-                if not os.read(self._wake, 64):
+                if not os.read(self._pulse.wake, 64):
                     self._leave()
 
     def _leave(self) -> None:
@@ -300,6 +300,11 @@ class PulseView:
         """Let go of the file and of the pipe; a rank that still watches it leaves."""
         os.close(self._wake)
         self._memory.close()
+        self.unlink()
+
+    def unlink(self) -> None:
+        """Remove the names. After the first beat both ends hold what they need, and nothing is left on the disk should
+        both be killed."""
         for path in (self.path, _wake_path(self.path)):
             path.unlink(missing_ok=True)
 

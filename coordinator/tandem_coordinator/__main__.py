@@ -1,0 +1,130 @@
+"""Starts a coordinator: `python -m tandem_coordinator --host HOST --port PORT [--port-file FILE]`."""
+
+import argparse
+import asyncio
+import errno
+import logging
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from aiohttp import web
+
+from tandem.durable import temporary_beside
+from tandem.exitcode import ExitCode
+from tandem.job import DistributedTrainingJob
+from tandem.launch import RUN_DIR, TOKEN
+from tandem.rundir import RunDir
+from tandem_coordinator.coordinator import Coordinator
+from tandem_coordinator.ledger import Ledger, TakenOver
+from tandem_coordinator.server import application
+
+GRACE_SECONDS = 1.0
+"""For requests that are being answered when the coordinator is told to stop; held ones are answered at once."""
+
+log = logging.getLogger("tandem.coordinator")
+
+
+class CannotStart(Exception):  # noqa: N818 - reads as the sentence it is
+    """What the user has to put right first."""
+
+
+def main() -> None:
+    """Coordinate one job until SIGTERM."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s level=%(levelname)s %(message)s")
+    parser = argparse.ArgumentParser(prog="python -m tandem_coordinator", description="Coordinate one training job.")
+    parser.add_argument("--host", default="0.0.0.0", help="address to listen on (default: all)")  # noqa: S104
+    parser.add_argument("--port", type=int, default=7070, help="port to listen on; 0 takes a free one")
+    parser.add_argument("--port-file", type=Path, help="file to write the port to, once it is open")
+    args = parser.parse_args()
+    try:
+        code = asyncio.run(_serve(args.host, args.port, args.port_file))
+    except CannotStart as error:
+        print(f"tandem_coordinator: {error}", file=sys.stderr)
+        code = ExitCode.USAGE
+    except TakenOver as error:
+        log.error("%s", error)  # noqa: TRY400 - the sentence is enough
+        code = ExitCode.SUPERSEDED
+    logging.shutdown()
+    # Not sys.exit: a thread that hangs with its disk must not keep the process.
+    sys.stdout.flush()
+    os._exit(code)
+
+
+async def _serve(host: str, port: int, port_file: Path | None) -> ExitCode:
+    token = os.environ.get(TOKEN, "")
+    if not token:
+        raise CannotStart(f"set {TOKEN} to the job's secret; without one anybody could steer the job")
+    rundir = _rundir()
+    job = _job(rundir)
+    ledger = Ledger(rundir)
+    try:
+        rundir.create()
+        remembered = ledger.claim(job.spec.workers.replicas)
+    except OSError as error:
+        raise CannotStart(f"the run directory {rundir.path} cannot be written: {error.strerror or error}") from None
+
+    coordinator = Coordinator(job, rundir, ledger, remembered)
+    runner = web.AppRunner(
+        application(coordinator, token), access_log=None, handler_cancellation=True, shutdown_timeout=GRACE_SECONDS
+    )
+    await runner.setup()
+    bound = await _listen(runner, host, port)
+    if port_file is not None:
+        _write_port(port_file, bound)
+    log.info(
+        "event=listening job=%s host=%s port=%d generation=%d", job.metadata.name, host, bound, remembered.generation
+    )
+
+    running = asyncio.create_task(coordinator.run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, running.cancel)
+    try:
+        with suppress(asyncio.CancelledError):
+            await running
+    finally:
+        await runner.cleanup()
+    log.info("event=stopped")
+    return ExitCode.DONE
+
+
+def _rundir() -> RunDir:
+    path = os.environ.get(RUN_DIR, "")
+    if not path:
+        raise CannotStart(f"set {RUN_DIR} to the job's run directory")
+    return RunDir(path)
+
+
+def _job(rundir: RunDir) -> DistributedTrainingJob:
+    try:
+        return rundir.read_job()
+    except FileNotFoundError:
+        raise CannotStart(f"{rundir.job_file} is missing; tandem run and the operator write it") from None
+    except (OSError, ValueError) as error:
+        raise CannotStart(f"{rundir.job_file} is not a job: {str(error).splitlines()[0]}") from None
+
+
+async def _listen(runner: web.AppRunner, host: str, port: int) -> int:
+    site = web.TCPSite(runner, host, port, reuse_address=True)
+    try:
+        await site.start()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise CannotStart(f"port {port} on {host} is in use; choose another one, or 0 for a free one") from None
+        raise CannotStart(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    except OverflowError:
+        raise CannotStart(f"{port} is not a port; use 0 to 65535") from None
+    return int(runner.addresses[0][1])
+
+
+def _write_port(path: Path, port: int) -> None:
+    aside = temporary_beside(path)
+    aside.write_text(f"{port}\n")
+    aside.replace(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""The coordinator of one job: feeds events to the membership machine and does what it decides.
+
+Everything here runs on one event loop, so nothing needs a lock. What may block (the run directory) runs on threads: the
+ledger's, the observer's, the journal's.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from tandem.exitcode import ExitCode
+from tandem.job import DistributedTrainingJob
+from tandem.messages import Answer, Membership, Sync
+from tandem.rundir import RunDir
+from tandem.snapshot import Event, GenerationView, Snapshot
+from tandem_coordinator import group, membership
+from tandem_coordinator.group import Action, Cause, Close, Disconnected, Fail, Open, Over, Retarget, Rules, Say, State
+from tandem_coordinator.journal import Journal
+from tandem_coordinator.ledger import HISTORY, Ledger, Page, Remembered, TakenOver
+from tandem_coordinator.observer import Observed, Observer, RunDirectory
+from tandem_coordinator.progress import Reports
+from tandem_coordinator.summary import Clock, snapshot
+
+log = logging.getLogger("tandem.coordinator")
+
+TICK_SECONDS = 0.05
+"""How often time is looked at; what agents say is acted on at once."""
+RETRY_SECONDS = 1.0
+"""Between two tries to write to a disk that fails."""
+SAMPLE_SECONDS = 1.0
+"""Between two samples in the journal."""
+MOST_GENERATIONS, MOST_EVENTS = 100, 200
+
+
+class Coordinator:
+    """One job's coordinator. Make it inside a running event loop."""
+
+    def __init__(self, job: DistributedTrainingJob, rundir: RunDir, ledger: Ledger, remembered: Remembered) -> None:
+        self.job = job
+        self.state: State = membership.start(
+            Rules.of(job.spec),
+            remembered.target or job.spec.workers.replicas,
+            time.monotonic(),
+            number=remembered.generation,
+            latest=remembered.membership,
+            failures=remembered.failures,
+        )
+        self.restarts: Counter[str] = Counter()
+        self._rundir, self._ledger = rundir, ledger
+        self._recorded = remembered.generation
+        self._started_at = remembered.started_at
+        self._generations = deque(remembered.history, MOST_GENERATIONS)
+        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
+        self._reports = Reports()
+        self._observed = Observed()
+        self._heard: dict[str, float] = {}
+        self._requests: dict[str, object] = {}
+        self._changed = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._unrecorded = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        self._journal = Journal(rundir.log / "coordinator.jsonl")
+        self._observer = Observer(
+            RunDirectory(rundir, job.spec.evaluation),
+            lambda observed: self._from_thread(self._observe, observed),
+            lambda complaint: self._from_thread(self._say, complaint, "warning"),
+        )
+
+    # What is asked of it
+
+    async def sync(self, sync: Sync) -> Answer:
+        """Take in what an agent says, and answer when there is something to say, or after the heartbeat time."""
+        request = self._requests[sync.replica] = object()
+        now = time.monotonic()
+        self._reports.take(sync.replica, sync.generation, sync.ranks, now)
+        if membership.says_nothing_new(self.state, sync):
+            self._heard[sync.replica] = now
+        else:
+            self._apply(group.Synced(sync))
+            self._hurry.set()
+        try:
+            return await self._worth_saying(sync, request, now + self.job.spec.elasticity.heartbeat_seconds)
+        except asyncio.CancelledError:
+            # The agent has hung up, unless this is an old request that a newer one has replaced.
+            if self._requests.get(sync.replica) is request:
+                self._apply(Disconnected(sync.replica, sync.incarnation))
+            raise
+
+    def retarget(self, replicas: int) -> int:
+        """Wish for another number of replicas; returns what was granted."""
+        self._apply(Retarget(replicas))
+        self._hurry.set()
+        self._unrecorded.set()
+        return self.state.target
+
+    def snapshot(self) -> Snapshot:
+        """Everything that is known of the job now."""
+        clock = Clock(time.time(), time.monotonic())
+        return snapshot(
+            self.job,
+            self.state,
+            clock,
+            self._reports,
+            self._observed,
+            self._generations,
+            self._events,
+            self._started_at,
+        )
+
+    # Its life
+
+    async def run(self) -> None:
+        """Coordinate until cancelled.
+
+        Raises:
+            TakenOver: another coordinator has claimed the job.
+        """
+        self._observer.start()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._tick())
+                tasks.create_task(self._record())
+                tasks.create_task(self._sample())
+        except* TakenOver as error:
+            raise error.exceptions[0] from None
+        finally:
+            self._observer.stop()
+            self._announce()
+            self._disk.shutdown(wait=False, cancel_futures=True)
+            self._journal.close()
+
+    async def _tick(self) -> None:
+        while True:
+            self._hurry.clear()
+            heard, self._heard = self._heard, {}
+            latest = self._observed.latest_checkpoint
+            self._apply(group.Tick(heard, None if latest is None else latest.step))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK_SECONDS):
+                    await self._hurry.wait()
+
+    async def _record(self) -> None:
+        """Make generations durable, the newest only: one that was closed before it was recorded is never handed out."""
+        while True:
+            await self._unrecorded.wait()
+            self._unrecorded.clear()
+            page = self._page()
+            try:
+                await self._loop.run_in_executor(self._disk, self._ledger.record, page)
+            except OSError as error:
+                self._say(f"coordinator.json cannot be written, so no generation can start: {error}", "error")
+                await asyncio.sleep(RETRY_SECONDS)
+                self._unrecorded.set()
+                continue
+            if page.generation > self._recorded:
+                self._recorded = page.generation
+                self._announce()
+
+    async def _sample(self) -> None:
+        while True:
+            await asyncio.sleep(SAMPLE_SECONDS)
+            status, evaluators = self.snapshot().status, self._observed.evaluators
+            self._write(
+                "sample",
+                generation=status.generation,
+                worldSize=status.world_size or 0,
+                workers=0 if status.workers is None else status.workers.ready,
+                step=self._reports.step,
+                loss=status.loss,
+                throughput=status.throughput,
+                trainerCpu=self._reports.trainer_cpu(),
+                gpu=self._reports.trainer_gpu(),
+                evaluatorCpu={view.name: round(view.cpu, 3) for view in evaluators if view.cpu is not None},
+            )
+
+    # Events and what follows from them
+
+    async def _worth_saying(self, sync: Sync, request: object, deadline: float) -> Answer:
+        steady = "run" if sync.state == "running" else "wait"
+        while True:
+            changed = self._changed
+            told = membership.answer(self.state, sync, self._recorded)
+            patience = deadline - time.monotonic()
+            if told.order != steady or patience <= 0 or self._requests.get(sync.replica) is not request:
+                return told
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await changed.wait()
+
+    def _apply(self, event: group.Event) -> None:
+        before = self.state
+        self.state, actions = membership.step(before, event, time.monotonic())
+        for action in actions:
+            self._act(action)
+        for replica in before.agents.keys() - self.state.agents.keys():
+            self._reports.forget(replica)
+            self._requests.pop(replica, None)
+        if _orders(before) != _orders(self.state):
+            self._announce()
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Open(opened, detail, adopted):
+                self._opened(opened, detail, adopted)
+            case Close(generation, cause):
+                self._closed(generation, cause)
+            case Say(text, warning):
+                self._say(text, "warning" if warning else "info")
+            case Fail(cause):
+                self._say(cause.detail, "error")
+                self._loop.create_task(self._mark_failed(cause))
+
+    def _opened(self, opened: Membership, detail: str, adopted: bool) -> None:
+        self._reports.begin(opened.generation)
+        self._unrecorded.set()
+        now = time.time()
+        if adopted:
+            self._say(detail, "info")
+            if self._generations and self._generations[-1].generation == opened.generation:
+                return
+        elif opened.generation > 1:
+            self.restarts[opened.reason] += 1
+        self._started_at = self._started_at or now
+        names = [member.replica for member in opened.members]
+        view = GenerationView(
+            generation=opened.generation,
+            world_size=opened.world_size,
+            members=names,
+            opened_at=now,
+            reason=opened.reason,
+            detail=detail,
+        )
+        self._generations.append(view)
+        self._write(
+            "generation",
+            generation=opened.generation,
+            worldSize=opened.world_size,
+            members=names,
+            reason=opened.reason,
+            detail=detail,
+        )
+        self._say(f"generation {opened.generation} with {len(names)} replicas, because {detail}", "info")
+
+    def _closed(self, generation: int, cause: Cause) -> None:
+        if self._generations and self._generations[-1].generation == generation:
+            self._generations[-1] = self._generations[-1].model_copy(update={"closed_at": time.time()})
+        self._write("closed", generation=generation, reason=cause.reason, detail=cause.detail)
+        self._say(f"generation {generation} is over: {cause.detail}", "warning")
+
+    async def _mark_failed(self, cause: Cause) -> None:
+        while True:
+            try:
+                await self._loop.run_in_executor(
+                    self._disk, self._rundir.mark_failed, cause.reason, cause.detail, int(ExitCode.FAILED)
+                )
+            except OSError as error:
+                self._say(f"FAILED.json cannot be written: {error}", "error")
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return
+
+    def _observe(self, observed: Observed) -> None:
+        self._observed = observed
+        if observed.ending is not None and self.state.end is None:
+            self._say(observed.ending.message, "error" if observed.ending.failed else "info")
+            self._apply(Over(Cause(observed.ending.reason, observed.ending.message)))
+
+    def _page(self) -> Page:
+        return Page(
+            owner=self._ledger.owner,
+            generation=self.state.number,
+            membership=self.state.latest,
+            failures=self.state.failures,
+            replicas=self.job.spec.workers.replicas,
+            target=self.state.target,
+            started_at=self._started_at,
+            history=list(self._generations)[-HISTORY:],
+        )
+
+    # Telling
+
+    def _announce(self) -> None:
+        """Wake all requests that are held back."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _say(self, text: str, kind: str) -> None:
+        self._events.append(Event.parse({"at": time.time(), "kind": kind, "text": text}))
+        self._write("event", level=kind, text=text)
+        log.log({"info": logging.INFO, "warning": logging.WARNING}.get(kind, logging.ERROR), "%s", text)
+
+    def _write(self, kind: str, **fields: object) -> None:
+        self._journal.append({"kind": kind, "time": round(time.time(), 3), **fields})
+
+    def _from_thread(self, function: object, *args: object) -> None:
+        # The loop may have closed while the disk was slow.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *args)  # type: ignore[arg-type]
+
+
+def _orders(state: State) -> tuple[object, ...]:
+    """What an agent's orders depend on."""
+    return state.open, state.number, state.end, state.adopting_until is None, state.retired

@@ -1,0 +1,67 @@
+"""What one evaluator process is doing, from the log it writes into the run directory."""
+
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from tandem.durable import read_lines
+from tandem.snapshot import EvaluatorView
+
+_NAME = re.compile(r"^evaluator-(.+)\.jsonl$")
+_TAIL_BYTES = 64 * 2**10
+"""A coordinator that finds a long log begins so far before its end."""
+
+
+def evaluator_name(path: Path) -> str | None:
+    """The evaluator whose log this is; None if it is another file."""
+    match = _NAME.match(path.name)
+    return match[1] if match else None
+
+
+class EvaluatorLog:
+    """Follows one evaluator's log."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # Beginning inside a line is harmless: what is left of it is no JSON object and is passed over.
+        self._offset = max(0, os.stat(path).st_size - _TAIL_BYTES)  # noqa: PTH116 - one system call
+        self._before: dict[str, Any] | None = None
+        self._newest: dict[str, Any] | None = None
+        self._ended = False
+
+    def follow(self) -> None:
+        """Read what was appended since the last time."""
+        records, self._offset = read_lines(self._path, self._offset)
+        for record in records:
+            if record.get("kind") == "usage" and _number(record.get("time")) is not None:
+                self._before, self._newest = self._newest, record
+            self._ended = record.get("kind") == "end"
+
+    def view(self, now: float) -> EvaluatorView | None:
+        """The evaluator as it is at `now`, seconds since the epoch; None before its first sign of life and after its
+        end."""
+        newest = self._newest
+        if newest is None or self._ended:
+            return None
+        name = evaluator_name(self._path)
+        assert name is not None
+        checkpoint = newest.get("checkpoint")
+        state = str(checkpoint or newest.get("state") or "idle")
+        return EvaluatorView(name=name, state=state, cpu=self._cpu(), silent_seconds=max(0.0, now - newest["time"]))
+
+    def _cpu(self) -> float | None:
+        if self._before is None or self._newest is None:
+            return None
+        used, previously = (_number(record.get("cpuSeconds")) for record in (self._newest, self._before))
+        seconds = self._newest["time"] - self._before["time"]
+        # Processor time that falls is that of a new process under the same name.
+        if used is None or previously is None or used < previously or seconds <= 0:
+            return None
+        return float((used - previously) / seconds)
+
+
+def _number(value: object) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if known else None  # type: ignore[arg-type]

@@ -1,0 +1,228 @@
+"""Watches the run directory: the end of the job, checkpoints, evaluations, evaluators.
+
+It polls, on a thread of its own, because a shared disk may take seconds to answer and heartbeats must not wait for it.
+What never changes (a manifest, a merged result) is read once.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.durable import read_json_or_none
+from tandem.job import Evaluators
+from tandem.lineage import Chain, counts
+from tandem.manifest import Broken
+from tandem.rundir import RunDir
+from tandem.snapshot import EvaluatorView
+from tandem.status import CheckpointRef, Score
+from tandem_coordinator.evaluator_log import EvaluatorLog, evaluator_name
+
+SECONDS = 0.5
+"""Between two looks."""
+READY_SECONDS = 15.0
+"""An idle evaluator writes every 5 s; silent for three times as long, it does not count as ready."""
+FORGOTTEN_SECONDS = 60.0
+"""Silent for so long, it is not shown any more."""
+_MERGED = re.compile(r"^g(\d{6,})\.json$")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the job ended."""
+
+    failed: bool
+    reason: str
+    """One CamelCase word."""
+    message: str
+    at: float | None
+    """Seconds since the epoch."""
+    final: CheckpointRef | None = None
+    """The last checkpoint, where training is complete."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What stands in the run directory."""
+
+    ending: Ending | None = None
+    latest_checkpoint: CheckpointRef | None = None
+    latest_evaluation: Score | None = None
+    best: Score | None = None
+    evaluators: tuple[EvaluatorView, ...] = ()
+    final_is_evaluated: bool = False
+
+    @property
+    def lag_steps(self) -> int | None:
+        """Steps between the newest checkpoint and the newest evaluated one."""
+        if self.latest_checkpoint is None or self.latest_evaluation is None:
+            return None
+        return max(0, self.latest_checkpoint.step - self.latest_evaluation.step)
+
+    @property
+    def ready_evaluators(self) -> int:
+        """Evaluators that gave a sign of life lately."""
+        return sum(1 for evaluator in self.evaluators if evaluator.silent_seconds < READY_SECONDS)
+
+
+class RunDirectory:
+    """One run directory as it was at the last look, with what need not be read twice. Used by one thread."""
+
+    def __init__(self, rundir: RunDir, evaluation: Evaluators) -> None:
+        self._rundir, self._evaluation = rundir, evaluation
+        self._links: Chain = {}
+        self._linked_up_to = -1
+        self._manifests: dict[str, CheckpointRef | None] = {}
+        self._scores: dict[CheckpointRef, Score] = {}
+        self._listed: dict[str, int] = {}
+        self._logs: dict[str, EvaluatorLog] = {}
+
+    def look(self, now: float) -> Observed:
+        """Read what is new.
+
+        Raises:
+            OSError, ValueError: the directory cannot be read, or is damaged; the next look may go well.
+        """
+        self._follow_lineage()
+        self._find_scores()
+        checkpoints = [ref for ref in self._checkpoints() if counts(self._links, ref)]
+        scores = [(ref, score) for ref, score in self._scores.items() if counts(self._links, ref)]
+        ending = self._ending()
+        final = None if ending is None else ending.final
+        return Observed(
+            ending=ending,
+            latest_checkpoint=max(checkpoints, key=self._age, default=None),
+            latest_evaluation=max(scores, key=lambda entry: self._age(entry[0]), default=(None, None))[1],
+            best=self._best([score for _, score in sorted(scores, key=lambda entry: entry[0].step)]),
+            evaluators=tuple(self._evaluators(now)),
+            final_is_evaluated=final is not None and final in self._scores,
+        )
+
+    def _age(self, reference: CheckpointRef) -> tuple[int, int]:
+        """Of checkpoints on the chain the one of the newest generation is the newest, then the one of the last step."""
+        return reference.generation, reference.step
+
+    def _follow_lineage(self) -> None:
+        newest = self._rundir.newest_generation()
+        if newest != self._linked_up_to:
+            self._links = self._rundir.chain()
+            self._linked_up_to = newest
+
+    def _checkpoints(self) -> list[CheckpointRef]:
+        names = self._rundir.checkpoint_names()
+        for name in self._manifests.keys() - set(names):
+            del self._manifests[name]
+        for name in names:
+            if name not in self._manifests:
+                with suppress(FileNotFoundError):
+                    self._manifests[name] = self._reference(name)
+        return [reference for reference in self._manifests.values() if reference is not None]
+
+    def _reference(self, name: str) -> CheckpointRef | None:
+        try:
+            return self._rundir.manifest(name).reference
+        except Broken:
+            return None
+
+    def _find_scores(self) -> None:
+        for folder in _children(self._rundir.evaluations):
+            # A folder whose time has not changed has no new file; most never change again.
+            try:
+                changed = folder.stat().st_mtime_ns
+            except FileNotFoundError:
+                continue
+            if self._listed.get(folder.name) == changed:
+                continue
+            for path in _children(folder):
+                if (match := _MERGED.match(path.name)) and (found := self._score(path, folder.name, int(match[1]))):
+                    self._scores[found[0]] = found[1]
+            if time.time_ns() - changed > 2_000_000_000:
+                self._listed[folder.name] = changed
+
+    def _score(self, path: Path, name: str, generation: int) -> tuple[CheckpointRef, Score] | None:
+        result = read_json_or_none(path)
+        if not isinstance(result, dict) or not isinstance(result.get("metrics"), dict):
+            return None
+        step, value = result.get("step"), result["metrics"].get(self._evaluation.metric)
+        # A loss that is not finite stands as null: such a checkpoint has no score that could be compared.
+        if not isinstance(step, int) or not isinstance(value, int | float) or result["metrics"].get("loss") is None:
+            return None
+        score = Score(name=name, step=step, metric=self._evaluation.metric, value=float(value))
+        return CheckpointRef(name=name, step=step, generation=generation), score
+
+    def _best(self, scores: list[Score]) -> Score | None:
+        """Of equals the earlier one, as the evaluators decide."""
+        pick = max if self._evaluation.direction == "Maximize" else min
+        return pick(scores, key=lambda score: score.value, default=None)
+
+    def _evaluators(self, now: float) -> list[EvaluatorView]:
+        views = []
+        for path in _children(self._rundir.log):
+            name = evaluator_name(path)
+            if name is None:
+                continue
+            with suppress(FileNotFoundError):
+                if name not in self._logs:
+                    self._logs[name] = EvaluatorLog(path)
+                self._logs[name].follow()
+                view = self._logs[name].view(now)
+                if view is not None and view.silent_seconds < FORGOTTEN_SECONDS:
+                    views.append(view)
+        return views
+
+    def _ending(self) -> Ending | None:
+        if (done := self._rundir.done()) is not None:
+            final = CheckpointRef.parse(done["final"]) if isinstance(done.get("final"), dict) else None
+            return Ending(False, "Done", "training is complete", _time(done), final)
+        if (failed := self._rundir.failed()) is not None:
+            reason, message = str(failed.get("reason", "Failed")), str(failed.get("message", "the job has failed"))
+            return Ending(True, reason, message, _time(failed))
+        return None
+
+
+class Observer(threading.Thread):
+    """Looks at the run directory again and again.
+
+    Args:
+        told: called on the observer's thread with each look's result.
+        complained: called when the directory cannot be read, with a sentence, once for each different one.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, told: Callable[[Observed], None], complained: Callable[[str], None]
+    ) -> None:
+        super().__init__(name="observer", daemon=True)
+        self._directory, self._told, self._complained = directory, told, complained
+        self._stop = threading.Event()
+
+    def run(self) -> None:
+        """Look until stopped."""
+        complaint = ""
+        while not self._stop.is_set():
+            try:
+                self._told(self._directory.look(time.time()))
+                complaint = ""
+            except (OSError, ValueError) as error:
+                if str(error) != complaint:
+                    complaint = str(error)
+                    self._complained(f"the run directory cannot be read: {complaint}")
+            self._stop.wait(SECONDS)
+
+    def stop(self) -> None:
+        """Stop looking. Does not wait: a look may hang with the disk."""
+        self._stop.set()
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _time(content: dict[str, object]) -> float | None:
+    at = content.get("at")
+    return float(at) if isinstance(at, int | float) else None

@@ -1,0 +1,126 @@
+"""How far training is, from what the ranks of the current generation say."""
+
+from collections import deque
+from collections.abc import Iterable
+
+from tandem.messages import RankReport
+from tandem.status import Progress, Utilization
+
+WINDOW_SECONDS = 60.0
+"""The pace is that of the last minute: long enough to be calm, short enough to follow a change."""
+STARTING = "starting"
+"""The phase in which a rank's step says nothing yet."""
+
+
+class Reports:
+    """The last report of each rank, by replica, and the pace of training.
+
+    After a generation was closed the last known loss and step stay, so that a view of the job does not flicker.
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.loss: float | None = None
+        self.throughput: float | None = None
+        self._ranks: dict[str, list[RankReport]] = {}
+        self._lead: RankReport | None = None
+        self._pace: deque[tuple[float, int]] = deque()
+
+    def begin(self, generation: int) -> None:
+        """A generation was formed: forget what the ranks of the one before said of themselves."""
+        self.generation = generation
+        self._ranks.clear()
+        self._pace.clear()
+        self.throughput = None
+
+    def take(self, replica: str, generation: int | None, ranks: Iterable[RankReport], now: float) -> None:
+        """Take in what an agent reports; `now` is in seconds of any steady clock."""
+        if generation != self.generation:
+            return
+        self._ranks[replica] = list(ranks)
+        lead = min(self._ranks[replica], key=lambda report: report.rank, default=None)
+        if lead is None or lead.rank != self._first_rank() or lead.phase == STARTING:
+            return
+        self._lead = lead
+        self.loss = lead.loss if lead.loss is not None else self.loss
+        self.throughput = lead.throughput
+        if not self._pace or lead.step > self._pace[-1][1]:
+            self._pace.append((now, lead.step))
+        while self._pace[-1][0] - self._pace[0][0] > WINDOW_SECONDS:
+            self._pace.popleft()
+
+    def forget(self, replica: str) -> None:
+        """The replica is gone."""
+        self._ranks.pop(replica, None)
+
+    def of(self, replica: str) -> list[RankReport]:
+        """What a replica's ranks said last."""
+        return self._ranks.get(replica, [])
+
+    @property
+    def silent(self) -> bool:
+        """Whether no rank of this generation reports at all, as with a script that knows nothing of Tandem."""
+        return not any(self._ranks.values())
+
+    @property
+    def stepping(self) -> bool:
+        """Whether a rank of this generation has begun to train."""
+        return any(report.phase != STARTING for report in self._all())
+
+    @property
+    def step(self) -> int | None:
+        """Optimizer steps completed, as far as is known."""
+        return None if self._lead is None else self._lead.step
+
+    def progress(self) -> Progress | None:
+        """How far training is; None before the first word of a rank."""
+        lead = self._lead
+        if lead is None:
+            return None
+        total = lead.total_steps
+        return Progress(
+            step=lead.step,
+            total_steps=total,
+            epoch=lead.epoch,
+            percent=None if not total else min(100.0, 100.0 * lead.step / total),
+            remaining_seconds=self._remaining(lead.step, total),
+        )
+
+    def utilization(self, evaluator_cpu: float | None) -> Utilization | None:
+        """Processor use of all ranks together; None if nothing is known."""
+        cpu = [report.cpu for report in self._all() if report.cpu is not None]
+        gpu = [report.gpu for report in self._all() if report.gpu is not None]
+        memory = [report.gpu_memory_bytes for report in self._all() if report.gpu_memory_bytes is not None]
+        if not cpu and not gpu and not memory and evaluator_cpu is None:
+            return None
+        return Utilization(
+            trainer_cpu=sum(cpu) if cpu else None,
+            evaluator_cpu=evaluator_cpu,
+            gpu=sum(gpu) / len(gpu) if gpu else None,
+            gpu_memory_bytes=sum(memory) if memory else None,
+        )
+
+    def trainer_cpu(self) -> dict[str, float]:
+        """Busy cores by rank."""
+        return {str(report.rank): round(report.cpu, 3) for report in self._all() if report.cpu is not None}
+
+    def trainer_gpu(self) -> dict[str, float]:
+        """GPU utilization by rank."""
+        return {str(report.rank): round(report.gpu, 3) for report in self._all() if report.gpu is not None}
+
+    def _remaining(self, step: int, total: int | None) -> float | None:
+        if total is None:
+            return None
+        if step >= total:
+            return 0.0
+        if len(self._pace) < 2:
+            return None
+        (began, first), (ended, last) = self._pace[0], self._pace[-1]
+        return (total - step) * (ended - began) / (last - first)
+
+    def _first_rank(self) -> int:
+        return min(report.rank for report in self._all())
+
+    def _all(self) -> list[RankReport]:
+        found = [report for reports in self._ranks.values() for report in reports]
+        return sorted(found, key=lambda report: report.rank)

@@ -1,0 +1,140 @@
+"""The coordinator's HTTP interface (docs/architecture.md): who may ask, what is a sound request, what is answered."""
+
+import hmac
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+from pydantic import ValidationError
+
+from tandem.messages import MOST_BODY_BYTES, Answer, Sync, Target
+from tandem.model import Model
+from tandem_coordinator.coordinator import Coordinator
+from tandem_coordinator.export import CONTENT_TYPE, prometheus_text
+
+log = logging.getLogger("tandem.coordinator")
+
+MOST_AGENTS = 20_000
+"""More replicas than any job has; what comes on top is refused."""
+LARGEST_LEAP = 1_000_000
+"""A generation number so far above ours was never given out by anybody."""
+
+M = TypeVar("M", bound=Model)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def application(coordinator: Coordinator, token: str) -> web.Application:
+    """The web application that answers for a coordinator to whoever knows the token."""
+    server = _Server(coordinator)
+    app = web.Application(client_max_size=MOST_BODY_BYTES, middlewares=[_sentences, _only_with(token)])
+    app.add_routes(
+        [
+            web.post("/v1/sync", server.sync),
+            web.post("/v1/target", server.target),
+            web.get("/status", server.status),
+            web.get("/metrics", server.metrics),
+            web.get("/healthz", server.healthz),
+        ]
+    )
+    return app
+
+
+class _Server:
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._encoded: tuple[int, bytes] = (0, b"")
+
+    async def sync(self, request: web.Request) -> web.Response:
+        sync = await _body(request, Sync)
+        self._check(sync)
+        return web.Response(body=self._encode(await self._coordinator.sync(sync)), content_type="application/json")
+
+    async def target(self, request: web.Request) -> web.Response:
+        wish = await _body(request, Target)
+        workers = self._coordinator.job.spec.workers
+        if not workers.min_replicas <= wish.replicas <= workers.most:
+            raise _refused(f"replicas must be from {workers.min_replicas} to {workers.most}, not {wish.replicas}")
+        return web.json_response({"replicas": self._coordinator.retarget(wish.replicas)})
+
+    async def status(self, _: web.Request) -> web.Response:
+        return web.json_response(self._coordinator.snapshot().dump())
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        coordinator = self._coordinator
+        text = prometheus_text(
+            coordinator.snapshot(),
+            coordinator.job.metadata.namespace,
+            coordinator.restarts,
+            coordinator.state.failures,
+        )
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+
+    async def healthz(self, _: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    def _check(self, sync: Sync) -> None:
+        coordinator = self._coordinator
+        if sync.processes != coordinator.job.spec.workers.processes:
+            raise _refused(
+                f"every replica of this job has {coordinator.job.spec.workers.processes} processes, "
+                f"and {sync.replica} says it has {sync.processes}"
+            )
+        if sync.generation is not None and sync.generation > coordinator.state.number + LARGEST_LEAP:
+            raise _refused(f"no generation {sync.generation} was ever given out")
+        agents = coordinator.state.agents
+        if sync.replica not in agents and len(agents) >= MOST_AGENTS:
+            raise web.HTTPServiceUnavailable(text=f"there are {MOST_AGENTS} agents already")
+
+    def _encode(self, answer: Answer) -> bytes:
+        """The answer's JSON. A new generation is the same for all its members: a thousand times it is encoded once."""
+        if answer.membership is None:
+            return json.dumps(answer.dump()).encode()
+        if self._encoded[0] != answer.membership.generation:
+            self._encoded = (answer.membership.generation, json.dumps(answer.dump()).encode())
+        return self._encoded[1]
+
+
+def _only_with(token: str) -> Middleware:
+    expected = f"Bearer {token}".encode()
+
+    @web.middleware
+    async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode(errors="replace")
+        if request.path != "/healthz" and not hmac.compare_digest(given, expected):
+            raise web.HTTPUnauthorized(text="the job's token is missing or wrong; send Authorization: Bearer TOKEN")
+        return await handler(request)
+
+    return authenticate
+
+
+@web.middleware
+async def _sentences(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every refusal is JSON with one sentence, whoever raised it."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status == web.HTTPRequestEntityTooLarge.status_code:
+            sentence = f"a request may have {MOST_BODY_BYTES} bytes at most"
+        else:
+            sentence = error.text or error.reason
+        return web.json_response({"error": sentence}, status=error.status)
+
+
+async def _body(request: web.Request, model: type[M]) -> M:
+    try:
+        data = json.loads(await request.read())
+    except (ValueError, RecursionError):
+        raise _refused("the body is not JSON") from None
+    try:
+        return model.parse(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the body"
+        raise _refused(f"{where}: {first['msg']}") from None
+
+
+def _refused(sentence: str) -> web.HTTPBadRequest:
+    return web.HTTPBadRequest(text=sentence)

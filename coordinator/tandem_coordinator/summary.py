@@ -1,0 +1,143 @@
+"""The snapshot of a job, put together from membership, reports and the run directory. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from tandem.job import DistributedTrainingJob
+from tandem.snapshot import Event, GenerationView, MemberView, RankView, Snapshot
+from tandem.status import Members, Phase, Status
+from tandem_coordinator.group import Agent, State
+from tandem_coordinator.observer import Observed
+from tandem_coordinator.progress import Reports
+
+
+@dataclass(frozen=True)
+class Clock:
+    """One moment on both clocks."""
+
+    wall: float
+    """Seconds since the epoch."""
+    steady: float
+    """Seconds of the monotonic clock that membership lives by."""
+
+
+def snapshot(
+    job: DistributedTrainingJob,
+    state: State,
+    clock: Clock,
+    reports: Reports,
+    observed: Observed,
+    generations: Iterable[GenerationView],
+    events: Iterable[Event],
+    started_at: float | None,
+) -> Snapshot:
+    """Everything that is known of the job at one moment."""
+    return Snapshot(
+        job=job.metadata.name,
+        time=clock.wall,
+        status=_status(job, state, clock, reports, observed, started_at),
+        members=[_member(agent, clock, reports) for _, agent in sorted(state.agents.items())],
+        generations=list(generations),
+        evaluators=list(observed.evaluators),
+        events=list(events),
+    )
+
+
+def _status(
+    job: DistributedTrainingJob,
+    state: State,
+    clock: Clock,
+    reports: Reports,
+    observed: Observed,
+    started_at: float | None,
+) -> Status:
+    spec, ending = job.spec, observed.ending
+    world_size = state.latest.world_size if state.open and state.latest is not None else None
+    evaluator_cpu = [view.cpu for view in observed.evaluators if view.cpu is not None]
+    ended_at = ending.at if ending is not None else None
+    return Status(
+        phase=_phase(job, state, reports, observed),
+        workers=Members(
+            desired=state.target,
+            ready=len(state.inside) if state.open else 0,
+            min=spec.workers.min_replicas,
+            max=spec.workers.most,
+        ),
+        evaluators=Members(desired=spec.evaluation.processes, ready=observed.ready_evaluators),
+        world_size=world_size,
+        generation=state.number or None,
+        restarts=max(0, state.number - 1),
+        progress=reports.progress(),
+        loss=reports.loss,
+        throughput=reports.throughput if state.open else None,
+        utilization=reports.utilization(sum(evaluator_cpu) if evaluator_cpu else None),
+        latest_checkpoint=observed.latest_checkpoint,
+        latest_evaluation=observed.latest_evaluation,
+        best_checkpoint=observed.best,
+        evaluation_lag_steps=observed.lag_steps,
+        start_time=_rfc3339(started_at),
+        completion_time=_rfc3339(ended_at),
+        message=_message(state, clock, observed),
+    )
+
+
+def _phase(job: DistributedTrainingJob, state: State, reports: Reports, observed: Observed) -> Phase:
+    if observed.ending is not None:
+        if observed.ending.failed:
+            return "Failed"
+        waits_for_evaluation = job.spec.evaluation.processes > 0 and not observed.final_is_evaluated
+        return "Draining" if waits_for_evaluation and observed.ready_evaluators > 0 else "Succeeded"
+    if state.end is not None:
+        return "Failed"
+    if state.open:
+        if reports.stepping or (reports.silent and _all_run(state)):
+            return "Running"
+        return "Starting" if state.number == 1 else "Restarting"
+    if state.number > 0 and state.cause.reason != "Started":
+        return "Restarting"
+    return "Starting" if state.agents else "Pending"
+
+
+def _all_run(state: State) -> bool:
+    running = sum(1 for agent in state.agents.values() if not agent.waits and agent.generation == state.number)
+    return running >= len(state.inside)
+
+
+def _message(state: State, clock: Clock, observed: Observed) -> str | None:
+    if observed.ending is not None:
+        return observed.ending.message if observed.ending.failed else None
+    if state.end is not None:
+        return state.end.detail
+    if state.open and state.blind:
+        heard = max((agent.heard for agent in state.agents.values()), default=clock.steady)
+        return f"no agent was heard of for {clock.steady - heard:.0f} s"
+    if not state.open and state.number > 0:
+        return state.cause.detail
+    return None
+
+
+def _member(agent: Agent, clock: Clock, reports: Reports) -> MemberView:
+    member = agent.member
+    return MemberView(
+        replica=member.replica,
+        address=member.address,
+        state="joining" if agent.waits else "running",
+        silent_seconds=max(0.0, round(clock.steady - agent.heard, 3)),
+        ranks=[
+            RankView(
+                rank=report.rank,
+                step=report.step,
+                cpu=report.cpu,
+                gpu=report.gpu,
+                gpu_memory_bytes=report.gpu_memory_bytes,
+            )
+            for report in reports.of(member.replica)
+        ],
+    )
+
+
+def _rfc3339(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,0 +1,49 @@
+"""The smallest training script: counts steps with its group, and says so in a file. Rank 0 keeps the count on the disk.
+
+`STEPS_AWARE` makes it speak through its pulse, as the trainer does; without, it is a script that knows nothing of Tandem.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+aware = os.environ.get("STEPS_AWARE") == "1"
+pulse = None
+if aware:
+    from tandem_trainer.pulse import Pulse, Watchdog
+
+    pulse = Pulse.open_for_rank()
+    assert pulse is not None
+    Watchdog(pulse).start()
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+generation = os.environ["TANDEM_GENERATION"]
+folder = Path(os.environ["TANDEM_RUN_DIR"])
+saved, total = folder / "saved-step", int(os.environ.get("STEPS_TOTAL", "1000000"))
+step = int(saved.read_text()) if saved.exists() else 0
+with (folder / f"steps-{generation}-{rank}.txt").open("a", buffering=1) as said:
+    try:
+        while step < total:
+            dist.all_reduce(torch.ones(1000))
+            step += 1
+            if rank == 0:
+                beside = saved.with_suffix(".new")
+                beside.write_text(str(step))
+                beside.replace(saved)
+            print(f"{time.time():.4f} {step} {world} {os.getpid()}", file=said)
+            if pulse is not None:
+                pulse.beat(step=step, total_steps=total, loss=1.0 / step, throughput=50.0)
+            time.sleep(0.02)
+    except RuntimeError as error:
+        print(f"lost its peers: {str(error).splitlines()[0]}", file=sys.stderr)
+        if pulse is not None:
+            pulse.last_word(76)
+        os._exit(76)
+if pulse is not None:
+    pulse.last_word(0)
+dist.destroy_process_group()

@@ -1,0 +1,340 @@
+"""The agent's conversation with the coordinator, on a thread of its own.
+
+One thread speaks, over one connection, and does nothing that could block on anything else: no store, no DNS, no torch.
+torchrun's thread only says what it wants (`enter`, `leave`) and waits for the answer; a pipe wakes the speaker out of a
+request that the coordinator holds back. The end of a rank wakes it, too, so that the coordinator, and through it all
+other agents, know of a dead worker some milliseconds after its death.
+
+When the coordinator does not answer, training goes on: the thread tries again, and tells a restarted coordinator what
+runs. When a generation is closed, the ranks are ordered to abort at once; torchrun then finds them gone, instead of
+signalling them and waiting.
+"""
+
+import logging
+import os
+import secrets
+import select
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from tandem.coordinator_client import CoordinatorClient, GivenUp, Refused, Unreachable, readable
+from tandem.exitcode import ExitCode
+from tandem.messages import MOST_BODY_BYTES, Answer, Membership, Sync
+from tandem.rundir import RunDir
+from tandem_trainer.local_ranks import LocalRanks
+
+log = logging.getLogger("tandem.agent")
+
+RETRY_SECONDS = 0.3
+"""Between two tries to reach a coordinator that does not answer: it must hear of everybody within lostAfterSeconds."""
+PAUSE_SECONDS = 0.3
+"""Between two heartbeats while nothing can be done but wait for torchrun."""
+WATCH_SECONDS = 0.05
+"""How often ranks are looked at that have not begun to beat, or do not obey."""
+FINISH_SECONDS = 30.0
+"""What ranks get to finish by themselves once training is complete."""
+LINGER_SECONDS = 10.0
+"""How long an agent whose ranks are done may wait for others; torchrun's exit barrier would wait 300 s for a dead
+one."""
+LEAVE_SECONDS = 2.0
+"""For the last message."""
+
+
+@dataclass(frozen=True)
+class End:
+    """The job is over for this agent."""
+
+    code: int
+    """What to exit with."""
+    why: str
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What torchrun's thread wants the speaker to say."""
+
+    state: str = "idle"
+    port: int = 1
+    reason: str = ""
+    generation: int | None = None
+
+
+class Heartbeat(threading.Thread):
+    """Speaks with the coordinator. All public methods may be called from torchrun's thread.
+
+    Args:
+        client: the connection, used by this thread alone.
+        rundir: asked for the end of the job.
+        replica, address, processes: see tandem.messages.Sync.
+    """
+
+    def __init__(self, client: CoordinatorClient, rundir: RunDir, replica: str, address: str, processes: int) -> None:
+        super().__init__(name="tandem-heartbeat", daemon=True)
+        self.replica, self.incarnation = replica, secrets.token_hex(6)
+        self._client, self._rundir = client, rundir
+        self._address, self._processes = address, processes
+        self._changed = threading.Condition()
+        self._wish = _Wish()
+        self._membership: Membership | None = None
+        self._ranks: LocalRanks | None = None
+        self._closed = False
+        self._end: End | None = None
+        self._ended_at = 0.0
+        self._refused: Refused | None = None
+        self._unreachable_since: float | None = None
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+
+    # What torchrun's thread asks for
+
+    def enter(self, port: int, reason: str) -> Membership:
+        """Wait for a generation with this agent in it; `port` is where it listens.
+
+        Raises:
+            SystemExit: the job is over; with the code to leave with.
+            Refused: the coordinator will never let this agent in.
+        """
+        with self._changed:
+            self._drop_ranks()
+            self._membership, self._closed = None, False
+            self._wish = replace(self._wish, state="joining", port=port, reason=reason)
+            self._wake()
+            # With a timeout, so that signals are handled in between on every platform.
+            while self._membership is None and self._end is None and self._refused is None:
+                self._changed.wait(1.0)
+            if self._end is not None:
+                log.info("event=over code=%d why=%r", self._end.code, self._end.why)
+                raise SystemExit(self._end.code)
+            if self._refused is not None:
+                raise self._refused
+            assert self._membership is not None
+            return self._membership
+
+    def watch(self, ranks: LocalRanks) -> None:
+        """Look after the ranks of the generation that was joined. They are aborted when it is closed."""
+        with self._changed:
+            self._ranks = ranks
+            if self._closed:
+                ranks.order("abort")
+            self._wake()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the generation that was joined is over."""
+        return self._closed
+
+    def why_again(self) -> str:
+        """Why torchrun wants a new generation: the reason to give when joining."""
+        with self._changed:
+            if self._ranks is None:
+                return "Started" if self._wish.generation is None else "MembershipChanged"
+            verdict = self._ranks.last_verdict()
+            if (code := self._ranks.final_code()) is not None and self._rundir.failed() is not None:
+                self._finish(End(code, "a training process said that trying again is of no use"))
+            return "MembershipChanged" if self._closed else verdict
+
+    def leave(self) -> None:
+        """Say good-bye, if the coordinator answers in time, and stop."""
+        with self._changed:
+            self._drop_ranks()
+            self._wish = replace(self._wish, state="leaving")
+            self._wake()
+        if self.is_alive():
+            self.join(LEAVE_SECONDS)
+
+    # The speaker
+
+    def run(self) -> None:
+        """Speak until told to leave."""
+        while True:
+            with self._changed:
+                message = self._message()
+            if message is None:
+                self._wait(PAUSE_SECONDS)
+                continue
+            pause = self._speak(message)
+            if message.state == "leaving":
+                self._client.close()
+                return
+            if pause:
+                self._wait(pause)
+
+    def _speak(self, message: Sync) -> float:
+        """Say it and obey the answer; returns how long to be silent then."""
+        try:
+            answer = self._client.sync(message, until=self._until)
+        except GivenUp:
+            return 0.0
+        except Unreachable as error:
+            if self._unreachable_since is None:
+                self._unreachable_since = time.monotonic()
+                log.warning("event=coordinator-unreachable error=%r", str(error))
+            return RETRY_SECONDS
+        except Refused as error:
+            return self._was_refused(error, message)
+        if self._unreachable_since is not None:
+            silent, self._unreachable_since = time.monotonic() - self._unreachable_since, None
+            log.info("event=coordinator-answers-again seconds=%.1f", silent)
+        with self._changed:
+            return self._obey(message, answer)
+
+    def _message(self) -> Sync | None:
+        wish, ranks = self._wish, self._ranks
+        if wish.state == "idle":
+            return None
+        if wish.state != "running":
+            return self._sync(wish.state, reason=wish.reason)
+        return self._sync(
+            "running",
+            reason=self._verdict() or "",
+            membership=None if self._client.connected else _if_small(self._membership),
+            ranks=[] if ranks is None else ranks.reports(),
+        )
+
+    def _obey(self, message: Sync, answer: Answer) -> float:
+        if answer.order == "end":
+            self._over(answer.why)
+            return PAUSE_SECONDS
+        if message.state == "joining":
+            # torchrun's thread may have asked for something else since the message was sent.
+            if answer.order == "run" and answer.membership is not None and self._wish.state == "joining":
+                self._joined(answer.membership)
+            return 0.0
+        if answer.order == "rejoin" and message.generation == self._wish.generation and not self._closed:
+            log.info("event=generation-closed generation=%s why=%r", message.generation, answer.why)
+            self._close_generation()
+        return PAUSE_SECONDS if self._closed else 0.0
+
+    def _joined(self, membership: Membership) -> None:
+        self._membership = membership
+        self._wish = replace(self._wish, state="running", generation=membership.generation, reason="")
+        self._changed.notify_all()
+
+    def _over(self, why: str) -> None:
+        """The job is over. Ranks may finish by themselves after success; otherwise they must not go on."""
+        if self._end is None:
+            self._finish(_end(self._rundir, why))
+        assert self._end is not None
+        over_for = time.monotonic() - self._ended_at
+        if self._end.code != ExitCode.DONE or over_for > FINISH_SECONDS:
+            self._close_generation()
+        elif over_for > LINGER_SECONDS and self._ranks is not None and self._ranks.gone:
+            # torchrun waits in its exit barrier for an agent that will not come. Nothing is left to do here.
+            log.warning("event=left-exit-barrier generation=%s", self._wish.generation)
+            self._drop_ranks()
+            with suppress(Unreachable, Refused):
+                self._client.sync(self._sync("leaving"))
+            os._exit(ExitCode.DONE)
+
+    def _close_generation(self) -> None:
+        self._closed = True
+        if self._ranks is not None:
+            self._ranks.order("abort")
+
+    def _sync(self, state: str, **more: object) -> Sync:
+        return Sync.model_validate(
+            {
+                "replica": self.replica,
+                "incarnation": self.incarnation,
+                "address": self._address,
+                "port": self._wish.port,
+                "processes": self._processes,
+                "state": state,
+                "generation": self._wish.generation,
+                **more,
+            }
+        )
+
+    def _finish(self, end: End) -> None:
+        self._end, self._ended_at = end, time.monotonic()
+        self._changed.notify_all()
+
+    def _was_refused(self, error: Refused, message: Sync) -> float:
+        log.error("event=refused error=%r", str(error))
+        if message.state == "joining":
+            with self._changed:
+                self._refused = error
+                self._changed.notify_all()
+        return max(RETRY_SECONDS, 1.0)
+
+    # Waiting
+
+    def _until(self, connection: socket.socket, seconds: float) -> bool:
+        """Wait for the coordinator's answer; give up when there is something else to say."""
+        deadline = time.monotonic() + seconds
+        while True:
+            with self._changed:
+                told = self._verdict()
+                others, patience = self._look(deadline - time.monotonic())
+                if self._verdict() != told:
+                    return False
+            if patience <= 0:
+                raise TimeoutError(f"no answer within {seconds:g} s")
+            with suppress(TimeoutError):
+                if readable(connection, patience, others):
+                    return True
+            if self._woken():
+                return False
+
+    def _wait(self, seconds: float) -> None:
+        """Be silent for so long, or until there is something to say."""
+        deadline = time.monotonic() + seconds
+        while True:
+            with self._changed:
+                told = self._verdict()
+                others, patience = self._look(deadline - time.monotonic())
+                if self._verdict() != told:
+                    return
+            if patience <= 0:
+                return
+            poll = select.poll()
+            for descriptor in others:
+                poll.register(descriptor, select.POLLIN)
+            poll.poll(patience * 1000)
+            if self._woken():
+                return
+
+    def _look(self, seconds: float) -> tuple[list[int], float]:
+        """Look after the ranks; what to wait for, and for how long at most until the next look."""
+        if self._ranks is None:
+            return [self._wake_read], seconds
+        self._ranks.watch()
+        patience = seconds if self._ranks.settled else min(seconds, WATCH_SECONDS)
+        return [self._wake_read, *self._ranks.descriptors], patience
+
+    def _verdict(self) -> str | None:
+        """What the coordinator has to be told about our ranks, nothing once it knows that the generation is over."""
+        return None if self._ranks is None or self._closed or self._end is not None else self._ranks.verdict()
+
+    def _woken(self) -> bool:
+        try:
+            return bool(os.read(self._wake_read, 64))
+        except BlockingIOError:
+            return False
+
+    def _wake(self) -> None:
+        os.write(self._wake_write, b"!")
+
+    def _drop_ranks(self) -> None:
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
+
+
+def _end(rundir: RunDir, why: str) -> End:
+    if rundir.done() is not None:
+        return End(ExitCode.DONE, why)
+    if (failed := rundir.failed()) is not None:
+        code = failed.get("exitCode")
+        return End(code if isinstance(code, int) and 0 < code < 256 else ExitCode.FAILED, why)
+    return End(ExitCode.SUPERSEDED, why)
+
+
+def _if_small(membership: Membership | None) -> Membership | None:
+    """A large membership is not repeated: the coordinator has it in its ledger."""
+    if membership is None or len(membership.model_dump_json()) > MOST_BODY_BYTES // 2:
+        return None
+    return membership

@@ -1,0 +1,212 @@
+"""The ranks of one replica in one generation, as their agent sees them: pulses, processes, ends.
+
+torchrun starts and reaps the processes; its rendezvous handler never learns how one ended. What it has to know it
+learns here: a pidfd says at once that a process has ended, and `waitid` with WNOWAIT how, without taking the status
+away from torchrun. A rank that is no child of the agent (started through a shell) has its last word instead.
+"""
+
+import logging
+import os
+import select
+import shutil
+import signal
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from tandem.exitcode import ExitCode
+from tandem.messages import RankReport
+from tandem_trainer.pulse import Order, PulseView, Usage
+
+log = logging.getLogger("tandem.agent")
+
+ABORT_SECONDS = 0.5
+"""A rank that lives so long after an abort is stopped, or stuck in code that holds the interpreter lock: kill it."""
+
+HARMLESS = {ExitCode.SUPERSEDED, ExitCode.PREEMPTED, ExitCode.PEER_LOST}
+"""Ends that have their cause elsewhere."""
+
+FINAL = {ExitCode.CONFIGURATION, ExitCode.DIVERGED}
+"""Ends after which trying again is of no use; the rank has said why in the run directory."""
+
+Verdict = Literal["WorkerFailed", "MembershipChanged"]
+
+
+class LocalRanks:
+    """The ranks of this replica in one generation.
+
+    Args:
+        generation: its number.
+        processes: how many ranks there are.
+    """
+
+    def __init__(self, generation: int, processes: int) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix=f"tandem-g{generation:06d}-", dir=_memory_folder()))
+        self.generation = generation
+        self._views = [PulseView(self.folder, local_rank) for local_rank in range(processes)]
+        self._pidfds: dict[int, int] = {}
+        self._seen: set[int] = set()
+        self._usage: dict[int, tuple[Usage, float | None]] = {}
+        self._codes: dict[int, int | None] = {}
+        self._abort_at: float | None = None
+
+    # What the ranks do
+
+    def watch(self) -> None:
+        """Take in ranks that have begun to beat and ranks that have ended, and kill those that do not obey."""
+        for local_rank, view in enumerate(self._views):
+            if local_rank not in self._seen and (beat := view.beat()) is not None:
+                self._seen.add(local_rank)
+                self._follow(local_rank, beat.pid)
+                view.unlink()
+        if len(self._seen) == len(self._views) and self.folder.exists():
+            self.folder.rmdir()
+        for local_rank, pidfd in list(self._pidfds.items()):
+            if _has_ended(pidfd):
+                self._end(local_rank, _exit_code(pidfd))
+        if self._abort_at is not None and time.monotonic() - self._abort_at > ABORT_SECONDS:
+            self._kill()
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Become readable when a rank ends."""
+        return list(self._pidfds.values())
+
+    @property
+    def settled(self) -> bool:
+        """Whether `watch` need only be called when a descriptor is readable."""
+        return len(self._seen) == len(self._views) and (self._abort_at is None or not self._pidfds)
+
+    @property
+    def gone(self) -> bool:
+        """Whether all ranks were there and have ended."""
+        return len(self._codes) == len(self._views)
+
+    def verdict(self) -> Verdict | None:
+        """Why a new generation is needed, judged by the first rank that ended otherwise than done; None if none has."""
+        for code in self._codes.values():
+            if code in HARMLESS:
+                return "MembershipChanged"
+            if code != ExitCode.DONE:
+                return "WorkerFailed"
+        return None
+
+    def last_verdict(self) -> Verdict:
+        """The verdict when torchrun says that they have all ended, also of ranks that were never seen."""
+        self.watch()
+        if (verdict := self.verdict()) is not None:
+            return verdict
+        words = [view.last_word() for view in self._views]
+        return "MembershipChanged" if any(word in HARMLESS for word in words) else "WorkerFailed"
+
+    def final_code(self) -> int | None:
+        """The exit code of a rank that says that trying again is of no use; None if none says so."""
+        codes = [*self._codes.values(), *(view.last_word() for view in self._views)]
+        return next((code for code in codes if code in FINAL), None)
+
+    def reports(self) -> list[RankReport]:
+        """What the ranks say of themselves, for the coordinator."""
+        reports = []
+        for local_rank, view in enumerate(self._views):
+            if (beat := view.beat()) is None:
+                continue
+            usage, cpu = self._used(local_rank, view)
+            reports.append(
+                RankReport(
+                    rank=beat.rank,
+                    step=beat.step,
+                    phase=beat.phase,
+                    total_steps=beat.total_steps,
+                    epoch=_finite(beat.epoch),
+                    loss=_finite(beat.loss),
+                    throughput=_finite(beat.throughput),
+                    cpu=cpu,
+                    gpu=None if usage is None else usage.gpu,
+                    gpu_memory_bytes=None if usage is None else usage.gpu_memory_bytes,
+                )
+            )
+        return reports
+
+    # What is done to them
+
+    def order(self, order: Order) -> None:
+        """Give all ranks an order."""
+        if order == "abort" and self._abort_at is None:
+            self._abort_at = time.monotonic()
+        for view in self._views:
+            view.order(order)
+
+    def close(self) -> None:
+        """Let go of them. Those that still live leave."""
+        for pidfd in self._pidfds.values():
+            os.close(pidfd)
+        self._pidfds.clear()
+        for view in self._views:
+            view.order("abort")
+            view.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # Details
+
+    def _follow(self, local_rank: int, pid: int) -> None:
+        if not hasattr(os, "pidfd_open"):
+            return
+        try:
+            self._pidfds[local_rank] = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._end(local_rank, None)
+
+    def _end(self, local_rank: int, code: int | None) -> None:
+        if (pidfd := self._pidfds.pop(local_rank, None)) is not None:
+            os.close(pidfd)
+        if code is None:
+            code = self._views[local_rank].last_word()
+        self._codes[local_rank] = code
+        log.info("event=rank-ended generation=%d local_rank=%d code=%s", self.generation, local_rank, code)
+
+    def _kill(self) -> None:
+        for local_rank, pidfd in self._pidfds.items():
+            log.warning("event=rank-killed generation=%d local_rank=%d", self.generation, local_rank)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        self._abort_at = time.monotonic()
+
+    def _used(self, local_rank: int, view: PulseView) -> tuple[Usage | None, float | None]:
+        """The newest sample of processor use, and the busy cores between it and the one reported before."""
+        usage = view.usage()
+        before, cpu = self._usage.get(local_rank, (None, None))
+        if usage is None or (before is not None and usage.at <= before.at):
+            return before, cpu
+        if before is not None:
+            cpu = max(0.0, (usage.cpu_seconds - before.cpu_seconds) / (usage.at - before.at))
+        self._usage[local_rank] = (usage, cpu)
+        return usage, cpu
+
+
+def _memory_folder() -> str | None:
+    """A folder in memory, so that a beat never waits for a disk; the usual temporary folder where there is none."""
+    memory = "/dev/shm"  # noqa: S108 - mkdtemp makes a private folder in it
+    return memory if os.access(memory, os.W_OK) else None
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _exit_code(pidfd: int) -> int | None:
+    """How the process ended, as subprocess counts: its exit code, or minus the signal; None if it is not our child."""
+    try:
+        result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    if result is None:
+        return None
+    return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and abs(value) < float("inf") else None

@@ -1,0 +1,211 @@
+"""torchrun's rendezvous, decided by the job's coordinator: `torchrun --rdzv-backend=tandem`.
+
+torchrun finds `lookup` through the entry point group `torchrun.handlers`. It calls `next_rendezvous` before it starts
+its workers, and again after it has stopped them because one failed or because `num_nodes_waiting` said so.
+
+Each generation gets a store of its own, on its first member, so that no key of an earlier one can be met. Every agent
+opens the listening socket before it joins and tells the coordinator its port; the first member then serves the store on
+it, so that no port is ever guessed, and the others' connections wait in the socket's queue until it does.
+
+Rejected: torchrun's own restart counting (a change of membership is no failure), sharing one store over generations
+(stale keys), and RendezvousGracefulExitError at the end of the job: torchrun catches it and then trips over the result
+it does not have, so the agent would end with a stack trace. SystemExit passes through with the right code.
+"""
+
+import atexit
+import logging
+import os
+import socket
+import sys
+import time
+from datetime import timedelta
+
+from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
+from torch.distributed.elastic.rendezvous.api import RendezvousHandlerCreator
+
+from tandem.coordinator_client import CoordinatorClient, Refused
+from tandem.exitcode import ExitCode
+from tandem.launch import GENERATION, PULSE, REPLICA, RUN_DIR, TOKEN
+from tandem.messages import Membership
+from tandem.rundir import RunDir
+from tandem_trainer.heartbeat import Heartbeat
+from tandem_trainer.local_ranks import LocalRanks
+
+log = logging.getLogger("tandem.agent")
+
+CONNECT_SECONDS = 2.0
+"""For one try to reach the first member's store, so that a generation that is closed meanwhile is noticed."""
+STORE_SECONDS = 20.0
+"""For all tries; a first member that is alive and not reached in this time is taken for cut off."""
+OPERATION_SECONDS = 300.0
+"""For the store's own operations, torchrun's default."""
+
+
+def lookup() -> RendezvousHandlerCreator:
+    """What torchrun asks the entry point for."""
+    return create_handler
+
+
+def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
+    """The rendezvous handler of this agent. A mistake in its surroundings ends the agent with one sentence."""
+    _log_to_stderr()
+    try:
+        return TandemRendezvous(parameters)
+    except (OSError, ValueError) as error:
+        log.error("%s", error)  # noqa: TRY400 - the sentence is enough
+        raise SystemExit(ExitCode.CONFIGURATION) from None
+
+
+class TandemRendezvous(RendezvousHandler):
+    """One agent's rendezvous.
+
+    Raises:
+        ValueError, OSError: a variable is missing, or the run directory holds no job.
+    """
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self._run_id = parameters.run_id
+        rundir = RunDir(_variable(RUN_DIR))
+        self._processes = rundir.read_job().spec.workers.processes
+        # All replicas have the same number of ranks, so that torchrun need not ask the store for everybody's.
+        os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
+        self._heartbeat = Heartbeat(
+            CoordinatorClient(parameters.endpoint, _variable(TOKEN)),
+            rundir,
+            os.environ.get(REPLICA) or socket.gethostname(),
+            parameters.local_addr or socket.gethostbyname(socket.gethostname()),
+            self._processes,
+        )
+        self._heartbeat.start()
+        # torchrun does not shut its handler down when it is ended by a signal; the others should know all the same.
+        atexit.register(self._heartbeat.leave)
+
+    def get_backend(self) -> str:
+        """The name after `--rdzv-backend`."""
+        return "tandem"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Ranks use the agents' store instead of opening another one."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for a generation with this agent in it, and connect to its store."""
+        while True:
+            reason = self._heartbeat.why_again()
+            listener = _listen()
+            try:
+                membership = self._heartbeat.enter(listener.getsockname()[1], reason)
+                rank = self._index(membership)
+                store = _serve(membership, listener) if rank == 0 else self._connect(membership)
+            except Refused as error:
+                log.error("%s", error)  # noqa: TRY400 - the sentence is enough
+                raise SystemExit(ExitCode.CONFIGURATION) from None
+            finally:
+                listener.close()
+            if store is None:
+                continue
+            self._start(membership)
+            first = membership.members[0]
+            log.info(
+                "event=joined generation=%d index=%d replicas=%d reason=%s",
+                *(membership.generation, rank, len(membership.members), membership.reason),
+            )
+            return RendezvousInfo(store, rank, len(membership.members), RendezvousStoreInfo(first.address, first.port))
+
+    def num_nodes_waiting(self) -> int:
+        """Positive once the generation is closed: torchrun then stops its workers and asks for the next one."""
+        return int(self._heartbeat.closed)
+
+    def is_closed(self) -> bool:
+        """Never: the end of the job is told when torchrun asks for the next generation."""
+        return False
+
+    def set_closed(self) -> None:
+        """Nothing: the coordinator alone ends a job."""
+
+    def get_run_id(self) -> str:
+        """The job's name."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """This agent leaves for good."""
+        self._heartbeat.leave()
+        return True
+
+    def _index(self, membership: Membership) -> int:
+        return [member.incarnation for member in membership.members].index(self._heartbeat.incarnation)
+
+    def _connect(self, membership: Membership) -> Store | None:
+        """The store of the first member; None if the generation is closed before that is reached."""
+        first = membership.members[0]
+        deadline = time.monotonic() + STORE_SECONDS
+        while not self._heartbeat.closed:
+            try:
+                store = TCPStore(
+                    first.address,
+                    first.port,
+                    is_master=False,
+                    wait_for_workers=False,
+                    timeout=timedelta(seconds=CONNECT_SECONDS),
+                )
+            except DistError as error:
+                if time.monotonic() > deadline:
+                    log.warning("event=store-unreachable replica=%s error=%r", first.replica, str(error))
+                    return None
+                continue
+            store.set_timeout(timedelta(seconds=OPERATION_SECONDS))
+            return store
+        return None
+
+    def _start(self, membership: Membership) -> None:
+        """Prepare for the ranks that torchrun is about to start; they inherit this process's environment."""
+        ranks = LocalRanks(membership.generation, self._processes)
+        os.environ[GENERATION] = str(membership.generation)
+        os.environ[PULSE] = str(ranks.folder)
+        self._heartbeat.watch(ranks)
+
+
+def _serve(membership: Membership, listener: socket.socket) -> Store:
+    first = membership.members[0]
+    return TCPStore(
+        first.address,
+        first.port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+        timeout=timedelta(seconds=OPERATION_SECONDS),
+    )
+
+
+def _listen() -> socket.socket:
+    """A socket that listens on a free port, for both families where the machine has both."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096)
+        except OSError:
+            log.debug("event=no-ipv6")
+    return socket.create_server(("", 0), backlog=4096)
+
+
+def _variable(name: str) -> str:
+    value = os.environ.get(name, "")
+    if not value:
+        raise ValueError(f"set {name}; tandem run and the operator do")
+    return value
+
+
+def _log_to_stderr() -> None:
+    """torchrun shows warnings alone; what an agent decides belongs into its log."""
+    if not log.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s level=%(levelname)s %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False
