@@ -47,6 +47,9 @@ def collect(
             _mark(found, name, at, skipped="newer ones came first")
         for at, name, why in evaluator.bad:
             _mark(found, name, at, bad=why or "an evaluator could not read it")
+    for log in train:
+        for at, name, why in log.passed:
+            _mark(found, name, at, bad=why or "training could not resume from it")
     ordered = sorted(found.values(), key=lambda checkpoint: (checkpoint.step, checkpoint.generation or 0))
     return tuple(replace(c, counts=c.counts and counts(bounds, c.generation, c.step)) for c in ordered)
 
@@ -60,8 +63,11 @@ def best(
     found: Sequence[Checkpoint], metric: str, goal: Literal["Maximize", "Minimize"], rundir: RunDir
 ) -> Checkpoint | None:
     """The best of those that count. Among equal ones that of best.json, so that all views of a run name the same."""
+    # Evaluators give no rank to a checkpoint whose loss is not finite, whatever its other scores.
     scored = [
-        (c.evaluation.metrics[metric], c) for c in found if c.counts and c.evaluation and metric in c.evaluation.metrics
+        (c.evaluation.metrics[metric], c)
+        for c in found
+        if c.counts and c.evaluation and metric in c.evaluation.metrics and _finite_loss(c.evaluation)
     ]
     scored = [(value if goal == "Maximize" else -value, c) for value, c in scored if np.isfinite(value)]
     if not scored:
@@ -71,6 +77,10 @@ def best(
     hint = mapping(read_json_or_none(rundir.best_file))
     named = [c for c in equal if c.name == hint.get("name") and c.generation == hint.get("generation", c.generation)]
     return (named or equal)[0]
+
+
+def _finite_loss(evaluation: Evaluation) -> bool:
+    return bool(np.isfinite(evaluation.metrics.get("loss", 0.0)))
 
 
 def _add_folders(found: Found, rundir: RunDir) -> None:

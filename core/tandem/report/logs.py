@@ -35,6 +35,8 @@ class TrainLog:
     rates: Rates
     saves: tuple[Save, ...]
     unsaved: tuple[tuple[int, str], ...]
+    passed: tuple[tuple[float, str, str], ...]
+    """Checkpoints it could not resume from: when, name, why."""
     started_at: float | None
     start_step: int | None
     total_steps: int | None
@@ -93,6 +95,7 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
     rates: list[tuple[float, float, float, Record]] = []
     saves: list[Save] = []
     unsaved: list[tuple[int, str]] = []
+    passed: list[tuple[float, str, str]] = []
     start: Record = {}
     ended, marks = "", _Marks()
     first = last = None
@@ -115,6 +118,8 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
                 saves.append(saved)
         elif kind == "skipped":
             unsaved.append((whole(record.get("step")) or 0, text(record.get("why"))))
+        elif kind == "passed":
+            passed.append((time, text(record.get("checkpoint")), text(record.get("why"))))
         elif kind == "start":
             start = start or record
         elif kind == "end":
@@ -125,6 +130,7 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
         rates=_rates(rates),
         saves=tuple(saves),
         unsaved=tuple(unsaved),
+        passed=tuple(passed),
         started_at=optional(start.get("time")),
         start_step=whole(start.get("step")),
         total_steps=whole(start.get("totalSteps")),

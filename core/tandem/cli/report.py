@@ -1,0 +1,61 @@
+"""`tandem report RUN`: one self-contained HTML page about a run, and its pictures as PNG."""
+
+from pathlib import Path
+from typing import Annotated
+
+import matplotlib  # noqa: F401 - whoever lacks it is told which extra brings it, before numpy is missed
+import typer
+
+from tandem.mistake import UserError
+from tandem.report.reading import NoRun
+from tandem.report.writing import Report, write
+
+RUNS = Path("runs")
+"""Where `tandem run` keeps runs unless told otherwise."""
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="The run directory, for instance runs/digits.", show_default=False)],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Folder or .html file to write to.", show_default="report.html in the run directory"
+        ),
+    ] = None,
+    png: Annotated[
+        bool, typer.Option("--png/--no-png", help="Write the pictures as PNG too, into a folder beside the page.")
+    ] = True,
+) -> None:
+    """Draw what happened in a run as one HTML page that opens offline, with its pictures as PNG files beside it.
+
+    Works on a run that is going on, too, and on one that was killed.
+    """
+    try:
+        written = write(run, output, png)
+    except NoRun as error:
+        raise UserError(f"{error}{_hint(run)}") from error
+    except OSError as error:
+        raise UserError(f"the report cannot be written to {error.filename}: {error.strerror}") from error
+    typer.echo(_told(written))
+
+
+def _told(written: Report) -> str:
+    lines = [f"report    {written.page}"]
+    if written.pictures:
+        names = ", ".join(path.name for path in written.pictures)
+        lines.append(f"pictures  {written.pictures[0].parent}/ ({names})")
+    lines += [f"note      {fault}" for fault in written.run.faults[:10]]
+    if len(written.run.faults) > 10:
+        lines.append(f"note      {len(written.run.faults) - 10} more are on the page")
+    return "\n".join(lines)
+
+
+def _hint(run: Path) -> str:
+    """Runs that may have been meant."""
+    if (RUNS / run / "job.json").is_file():
+        return f". Did you mean {RUNS / run}?"
+    try:
+        known = sorted(str(folder) for folder in RUNS.iterdir() if (folder / "job.json").is_file())
+    except OSError:
+        known = []
+    return f". Runs here: {', '.join(known[:8])}" if known else ". Give the run directory that `tandem run` named"

@@ -1,0 +1,125 @@
+"""The pictures of a report, in the order in which they tell the story."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from tandem.report.clock import Clock
+from tandem.report.figures import confusion, phases, processors, training, world
+from tandem.report.run import Run
+from tandem.report.style import Look
+from tandem.report.summary import Summary, time_by_phase
+from tandem.report.words import duration, metric_name, number, reason, score, several, share
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture and what it shows."""
+
+    name: str
+    """A word: its file's name and the prefix of its SVG's ids."""
+    title: str
+    """The heading above it."""
+    finding: str
+    """What this run's picture shows, in a sentence or two."""
+    draw: Callable[[Look], Figure | None]
+    """Draws it for a place; None when the run has nothing for it."""
+
+
+def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
+    """All pictures that a run may have."""
+    found = [
+        Picture(
+            "training",
+            "Training loss and evaluation score",
+            _training(run, summary),
+            lambda look: training.draw(run, clock, look),
+        ),
+        Picture(
+            "processors",
+            "Training and evaluation, side by side",
+            _processors(run, summary),
+            lambda look: processors.draw(run, clock, look),
+        ),
+        Picture("world", "Throughput and world size", _world(run, summary), lambda look: world.draw(run, clock, look)),
+        Picture("phases", "Where training's time went", _phases(run), lambda look: phases.draw(run, clock, look)),
+        Picture("confusion", "The best checkpoint", _confusion(run), lambda look: confusion.draw(run, look)),
+    ]
+    window = processors.close_window(run)
+    if window is not None:
+        close = Picture(
+            "close",
+            "A closer look",
+            "The same for a few checkpoints in the middle of the run.",
+            lambda look: processors.draw(run, clock, look, window),
+        )
+        found.insert(2, close)
+    return found
+
+
+def _training(run: Run, summary: Summary) -> str:
+    said = []
+    finite = run.counted.loss[abs(run.counted.loss) < float("inf")]
+    if len(finite):
+        part = max(1, len(finite) // 50)
+        first, last = finite[:part].mean(), finite[-part:].mean()
+        went = "fell" if last < first else "went"
+        said.append(f"The training loss {went} from {first:.3g} to {last:.3g} over {several(summary.steps, 'step')}.")
+    if broken := len(run.counted) - len(finite):
+        said.append(f"It was not finite in {several(broken, 'step')}.")
+    if run.best and run.best.evaluation:
+        value = score(run.metric, run.best.evaluation.metrics[run.metric])
+        said.append(f"The best test {metric_name(run.metric)} is {value}, at step {run.best.step:,}.")
+    if summary.redone:
+        said.append(f"{several(summary.redone, 'step')} after the last checkpoint before a restart were done again.")
+    return " ".join(said)
+
+
+def _processors(run: Run, summary: Summary) -> str:
+    said = []
+    if summary.trainer_busy is not None:
+        said.append(f"Each training process kept {summary.trainer_busy:.2f} cores busy on average.")
+    if summary.stall_median is not None:
+        part = f", {share(summary.stall_share)} of the run in all" if summary.stall_share is not None else ""
+        said.append(
+            f"A checkpoint held it up for {duration(summary.stall_median)} (median; at most "
+            f"{duration(summary.stall_most)}){part}."
+        )
+    evaluators = len({work.evaluator for work in run.works})
+    if evaluators:
+        lag = f", each {duration(summary.lag_seconds)} after it was written (median)" if summary.lag_seconds else ""
+        said.append(
+            f"Meanwhile {several(evaluators, 'evaluator')} scored {summary.evaluated:,} of "
+            f"{several(summary.checkpoints, 'checkpoint')}{lag}."
+        )
+        said.append("Outlined blocks are evaluations; a curve leads to each from its checkpoint.")
+    return " ".join(said)
+
+
+def _world(run: Run, summary: Summary) -> str:
+    said = [f"The median is {number(summary.throughput)} samples a second."] if summary.throughput is not None else []
+    if summary.restarts:
+        why = ", ".join(dict.fromkeys(reason(g.reason) for g in run.generations[1:] if g.reason))
+        changed = f"The group changed {'once' if summary.restarts == 1 else f'{summary.restarts:,} times'}"
+        said.append(changed + (f": {why}." if why else ".") + " Shaded: time without a step.")
+    elif run.generations:
+        said.append("The group never changed.")
+    return " ".join(said)
+
+
+def _phases(run: Run) -> str:
+    total = time_by_phase(run)
+    whole = sum(total.values())
+    if not whole or "compute" not in total:
+        return ""
+    return f"{share(total['compute'] / whole)} of the training time went into computing."
+
+
+def _confusion(run: Run) -> str:
+    if run.best is None or run.best.evaluation is None:
+        return ""
+    evaluation = run.best.evaluation
+    scores = ", ".join(f"{metric_name(name)} {score(name, value)}" for name, value in evaluation.metrics.items())
+    samples = f" over {evaluation.samples:,} test samples" if evaluation.samples else ""
+    return f"Step {run.best.step:,}: {scores}{samples}."

@@ -1,0 +1,109 @@
+"""The figures of merit at the top of the page, from a run. Times in seconds; None is what is not known."""
+
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from tandem.report.clock import Clock
+from tandem.report.run import Checkpoint, Run
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a reader wants to know first."""
+
+    seconds: float
+    """How long the run was going on, pauses left out."""
+    pauses: int
+    """How often it paused."""
+    steps: int
+    """Optimizer steps that made the model."""
+    redone: int
+    """Steps that were done again after restarts."""
+    throughput: float | None
+    """Median of the measured samples a second."""
+    restarts: int
+    """Memberships after the first."""
+    checkpoints: int
+    """Written, on the lineage."""
+    evaluated: int
+    """Of these, how many have a score."""
+    skipped: int
+    """Of these, how many were passed over for newer ones."""
+    stall_median: float | None
+    """How long training waited for a checkpoint."""
+    stall_most: float | None
+    """The longest it waited for one."""
+    stall_share: float | None
+    """All of that waiting, as a share of the run's time."""
+    lag_seconds: float | None
+    """Median time from a committed checkpoint to its score."""
+    lag_steps: int | None
+    """Median steps training had gone on meanwhile."""
+    trainer_busy: float | None
+    """Mean busy cores of a rank."""
+    evaluator_busy: float | None
+    """Mean busy cores of an evaluator."""
+
+
+def summarize(run: Run, clock: Clock) -> Summary:
+    """Work out the summary."""
+    stalls = [c.stall_seconds for c in run.checkpoints if c.stall_seconds is not None]
+    lags = [lag for c in run.checkpoints if (lag := _lag(c, run)) is not None]
+    rate = run.rates.throughput if len(run.rates) else run.world.throughput
+    rate = rate[np.isfinite(rate)]
+    return Summary(
+        seconds=clock.seconds,
+        pauses=len(clock.pauses),
+        steps=int(run.counted.step[-1]) if len(run.counted) else 0,
+        redone=sum(len(steps) for steps in run.superseded),
+        throughput=float(np.median(rate)) if len(rate) else None,
+        restarts=max(0, len(run.generations) - 1),
+        checkpoints=sum(c.counts for c in run.checkpoints),
+        evaluated=sum(c.counts and c.evaluation is not None for c in run.checkpoints),
+        skipped=sum(c.counts and c.evaluation is None and c.skipped is not None for c in run.checkpoints),
+        stall_median=median(stalls) if stalls else None,
+        stall_most=max(stalls, default=None),
+        stall_share=sum(stalls) / clock.seconds if stalls and clock.seconds > 0 else None,
+        lag_seconds=median(seconds for seconds, _ in lags) if lags else None,
+        lag_steps=round(median(steps for _, steps in lags)) if lags else None,
+        trainer_busy=_busy(run, "trainer"),
+        evaluator_busy=_busy(run, "evaluator"),
+    )
+
+
+def time_by_phase(run: Run) -> dict[str, float]:
+    """Seconds of each phase over the whole run, the largest first; then what no phase accounts for, and restarts.
+
+    "restart" is the time from the last step of one membership to the first step of the next; "other" is the time within
+    memberships that no phase names.
+    """
+    found = {name: float(np.nansum(seconds)) for name, seconds in run.rates.phases.items()}
+    found = dict(sorted(((n, s) for n, s in found.items() if s > 0), key=lambda entry: -entry[1]))
+    other = float(np.nansum(run.rates.seconds)) - sum(found.values())
+    if other > 0:
+        found["other"] = found.get("other", 0.0) + other
+    without = 0.0
+    ended = None
+    for generation in run.generations:
+        if ended is not None and generation.first_step_at is not None:
+            without += max(0.0, generation.first_step_at - ended)
+        ended = generation.last_step_at or ended
+    if without > 0:
+        found["restart"] = found.get("restart", 0.0) + without
+    return found
+
+
+def _lag(checkpoint: Checkpoint, run: Run) -> tuple[float, int] | None:
+    evaluation = checkpoint.evaluation
+    if not checkpoint.counts or evaluation is None or evaluation.finished_at is None or checkpoint.at is None:
+        return None
+    seconds = max(0.0, evaluation.finished_at - checkpoint.at)
+    reached = run.counted.step[run.counted.time <= evaluation.finished_at]
+    return seconds, max(0, int(reached[-1]) - checkpoint.step) if len(reached) else 0
+
+
+def _busy(run: Run, kind: str) -> float | None:
+    means = [float(np.nanmean(use.busy)) for use in run.uses if use.kind == kind and np.isfinite(use.busy).any()]
+    return float(np.mean(means)) if means else None
