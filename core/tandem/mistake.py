@@ -7,6 +7,11 @@ SETTING = "--set"
 """Stands for the file's name in problems of a setting from the command line."""
 
 
+def printable(text: str) -> str:
+    """A text without control characters: what a manifest holds must not steer the terminal it is quoted in."""
+    return "".join(character if character.isprintable() or character == "\n" else "�" for character in text)
+
+
 class UserError(Exception):
     """Something the user wrote or set up cannot work. The message names it and says what to do."""
 
@@ -43,7 +48,7 @@ class Problem:
 
     def __str__(self) -> str:
         hint = f"; did you mean {self.suggestion}?" if self.suggestion else ""
-        return f"{self.place}: {self.message}{hint}"
+        return printable(f"{self.place}: {self.message}{hint}")
 
 
 class ManifestError(UserError):

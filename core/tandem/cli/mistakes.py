@@ -5,7 +5,7 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
-from tandem.mistake import ManifestError, Problem, UserError
+from tandem.mistake import ManifestError, Problem, UserError, printable
 
 
 def tell(error: UserError) -> None:
@@ -13,7 +13,7 @@ def tell(error: UserError) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     sys.stdout.flush()
     if not isinstance(error, ManifestError):
-        console.print(Text.assemble(("error: ", "bold red"), str(error)))
+        console.print(Text.assemble(("error: ", "bold red"), printable(str(error))))
         return
     for index, problem in enumerate(error.problems):
         if index:
@@ -23,7 +23,8 @@ def tell(error: UserError) -> None:
 
 def drawn(problem: Problem) -> Text:
     """One problem in the manner of a compiler."""
-    text = Text.assemble((problem.place, "bold"), ": ", ("error: ", "bold red"), (problem.message, "bold"))
+    message = printable(problem.message)
+    text = Text.assemble((printable(problem.place), "bold"), ": ", ("error: ", "bold red"), (message, "bold"))
     gutter = " " * len(str(problem.line))
     if problem.excerpt.strip():
         before, marked = _cut(problem)
@@ -32,7 +33,7 @@ def drawn(problem: Problem) -> Text:
         text.append(f"\n {gutter} │ ", "blue").append(" " * Text(before).cell_len)
         text.append("^" * max(1, Text(marked[: problem.width]).cell_len), "bold red")
     if problem.suggestion:
-        text.append(f"\n {gutter} = ", "blue").append(f"did you mean {problem.suggestion}?", "green")
+        text.append(f"\n {gutter} = ", "blue").append(f"did you mean {printable(problem.suggestion)}?", "green")
     if problem.allowed and problem.allowed.rstrip(".") not in problem.message:
         text.append(f"\n {gutter} = ", "blue").append(f"allowed: {problem.allowed}")
     return text

@@ -1,0 +1,154 @@
+"""`tandem validate` as a user calls it: what it prints where, how it ends, and that it does not keep one waiting."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "examples").glob("*.yaml"))
+BAD = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/manifests/bad").glob("*.yaml"))
+TANDEM = Path(sys.executable).with_name("tandem")
+
+
+def tandem(*arguments: str, stdin: bytes = b"", **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key not in ("FORCE_COLOR", "COLUMNS")}
+    result = subprocess.run(
+        [TANDEM, *arguments], cwd=ROOT, input=stdin, capture_output=True, env=environment | variables, timeout=60
+    )
+    return subprocess.CompletedProcess(arguments, result.returncode, result.stdout.decode(), result.stderr.decode())
+
+
+def test_good_manifests_get_one_line_each() -> None:
+    result = tandem("validate", *EXAMPLES)
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert len(lines) == len(EXAMPLES)
+    assert lines[EXAMPLES.index("examples/digits.yaml")] == (
+        "OK examples/digits.yaml: digits: image-classification, cnn on digits, 40 epochs; 2 workers (1 to 2); "
+        "2 evaluator processes"
+    )
+
+
+def test_bad_manifests_end_with_2_and_never_with_a_stack_trace() -> None:
+    result = tandem("validate", *BAD)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "Traceback" not in result.stderr
+    assert all(f"{name}:" in result.stderr for name in BAD)
+
+
+def test_a_mistake_looks_like_a_compilers() -> None:
+    text = b"""\
+apiVersion: tandem.dev/v1alpha1
+kind: DistributedTrainingJob
+metadata: {name: a}
+spec:
+  trainer: {task: image-classification}
+  workers:
+    min_replicas: 2
+"""
+    result = tandem("validate", "-", stdin=text)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[:5] == [
+        "<stdin>:7:5: error: unknown field min_replicas in spec.workers",
+        "   │",
+        " 7 │     min_replicas: 2",
+        "   │     ^^^^^^^^^^^^",
+        "   = did you mean minReplicas?",
+    ]
+
+
+def test_good_and_bad_ones_together_are_all_told() -> None:
+    result = tandem("validate", BAD[0], EXAMPLES[0], "no-such-file.yaml")
+    assert result.returncode == 2
+    assert f"OK {EXAMPLES[0]}" in result.stdout
+    assert f"{BAD[0]}:" in result.stderr
+    assert "error: no-such-file.yaml does not exist" in result.stderr
+
+
+def test_json_is_for_machines() -> None:
+    result = tandem("validate", "--output", "json", BAD[0], EXAMPLES[0])
+    assert (result.returncode, result.stderr) == (2, "")
+    bad, good = json.loads(result.stdout)
+    assert (good["valid"], good["problems"]) == (True, [])
+    assert bad["problems"][0]["line"] > 0
+    assert set(bad["problems"][0]) >= {"file", "line", "column", "field", "message", "given", "allowed", "suggestion"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty"),
+        (b"- a\n", "not a list"),
+        (b"\xff", "not UTF-8"),
+        (b"a: 1\n---\na: 2\n", "a file holds one job"),
+        (b"a:\n\tb: 1\n", "a tab"),
+        (b"kind: Pod\n", "this is a Pod"),
+        (bytes(range(256)), "not UTF-8"),
+    ],
+)
+def test_what_is_no_manifest_gets_one_clear_message(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_bytes(content)
+    result = tandem("validate", str(path))
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.count("error:") == 1
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["validate"], "Missing argument"),
+        (["validat"], "No such command"),
+        (["validate", "--outptu", "json"], "No such option"),
+        (["validate", "-o", "xml", "-"], "xml"),
+        (["validate", str(ROOT)], "is a folder"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2(arguments: list[str], message: str) -> None:
+    result = tandem(*arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_control_characters_of_a_manifest_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text('spec: "\\e[2J"\nkind: "\\e]0;owned\\a"\n')
+    assert "\x1b" not in tandem("validate", str(path)).stderr
+
+
+def test_colours_are_for_terminals_alone() -> None:
+    assert "\x1b" not in tandem("validate", BAD[0]).stderr
+    assert "\x1b" in tandem("validate", BAD[0], FORCE_COLOR="1").stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = f"'{TANDEM}' validate {' '.join(EXAMPLES * 20)} | head -n 1"
+    result = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.stdout.startswith("OK ")
+    assert "Traceback" not in result.stderr
+
+
+def test_version_and_help() -> None:
+    assert tandem("--version").stdout.startswith("tandem ")
+    help_text = tandem("--help").stdout
+    assert all(name in help_text for name in ("run", "validate", "report"))
+    assert tandem("validate", "-h").returncode == 0
+
+
+def test_validating_costs_little_more_than_starting_python() -> None:
+    """Aim: 0.4 s on an idle machine. Processor time, for other processes may share the machine."""
+    seconds = []
+    for _ in range(3):
+        before = os.times()
+        assert tandem("validate", EXAMPLES[0]).returncode == 0
+        after = os.times()
+        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    assert statistics.median(seconds) < 1.0

@@ -1,0 +1,67 @@
+"""The commands and variables of a job's processes."""
+
+from pathlib import Path
+from typing import Any
+
+from tandem import launch
+from tandem.job import API_VERSION, KIND, DistributedTrainingJob
+
+
+def job(trainer: dict[str, Any], **spec: Any) -> DistributedTrainingJob:
+    return DistributedTrainingJob.parse(
+        {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}, "spec": {"trainer": trainer} | spec}
+    )
+
+
+def agent(trainer: dict[str, Any], **spec: Any) -> list[str]:
+    return launch.agent_command(job(trainer, **spec), "host:1", "10.0.0.1", python="PYTHON")
+
+
+def program(trainer: dict[str, Any]) -> list[str]:
+    command = agent(trainer)
+    return command[command.index("--monitor-interval=0.05") + 1 :]
+
+
+def test_an_agent_is_torchrun_with_our_rendezvous_over_the_elastic_range() -> None:
+    command = agent(
+        {"task": "image-classification"},
+        workers={"replicas": 3, "minReplicas": 2, "maxReplicas": 4, "processesPerReplica": 2},
+    )
+    assert command[:3] == ["PYTHON", "-m", "torch.distributed.run"]
+    for option in (
+        *("--nnodes=2:4", "--nproc-per-node=2", "--rdzv-backend=tandem", "--rdzv-endpoint=host:1"),
+        *("--rdzv-id=a", "--local-addr=10.0.0.1"),
+    ):
+        assert option in command
+    assert command[-2:] == ["-m", "tandem_trainer"]
+
+
+def test_a_script_runs_with_the_same_python() -> None:
+    expected = ["--no-python", "PYTHON", "train.py", "--lr", "1"]
+    assert program({"command": ["train.py"], "args": ["--lr", "1"]}) == expected
+    assert program({"command": ["python", "train.py", "--lr", "1"]}) == expected
+    assert program({"command": ["python3", "train.py"], "args": ["--lr", "1"]}) == expected
+
+
+def test_any_other_program_runs_as_it_is() -> None:
+    assert program({"command": ["bash", "-c", "exec train"]}) == ["--no-python", "bash", "-c", "exec train"]
+
+
+def test_the_users_variables_come_first_and_cannot_replace_ours() -> None:
+    env = [{"name": "LEVEL", "value": "7"}, {"name": launch.RUN_DIR, "value": "elsewhere"}]
+    read = job({"task": "image-classification", "env": env})
+    variables = launch.environment(read, Path("runs/a"), "worker-0", token="secret", coordinator="host:1")
+    assert variables["LEVEL"] == "7"
+    assert variables[launch.RUN_DIR] == "runs/a"
+    assert variables[launch.TOKEN] == "secret"
+
+
+def test_evaluators_get_neither_token_nor_coordinator() -> None:
+    variables = launch.environment(job({"task": "image-classification"}), Path("runs/a"), "evaluator-0")
+    assert launch.TOKEN not in variables
+    assert launch.COORDINATOR not in variables
+
+
+def test_a_coordinator_writes_its_port_only_where_it_is_told_to() -> None:
+    assert launch.coordinator_command("host", 0, Path("p"), "PYTHON")[-2:] == ["--port-file", "p"]
+    assert "--port-file" not in launch.coordinator_command("host", 1)

@@ -1,0 +1,178 @@
+"""Leases: one holder at a time, given back, taken over when their time is up."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tandem import lease
+from tandem.durable import TEMPORARY, read_json, replace_json
+from tandem.lease import acquire, default_holder, is_held
+
+PATIENCE_SECONDS = 60.0
+LONG = 1000.0
+
+
+def expired(path: Path, holder: str = "dead") -> None:
+    replace_json(path, {"holder": holder, "until": time.time() - 1})
+
+
+def test_a_lease_has_one_holder(tmp_path: Path) -> None:
+    held = acquire(tmp_path / "leases/a", "one")
+    assert held is not None
+    assert acquire(tmp_path / "leases/a", "two") is None
+    assert is_held(tmp_path / "leases/a")
+
+
+def test_a_lease_that_was_given_back_is_free(tmp_path: Path) -> None:
+    with acquire(tmp_path / "a", "one") or pytest.fail("it was free"):
+        assert is_held(tmp_path / "a")
+    assert not is_held(tmp_path / "a")
+    assert acquire(tmp_path / "a", "two") is not None
+
+
+def test_a_lease_is_given_back_when_the_work_fails(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), acquire(tmp_path / "a", "one") or pytest.fail("it was free"):
+        _ = 1 / 0
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_lease_whose_time_is_over_is_taken_over(tmp_path: Path) -> None:
+    expired(tmp_path / "a")
+    assert not is_held(tmp_path / "a")
+    assert acquire(tmp_path / "a", "two") is not None
+    assert read_json(tmp_path / "a")["holder"] == "two"
+
+
+def test_a_lease_lasts_as_long_as_it_is_renewed(tmp_path: Path) -> None:
+    held = acquire(tmp_path / "a", "one", seconds=LONG)
+    assert held is not None
+    before = read_json(tmp_path / "a")["until"]
+    assert held.renew()
+    assert read_json(tmp_path / "a")["until"] > before
+    assert before - time.time() == pytest.approx(LONG, abs=PATIENCE_SECONDS)
+
+
+def test_who_slept_past_the_time_neither_steals_back_nor_gives_away(tmp_path: Path) -> None:
+    sleeper = acquire(tmp_path / "a", "sleeper", seconds=-1.0)
+    assert sleeper is not None
+    assert acquire(tmp_path / "a", "next") is not None
+    assert not sleeper.renew()
+    sleeper.release()
+    assert read_json(tmp_path / "a")["holder"] == "next"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"7", b'{"holder": 3}', b'{"until": "soon"}', b'{"holder": "x", "until": 1e300}']
+)
+def test_a_damaged_lease_binds_nobody(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a").write_bytes(content)
+    assert not is_held(tmp_path / "a")
+    held = acquire(tmp_path / "a", "one")
+    assert held is not None
+    (tmp_path / "a").write_bytes(content)
+    if b"x" not in content:
+        assert held.renew()
+        (tmp_path / "a").write_bytes(content)
+        held.release()
+        assert not (tmp_path / "a").exists()
+
+
+def test_giving_back_twice_does_no_harm(tmp_path: Path) -> None:
+    held = acquire(tmp_path / "a", "one")
+    assert held is not None
+    held.release()
+    held.release()
+
+
+def test_no_two_processes_have_the_same_name() -> None:
+    code = "from tandem.lease import default_holder; print(default_holder())"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert other.stdout.strip() != default_holder()
+    assert default_holder() == default_holder()
+    # A restarted container has the host name and the process number of the one before.
+    assert len(default_holder().rsplit("-", 1)[1]) == 8
+
+
+def test_a_slow_taker_does_not_take_the_lease_of_a_faster_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both saw it expired; while the slow one was between looking and moving, the fast one took it."""
+    path = tmp_path / "a"
+    expired(path)
+    looked = []
+
+    def slow_look(looked_at: Path) -> bool:
+        found = is_held(looked_at)
+        if not looked:
+            looked.append(looked_at)
+            monkeypatch.setattr(lease, "is_held", is_held)
+            assert acquire(path, "fast") is not None
+        return found
+
+    monkeypatch.setattr(lease, "is_held", slow_look)
+    assert acquire(path, "slow") is None
+    assert looked
+    assert read_json(path)["holder"] == "fast"
+    assert is_held(path)
+    assert not [name for name in tmp_path.iterdir() if name.name.startswith(TEMPORARY)]
+
+
+RACER = """
+import sys, time
+from pathlib import Path
+from tandem.lease import acquire
+folder, me = Path(sys.argv[1]), sys.argv[2]
+print("ready", flush=True)
+while not (folder / "go").exists(): pass
+print(*[n for n in range(40) if acquire(folder / f"lease-{n}", me, seconds=1000)])
+"""
+
+
+@pytest.mark.parametrize("left_by", ["nobody", "a dead holder"])
+def test_of_racing_processes_one_gets_each_lease(tmp_path: Path, left_by: str) -> None:
+    if left_by == "a dead holder":
+        for n in range(40):
+            expired(tmp_path / f"lease-{n}")
+    racers = [
+        subprocess.Popen([sys.executable, "-c", RACER, tmp_path, f"racer-{n}"], stdout=subprocess.PIPE, text=True)
+        for n in range(3)
+    ]
+    for racer in racers:
+        assert racer.stdout is not None
+        racer.stdout.readline()
+    (tmp_path / "go").touch()
+    won = [racer.communicate(timeout=PATIENCE_SECONDS)[0].split() for racer in racers]
+    taken = sorted(int(n) for names in won for n in names)
+    assert len(taken) == len(set(taken)), "a lease was given to two"
+    holders = {n: read_json(tmp_path / f"lease-{n}")["holder"] for n in taken}
+    assert all(holders[int(n)] == f"racer-{me}" for me, names in enumerate(won) for n in names)
+    # In a takeover all may get out of each other's way for once; then somebody gets it at the next try.
+    assert len(taken) == 40 or left_by == "a dead holder"
+    free = set(range(40)) - set(taken)
+    assert all(
+        acquire(tmp_path / f"lease-{n}", "later") is not None for n in free if not is_held(tmp_path / f"lease-{n}")
+    )
+
+
+def test_the_lease_of_a_killed_process_is_free_after_its_time(tmp_path: Path) -> None:
+    code = """
+import sys, time
+from pathlib import Path
+from tandem.lease import acquire
+assert acquire(Path(sys.argv[1]), "killed", seconds=1.5)
+print("held", flush=True)
+time.sleep(1000)
+"""
+    holder = subprocess.Popen([sys.executable, "-c", code, tmp_path / "a"], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    until = read_json(tmp_path / "a")["until"]
+    holder.kill()
+    holder.communicate(timeout=PATIENCE_SECONDS)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (taken := acquire(tmp_path / "a", "next")) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert time.time() >= until
+    assert taken.holder == "next"
