@@ -172,7 +172,7 @@ def test_the_state_as_one_line() -> None:
     assert state_line(scene(), NOON) == (
         "time=22:13:20 phase=Running step=520 totalSteps=900 epoch=23.1 loss=0.02134 samplesPerSecond=2310 "
         "remainingSeconds=65 workers=2/2 worldSize=2 generation=3 restarts=2 checkpoint=500 evaluated=450 lagSteps=50 "
-        "accuracy=0.9833 best=400 bestValue=0.9861"
+        "accuracy=0.9833 best=400 bestValue=0.9861 trainerCpu=1.71 evaluatorCpu=0.31"
     )
 
 

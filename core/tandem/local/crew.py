@@ -76,20 +76,18 @@ class Crew:
         return self._process(name, command, variables, self.placement.of_worker(index))
 
     def evaluator(self, name: str) -> Process:
-        """One evaluator process: on CPUs, with one thread, behind everything else."""
+        """One evaluator process: on CPUs, with one thread."""
         replica, _, index = name.rpartition("-")
         variables = self._variables(replica) | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         command = launch.evaluator_command(int(index))
-        return self._process(name, command, variables, self.placement.others, background=True)
+        return self._process(name, command, variables, self.placement.others)
 
     def log(self, name: str) -> Path:
         """What a child prints."""
         return self.run_dir.log / f"{name}.txt"
 
-    def _process(
-        self, name: str, command: list[str], variables: dict[str, str], cores: tuple[int, ...], background: bool = False
-    ) -> Process:
-        return Process(name, command, variables, self.log(name), self.mark, cores, background)
+    def _process(self, name: str, command: list[str], variables: dict[str, str], cores: tuple[int, ...]) -> Process:
+        return Process(name, command, variables, self.log(name), self.mark, cores)
 
     def _variables(self, replica: str, endpoint: str = "") -> dict[str, str]:
         token = self.token if endpoint else ""

@@ -75,6 +75,12 @@ class Process:
         """End it at once."""
         self._signal(signal.SIGKILL)
 
+    def step_back(self) -> None:
+        """From now on, run only on what others leave free, in this life and all later ones."""
+        self.background = True
+        if self._running is not None and self._running.poll() is None:
+            starter.step_back(self._running.pid)
+
     def close(self) -> None:
         """Kill it if it runs, and wait for that."""
         self.kill()

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Self
@@ -20,7 +21,7 @@ from tandem.local.crew import COORDINATOR, HOST, Crew
 from tandem.local.display import Display
 from tandem.local.guardian import SWEEP_SECONDS
 from tandem.local.prepare import Claim
-from tandem.local.process import Process
+from tandem.local.process import Process, last_lines
 from tandem.local.supervision import (
     Action,
     Ask,
@@ -35,7 +36,7 @@ from tandem.local.supervision import (
     is_given_up,
     pause,
 )
-from tandem.local.waiting import waiting_for
+from tandem.local.waiting import members_at_work, waiting_for
 from tandem.local.watch import Watch
 from tandem.snapshot import Event
 from tandem.view.scene import Scene, Trail, merged
@@ -43,6 +44,8 @@ from tandem.view.scene import Scene, Trail, merged
 TICK_SECONDS = 0.1
 """Between two looks at the children."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STALE_SECONDS = 3.0
+"""So soon after a start, the coordinator may still speak of the life before."""
 MOST_EVENTS = 50
 SAVING = "saving; Ctrl-C again leaves at once"
 
@@ -94,6 +97,7 @@ class Session:
         self._watch: Watch | None = None
         self._started = time.monotonic()
         self._done_since: float | None = None
+        self._training_first = False
         self._guardian_pipe: int | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
 
@@ -127,6 +131,11 @@ class Session:
             self._processes[COORDINATOR].command = self._crew.coordinator(port).command
             self._claim.publish(f"http://{HOST}:{port}", self._crew.token)
             self._watch = Watch(f"{HOST}:{port}", self._crew.token)
+        snapshot = self._watch.newest if self._watch else None
+        for name in members_at_work(snapshot):
+            self._let_trainers_go_first()
+            if name in self.children and now - (self.children[name].started_at or now) > STALE_SECONDS:
+                self.children[name] = self.children[name].at_work()
         if self._guardian is not None and self._guardian.poll() is not None:
             self._say("warning", "the guardian of this run ended; starting another")
             self._guard()
@@ -169,7 +178,21 @@ class Session:
         role = self.children[name].role
         if role == "coordinator":
             return self._crew.coordinator(self._port)
-        return self._crew.agent(name, self._port) if role == "agent" else self._crew.evaluator(name)
+        if role == "agent":
+            return self._crew.agent(name, self._port)
+        return replace(self._crew.evaluator(name), background=self._training_first)
+
+    def _let_trainers_go_first(self) -> None:
+        """From the first step on, evaluators run on what is left free.
+
+        Not before: torch takes two seconds of a core to import, which would take minutes on what ranks leave, and a
+        short run would be over before its evaluators have begun.
+        """
+        if not self._training_first:
+            self._training_first = True
+            for name, process in self._processes.items():
+                if self.children[name].role == "evaluator":
+                    process.step_back()
 
     def _guard(self) -> None:
         """Start the guardian, before anything that it is to guard."""
@@ -207,7 +230,9 @@ class Session:
     def _report_end(self, child: Child) -> None:
         if child.asked_at is not None or child.code == 0 or self._requests.count or self._crew.run_dir.ended():
             return
-        what = f"{child.name} ended, {ending(child.code)}"
+        word = last_lines(self._crew.log(child.name), 1)
+        why = f" ({word[0].strip()})" if word and child.code is not None and child.code > 0 else ""
+        what = f"{child.name} ended, {ending(child.code)}{why}"
         if is_given_up(child):
             self._say("error", f"{what}; it is not started again, see {child.name}.txt")
             return
@@ -231,6 +256,7 @@ class Session:
             elapsed=now - self._started,
             waiting="" if notice else waiting_for(self.children.values(), snapshot, self._done_since is not None),
             notice=notice,
+            draining=self._done_since is not None and not self._requests.count,
             cores=self._crew.cores,
             evaluates=spec.evaluation.processes > 0,
             snapshot=snapshot,

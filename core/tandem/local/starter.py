@@ -25,20 +25,26 @@ def die_with(parent: int) -> None:
         raise SystemExit(f"the process that started this one, {parent}, is gone")
 
 
-def step_back() -> None:
-    """Run only on what others leave free.
+def step_back(pid: int) -> None:
+    """Have a process and all its threads run only on what others leave free.
 
     Three means, because each child leads a session of its own. With autogroups, which most desktops have on, the
-    kernel first divides time among sessions and looks at niceness only within one, so the session must be niced too.
-    The idle class, below niceness 19, also gives way at once when a rank wakes up from waiting for the others.
+    kernel first divides time among sessions and looks at niceness only within one, so the session must be niced too:
+    of two busy processes on one core (Linux 6.18) the one of niceness 19 got 50 %, and 2 % with its session niced.
+    Where autogroups are off, the idle class is below niceness 19: 0.3 % instead of 1.5 %.
     """
+    if sys.platform != "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, pid, LOWEST)
+        return
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, LOWEST)
-    if sys.platform == "linux":
-        with suppress(OSError):
-            Path("/proc/self/autogroup").write_text(str(LOWEST))
-        with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        Path(f"/proc/{pid}/autogroup").write_text(str(LOWEST))
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            # Both are of a thread, in spite of their names.
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), LOWEST)
+                os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
 
 
 def main() -> None:
@@ -46,7 +52,7 @@ def main() -> None:
     wish = json.loads(sys.argv[1])
     die_with(wish["parent"])
     if wish["background"]:
-        step_back()
+        step_back(os.getpid())
     if wish["cores"]:
         os.sched_setaffinity(0, wish["cores"])
     command = sys.argv[2:]

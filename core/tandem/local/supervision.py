@@ -18,11 +18,12 @@ from tandem.exitcode import ExitCode
 
 Role = Literal["coordinator", "agent", "evaluator"]
 
-HEALTHY_SECONDS = 20.0
-"""A process that lived so long did start well; its end is started over with a clean record."""
+HEALTHY_SECONDS = 60.0
+"""A process that lived so long did start well, and its end starts a new record. Importing torch takes up to 20 s on a
+machine that is busy."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds before the second restart in a row, doubled for each further one; the first restart is immediate."""
-MOST_FAILURES = 6
+MOST_FAILURES = 4
 """So many ends soon after the start, in a row, and the child will not come up at all."""
 SAVING_SECONDS = 45.0
 """What an agent gets between SIGTERM and SIGKILL: torchrun's own 30 s for its ranks, and some."""
@@ -51,19 +52,26 @@ class Child:
     """Lives in a row that ended badly and soon after their start."""
     asked_at: float | None = None
     """When this life was asked to end."""
+    proven: bool = False
+    """This life was seen at work, so that its end is no sign that it cannot start."""
 
     def started(self, now: float) -> "Child":
         """The child with a new life."""
-        return replace(self, running=True, started_at=now, ended_at=None, code=None, asked_at=None)
+        return replace(self, running=True, started_at=now, ended_at=None, code=None, asked_at=None, proven=False)
 
     def asked(self, now: float) -> "Child":
         """The child after SIGTERM."""
         return replace(self, asked_at=now)
 
+    def at_work(self) -> "Child":
+        """The child after it was seen at work."""
+        return self if self.proven else replace(self, proven=True)
+
     def ended(self, code: int, now: float) -> "Child":
         """The child after the end of its life."""
         lived = now - (self.started_at if self.started_at is not None else now)
-        failures = 0 if code == 0 else 1 if lived >= HEALTHY_SECONDS else self.failures + 1
+        healthy = self.proven or lived >= HEALTHY_SECONDS
+        failures = 0 if code == 0 else 1 if healthy else self.failures + 1
         return replace(self, running=False, ended_at=now, code=code, failures=failures)
 
 

@@ -1,4 +1,7 @@
-"""What a run is waiting for, in a few words, so that its first seconds are not silent."""
+"""What a snapshot says of the children: who is at work, and what the run is waiting for.
+
+The first seconds of a run must not be silent, so the latter is told in a few words.
+"""
 
 from collections.abc import Iterable
 
@@ -34,3 +37,10 @@ def waiting_for(children: Iterable[Child], snapshot: Snapshot | None, done: bool
     if there < len(agents):
         return f"starting: {there} of {count(len(agents), 'worker')} are there"
     return "starting: loading the data, building the model"
+
+
+def members_at_work(snapshot: Snapshot | None) -> list[str]:
+    """Replicas whose ranks have made steps."""
+    if snapshot is None:
+        return []
+    return [member.replica for member in snapshot.members if any(rank.step > 0 for rank in member.ranks)]

@@ -22,14 +22,14 @@ def state_line(scene: Scene, now: float) -> str:
         now: seconds since the epoch.
     """
     if scene.snapshot is None or scene.snapshot.status.progress is None:
-        return _line(now, phase="Starting", waiting=scene.waiting or None)
+        return _line(now, phase="Starting", waiting=scene.notice or scene.waiting or None)
     status = scene.snapshot.status
-    progress, workers = status.progress, status.workers
+    progress, workers, use = status.progress, status.workers, status.utilization
     newest, evaluated, best = status.latest_checkpoint, status.latest_evaluation, status.best_checkpoint
     assert progress is not None
     return _line(
         now,
-        phase=status.phase,
+        phase="Draining" if scene.draining else status.phase,
         step=progress.step,
         totalSteps=progress.total_steps,
         epoch=None if progress.epoch is None else round(progress.epoch, 2),
@@ -46,7 +46,9 @@ def state_line(scene: Scene, now: float) -> str:
         **({evaluated.metric: _short(evaluated.value)} if evaluated else {}),
         best=best.step if best else None,
         bestValue=_short(best.value) if best else None,
-        waiting=scene.waiting or None,
+        trainerCpu=_short(use.trainer_cpu) if use else None,
+        evaluatorCpu=_short(use.evaluator_cpu) if use else None,
+        waiting=scene.notice or scene.waiting or None,
     )
 
 

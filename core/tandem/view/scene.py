@@ -48,6 +48,8 @@ class Scene:
     """What the run is waiting for, empty while it steps."""
     notice: str = ""
     """What the user must know now: that it is saving, and what another Ctrl-C does."""
+    draining: bool = False
+    """Training is complete and evaluators are at work."""
     cores: int = 1
     """Cores this machine has for it."""
     evaluates: bool = True

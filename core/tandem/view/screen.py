@@ -51,7 +51,7 @@ def screen(scene: Scene) -> RenderableType:
 
 
 def _title(scene: Scene, status: Status) -> Table:
-    word, style = PHASES[status.phase]
+    word, style = PHASES["Draining" if scene.draining else status.phase]
     row = Table.grid(expand=True)
     row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
     row.add_column(justify="right", no_wrap=True)
