@@ -13,7 +13,7 @@ from tandem.durable import read_json_or_none
 from tandem.job import DistributedTrainingJob
 from tandem.manifest import Broken
 from tandem.report.lineage import Limits, counts
-from tandem.report.lines import Record, mapping, number, optional, text, whole
+from tandem.report.lines import Record, mapping, moment, number, text, whole, within
 from tandem.report.logs import EvaluatorLog, TrainLog
 from tandem.report.run import Checkpoint, Evaluation, Floats, Ints
 from tandem.rundir import BAD, STALE, RunDir
@@ -97,9 +97,9 @@ def _add_folders(found: Found, rundir: RunDir) -> None:
         if mark is None:
             _add_committed(found, rundir, name, step)
         elif mark == BAD:
-            _mark(found, name, optional(why.get("at")), step=step, bad=text(why.get("why")) or "set aside as damaged")
+            _mark(found, name, moment(why.get("at")), step=step, bad=text(why.get("why")) or "set aside as damaged")
         elif mark == STALE:
-            _mark(found, name, optional(why.get("at")), step=step, counts=False)
+            _mark(found, name, moment(why.get("at")), step=step, counts=False)
 
 
 def _add_committed(found: Found, rundir: RunDir, name: str, step: int) -> None:
@@ -172,20 +172,20 @@ def _evaluation(data: Record) -> Evaluation | None:
         samples=whole(data.get("samples")),
         per_class_f1=_column(data.get("perClassF1")),
         confusion=_matrix(data.get("confusion")),
-        started_at=optional(data.get("startedAt")),
-        finished_at=optional(data.get("finishedAt")),
+        started_at=moment(data.get("startedAt")),
+        finished_at=moment(data.get("finishedAt")),
     )
 
 
 def _column(value: object) -> Floats:
-    return np.array([number(entry) for entry in value], np.float64) if isinstance(value, list) else np.empty(0)
+    return np.array([within(entry, 0, 1) for entry in value], np.float64) if isinstance(value, list) else np.empty(0)
 
 
 def _matrix(value: object) -> Ints:
     with suppress(ValueError, TypeError, OverflowError):
         if isinstance(value, list) and len(value) <= MOST_CLASSES:
             matrix = np.array(value, np.int64)
-            if matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] and (matrix >= 0).all():
+            if matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] and (matrix >= 0).all() and matrix.sum() < 2**53:
                 return matrix
     return np.empty((0, 0), np.int64)
 

@@ -4,7 +4,7 @@ A run that was stopped in the evening and went on in the morning would otherwise
 axis. A pause is a time in which no process of the run wrote a line; the place where one was cut out is marked.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,10 +50,17 @@ class Clock:
         """One position on the axis."""
         return float(np.interp(time, self.real, self.shown))
 
+    def seen_from(self, time: float, seconds: float) -> "Clock":
+        """The same clock with its 0 at a time, in the unit that suits a window of so many seconds."""
+        unit, unit_seconds = _unit(seconds)
+        scale = self.unit_seconds / unit_seconds
+        pauses = tuple(replace(pause, at=(pause.at - self.at(time)) * scale) for pause in self.pauses)
+        return Clock(self.real, (self.shown - self.at(time)) * scale, unit, unit_seconds, pauses)
+
     @property
     def length(self) -> float:
         """Length of the axis in units."""
-        return float(self.shown[-1])
+        return float(self.shown[-1] - self.shown[0])
 
     @property
     def seconds(self) -> float:
@@ -71,8 +78,12 @@ def of(marks: Floats) -> Clock:
     paused = np.concatenate([[0.0], np.cumsum(gaps[cuts])])
     real = np.concatenate([marks[:1], np.column_stack([marks[cuts], marks[cuts + 1]]).ravel(), marks[-1:]])
     shown = real - marks[0] - np.repeat(paused, 2)
-    unit, unit_seconds = next((name, seconds) for name, seconds, longest in UNITS if shown[-1] < longest)
+    unit, unit_seconds = _unit(float(shown[-1]))
     pauses = tuple(
         Pause(float(at) / unit_seconds, float(length)) for at, length in zip(shown[1:-1:2], gaps[cuts], strict=True)
     )
     return Clock(real, shown / unit_seconds, unit, unit_seconds, pauses)
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+    return next((name, length) for name, length, longest in UNITS if seconds < longest)

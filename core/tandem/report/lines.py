@@ -13,12 +13,16 @@ from typing import Any
 
 Record = dict[str, Any]
 
+LARGEST = 3.5e38
+LATEST = 1e11
+"""Seconds: the year 5138. A later time is damage."""
+
 LONGEST_LINE = 2**20
 """Bytes. Nothing of ours comes near; a file without line ends is not read into memory as one line."""
 
 
 def stream(path: Path, faults: list[str]) -> Iterator[Record]:
-    """The records of a log, in order. Each has a finite `time` and a `kind`.
+    """The records of a log, in order. Each has a `time` and a `kind`.
 
     A missing file has none. What cannot be read is counted, and one sentence about it is added to `faults` at the end;
     an incomplete last line is the normal state of a log that is being written, or whose writer was killed, and is not.
@@ -49,24 +53,32 @@ def stream(path: Path, faults: list[str]) -> Iterator[Record]:
 
 
 def number(value: object) -> float:
-    """The number that a record holds, NaN for anything else."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            return math.inf
-    return math.nan
+    """The number that a record holds, NaN for anything else. What no float32 can hold is infinite."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    return float(value) if not abs(value) > LARGEST else math.copysign(math.inf, value)
 
 
-def optional(value: object) -> float | None:
-    """The finite number that a record holds, None for anything else."""
+def within(value: object, low: float, high: float) -> float:
+    """The number that a record holds if it can be true, NaN for anything else."""
     found = number(value)
-    return found if math.isfinite(found) else None
+    return found if low <= found <= high else math.nan
+
+
+def seconds(value: object) -> float | None:
+    """The length of time that a record holds, None for anything else."""
+    found = within(value, 0, LATEST)
+    return None if math.isnan(found) else found
+
+
+def moment(value: object) -> float | None:
+    """The time that a record holds, seconds since the epoch, None for anything else."""
+    return seconds(value) or None
 
 
 def whole(value: object) -> int | None:
-    """The integer that a record holds, None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**62 else None
+    """The count that a record holds, None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 2**53 else None
 
 
 def text(value: object) -> str:
@@ -86,4 +98,4 @@ def _parsed(line: bytes) -> Record | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         return None
-    return record if math.isfinite(number(record.get("time"))) else None
+    return record if moment(record.get("time")) is not None else None

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tandem.report.lines import Record, mapping, number, optional, stream, text, whole
+from tandem.report.lines import LATEST, Record, mapping, number, seconds, stream, text, whole, within
 from tandem.report.run import Event, Floats, Kind, Rates, Steps, Use, Work, World
+
+MOST_CORES = 10_000.0
+MOST_THROUGHPUT = 1e15
+"""Larger numbers of busy cores and of samples a second are damage."""
 
 LOST_SECONDS = 12.0
 """An evaluator speaks at least every 5 s and the coordinator every second: after this it was not there."""
@@ -111,7 +115,14 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
                 loss.append(number(record.get("loss")))
         elif kind == "rate":
             since = first if previous_rate is None else previous_rate
-            rates.append((time, number(record.get("throughput")), time - since, mapping(record.get("phases"))))
+            rates.append(
+                (
+                    time,
+                    within(record.get("throughput"), 0, MOST_THROUGHPUT),
+                    time - since,
+                    mapping(record.get("phases")),
+                )
+            )
             previous_rate = time
         elif kind == "checkpoint":
             if (saved := _save(record)) is not None:
@@ -131,7 +142,7 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
         saves=tuple(saves),
         unsaved=tuple(unsaved),
         passed=tuple(passed),
-        started_at=optional(start.get("time")),
+        started_at=start.get("time"),
         start_step=whole(start.get("step")),
         total_steps=whole(start.get("totalSteps")),
         world_size=whole(start.get("worldSize")),
@@ -156,7 +167,7 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
         if kind == "sample":
             when.append(time)
             size.append(whole(record.get("worldSize")) or 0)
-            throughput.append(number(record.get("throughput")))
+            throughput.append(within(record.get("throughput"), 0, MOST_THROUGHPUT))
             trainers.add(len(when) - 1, mapping(record.get("trainerCpu")))
             gpus.add(len(when) - 1, mapping(record.get("gpu")))
             evaluators.add(len(when) - 1, mapping(record.get("evaluatorCpu")))
@@ -181,7 +192,7 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
 
 def read_evaluator_log(path: Path, name: str, faults: list[str]) -> EvaluatorLog:
     """Parse `log/evaluator-NAME.jsonl`."""
-    when, seconds = array("d"), array("d")
+    when, spent = array("d"), array("d")
     works: list[Work] = []
     skipped: list[tuple[float, str]] = []
     bad: list[tuple[float, str, str]] = []
@@ -191,17 +202,17 @@ def read_evaluator_log(path: Path, name: str, faults: list[str]) -> EvaluatorLog
         marks.add(time)
         if kind == "usage":
             when.append(time)
-            seconds.append(number(record.get("cpuSeconds")))
+            spent.append(within(record.get("cpuSeconds"), 0, LATEST))
         elif kind == "evaluated" and checkpoint:
-            took = optional(record.get("seconds")) or 0.0
+            took = seconds(record.get("seconds")) or 0.0
             generation, step = whole(record.get("generation")), whole(record.get("step")) or 0
-            works.append(Work(name, checkpoint, generation, step, time - max(0.0, took), time))
+            works.append(Work(name, checkpoint, generation, step, time - took, time))
         elif kind == "skipped" and checkpoint:
             skipped.append((time, checkpoint))
         elif kind == "bad" and checkpoint:
             bad.append((time, checkpoint, text(record.get("why"))))
     times = _floats(when)
-    use = Use(name, "evaluator", times, busy_cores(times, _floats(seconds)))
+    use = Use(name, "evaluator", times, busy_cores(times, _floats(spent)))
     return EvaluatorLog(name, use, tuple(works), tuple(skipped), tuple(bad), marks.all())
 
 
@@ -219,7 +230,7 @@ def busy_cores(time: Floats, cpu_seconds: Floats) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         busy = used / length
     # After a silence the new process' CPU time cannot be laid over the whole of it.
-    return np.where((length > 0) & (length <= LOST_SECONDS), busy, np.nan)
+    return np.where((length > 0) & (length <= LOST_SECONDS) & (busy <= MOST_CORES), busy, np.nan)
 
 
 class _Samples:
@@ -234,7 +245,7 @@ class _Samples:
                 self._columns[name] = (array("q"), array("d"))
             indices, column = self._columns[name]
             indices.append(sample)
-            column.append(number(value))
+            column.append(within(value, 0, MOST_CORES))
 
     def uses(self, kind: Kind, time: Floats) -> tuple[Use, ...]:
         """One `Use` for each name, over all samples: NaN in those that do not mention it."""
@@ -261,8 +272,8 @@ def _save(record: Record) -> Save | None:
         name=name,
         step=step,
         at=record["time"],
-        stall_seconds=optional(record.get("stallSeconds")),
-        commit_seconds=optional(record.get("commitSeconds")),
+        stall_seconds=seconds(record.get("stallSeconds")),
+        commit_seconds=seconds(record.get("commitSeconds")),
         size=whole(record.get("bytes")),
     )
 
@@ -273,13 +284,8 @@ def _rates(rows: list[tuple[float, float, float, Record]]) -> Rates:
         time=np.array([row[0] for row in rows], np.float64),
         throughput=np.array([row[1] for row in rows], np.float64),
         seconds=np.array([row[2] for row in rows], np.float64),
-        phases={name: np.array([_seconds(row[3].get(name)) for row in rows], np.float64) for name in names},
+        phases={name: np.array([seconds(row[3].get(name)) or 0.0 for row in rows], np.float64) for name in names},
     )
-
-
-def _seconds(value: object) -> float:
-    found = number(value)
-    return found if 0 <= found < float("inf") else 0.0
 
 
 def _floats(values: "array[float]") -> Floats:

@@ -20,7 +20,7 @@ from tandem.durable import read_json, read_json_or_none
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import GenerationRecord
 from tandem.report import checkpoints, generations, lineage
-from tandem.report.lines import mapping, optional, text
+from tandem.report.lines import mapping, moment, text
 from tandem.report.logs import (
     CoordinatorLog,
     EvaluatorLog,
@@ -69,7 +69,7 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
     marks = _marks(train, coordinator, evaluators)
     end = rundir.done() or rundir.failed() or {}
     seen = [*marks[[0, -1]].tolist()] if len(marks) else []
-    seen += [moment for moment in [optional(end.get("at")), *(g.opened_at for g in memberships)] if moment is not None]
+    seen += [at for at in [moment(end.get("at")), *(g.opened_at for g in memberships)] if at is not None]
     ended_at = max(seen, default=0.0)
     result, message = _result(rundir, now() - ended_at)
     return Run(

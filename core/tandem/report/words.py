@@ -1,4 +1,7 @@
-"""Numbers and names as people read them, the same in pictures and on the page."""
+"""Numbers and names as people read them, the same in pictures and on the page.
+
+A number and its unit are held together by a no-break space.
+"""
 
 import datetime
 import math
@@ -16,7 +19,7 @@ def metric_name(metric: str) -> str:
 
 def score(metric: str, value: float) -> str:
     """A score: 98.61 %, or 0.0493."""
-    return f"{100 * value:.2f} %" if metric in SHARES else f"{value:.4g}"
+    return f"{100 * value:.2f}\u00a0%" if metric in SHARES else f"{value:.4g}"
 
 
 def duration(seconds: float | None) -> str:
@@ -29,7 +32,7 @@ def duration(seconds: float | None) -> str:
         value, unit = seconds, "s"
     else:
         return _in_two_units(round(seconds))
-    return f"{value:.{0 if value >= 9.95 or value == 0 else 1}f} {unit}"
+    return f"{value:.{0 if value >= 9.95 or value == 0 else 1}f}\u00a0{unit}"
 
 
 def _in_two_units(seconds: int) -> str:
@@ -40,7 +43,7 @@ def _in_two_units(seconds: int) -> str:
     ):
         if seconds < most:
             rest = seconds % big // small
-            return f"{seconds // big} {big_name}" + (f" {rest} {small_name}" if rest else "")
+            return f"{seconds // big}\u00a0{big_name}" + (f" {rest}\u00a0{small_name}" if rest else "")
     raise AssertionError
 
 
@@ -51,7 +54,7 @@ def size(count: float | None) -> str:
     unit = 0
     while count >= 999.5 and unit < len(SIZES) - 1:
         count, unit = count / 1000, unit + 1
-    return f"{count:.{0 if count >= 99.5 or unit == 0 else 1}f} {SIZES[unit]}"
+    return f"{count:.{0 if count >= 99.5 or unit == 0 else 1}f}\u00a0{SIZES[unit]}"
 
 
 def number(value: float | None) -> str:
@@ -65,7 +68,7 @@ def share(value: float | None) -> str:
     """A share of a whole: 97 %, 0.03 %."""
     if value is None or not math.isfinite(value):
         return "–"
-    return f"{100 * value:.0f} %" if value >= 0.0995 else f"{100 * value:.2g} %"
+    return f"{100 * value:.0f}\u00a0%" if value >= 0.0995 else f"{100 * value:.2g}\u00a0%"
 
 
 def several(count: int, one: str, more: str = "") -> str:

@@ -32,7 +32,7 @@ def draw(run: Run, look: Look) -> Figure | None:
         return None
     parts = [part for part in (evaluation.confusion, evaluation.per_class_f1) if len(part)]
     down, across = (len(parts), 1) if look.narrow else (1, len(parts))
-    figure = empty(look, 4.5 * down if look.narrow else 4.6, f"The best checkpoint, step {run.best.step:,}")  # type: ignore[union-attr]
+    figure = empty(look, 3.65 * down if look.narrow else 4.6, f"The best checkpoint, step {run.best.step:,}")  # type: ignore[union-attr]
     panels = iter(figure.subplots(down, across, squeeze=False, **_ratios(down)).ravel())
     names = _names(run, max(len(part) for part in parts))
     if len(evaluation.confusion):

@@ -1,8 +1,8 @@
 """The time line of processor use: trainers above, evaluators below, and every checkpoint that went from one to others.
 
 Each process has a row filled to its busy cores. Between the two groups lies the lane of checkpoints; a curve leads from
-each to the blocks in which evaluators worked on it. What it shows at a glance: training is busy all the time, evaluators
-work beside it, and no row of training has a hole where a checkpoint was taken.
+each to the blocks in which evaluators worked on it. What it shows at a glance: training is busy all the time,
+evaluators work beside it, and no row of training has a hole where a checkpoint was taken.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,19 @@ from tandem.report.figures.canvas import empty, shade_restarts, spread, time_axi
 from tandem.report.run import Checkpoint, Floats, Kind, Run, Use, Work
 from tandem.report.series import means
 from tandem.report.style import LIGHT, Look
-from tandem.report.words import plain
+from tandem.report.words import duration, plain
 
 MOST_ROWS = 12
 """Of one kind. More processes than this share rows, each the mean of neighbours."""
 
 MOST_LINKS = 160
 """More curves than this hide what they should show; then the blocks and ticks stand alone."""
+
+MOST_DIAMONDS = 100
+"""More checkpoints than this are thin ticks."""
+
+TITLE = "Processors: training and evaluation in tandem"
+TITLE_CLOSE = "A closer look: training and evaluation in tandem"
 
 CLOSE_CHECKPOINTS = 9
 """How many checkpoints a close look shows."""
@@ -49,6 +55,9 @@ class Row:
 
 def draw(run: Run, clock: Clock, look: Look, window: tuple[float, float] | None = None) -> Figure | None:
     """The whole run, or the `window` between two times. None when no processor use and no evaluation was logged."""
+    since = clock.at(window[0]) * clock.unit_seconds if window else 0.0
+    if window is not None:
+        clock = clock.seen_from(window[0], window[1] - window[0])
     uses = _with_work(run)
     if not uses:
         return None
@@ -58,9 +67,12 @@ def draw(run: Run, clock: Clock, look: Look, window: tuple[float, float] | None 
     lane = (above[-1].base if above else -0.2) - 0.85
     below = [Row(label, use[0].kind, use, lane - 2.2 - 1.18 * i) for i, (label, use) in enumerate(evaluators)]
     bottom = (below[-1].base if below else lane - 0.4) - 0.15
-    figure = empty(look, 0.36 * -bottom + 0.75, "Processors: training and evaluation in tandem")
+    figure = empty(look, 0.36 * -bottom + 0.75, TITLE_CLOSE if window else TITLE)
     axes = figure.subplots()
-    _frame(axes, clock, window, bottom)
+    _frame(axes, clock, bottom)
+    if window is not None:
+        axes.set_xlim(0, clock.at(window[1]))
+        axes.set_xlabel(f"time since {duration(since)} ({clock.unit})")
     shade_restarts(axes, run, clock)
     for row in (*above, *below):
         _fill(axes, row, clock, look)
@@ -115,10 +127,8 @@ def _short(use: Use) -> str:
     return {"trainer": f"rank {name}", "gpu": f"GPU {name}", "evaluator": f"evaluator {name}"}[use.kind]
 
 
-def _frame(axes: Axes, clock: Clock, window: tuple[float, float] | None, bottom: float) -> None:
+def _frame(axes: Axes, clock: Clock, bottom: float) -> None:
     time_axis(axes, clock)
-    if window is not None:
-        axes.set_xlim(clock.at(window[0]), clock.at(window[1]))
     axes.set_ylim(bottom, 0)
     axes.set_yticks([])
     axes.grid(visible=True, axis="x")
@@ -228,16 +238,19 @@ def _checkpoints(axes: Axes, shown: list[Checkpoint], run: Run, clock: Clock, lo
         ([c for c in shown if not c.bad and not c.evaluation], {"marker": "D", "mfc": LIGHT["paper"]}),
         ([c for c in shown if c.bad], {"marker": "X", "mfc": LIGHT["alert"]}),
     )
+    many = len(shown) > MOST_DIAMONDS
     for members, style in kinds:
         if members:
             x = clock.axis(np.array([c.at for c in members], np.float64))
-            size = 5.5 if len(shown) <= 60 else 3.5
-            axes.plot(
-                x, np.full(len(x), lane), linestyle="none", markersize=size, mec=LIGHT["checkpoint"], zorder=5, **style
-            )
+            if many:
+                style |= {"marker": "|", "mew": 0.8, "markersize": 7}
+                x = np.unique(np.round(x / clock.length, 3)) * clock.length
+            size: dict[str, Any] = {"markersize": 5.5, "mec": LIGHT["checkpoint"]}
+            axes.plot(x, np.full(len(x), lane), linestyle="none", zorder=5, **(size | style))
     low, high = axes.get_xlim()
     places = [clock.at(c.at) for c in shown if c.at is not None]
-    for index in spread(places, (high - low) * (0.13 if look.narrow else 0.05)):
+    letters = max((len(f"{c.step:,}") for c in shown), default=1)
+    for index in spread(places, (high - low) * letters * (0.031 if look.narrow else 0.0105)):
         axes.annotate(
             f"{shown[index].step:,}",
             (places[index], lane),
@@ -250,9 +263,16 @@ def _checkpoints(axes: Axes, shown: list[Checkpoint], run: Run, clock: Clock, lo
 
 
 def _blocks(axes: Axes, works: list[Work], below: list[Row], clock: Clock, look: Look) -> None:
-    """A block for each piece of an evaluator's work, with the step of its checkpoint where there is room."""
+    """A block for each piece of an evaluator's work, with the step of its checkpoint where there is room.
+
+    Blocks that are narrower than their outline would cover the row they stand in: then there are none.
+    """
     low, high = axes.get_xlim()
-    needed = (high - low) * (0.075 if look.narrow else 0.03)
+    widths = [clock.at(work.end) - clock.at(work.begin) for work in works]
+    if not works or (len(works) > MOST_LINKS and np.median(widths) < 0.006 * (high - low)):
+        return
+    letters = max(len(f"{work.step:,}") for work in works)
+    needed = (high - low) * letters * (0.025 if look.narrow else 0.0085)
     bases = {use.name: row.base for row in below for use in row.uses}
     patches = []
     for work in works:

@@ -8,7 +8,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from tandem.report.clock import Clock
 from tandem.report.figures.canvas import empty, restarts, shade_restarts, time_axis
 from tandem.report.run import Floats, Run
-from tandem.report.series import envelope
+from tandem.report.series import envelope, smooth, thin
 from tandem.report.style import LIGHT, Look
 from tandem.report.words import duration, reason
 
@@ -43,9 +43,15 @@ def _throughput(axes: Axes, run: Run, clock: Clock, look: Look) -> None:
     order = np.argsort(time, kind="stable")
     time, rate = _with_gaps(time[order], rate[order], run)
     if len(time):
-        x, y = envelope(clock.axis(time), rate, 260 if look.narrow else 420)
-        axes.plot(x, y, color=LIGHT["trainer"], linewidth=1.4, marker="o" if len(x) == 1 else None)
-        axes.fill_between(x, 0, y, color=LIGHT["trainer"], alpha=0.12, linewidth=0)
+        x, columns = clock.axis(time), 260 if look.narrow else 420
+        long = len(x) > 2 * columns
+        color = LIGHT["trainer"]
+        if long:
+            axes.plot(*envelope(x, rate, columns), color=color, linewidth=0.6, alpha=0.35)
+            mean = smooth(rate, len(x) // columns * 4)
+            x, rate = thin(x, np.where(np.isfinite(rate), mean, np.nan), columns)
+        axes.plot(x, rate, color=color, linewidth=1.5, marker="o" if len(x) == 1 else None)
+        axes.fill_between(x, 0, rate, color=color, alpha=0.12, linewidth=0)
     axes.set_ylim(bottom=0)
     axes.margins(y=0.1)
     axes.yaxis.set_major_locator(MaxNLocator(5))
