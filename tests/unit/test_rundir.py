@@ -82,7 +82,7 @@ def test_checkpoints_that_count_come_newest_first(run: RunDir) -> None:
     assert committed(run) == [25, 20, 10]
 
 
-def test_the_newest_generation_comes_first_even_where_an_old_one_is_ahead(run: RunDir) -> None:
+def test_a_superseded_writer_that_ran_ahead_is_ignored(run: RunDir) -> None:
     start(run, 1)
     first = commit(run, 1, 10)
     start(run, 2, first)
@@ -91,7 +91,7 @@ def test_the_newest_generation_comes_first_even_where_an_old_one_is_ahead(run: R
     assert committed(run) == [20, 10]
 
 
-def test_a_superseded_writer_that_wakes_up_is_ignored(run: RunDir) -> None:
+def test_a_generation_that_nobody_resumed_from_is_ignored(run: RunDir) -> None:
     start(run, 1)
     start(run, 2)
     commit(run, 1, 500)

@@ -1,0 +1,165 @@
+"""The CRD on a real API server: it takes what `tandem validate` takes and refuses what it refuses, as readably.
+
+Needs `kubectl` and a cluster that may be written to, named by KUBECONFIG:  pytest tests/cluster/test_crd.py
+"""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.reading import read_job
+
+ROOT = Path(__file__).parents[2]
+CRD = ROOT / "charts/tandem/crds/distributedtrainingjobs.tandem.dev.yaml"
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+BAD = sorted((ROOT / "tests/manifests/bad").glob("*.yaml"))
+NAMESPACE = "tandem-test-crd"
+
+
+def kubectl(*arguments: str, stdin: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
+    if "KUBECONFIG" not in os.environ:
+        pytest.fail("these tests need a cluster: set KUBECONFIG")
+    result = subprocess.run(["kubectl", *arguments], input=stdin, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0 or not check, result.stderr
+    return result
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    kubectl("apply", "--server-side", "-f", str(CRD))
+    kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRD))
+    conditions = json.loads(kubectl("get", "-o", "json", "-f", str(CRD)).stdout)["status"]["conditions"]
+    assert not [one for one in conditions if one["type"] == "NonStructuralSchema"], conditions
+    kubectl("create", "namespace", NAMESPACE)
+    yield
+    kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+
+
+def apply(text: str, dry: bool = False) -> subprocess.CompletedProcess[str]:
+    options = ["--dry-run=server"] if dry else []
+    return kubectl("apply", "-n", NAMESPACE, *options, "-f", "-", stdin=text, check=False)
+
+
+def job(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(kubectl("get", "dtj", name, "-n", NAMESPACE, "-o", "json").stdout)
+    return found
+
+
+def patch(name: str, change: dict[str, Any], subresource: str = "") -> subprocess.CompletedProcess[str]:
+    options = [f"--subresource={subresource}"] if subresource else []
+    arguments = ("patch", "dtj", name, "-n", NAMESPACE, "--type=merge", *options, "-p", json.dumps(change))
+    return kubectl(*arguments, check=False)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_are_taken_and_given_the_defaults_of_the_models(path: Path) -> None:
+    result = apply(path.read_text())
+    assert result.returncode == 0, result.stderr
+    ours, theirs = read_job(path).dump()["spec"], job(path.stem)["spec"]
+    assert plain(theirs) == plain(ours)
+
+
+def plain(spec: dict[str, Any]) -> dict[str, Any]:
+    """JSON has one kind of number: 1.0 and 1 are the same."""
+    found: dict[str, Any] = json.loads(json.dumps(spec), parse_int=float)
+    return found
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
+def test_bad_manifests_are_refused_with_the_field_and_the_reason(path: Path) -> None:
+    field, _, words = path.read_text().splitlines()[0].removeprefix("# ").partition(": ")
+    result = apply(path.read_text(), dry=True)
+    assert result.returncode != 0, "the API server took it"
+    assert field in result.stderr
+    assert re.search(words, result.stderr), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"trainer": {"config": {"epochs": 6}}}, "trainer"),
+        ({"trainer": {"args": ["x"]}}, "trainer"),
+        ({"checkpoint": {"storage": {"retain": False}}}, "storage"),
+        ({"checkpoint": {"storage": {"size": "1Gi"}}}, "storage"),
+    ],
+)
+def test_what_cannot_change_is_refused(change: dict[str, Any], field: str) -> None:
+    apply((ROOT / "examples/digits.yaml").read_text())
+    result = patch("digits", {"spec": change})
+    assert result.returncode != 0
+    assert f"{field} cannot be changed; make a new job of another name" in result.stderr
+
+
+def test_what_can_change_is_taken() -> None:
+    apply((ROOT / "examples/digits.yaml").read_text())
+    change = {"workers": {"replicas": 3}, "runPolicy": {"suspend": True}, "checkpoint": {"keepLast": 5}}
+    assert patch("digits", {"spec": change}).returncode == 0
+    assert job("digits")["spec"]["workers"]["replicas"] == 3
+
+
+def test_scaling_keeps_to_the_rules() -> None:
+    apply((ROOT / "examples/fashion-mnist.yaml").read_text())
+    kubectl("scale", "dtj/fashion-mnist", "-n", NAMESPACE, "--replicas=3")
+    assert job("fashion-mnist")["spec"]["workers"]["replicas"] == 3
+    result = kubectl("scale", "dtj/fashion-mnist", "-n", NAMESPACE, "--replicas=1", check=False)
+    assert result.returncode != 0
+    assert "minReplicas must not be greater than replicas" in result.stderr
+
+
+def test_a_template_keeps_what_the_schema_does_not_know() -> None:
+    text = (ROOT / "examples/own-script.yaml").read_text()
+    template = {"spec": {"nodeSelector": {"disk": "fast"}, "fieldOfTomorrow": [1]}}
+    workers = json.dumps({"replicas": 2, "template": template})
+    result = apply(
+        text.replace("name: own-script", "name: templated").split("  workers:")[0] + f"  workers: {workers}\n"
+    )
+    assert result.returncode == 0, result.stderr
+    assert job("templated")["spec"]["workers"]["template"] == template
+
+
+def test_the_status_is_a_subresource_and_kubectl_shows_it() -> None:
+    apply((ROOT / "examples/synthetic-resnet.yaml").read_text())
+    status = {
+        "phase": "Running",
+        "workers": {"desired": 2, "ready": 1, "summary": "1/2"},
+        "progress": {"step": 120},
+        "loss": 0.25,
+        "bestCheckpoint": {"name": "step-000000100", "step": 100, "metric": "loss", "value": 0.5},
+    }
+    assert patch("synthetic-resnet", {"status": status}).returncode == 0
+    assert "phase" not in job("synthetic-resnet").get("status", {})
+    assert patch("synthetic-resnet", {"status": status}, subresource="status").returncode == 0
+    shown = kubectl("get", "dtj", "synthetic-resnet", "-n", NAMESPACE).stdout.splitlines()
+    assert shown[0].split() == ["NAME", "PHASE", "WORKERS", "STEP", "LOSS", "BEST", "AGE"]
+    assert shown[1].split()[:6] == ["synthetic-resnet", "Running", "1/2", "120", "0.25", "0.5"]
+    everything = kubectl("get", "all", "-n", NAMESPACE).stdout
+    assert "synthetic-resnet" in everything
+    scale = json.loads(
+        kubectl("get", "dtj", "synthetic-resnet", "-n", NAMESPACE, "--subresource=scale", "-o", "json").stdout
+    )
+    assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (2, 1)
+
+
+def test_appliers_merge_conditions_by_their_type() -> None:
+    apply((ROOT / "examples/own-script.yaml").read_text())
+    for owner, kind in (("one", "Running"), ("two", "Complete")):
+        body = {
+            "apiVersion": "tandem.dev/v1alpha1",
+            "kind": "DistributedTrainingJob",
+            "metadata": {"name": "own-script", "namespace": NAMESPACE},
+            "status": {"conditions": [{"type": kind, "status": "True"}]},
+        }
+        options = ("--server-side", "--subresource=status", f"--field-manager={owner}", "-f", "-")
+        kubectl("apply", *options, stdin=json.dumps(body))
+    assert {one["type"] for one in job("own-script")["status"]["conditions"]} == {"Running", "Complete"}
+
+
+def test_kubectl_explains_every_field() -> None:
+    text = kubectl("explain", "dtj.spec.workers.minReplicas").stdout
+    assert "Training goes on as long as so many are there" in text
