@@ -261,6 +261,7 @@ class Coordinator:
                 self._say(f"FAILED.json cannot be written: {error}", "error")
                 await asyncio.sleep(RETRY_SECONDS)
             else:
+                self._apply(Over(cause))
                 return
 
     def _observe(self, observed: Observed) -> None:

@@ -102,6 +102,8 @@ class State:
     """Whether no agent at all was heard of at the last tick."""
     checkpoint: int | None = None
     """Step of the newest committed checkpoint. Growth at a checkpoint alone would be decided by it in `_may_grow`."""
+    failing: Cause | None = None
+    """Why the job has failed: nothing is formed any more, and `Over` follows once the run directory says so."""
     end: Cause | None = None
     """Why the job is over, once it is."""
 
@@ -175,7 +177,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The job has failed for good. Say so in the run directory."""
+    """The job has failed for good. Say so in the run directory, so that agents find it there, and then `Over`."""
 
     cause: Cause
 

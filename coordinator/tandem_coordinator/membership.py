@@ -307,7 +307,7 @@ def _may_grow(state: State, newcomers: list[Agent], size: int, now: float) -> bo
 
 
 def _form(state: State, now: float) -> Next:
-    if state.open or state.adopting_until is not None or state.end is not None:
+    if state.open or state.adopting_until is not None or state.failing is not None:
         return state, ()
     candidates = waiting(state)
     if len(candidates) < state.rules.minimum:
@@ -317,7 +317,7 @@ def _form(state: State, now: float) -> Next:
     if state.cause.reason == "PeerLost":
         # Connections broke and nobody explained why: without a limit this could go on for ever.
         state, actions = _count_failure(state, now)
-        if state.end is not None:
+        if state.failing is not None:
             return state, actions
     chosen = sorted(candidates, key=lambda agent: (not _survives(state, agent), _natural(agent.member.replica)))
     members = sorted((agent.member for agent in chosen[: state.target]), key=lambda member: _natural(member.replica))
@@ -367,7 +367,7 @@ def _count_failure(state: State, now: float) -> Next:
         f"training failed {state.failures} times and elasticity.maxRestarts is {state.rules.max_restarts}; "
         f"the last time because {state.cause.detail}",
     )
-    return replace(state, end=cause), (Fail(cause),)
+    return replace(state, failing=cause), (Fail(cause),)
 
 
 def _retarget(state: State, replicas: int) -> Next:

@@ -88,7 +88,7 @@ def _phase(job: DistributedTrainingJob, state: State, reports: Reports, observed
             return "Failed"
         waits_for_evaluation = job.spec.evaluation.processes > 0 and not observed.final_is_evaluated
         return "Draining" if waits_for_evaluation and observed.ready_evaluators > 0 else "Succeeded"
-    if state.end is not None:
+    if state.end is not None or state.failing is not None:
         return "Failed"
     if state.open:
         if reports.stepping or (reports.silent and _all_run(state)):
@@ -107,8 +107,8 @@ def _all_run(state: State) -> bool:
 def _message(state: State, clock: Clock, observed: Observed) -> str | None:
     if observed.ending is not None:
         return observed.ending.message if observed.ending.failed else None
-    if state.end is not None:
-        return state.end.detail
+    if (end := state.end or state.failing) is not None:
+        return end.detail
     if state.open and state.blind:
         heard = max((agent.heard for agent in state.agents.values()), default=clock.steady)
         return f"no agent was heard of for {clock.steady - heard:.0f} s"

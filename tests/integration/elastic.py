@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,7 +21,7 @@ TOKEN = "the-token"
 SCRIPT = Path(__file__).with_name("steps.py")
 
 
-def until(look: Callable[[], T | None], seconds: float = 40, what: str = "it") -> T:
+def until(look: Callable[[], T | None], seconds: float = 120, what: str = "it") -> T:
     """What `look` finds, as soon as it finds something."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -68,7 +67,7 @@ class Elastic:
         self.port = 0
         self.coordinator: subprocess.Popen[bytes] | None = None
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
-        self._extra = {"STEPS_AWARE": str(int(aware)), "STEPS_TOTAL": str(total), "OMP_NUM_THREADS": "1"}
+        self.extra = {"STEPS_AWARE": str(int(aware)), "STEPS_TOTAL": str(total), "OMP_NUM_THREADS": "1"}
 
     # Processes
 
@@ -159,7 +158,11 @@ class Elastic:
         """The first step after a moment, by a group of that many ranks."""
         return until(
             lambda: next(
-                (s for s in self.steps() if s.at > at and s.world == world and s.generation > generation and s.rank == 0),
+                (
+                    s
+                    for s in self.steps()
+                    if s.at > at and s.world == world and s.generation > generation and s.rank == 0
+                ),
                 None,
             ),
             what=f"a step with {world} ranks",
@@ -169,11 +172,7 @@ class Elastic:
         return (self.path / f"{name}.txt").read_text()
 
     def _spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
-        environment = os.environ | self._extra
-        environment |= launch.environment(self.job, self.rundir.path, name, TOKEN, f"127.0.0.1:{self.port}")
+        environment = os.environ | launch.environment(self.job, self.rundir.path, name, TOKEN, f"127.0.0.1:{self.port}")
+        environment |= self.extra
         with (self.path / f"{name}.txt").open("ab") as output:
             return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
-
-
-def python() -> str:
-    return sys.executable

@@ -1,6 +1,6 @@
 """The smallest training script: counts steps with its group, and says so in a file. Rank 0 keeps the count on the disk.
 
-`STEPS_AWARE` makes it speak through its pulse, as the trainer does; without, it is a script that knows nothing of Tandem.
+`STEPS_AWARE` makes it speak through its pulse, as the trainer does; without, it knows nothing of Tandem.
 """
 
 import os

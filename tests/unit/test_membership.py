@@ -37,6 +37,9 @@ class Job:
     def tell(self, event: Event) -> None:
         self.state, actions = step(self.state, event, self.now)
         self.actions += actions
+        for action in actions:
+            if isinstance(action, Fail):
+                self.tell(Over(action.cause))
 
     def say(self, replica: str, state: str, **more: Any) -> Answer:
         sync = message(replica, state, **more)

@@ -1,0 +1,123 @@
+"""Real torchrun agents under a real coordinator, and the deaths they must survive."""
+
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tandem.durable import read_lines
+from tandem.exitcode import ExitCode
+from tests.integration.elastic import Elastic, until
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elastic]:
+    """Two agents of one rank each, that train for as long as they are let. The tests of it follow each other."""
+    with Elastic(tmp_path_factory.mktemp("group")).start("worker-0", "worker-1") as made:
+        made.step_after(0, world=2)
+        yield made
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def test_a_killed_worker_costs_no_more_than_the_start_of_new_ones(group: Elastic) -> None:
+    last = group.step_after(time.time(), world=2)
+    killed = group.kill_rank("worker-1")
+    first = group.step_after(killed, world=2, generation=last.generation)
+    assert first.generation == last.generation + 1
+    snapshot = group.snapshot()
+    assert snapshot is not None
+    assert snapshot.generations[-1].reason == "WorkerFailed"
+    assert snapshot.status.restarts == 1
+    assert "event=rank-ended" in group.output("worker-1")
+    assert "code=-9" in group.output("worker-1")
+
+
+def test_a_coordinator_that_is_killed_and_comes_back_costs_no_step(group: Elastic) -> None:
+    before = group.step_after(time.time(), world=2)
+    killed = time.time()
+    group.kill_coordinator()
+    group.step_after(time.time() + 1.0, world=2)
+    group.start_coordinator()
+    until(lambda: (s := group.snapshot()) and s.status.phase == "Running", what="adoption")
+    after = group.step_after(time.time() + 4.0, world=2)
+    assert (after.generation, after.pid) == (before.generation, before.pid)
+    lead = [step for step in group.steps() if step.at > killed and step.rank == 0]
+    assert all(later.step == earlier.step + 1 for earlier, later in pairwise(lead)), "no step is repeated or left out"
+
+
+def test_the_rest_of_the_group_goes_on_when_an_agent_dies_and_grows_when_it_returns(group: Elastic) -> None:
+    last = group.step_after(time.time(), world=2)
+    killed = group.kill_agent("worker-0")
+    alone = group.step_after(killed, world=1, generation=last.generation)
+    snapshot = group.snapshot()
+    assert snapshot is not None
+    assert snapshot.generations[-1].reason == "MemberLost"
+    assert snapshot.generations[-1].members == ["worker-1"]
+
+    group.start_agent("worker-0")
+    again = group.step_after(alone.at, world=2, generation=alone.generation)
+    records, _ = read_lines(group.rundir.log / "coordinator.jsonl")
+    formed = [record for record in records if record["kind"] == "generation"]
+    assert formed[-1]["generation"] == again.generation
+    assert formed[-1]["reason"] == "MemberJoined"
+    numbers = [record["generation"] for record in formed]
+    assert numbers == sorted(set(numbers))
+
+
+def test_no_two_groups_ever_step_at_the_same_time(group: Elastic) -> None:
+    lead = [step for step in group.steps() if step.rank == 0]
+    assert [step.generation for step in lead] == sorted(step.generation for step in lead)
+
+
+def test_ranks_never_outlive_their_agent(group: Elastic) -> None:
+    group.step_after(time.time(), world=2)
+    ranks = group.ranks_of("worker-1")
+    agent = group.agents.pop("worker-1")
+    agent.kill()
+    agent.wait()
+    until(lambda: not any(alive(rank) for rank in ranks), seconds=5, what="the ranks' end")
+
+
+def test_a_script_that_knows_nothing_of_tandem_recovers_and_completes(tmp_path: Path) -> None:
+    with Elastic(tmp_path, aware=False, total=150).start("worker-0", "worker-1") as group:
+        group.step_after(0, world=2)
+        killed = group.kill_rank("worker-0")
+        group.step_after(killed, world=2, generation=1)
+        codes = {name: agent.wait(60) for name, agent in group.agents.items()}
+        assert codes == {"worker-0": 0, "worker-1": 0}
+        steps = group.steps()
+        assert max(step.step for step in steps) == 150
+        until(lambda: (s := group.snapshot()) and not s.members, what="their good-bye")
+        assert group.snapshot().status.generation == 2  # type: ignore[union-attr]
+
+
+def test_a_job_that_has_failed_ends_its_agents_with_the_reason(tmp_path: Path) -> None:
+    with Elastic(tmp_path, elasticity={"maxRestarts": 0}).start("worker-0", "worker-1") as group:
+        group.step_after(0, world=2)
+        group.kill_rank("worker-0")
+        codes = {agent.wait(60) for agent in group.agents.values()}
+        assert codes == {int(ExitCode.FAILED)}
+        failed = until(group.rundir.failed)
+        assert failed["reason"] == "RestartsExhausted"
+        for name in group.agents:
+            assert "Traceback" not in group.output(name).split("event=generation-closed")[-1]
+        assert len({step.generation for step in group.steps()}) == 1
+
+
+def test_an_agent_with_a_wrong_token_ends_with_a_sentence(tmp_path: Path) -> None:
+    with Elastic(tmp_path, replicas=1) as group:
+        group.start_coordinator()
+        group.extra["TANDEM_TOKEN"] = "wrong"
+        group.start_agent("worker-0")
+        assert group.agents["worker-0"].wait(60) == ExitCode.CONFIGURATION
+        assert "token is missing or wrong" in group.output("worker-0")
+        assert "Traceback" not in group.output("worker-0")
