@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -131,7 +130,3 @@ def ends(process: "subprocess.Popen[str]", seconds: float = DEADLINE) -> tuple[i
     """Wait for a process to leave by itself: its exit code and what it printed."""
     output, _ = process.communicate(timeout=seconds)
     return process.returncode, output
-
-
-if __name__ == "__main__":
-    sys.exit("a module of the tests")

@@ -1,0 +1,228 @@
+"""Real evaluator processes on a run directory with real checkpoints."""
+
+import json
+import math
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss
+
+from tandem.durable import read_json_or_none
+from tandem.exitcode import ExitCode
+from tandem.manifest import FILE, WEIGHTS
+from tandem_trainer import data, models
+from tests.integration.evaluator_run import Run, ends, eventually
+
+DIGITS = {"name": "digits"}
+SLOW = {"name": "synthetic", "samples": 30_000}
+"""6,000 test images: a pass of the larger network takes seconds, a hundred times what it takes to see that it began."""
+
+
+def until_idle(run: Run, name: str) -> None:
+    """Until a process has loaded everything and found nothing to do."""
+    eventually(lambda: any(line["state"] == "idle" for line in run.log(name, "usage")), f"{name} is idle")
+
+
+def whole_pass(run: Run, seed: int) -> dict[str, Any]:
+    """The merged result as one process without any of our code would have it, by scikit-learn."""
+    settings = run.job.spec.trainer.settings
+    samples = data.load(settings.data, "test")
+    model = models.build(settings.model, samples.channels, samples.image_size, samples.classes)
+    model.load_state_dict(run.weights(seed, samples.channels, samples.image_size))
+    with torch.inference_mode():
+        logits = torch.cat([model.eval()(part) for part in torch.split(samples.images, 500)])
+    true, predicted = samples.labels.numpy(), logits.argmax(dim=1).numpy()
+    return {
+        "samples": len(samples),
+        "confusion": confusion_matrix(true, predicted, labels=range(10)).tolist(),
+        "loss": log_loss(true, logits.double().softmax(dim=1).numpy(), labels=range(10)),
+        "accuracy": accuracy_score(true, predicted),
+        "macroF1": f1_score(true, predicted, average="macro"),
+    }
+
+
+def assert_is_whole(merged: Any, expected: dict[str, Any]) -> None:
+    assert merged["samples"] == expected["samples"]
+    assert merged["confusion"] == expected["confusion"]
+    for metric in ("loss", "accuracy", "macroF1"):
+        assert merged["metrics"][metric] == pytest.approx(expected[metric], abs=1e-6), metric
+
+
+def test_two_processes_share_every_checkpoint_and_leave_when_all_is_merged(tmp_path: Path) -> None:
+    shards = 4
+    run = Run(tmp_path / "run", DIGITS, {"replicas": 2, "processesPerReplica": 2, "policy": "Every"}, model="baby-cnn")
+    with run.evaluator("evaluator-0") as one, run.evaluator("evaluator-1") as other:
+        for name in ("evaluator-0-0", "evaluator-1-0"):
+            until_idle(run, name)
+        references = [run.checkpoint(10 * seed, run.weights(seed, image_size=8)) for seed in range(1, 31)]
+        run.rundir.mark_done(references[-1])
+        for process in (one, other):
+            code, output = ends(process)
+            assert code == ExitCode.DONE, output
+
+    for seed in (1, 30):
+        assert_is_whole(run.merged(references[seed - 1]), whole_pass(run, seed))
+    results = [run.shard(reference, shard, shards) for reference in references for shard in range(shards)]
+    assert {result["evaluator"] for result in results} == {"evaluator-0-0", "evaluator-1-0"}
+    scores = {reference.step: run.merged(reference)["metrics"]["accuracy"] for reference in references}
+    best = read_json_or_none(run.rundir.best_file)
+    assert best["step"] == min(scores, key=lambda step: (-scores[step], step))
+    assert (best["metric"], best["value"]) == ("accuracy", max(scores.values()))
+    assert not list(run.rundir.leases.iterdir())
+
+    lines = run.log("evaluator-0-0", "evaluated") + run.log("evaluator-1-0", "evaluated")
+    assert sorted((line["step"], line["shard"]) for line in lines) == [
+        (reference.step, shard) for reference in references for shard in range(shards)
+    ], "each shard is done once"
+    usage = run.log("evaluator-0-0", "usage")
+    assert usage[0]["state"] == "starting"
+    assert [line["cpuSeconds"] for line in usage] == sorted(line["cpuSeconds"] for line in usage)
+    assert len(run.log("evaluator-0-0", "end")) == 1
+
+
+def test_the_shard_of_a_killed_process_is_redone_by_another(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", SLOW, {"processesPerReplica": 2})
+    reference = run.checkpoint(10, run.weights(1))
+    run.rundir.mark_done(reference)
+    with run.evaluator(index=0) as survivor:
+        with run.evaluator(index=1) as victim:
+            [claim] = eventually(lambda: run.claims("evaluator-0-1"), "the victim works")
+            os.kill(victim.pid, signal.SIGKILL)
+            victim.wait()
+        content = json.loads(claim.read_text())
+        assert content["until"] > time.time(), "it died in the middle"
+        claim.write_text(json.dumps(content | {"until": time.time() - 1}))  # instead of waiting for 15 seconds
+        code, output = ends(survivor)
+    assert code == ExitCode.DONE, output
+    assert_is_whole(run.merged(reference), whole_pass(run, 1))
+    assert {run.shard(reference, shard, 2)["evaluator"] for shard in range(2)} == {"evaluator-0-0"}
+
+
+def test_a_killed_process_that_is_started_again_goes_on_at_once(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", SLOW, {"processesPerReplica": 1})
+    reference = run.checkpoint(10, run.weights(1))
+    run.rundir.mark_done(reference)
+    with run.evaluator() as victim:
+        [claim] = eventually(lambda: run.claims("evaluator-0-0"), "the victim works")
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.wait()
+    claim.write_text(json.dumps(json.loads(claim.read_text()) | {"until": time.time() + 3600}))
+    with run.evaluator() as again:
+        code, output = ends(again)
+    assert code == ExitCode.DONE, output
+    assert_is_whole(run.merged(reference), whole_pass(run, 1))
+
+
+def test_bad_checkpoints_are_reported_and_passed_over(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", DIGITS, {"policy": "Every"}, model="baby-cnn")
+    good = run.weights(1, image_size=8)
+    sound = run.checkpoint(10, good)
+    truncated, flipped, unlisted, misfit, diverged = (run.checkpoint(step, good) for step in (20, 30, 40, 50, 60))
+
+    path = run.rundir.checkpoint(truncated.name) / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-100])
+    path = run.rundir.checkpoint(flipped.name) / WEIGHTS
+    content = bytearray(path.read_bytes())
+    content[-10] ^= 1
+    path.write_bytes(content)
+    (run.rundir.checkpoint(unlisted.name) / FILE).unlink()
+    run.rundir.set_aside(misfit.name, ".stale")
+    misfit = run.checkpoint(50, {"other.weight": torch.zeros(3)})
+    run.rundir.set_aside(diverged.name, ".stale")
+    diverged = run.checkpoint(60, {name: torch.full_like(value, math.nan) for name, value in good.items()})
+    final = run.checkpoint(70, good)
+    run.rundir.mark_done(final)
+
+    with run.evaluator() as process:
+        code, output = ends(process)
+    assert code == ExitCode.DONE, output
+    assert "Traceback" not in output
+
+    for reference in (truncated, flipped, unlisted):
+        assert not run.rundir.checkpoint(reference.name).exists()
+        assert (run.rundir.checkpoints / f"{reference.name}.bad").is_dir()
+        assert run.merged(reference) is None
+    assert run.rundir.checkpoint(misfit.name).is_dir(), "it is whole, only not for us"
+    assert run.merged(misfit) is None
+    why = {line["checkpoint"]: line["why"] for line in run.log("evaluator-0-0", "bad")}
+    assert "should have" in why[truncated.name]
+    assert "checksum" in why[flipped.name]
+    assert "no manifest" in why[unlisted.name]
+    assert "not those of the job's model" in why[misfit.name]
+    assert len(why) == 4
+
+    assert run.merged(diverged)["metrics"]["loss"] is None
+    assert "not finite" in run.merged(diverged)["note"]
+    assert run.merged(sound)["metrics"] == run.merged(final)["metrics"]
+    assert read_json_or_none(run.rundir.best_file)["step"] == 10, "of equals the earlier"
+
+
+def test_latest_skips_what_it_cannot_keep_up_with_and_the_final_one_is_evaluated(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", SLOW, {"policy": "Latest", "metric": "loss"})
+    run.rundir.job_file.rename(tmp_path / "job.json")
+    with run.evaluator() as process:
+        (tmp_path / "job.json").rename(run.rundir.job_file)  # it may start before the job is recorded
+        weights = {seed: run.weights(seed) for seed in range(1, 6)}
+        references = [run.checkpoint(10, weights[1])]
+        eventually(lambda: run.claims("evaluator-0-0"), "it works on the first")
+        references += [run.checkpoint(10 * seed, weights[seed]) for seed in (2, 3, 4)]
+        eventually(lambda: run.log("evaluator-0-0", "evaluated"), "the first is evaluated")
+        eventually(lambda: references[3].name in str(run.claims("evaluator-0-0")), "it works on the newest")
+        final = run.checkpoint(50, weights[5])
+        run.rundir.evaluations.joinpath(final.name).mkdir()
+        (run.rundir.evaluations / final.name / "g000001.skipped.json").write_text('{"why": "", "at": 0.0}')
+        run.rundir.mark_done(final)
+        code, output = ends(process)
+    assert code == ExitCode.DONE, output
+    first, second, third, newest = references
+    assert [run.skipped(one) for one in references] == [False, True, True, False]
+    assert [line["step"] for line in run.log("evaluator-0-0", "skipped")] == [30, 20]
+    assert [line["step"] for line in run.log("evaluator-0-0", "evaluated")] == [10, 40, 50]
+    assert all(run.merged(one) for one in (first, newest, final))
+    assert not run.merged(second)
+    assert not run.merged(third)
+    assert any(line["state"] == "evaluating" for line in run.log("evaluator-0-0", "usage"))
+
+
+def test_sigterm_gives_back_the_claim_and_asks_to_be_started_again(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", SLOW, {})
+    run.checkpoint(10, run.weights(1))
+    with run.evaluator() as process:
+        eventually(lambda: run.claims("evaluator-0-0"), "it works")
+        asked = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        code, output = ends(process)
+        assert time.monotonic() - asked < 5
+    assert code == ExitCode.PREEMPTED, output
+    assert not list(run.rundir.leases.iterdir())
+    assert len(run.log("evaluator-0-0", "end")) == 1
+    assert not list(run.rundir.evaluations.glob("*/*"))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"trainer": {"task": "image-classification", "config": {"data": {"name": "mnist", "path": "nowhere",
+                                                                          "download": False}}}}, "nowhere"),
+        ({"trainer": {"command": ["python", "train.py"]}, "evaluators": {"replicas": 0}}, "trains by a command"),
+        ({"evaluators": {"replicas": 0}}, "evaluation is turned off"),
+        ({"trainer": {"tusk": 1}}, "no job that we can read"),
+    ],
+    ids=["no data", "a command", "no evaluators", "not a job"],
+)  # fmt: skip
+def test_a_job_that_cannot_be_evaluated_is_refused_in_one_line(
+    tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    run = Run(tmp_path / "run", DIGITS, {})
+    body = run.job.dump()
+    run.rundir.job_file.write_text(json.dumps(body | {"spec": body["spec"] | change}))
+    with run.evaluator() as process:
+        code, output = ends(process)
+    assert code == ExitCode.CONFIGURATION, output
+    assert says in output
+    assert len(output.strip().splitlines()) == 1, output
