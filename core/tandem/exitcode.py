@@ -17,6 +17,8 @@ class ExitCode(IntEnum):
     """The command line or the manifest is wrong; nothing was started."""
     DIVERGED = 65
     """The loss stayed NaN or infinite; trying again would not help."""
+    REWOUND = 66
+    """The loss became useless; the next generation starts from an older checkpoint and leaves data out."""
     HUNG = 70
     """No step within the hang time."""
     SUPERSEDED = 74

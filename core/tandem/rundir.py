@@ -3,6 +3,7 @@
     job.json                              the resolved job
     coordinator.json                      the last generation number given out
     generations/000007.json               who trained from which checkpoint on; written once (see tandem.lineage)
+    rewinds/000001.json                   where the loss became useless and what data is left out (see tandem.rewind)
     checkpoints/step-000000500/           committed by one rename of a never-used name; never written again
         manifest.json                     files, checksums, generation, parent, mesh, data position, RNG, versions
         state/…  weights.safetensors      resumable state, and the weights alone for evaluators
@@ -28,9 +29,10 @@ from tandem.durable import create_json, read_json, read_json_or_none, replace_js
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import Chain, GenerationRecord, chain, counts
 from tandem.manifest import Broken, Manifest
+from tandem.rewind import Rewind, is_rewound
 from tandem.status import CheckpointRef
 
-FOLDERS = ("generations", "checkpoints", "evaluations", "leases", "log")
+FOLDERS = ("generations", "rewinds", "checkpoints", "evaluations", "leases", "log")
 _STEP = re.compile(r"^step-(\d{9,})$")
 _GENERATION = re.compile(r"^(\d{6,})\.json$")
 BAD = ".bad"
@@ -50,6 +52,7 @@ class RunDir:
         self.job_file = self.path / "job.json"
         self.coordinator_file = self.path / "coordinator.json"
         self.generations = self.path / "generations"
+        self.rewinds = self.path / "rewinds"
         self.checkpoints = self.path / "checkpoints"
         self.evaluations = self.path / "evaluations"
         self.leases = self.path / "leases"
@@ -114,6 +117,18 @@ class RunDir:
         """The generations that count (see tandem.lineage)."""
         return chain(self.generation_records())
 
+    # Rewinds
+
+    def record_rewind(self, rewind: Rewind) -> bool:
+        """Write a rewind down; False if one of that number exists."""
+        self.rewinds.mkdir(exist_ok=True)
+        return create_json(self.rewinds / f"{rewind.number:06d}.json", rewind.dump())
+
+    def rewind_records(self) -> list[Rewind]:
+        """All rewinds, oldest first."""
+        paths = (path for path in self._listed(self.rewinds) if _GENERATION.match(path.name))
+        return [Rewind.parse(read_json(path)) for path in paths]
+
     # Checkpoints
 
     def checkpoint(self, name: str) -> Path:
@@ -131,13 +146,13 @@ class RunDir:
 
     def committed(self) -> list[Manifest]:
         """Manifests of all committed checkpoints on the chain, newest first. Damaged ones are passed over."""
-        links = self.chain()
+        links, rewinds = self.chain(), self.rewind_records()
         order = {generation: index for index, generation in enumerate(links)}
         found = []
         for name in self.checkpoint_names():
             with suppress(FileNotFoundError, Broken):
                 manifest = self.manifest(name)
-                if counts(links, manifest.reference):
+                if counts(links, manifest.reference) and not is_rewound(rewinds, manifest.reference):
                     found.append(manifest)
         return sorted(found, key=lambda manifest: (order[manifest.generation], -manifest.step))
 

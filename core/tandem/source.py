@@ -277,12 +277,12 @@ class _Reader:
     def _integer(self, text: str, path: Path, place: Place) -> int | None:
         plain = text.replace("_", "")
         sign, digits = (-1, plain[1:]) if plain[0] == "-" else (1, plain.lstrip("+"))
-        if len(digits) > 64:
-            self._note(place, path, "a number with too many digits")
+        base = 8 if len(digits) > 1 and digits.isdecimal() and digits[0] == "0" else 0
+        # The length first: Python refuses to read very long numbers.
+        if len(digits) > 80 or not -(2**63) <= (number := sign * int(digits, base)) < 2**63:
+            self._note(place, path, "a whole number beyond what 64 bits hold")
             return None
-        if len(digits) > 1 and digits.isdecimal() and digits[0] == "0":
-            return sign * int(digits, 8)
-        return sign * int(digits, 0)
+        return number
 
     def _float(self, text: str, path: Path, place: Place) -> float | int | None:
         number = float(text.replace("_", ""))

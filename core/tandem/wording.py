@@ -132,7 +132,7 @@ def _real_path(location: Sequence[str | int], data: Any) -> tuple[Path, bool]:
         if part == "[key]":
             return tuple(path), True
         node = node.child(part) if node else None
-        inside = isinstance(data, list) or (isinstance(data, dict) and part in data)
+        inside = part in data if isinstance(data, dict) else isinstance(data, list) and isinstance(part, int)
         if node is None and not inside:
             break
         path.append(part)

@@ -6,6 +6,7 @@ Needs `kubectl` and a cluster that may be written to, named by KUBECONFIG:  pyte
 import json
 import os
 import re
+import secrets
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 CRD = ROOT / "charts/tandem/crds/distributedtrainingjobs.tandem.dev.yaml"
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 BAD = sorted((ROOT / "tests/manifests/bad").glob("*.yaml"))
-NAMESPACE = "tandem-test-crd"
+NAMESPACE = f"tandem-test-{secrets.token_hex(4)}"
 
 
 def kubectl(*arguments: str, stdin: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tandem.launch import PULSE
 from tandem.local.guardian import MARK, marked, sweep
 from tandem.local.process import Process, last_lines
 
@@ -34,8 +35,8 @@ def mark() -> Iterator[str]:
     sweep(value, seconds=5.0)
 
 
-def sleeper(mark: str, code: str = "", cleared: bool = False) -> subprocess.Popen[bytes]:
-    environment = {} if cleared else {MARK: mark}
+def sleeper(mark: str, code: str = "", pulse: Path | None = None) -> subprocess.Popen[bytes]:
+    environment = {MARK: mark} | ({PULSE: str(pulse)} if pulse else {})
     body = f"{code}\nimport time; time.sleep(600)"
     return subprocess.Popen([sys.executable, "-c", body], env=os.environ | environment, start_new_session=True)
 
@@ -105,6 +106,18 @@ open({str(file)!r}, "w").write(memory.name)
         sweep(mark)
         parent.wait(SECONDS)
         assert not memory.exists()
+
+    def test_removes_the_pulse_files_of_ranks(self, mark: str, tmp_path: Path) -> None:
+        pulses, other = tmp_path / "tandem-g000001-x", tmp_path / "home"
+        for folder in (pulses, other):
+            folder.mkdir()
+            (folder / "rank").touch()
+        ranks = [sleeper(mark, pulse=folder) for folder in (pulses, other)]
+        until(lambda: len(marked(mark)) == 2, "both run")
+        sweep(mark)
+        assert [rank.wait(SECONDS) for rank in ranks] == [-signal.SIGKILL] * 2
+        assert not pulses.exists()
+        assert other.exists(), "no folder but one that is named as ours is ever removed"
 
 
 @pytest.fixture

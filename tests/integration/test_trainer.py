@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tandem.exitcode import ExitCode
+from tandem.rewind import MOST_REWINDS, decide
 from tandem_trainer.checkpoint.reading import read_weights
 
 from .ranks import Ranks, losses, make_rundir, records, run, sample_ids, wait_until
@@ -133,6 +134,27 @@ def test_every_setting_trains_on_two_ranks(tmp_path: Path, options: dict[str, An
         assert "syncBatchNorm ignored" in output
 
 
+def test_a_rewound_run_goes_on_from_before_and_leaves_the_bad_data_out(tmp_path: Path) -> None:
+    undisturbed = make_rundir(tmp_path / "undisturbed", PLAIN | {"epochs": 8}, checkpoint={"everySteps": 20})
+    run(undisturbed)
+    rundir = make_rundir(tmp_path / "rewound", PLAIN | {"epochs": 8}, checkpoint={"everySteps": 20})
+    run(rundir)
+    rundir.done_file.unlink()
+    decided = decide([], 1, bad_step=70, loss=None, skipped=[])
+    assert decided is not None
+    rundir.record_rewind(decided)
+    run(rundir)
+    start = records(rundir, "start")[-1]
+    assert start["step"] < decided.resume_before
+    assert start["step"] in [60, 40, 20]
+    left_out = decided.skip_to - decided.skip_from
+    assert start["totalSteps"] == 8 * 15 - left_out
+    taken, expected = sample_ids(rundir), sample_ids(undisturbed)
+    for step in range(start["step"] + 1, start["totalSteps"] + 1):
+        assert taken[step] == expected[step if step <= decided.skip_from else step + left_out], step
+    assert {manifest.generation for manifest in rundir.committed() if manifest.step > start["step"]} == {2}
+
+
 def test_the_learning_rate_follows_its_schedule(tmp_path: Path) -> None:
     schedule = {"name": "cosine", "warmupSteps": 4, "finalFraction": 0.1}
     rundir = make_rundir(tmp_path, PLAIN | {"schedule": schedule, "optimizer": {"learningRate": 0.01}})
@@ -143,11 +165,14 @@ def test_the_learning_rate_follows_its_schedule(tmp_path: Path) -> None:
     assert rates[-1] < 0.0012
 
 
-def test_a_diverged_run_says_so_and_is_over(tmp_path: Path) -> None:
+def test_a_useless_loss_is_rewound_and_after_a_few_times_the_run_has_failed(tmp_path: Path) -> None:
     rundir = make_rundir(tmp_path, PLAIN | {"optimizer": {"name": "sgd", "learningRate": 1e9}})
-    with Ranks(rundir, 2) as ranks:
-        codes, output = ranks.finish()
-    assert codes == [ExitCode.DIVERGED] * 2, output
+    for expected in (*[ExitCode.REWOUND] * MOST_REWINDS, ExitCode.DIVERGED):
+        assert not rundir.ended()
+        with Ranks(rundir, 2) as ranks:
+            codes, output = ranks.finish()
+        assert codes == [expected] * 2, output
+    assert [rewind.number for rewind in rundir.rewind_records()] == [1, 2, 3]
     failed = rundir.failed()
     assert failed is not None
     assert failed["reason"] == "Diverged"

@@ -87,7 +87,9 @@ class Simulation:
         last = script.stop_after or script.steps
         while step < last:
             number += 1
-            size = next((script.sizes[n] for n in sorted(script.sizes, reverse=True) if n <= number - 1), script.workers)
+            size = next(
+                (script.sizes[n] for n in sorted(script.sizes, reverse=True) if n <= number - 1), script.workers
+            )
             kill_at = next(iter(kills), None)
             until = min(last, kill_at if kill_at is not None else last)
             self._generation(number, size, reason, resumed, until, killed=kill_at is not None and kill_at <= last)

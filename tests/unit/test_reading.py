@@ -69,6 +69,7 @@ def test_the_examples_are_right(path: Path) -> None:
         ("0x1F", 31),
         ("08", 8),
         ("-7", -7),
+        ("9223372036854775807", 2**63 - 1),
         ("+7", 7),
         ("1:30", "1:30"),
         ("2026-01-01", "2026-01-01"),
@@ -177,6 +178,13 @@ def test_a_missing_field_is_told_at_the_group_that_lacks_it() -> None:
     assert (problem.field, problem.line, problem.column) == ("spec.trainer.env[0].name", 12, 7)
 
 
+@pytest.mark.parametrize("limits", ["[1]", "[[a]]", "{cpu: [1]}", "x", "3"])
+def test_a_value_that_is_no_group_where_one_is_wanted_is_told_at_its_place(limits: str) -> None:
+    problem = the_problem(GOOD + f"  workers: {{resources: {{limits: {limits}}}}}\n")
+    assert problem.field.startswith("spec.workers.resources.limits")
+    assert problem.line == 11
+
+
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
@@ -238,7 +246,8 @@ def test_the_nearest_right_name_is_found_anywhere_in_the_tree(parent: str, wrong
         ("a: !!python/object/apply:os.system [ls]\nb: !x 1\n", "tag !x"),
         ("a: .inf\n", "not a number that JSON"),
         ("a: 1e999\n", "beyond"),
-        ("a: " + "9" * 5000 + "\n", "too many digits"),
+        ("a: " + "9" * 5000 + "\n", "beyond what 64 bits hold"),
+        ("a: 9223372036854775808\n", "beyond what 64 bits hold"),
         ("a: &a [*a]\n", "contains itself"),
         ("<<: 3\n", "<< takes a group"),
         ("[" * 5000, "nested too deeply"),

@@ -89,8 +89,15 @@ def test_bounds_are_in_the_dialect_of_openapi_3_0() -> None:
     assert "exclusiveMinimum" not in momentum
 
 
-def test_defaults_are_written_once_at_the_field_itself() -> None:
-    assert at("spec.workers")["default"] == {}
+def test_a_bound_with_a_fraction_is_a_rule_too_for_the_api_server_cuts_it_off() -> None:
+    heartbeat = at("spec.elasticity.heartbeatSeconds")
+    assert heartbeat["minimum"] == 0.1
+    assert [rule["rule"] for rule in heartbeat["x-kubernetes-validations"]] == ["self >= 0.1"]
+
+
+def test_the_default_of_a_group_keeps_its_rules_as_it_stands() -> None:
+    assert at("spec.workers")["default"] == {"minReplicas": 1, "replicas": 1, "resources": {}, "template": {}}
+    assert at("spec.checkpoint")["default"]["storage"]["accessModes"] == ["ReadWriteMany"]
     assert at("spec.workers.replicas")["default"] == 1
     assert "default" not in at("spec.evaluators"), "the operator chooses it by the task"
     assert "default" not in at("spec.workers.maxReplicas")
@@ -110,7 +117,7 @@ def test_rules_of_the_models_are_in_the_crd_with_the_field_they_point_at() -> No
         "fieldPath": ".minReplicas",
     } in rules
     for path, node in nodes(SCHEMA):
-        for rule in node.get("x-kubernetes-validations", ()):
+        for rule in node.get("x-kubernetes-validations", ()) if node.get("type") == "object" else ():
             assert rule["fieldPath"].removeprefix(".") in node["properties"], path
 
 

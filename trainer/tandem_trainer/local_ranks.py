@@ -25,7 +25,7 @@ log = logging.getLogger("tandem.agent")
 ABORT_SECONDS = 0.5
 """A rank that lives so long after an abort is stopped, or stuck in code that holds the interpreter lock: kill it."""
 
-HARMLESS = {ExitCode.SUPERSEDED, ExitCode.PREEMPTED, ExitCode.PEER_LOST}
+HARMLESS = {ExitCode.SUPERSEDED, ExitCode.PREEMPTED, ExitCode.PEER_LOST, ExitCode.REWOUND}
 """Ends that have their cause elsewhere."""
 
 FINAL = {ExitCode.CONFIGURATION, ExitCode.DIVERGED}

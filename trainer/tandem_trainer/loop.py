@@ -15,6 +15,7 @@ import torch
 
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
+from tandem.rewind import MOST_REWINDS, Rewind, data_step, decide, steps_left_out, windows
 from tandem.rundir import RunDir
 from tandem.tasks import ImageClassification
 from tandem_trainer.checkpoint.restoring import Loaded, record_start, restore
@@ -24,6 +25,7 @@ from tandem_trainer.classification import Stepper
 from tandem_trainer.data import load
 from tandem_trainer.data.order import Batches, Order, mixed
 from tandem_trainer.group import Group
+from tandem_trainer.health import Health
 from tandem_trainer.journal import Journal
 from tandem_trainer.meter import Meter
 from tandem_trainer.models import build
@@ -68,7 +70,9 @@ def train(
     torch.use_deterministic_algorithms(config.deterministic)
     samples = load(config.data, "train")
     order = Order(len(samples), config.global_batch_size, config.seed)
-    total_steps = steps_of(config, order)
+    rewinds = rewinds_of_all(rundir, group)
+    left_out = windows(rewinds)
+    total_steps = steps_of(config, order) - steps_left_out(steps_of(config, order), left_out)
     torch.manual_seed(mixed(config.seed))
     model = prepare(build(config.model, samples.channels, samples.image_size, samples.classes), config, group)
     optimizer = build_optimizer(config.optimizer, model)
@@ -85,6 +89,8 @@ def train(
     stepper = Stepper(config, group, distribute(model, config, group), optimizer, samples)
     if loaded and stepper.scaler.is_enabled():
         stepper.scaler.load_state_dict(loaded.manifest.loop["scaler"])
+
+    health = Health(loaded.manifest.loop.get("health") if loaded else None)
 
     # Rank 0 keeps the log and saves
     journal = Journal(rundir, generation) if group.rank == 0 else None
@@ -108,10 +114,11 @@ def train(
         if saver.busy:
             journal.write("skipped", step=step, why="the checkpoint before is still being written")
             return
-        loop: dict[str, Any] = {"scaler": stepper.scaler.state_dict()} if stepper.scaler.is_enabled() else {}
-        meter.checkpoint_seconds += saver.save(
-            step, order.position(step), weights(model), optimizer_state(model, optimizer), loop
-        )
+        loop: dict[str, Any] = {"health": health.memory()}
+        if stepper.scaler.is_enabled():
+            loop["scaler"] = stepper.scaler.state_dict()
+        position = order.position(data_step(step, left_out))
+        meter.checkpoint_seconds += saver.save(step, position, weights(model), optimizer_state(model, optimizer), loop)
 
     # Steps
     batches = Batches(order)
@@ -122,7 +129,7 @@ def train(
     first = step
     while step < total_steps and not stopping:
         meter.begin_step()
-        ids = batches.ids(step)
+        ids = batches.ids(data_step(step, left_out))
         rate = config.optimizer.learning_rate * rate_factor(config.schedule, step, total_steps)
         meter.data_ready()
         loss = stepper.take(step, ids, rate)
@@ -140,8 +147,14 @@ def train(
             stopping = verdict.stop
             save_due = save_due or verdict.save
             meter.agreed(verdict.losses)
-            if not all(math.isfinite(value) for value in verdict.losses):
-                return _diverged(rundir, group, journal, step)
+            bad = health.first_bad(step - len(verdict.losses) + 1, verdict.losses)
+            if bad is not None:
+                if saver is not None:
+                    saver.close()
+                loss = verdict.losses[bad - step - 1] if step - bad < len(verdict.losses) else math.nan
+                code = go_back(rundir, group, journal, decide(rewinds, generation, bad, _finite(loss), left_out))
+                group.barrier()
+                return code
         if save_due and saver is not None and step < total_steps and not stopping:
             if saver.superseded:
                 raise Superseded(f"generation {generation} was superseded")
@@ -187,15 +200,41 @@ def _log_save(journal: Journal, outcome: Outcome) -> None:
         log.warning("checkpoint=%s not written: %s", outcome["name"], why)
 
 
-def _diverged(rundir: RunDir, group: Group, journal: Journal | None, step: int) -> ExitCode:
-    message = (
-        f"the training loss became NaN or infinite at or shortly before step {step}. "
-        "Try a lower learningRate, a warm-up, or a gradientClipNorm."
-    )
+def rewinds_of_all(rundir: RunDir, group: Group) -> list[Rewind]:
+    """The rewinds of the run, as rank 0 reads them. Collective."""
+    mine = [rewind.dump() for rewind in rundir.rewind_records()] if group.rank == 0 else []
+    return [Rewind.parse(rewind) for rewind in group.tell({"rewinds": mine})["rewinds"]]
+
+
+def go_back(rundir: RunDir, group: Group, journal: Journal | None, rewind: Rewind | None) -> ExitCode:
+    """The loss is useless: write down from where the next generation starts, or, after too many times, the end."""
+    if rewind is None:
+        code, why = (
+            ExitCode.DIVERGED,
+            (
+                f"the training loss became NaN, infinite or worse than untrained again after {MOST_REWINDS} rewinds. "
+                "Try a lower learningRate, a warm-up, or a gradientClipNorm."
+            ),
+        )
+    else:
+        code, why = (
+            ExitCode.REWOUND,
+            (
+                f"the loss became useless at step {rewind.bad_step}: going back to before step {rewind.resume_before} "
+                f"and leaving out {rewind.skip_to - rewind.skip_from} batches"
+            ),
+        )
     if journal is not None:
-        rundir.mark_failed("Diverged", message, ExitCode.DIVERGED)
-        journal.write("end", step=step, why=message)
+        if rewind is None:
+            rundir.mark_failed("Diverged", why, code)
+        else:
+            rundir.record_rewind(rewind)
+            journal.write("rewind", **rewind.dump())
+        journal.write("end", step=rewind.bad_step if rewind else None, why=why)
         journal.close()
-    log.error("%s", message)
-    group.barrier()
-    return ExitCode.DIVERGED
+        log.error("%s", why)
+    return code
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import psutil
 
+from tandem.launch import PULSE
+
 MARK = "TANDEM_LOCAL"
 """Variable that says which local run a process belongs to: RUN/CHILD/LIFE."""
 
@@ -48,15 +50,20 @@ def marked(mark: str) -> list[psutil.Process]:
     return [process for process in found.values() if _alive(process)]
 
 
-def sweep(mark: str, keep: Iterable[int] = (), seconds: float = SWEEP_SECONDS) -> list[psutil.Process]:
-    """Kill all that belongs to `mark`, repeatedly, until none is left. Returns what could not be killed in time."""
-    keep = set(keep)
+def sweep(mark: str, seconds: float = SWEEP_SECONDS) -> list[psutil.Process]:
+    """Kill all that belongs to `mark`, repeatedly, until none is left. Returns what could not be killed in time.
+
+    An agent removes the pulse files of its ranks; of one that was killed, they are removed here.
+    """
     deadline = time.monotonic() + seconds
     trackers_until = time.monotonic() + TRACKER_SECONDS
+    pulses: set[Path] = set()
     while True:
-        left = [process for process in marked(mark) if process.pid not in keep]
+        left = marked(mark)
         if not left or time.monotonic() > deadline:
+            remove(pulses)
             return left
+        pulses |= {folder for process in left if (folder := _pulse_folder(process))}
         spared = [process for process in left if _is_tracker(process)] if time.monotonic() < trackers_until else []
         for process in left:
             if process not in spared:
@@ -80,6 +87,15 @@ def _alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+
+
+def _pulse_folder(process: psutil.Process) -> Path | None:
+    """Where a rank's pulse file is, if it is one of the folders that our rendezvous handler makes."""
+    try:
+        folder = process.environ().get(PULSE, "")
+    except (psutil.Error, OSError):
+        return None
+    return Path(folder) if Path(folder).name.startswith("tandem-") else None
 
 
 def _is_tracker(process: psutil.Process) -> bool:

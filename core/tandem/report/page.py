@@ -261,7 +261,7 @@ def _details(run: Run) -> str:
     parts = []
     if run.faults:
         items = "".join(f"<li>{escape(fault)}</li>" for fault in run.faults[:MOST_EVENTS])
-        parts.append(f"<details open><summary>What could not be read</summary><ul>{items}</ul></details>")
+        parts.append(f'<details open="open"><summary>What could not be read</summary><ul>{items}</ul></details>')
     if run.events:
         items = "".join(
             f"<li>{duration(max(0.0, event.at - run.started_at))}: {escape(event.text)}"

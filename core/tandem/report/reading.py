@@ -30,7 +30,7 @@ from tandem.report.logs import (
     read_evaluator_log,
     read_train_log,
 )
-from tandem.report.run import Floats, Rates, Result, Run, Use
+from tandem.report.run import Floats, Generation, Rates, Result, Run, Use
 from tandem.rundir import RunDir
 
 SILENT_SECONDS = 20.0
@@ -68,19 +68,18 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
 
     marks = _marks(train, coordinator, evaluators)
     end = rundir.done() or rundir.failed() or {}
-    seen = [*marks[[0, -1]].tolist()] if len(marks) else []
-    seen += [at for at in [moment(end.get("at")), *(g.opened_at for g in memberships)] if at is not None]
-    ended_at = max(seen, default=0.0)
-    result, message = _result(rundir, now() - ended_at)
+    started_at, ended_at = _span(marks, train, evaluators, memberships, moment(end.get("at")), rundir.ended())
+    inside = marks[(marks >= started_at) & (marks <= ended_at)]
+    result, message = _result(rundir, now() - max([ended_at, *marks[-1:].tolist()]))
     return Run(
         name=job.metadata.name if job else path.resolve().name,
         job=job,
         job_text=job_text,
         result=result,
         message=message,
-        started_at=min(seen, default=0.0),
+        started_at=started_at,
         ended_at=ended_at,
-        marks=np.unique(np.concatenate([marks, np.array(seen, np.float64)])),
+        marks=np.unique(np.concatenate([inside, [started_at, ended_at]])),
         total_steps=next((log.total_steps for log in reversed(train) if log.total_steps), None),
         counted=counted,
         superseded=superseded,
@@ -202,6 +201,26 @@ def _evaluator_uses(coordinator: CoordinatorLog, evaluators: list[EvaluatorLog])
 def _marks(train: list[TrainLog], coordinator: CoordinatorLog, evaluators: list[EvaluatorLog]) -> Floats:
     logs = [coordinator.marks, *(log.marks for log in train), *(log.marks for log in evaluators)]
     return np.unique(np.concatenate(logs))
+
+
+def _span(
+    marks: Floats,
+    train: list[TrainLog],
+    evaluators: list[EvaluatorLog],
+    memberships: tuple[Generation, ...],
+    end: float | None,
+    ended: bool,
+) -> tuple[float, float]:
+    """From when to when the run is told: not the wait for its first members, nor the time after its last work."""
+    known = marks.tolist()
+    first = [g.opened_at for g in memberships[:1] if g.opened_at is not None] or known[:1]
+    # The coordinator goes on saying that nothing happens until it is stopped.
+    workers = [*(log.marks for log in train), *(log.marks for log in evaluators)]
+    last = [float(times[-1]) for times in workers if len(times)] if ended else known[-1:]
+    moments = [*first, *last, *(at for at in (end,) if at is not None)]
+    if not moments:
+        return 0.0, 0.0
+    return min(first or moments), max(moments)
 
 
 def _listed(folder: Path) -> list[Path]:

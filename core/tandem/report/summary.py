@@ -74,24 +74,27 @@ def summarize(run: Run, clock: Clock) -> Summary:
 
 
 def time_by_phase(run: Run) -> dict[str, float]:
-    """Seconds of each phase over the whole run, the largest first; then what no phase accounts for, and restarts.
+    """Seconds of each phase over the whole run, the largest first; then the time that no phase accounts for.
 
-    "restart" is the time from the last step of one membership to the first step of the next; "other" is the time within
-    memberships that no phase names.
+    "start" is the time until the first step, "restart" that from the last step of one membership to the first step of
+    the next, "other" what no phase names between steps, where it is worth a mention.
     """
     found = {name: float(np.nansum(seconds)) for name, seconds in run.rates.phases.items()}
     found = dict(sorted(((n, s) for n, s in found.items() if s > 0), key=lambda entry: -entry[1]))
-    other = float(np.nansum(run.rates.seconds)) - sum(found.values())
-    if other > 0:
-        found["other"] = found.get("other", 0.0) + other
-    without = 0.0
-    ended = None
+    measured = float(np.nansum(run.rates.seconds))
+    without = {"other": measured - sum(found.values()), "start": 0.0, "restart": 0.0}
+    if without["other"] < 0.001 * measured:
+        del without["other"]
+    before = None
     for generation in run.generations:
-        if ended is not None and generation.first_step_at is not None:
-            without += max(0.0, generation.first_step_at - ended)
-        ended = generation.last_step_at or ended
-    if without > 0:
-        found["restart"] = found.get("restart", 0.0) + without
+        if generation.first_step_at is not None:
+            kind = "start" if before is None else "restart"
+            since = generation.opened_at if before is None else before
+            without[kind] += max(0.0, generation.first_step_at - (since or generation.first_step_at))
+            before = generation.last_step_at
+    for name, seconds in without.items():
+        if seconds > 0:
+            found[name] = found.get(name, 0.0) + seconds
     return found
 
 

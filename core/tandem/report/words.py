@@ -68,6 +68,8 @@ def share(value: float | None) -> str:
     """A share of a whole: 97 %, 0.03 %."""
     if value is None or not math.isfinite(value):
         return "–"
+    if 0 < value < 0.0001:
+        return "<\u00a00.01\u00a0%"
     return f"{100 * value:.0f}\u00a0%" if value >= 0.0995 else f"{100 * value:.2g}\u00a0%"
 
 

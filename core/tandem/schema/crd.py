@@ -5,8 +5,9 @@ union with null, so an optional field is simply not required; exclusive bounds a
 is `x-kubernetes-int-or-string`; an object that keeps unknown fields says so, and all others lose them (kubectl refuses
 them before).
 
-The default of a group of fields is `{}`: the API server then fills in the defaults of the fields inside, and each is
-written down once. A group whose default is chosen by the operator (the evaluators) has none.
+The default of a group of fields is written out, with the defaults of the fields inside: the API server would fill those
+into `{}` too, but it refuses a CRD with a default that, as it stands, breaks a rule (1.35: "no such key: minReplicas").
+A group whose default is chosen by the operator (the evaluators) has none.
 
 Rules across fields become CEL with the place they point at, so that `kubectl apply` says the same as `tandem validate`.
 The API server estimates the highest cost of each rule from the declared bounds and refuses the CRD if it is too high,
@@ -17,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from tandem.fields import ABSENT, Node, tree
+from tandem.fields import ABSENT, Node, describe, tree
 from tandem.job import GROUP, KIND, VERSION, DistributedTrainingJob
 
 PLURAL = "distributedtrainingjobs"
@@ -105,14 +106,20 @@ def openapi(node: Node) -> dict[str, Any]:
         case "integer":
             schema |= {"type": "integer", "format": "int64"} | _bounds(node)
         case "number":
-            schema |= {"type": "number"} | _bounds(node)
+            schema |= {"type": "number"} | _bounds(node) | _fractional_bounds(node)
         case "boolean":
             schema |= {"type": "boolean"}
     if node.choices:
         schema["enum"] = list(node.choices)
     if node.default not in (ABSENT, None):
-        schema["default"] = {} if node.kind == "object" else node.default
+        schema["default"] = _default(node)
     return schema | node.extras
+
+
+def _default(node: Node) -> Any:
+    if node.kind != "object":
+        return node.default
+    return {name: _default(child) for name, child in node.fields.items() if child.default not in (ABSENT, None)}
 
 
 def _object(node: Node) -> dict[str, Any]:
@@ -169,6 +176,16 @@ def _bounds(node: Node) -> dict[str, Any]:
     if node.below is not None:
         schema |= {"maximum": node.below, "exclusiveMaximum": True}
     return schema
+
+
+def _fractional_bounds(node: Node) -> dict[str, Any]:
+    """The API server (1.35) cuts off the fraction of a bound where the value is whole: it lets 0 pass for 0.1."""
+    rules = [
+        {"rule": f"self {relation} {bound}", "message": f"must be {describe(node)}"}
+        for relation, bound in ((">=", node.minimum), (">", node.above), ("<=", node.maximum), ("<", node.below))
+        if bound is not None and not float(bound).is_integer()
+    ]
+    return {"x-kubernetes-validations": rules} if rules else {}
 
 
 def _metadata(node: Node) -> dict[str, Any]:

@@ -62,10 +62,9 @@ def _training(run: Run, summary: Summary) -> str:
     said = []
     finite = run.counted.loss[abs(run.counted.loss) < float("inf")]
     if len(finite):
-        part = max(1, len(finite) // 50)
-        first, last = finite[:part].mean(), finite[-part:].mean()
+        first, last = finite[0], finite[-max(1, len(finite) // 50) :].mean()
         went = "fell" if last < first else "went"
-        said.append(f"The training loss {went} from {first:.3g} to {last:.3g} over {several(summary.steps, 'step')}.")
+        said.append(f"The training loss {went} from {first:.3g} to {last:.3g} in {several(summary.steps, 'step')}.")
     if broken := len(run.counted) - len(finite):
         said.append(f"It was not finite in {several(broken, 'step')}.")
     if run.best and run.best.evaluation:

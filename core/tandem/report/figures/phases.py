@@ -17,9 +17,10 @@ COLORS = {
     "data": LIGHT["gpu"],
     "checkpoint": LIGHT["checkpoint"],
     "restart": LIGHT["alert"],
+    "start": LIGHT["evaluator"],
     "other": LIGHT["line"],
 }
-SPARE = (LIGHT["evaluator"], LIGHT["muted"], LIGHT["other"])
+SPARE = (LIGHT["muted"], LIGHT["other"])
 """For phases that are not known by name here."""
 
 ORDER = ("compute", "data", "checkpoint")

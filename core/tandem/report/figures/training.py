@@ -36,7 +36,7 @@ def draw(run: Run, clock: Clock, look: Look) -> Figure | None:
         column = panels[index * rows : (index + 1) * rows, 0] if look.narrow else panels[:, index]
         _loss(column[0], run, clock, look, over)
         if scored:
-            _score(column[1], run, scored, clock, over)
+            _score(column[1], run, scored, clock, look, over)
         for place, axes in enumerate(column):
             last = place == len(column) - 1
             if over == "steps":
@@ -51,13 +51,13 @@ def draw(run: Run, clock: Clock, look: Look) -> Figure | None:
 
 
 def _loss(axes: Axes, run: Run, clock: Clock, look: Look, over: str) -> None:
-    columns = 260 if look.narrow else 420
+    columns = 260 if look.narrow else 300
     losses = [run.counted.loss]
     for lost in run.superseded:
         x, y = envelope(_x(lost, clock, over), lost.loss, columns // 4)
         axes.plot(x, y, color=LIGHT["other"], alpha=0.75, linewidth=0.8, zorder=2.5, label=REDONE)
     if len(run.counted):
-        _counted(axes, run.counted, _x(run.counted, clock, over), columns, _breaks(run) if over == "time" else [])
+        _counted(axes, run, clock, over, columns)
     tested = [
         c
         for c in run.checkpoints
@@ -86,7 +86,8 @@ def _breaks(run: Run) -> list[int]:
     return [index for index in np.searchsorted(times, stops).tolist() if 0 < index < len(times)]
 
 
-def _counted(axes: Axes, steps: Steps, x: Floats, columns: int, breaks: list[int]) -> None:
+def _counted(axes: Axes, run: Run, clock: Clock, over: str, columns: int) -> None:
+    steps, x = run.counted, _x(run.counted, clock, over)
     raw = np.where(np.isfinite(steps.loss), steps.loss, np.nan)
     if len(steps) == 1:
         axes.plot(x, raw, "o", color=LIGHT["trainer"], markersize=4, label="training")
@@ -94,10 +95,13 @@ def _counted(axes: Axes, steps: Steps, x: Floats, columns: int, breaks: list[int
         ordered = np.maximum.accumulate(x)
         width = max(5, int(len(steps) * SMOOTH_SHARE))
         mean = smooth(raw, width)
-        gaps = np.array(breaks, np.int64)
+        gaps = np.array(_breaks(run) if over == "time" else [], np.int64)
         raw, mean = np.insert(raw, gaps, np.nan), np.insert(mean, gaps, np.nan)
         ordered = np.insert(ordered, gaps, ordered[gaps])
         faint: dict[str, Any] = {"color": LIGHT["trainer"], "alpha": 0.28, "linewidth": 0.7}
+        # As many columns as the part of the axis has that the steps cover, or the zigzag is a solid block.
+        across = clock.length if over == "time" else float(ordered[-1])
+        columns = max(40, int(columns * float(ordered[-1] - ordered[0]) / (across or 1.0)))
         axes.plot(*envelope(ordered, raw, columns), **faint, label="each step")
         axes.plot(
             *thin(ordered, mean, columns),
@@ -130,7 +134,7 @@ def _loss_scale(axes: Axes, losses: Floats) -> None:
         axes.yaxis.set_major_locator(MaxNLocator(5))
 
 
-def _score(axes: Axes, run: Run, scored: list[Checkpoint], clock: Clock, over: str) -> None:
+def _score(axes: Axes, run: Run, scored: list[Checkpoint], clock: Clock, look: Look, over: str) -> None:
     good = [c for c in scored if c.counts]
     axes.plot(_positions(good, clock, over), _scores(good, run.metric), **_dots(len(good), LIGHT["evaluator"]))
     off = [c for c in scored if not c.counts]
@@ -145,24 +149,11 @@ def _score(axes: Axes, run: Run, scored: list[Checkpoint], clock: Clock, over: s
     if run.best is not None and run.best.evaluation:
         x, y = _positions([run.best], clock, over)[0], run.best.evaluation.metrics[run.metric]
         axes.plot([x], [y], "*", color=LIGHT["checkpoint"], markersize=13, mec=LIGHT["paper"], mew=0.8, zorder=5)
-        left = x > np.mean(axes.get_xlim())
-        axes.annotate(
-            f"best: {score(run.metric, y)} at step {run.best.step:,}",
-            (x, y),
-            xytext=(x, 0.36 if y > np.mean(axes.get_ylim()) else 0.64),
-            textcoords=("data", "axes fraction"),
-            ha="right" if left else "left",
-            va="center",
+        axes.set_title(
+            f"best {score(run.metric, y)}" + ("" if look.narrow else f" at step {run.best.step:,}"),
+            loc="right",
             color=LIGHT["checkpoint"],
             fontsize=9,
-            fontweight="bold",
-            arrowprops={
-                "arrowstyle": "-",
-                "color": LIGHT["checkpoint"],
-                "linewidth": 0.8,
-                "shrinkB": 6,
-                "relpos": (float(left), 0.5),
-            },
         )
 
 

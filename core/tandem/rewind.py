@@ -1,0 +1,98 @@
+"""Rewinds: what was decided when the loss became useless, written once, obeyed by every later generation.
+
+A rewind names the step that went wrong, the last step from which training may resume, and a window of data to leave
+out. It is a file of the run directory, not the memory of a process: the group that decides it ends, a new generation
+starts from an older checkpoint, and by the lineage (tandem.lineage) everything committed after that checkpoint stops to
+count.
+
+Data is counted in *data steps*, the steps of a run that skips nothing. Windows are kept in these, so that they mean the
+same batches whatever was skipped before them.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from tandem.model import Model
+from tandem.status import CheckpointRef
+
+MOST_REWINDS = 3
+"""So many at most over a run; then it has failed, because skipping data does not help."""
+MARGIN = 8
+"""Batches left out on either side of the bad one; doubled with every further rewind."""
+
+
+class Rewind(Model):
+    """One decision to go back."""
+
+    number: int
+    """Counted from 1 over the whole run."""
+    generation: int
+    """The generation that decided it."""
+    bad_step: int
+    """The first step whose loss was bad."""
+    loss: float | None
+    """That loss; None where it was NaN or infinite."""
+    resume_before: int
+    """Only checkpoints of steps before this one may be resumed from."""
+    skip_from: int
+    """First data step left out."""
+    skip_to: int
+    """First data step after the window."""
+
+
+def is_rewound(rewinds: Iterable[Rewind], checkpoint: CheckpointRef) -> bool:
+    """Whether a checkpoint lies behind a step that went wrong, in a generation that had not been rewound yet."""
+    return any(
+        checkpoint.generation <= rewind.generation and checkpoint.step >= rewind.resume_before for rewind in rewinds
+    )
+
+
+Window = tuple[int, int]
+
+
+def windows(rewinds: Iterable[Rewind]) -> list[Window]:
+    """The data left out, merged and in order: half-open ranges of data steps."""
+    merged: list[Window] = []
+    for start, end in sorted((rewind.skip_from, rewind.skip_to) for rewind in rewinds):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def data_step(step: int, skipped: Sequence[Window]) -> int:
+    """Which data a step (counted from 0) takes."""
+    for start, end in skipped:
+        if step < start:
+            break
+        step += end - start
+    return step
+
+
+def steps_left_out(total_data_steps: int, skipped: Sequence[Window]) -> int:
+    """How many steps fewer a run takes because of what it leaves out."""
+    return sum(max(0, min(end, total_data_steps) - min(start, total_data_steps)) for start, end in skipped)
+
+
+def decide(
+    earlier: Sequence[Rewind], generation: int, bad_step: int, loss: float | None, skipped: Sequence[Window]
+) -> Rewind | None:
+    """The next rewind, or None if there were too many already.
+
+    Args:
+        bad_step: the first bad step, counted from 1.
+        skipped: what the run leaves out now.
+    """
+    if len(earlier) >= MOST_REWINDS:
+        return None
+    margin = MARGIN * 2 ** len(earlier)
+    first = max(0, bad_step - 1 - margin)
+    return Rewind(
+        number=len(earlier) + 1,
+        generation=generation,
+        bad_step=bad_step,
+        loss=loss,
+        resume_before=first + 1,
+        skip_from=data_step(first, skipped),
+        skip_to=data_step(bad_step - 1 + margin, skipped) + 1,
+    )

@@ -1,0 +1,257 @@
+"""`tandem run` with the real coordinator, agents, ranks and evaluators, on real digits."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.integration.local_run import DIGITS, ROOT, LocalRun, evaluations, until
+
+pytestmark = pytest.mark.timeout(400)
+
+SHORT = ["--set", "trainer.config.epochs=6", "--set", "checkpoint.everySteps=20"]
+SHORT_STEPS = 6 * 23
+LONG = ["--set", "trainer.config.epochs=60", "--set", "checkpoint.everySteps=20"]
+LONG_STEPS = 60 * 23
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[list[LocalRun]]:
+    """Runs to be ended whatever the test does."""
+    started: list[LocalRun] = []
+    yield started
+    for run in started:
+        run.close()
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
+    """A run that nothing disturbs."""
+    run = LocalRun(tmp_path_factory.mktemp("complete"), *SHORT)
+    try:
+        run.ends()
+        yield run
+    finally:
+        run.close()
+
+
+class TestFromBeginningToEnd:
+    def test_it_says_that_the_run_is_complete(self, complete: LocalRun) -> None:
+        assert complete.process.returncode == 0, complete.output
+        assert complete.run_dir.done() is not None
+        assert f"digits is complete: {SHORT_STEPS} steps in " in complete.output
+
+    def test_the_final_checkpoint_is_evaluated_and_the_best_one_named(self, complete: LocalRun) -> None:
+        merged = {result["step"]: result["metrics"]["accuracy"] for result in evaluations(complete.path)}
+        assert SHORT_STEPS in merged
+        best = json.loads(complete.run_dir.best_file.read_text())
+        assert best["value"] == max(merged.values())
+        assert f"checkpoints/{best['name']}" in complete.output
+        assert f"accuracy {best['value']:.4f}" in complete.output
+
+    def test_it_shows_steps_loss_workers_and_the_endpoint_as_plain_lines(self, complete: LocalRun) -> None:
+        assert all(letter.isprintable() for line in complete.output.splitlines() for letter in line)
+        assert 'waiting="starting: 2 workers importing torch"' in complete.output
+        assert "phase=Draining" in complete.output
+
+    def test_nothing_is_left(self, complete: LocalRun) -> None:
+        assert complete.leavings() == {}
+
+    def test_starting_it_again_changes_nothing_and_says_how_to_start_over(self, complete: LocalRun) -> None:
+        before = sorted(complete.path.rglob("*"))
+        again = LocalRun(complete.path.parent, *SHORT)
+        assert again.ends() == 0
+        assert "nothing is left to do" in again.output
+        assert "--fresh" in again.output
+        assert sorted(complete.path.rglob("*")) == before
+
+    def test_another_job_is_refused_there(self, complete: LocalRun) -> None:
+        other = LocalRun(complete.path.parent, *SHORT, "--set", "trainer.config.model=baby-cnn")
+        assert other.ends() == 2
+        assert 'spec.trainer.config.model: there "cnn", now "baby-cnn"' in other.output
+
+    def test_what_was_not_evaluated_is_evaluated_by_the_next_run_without_training(self, complete: LocalRun) -> None:
+        name = str((complete.run_dir.done() or {})["final"]["name"])
+        for file in (complete.run_dir.evaluations / name).iterdir():
+            file.unlink()
+        starts = len(complete.logged("start"))
+        again = LocalRun(complete.path.parent, *SHORT)
+        assert again.ends() == 0, again.output
+        assert SHORT_STEPS in {result["step"] for result in evaluations(complete.path)}
+        assert len(complete.logged("start")) == starts
+        assert again.leavings() == {}
+
+
+class TestCtrlC:
+    def test_saves_and_leaves_and_the_same_command_goes_on_from_there(
+        self, tmp_path: Path, runs: list[LocalRun]
+    ) -> None:
+        first = LocalRun(tmp_path, *LONG)
+        runs.append(first)
+        first.reaches(60)
+        first.interrupt()
+        assert first.ends() == 130, first.output
+        assert "saving; Ctrl-C again leaves at once" in first.output
+        assert first.leavings() == {}
+        (saved, *_) = first.run_dir.committed()
+        last_step = max(line["step"] for line in first.logged("step"))
+        assert saved.step == last_step >= 60, "the step that was finished last is the one that is saved"
+        assert f"digits was stopped; saved after step {saved.step}" in first.output
+        assert f"tandem run {DIGITS}" in first.output
+
+        second = LocalRun(tmp_path, *LONG)
+        runs.append(second)
+        second.reaches(saved.step + 1)
+        assert f"going on from step {saved.step}" in second.output
+        assert second.logged("start")[-1]["step"] == saved.step
+        second.interrupt()
+        assert second.ends() == 130
+
+    def test_twice_leaves_at_once(self, tmp_path: Path, runs: list[LocalRun]) -> None:
+        run = LocalRun(tmp_path, *LONG)
+        runs.append(run)
+        run.reaches(1)
+        run.interrupt()
+        until(lambda: "saving" in run.output, "the first is heard")
+        pressed = time.monotonic()
+        run.interrupt()
+        assert run.ends() == 130, run.output
+        assert time.monotonic() - pressed < 10
+        assert run.leavings() == {}
+
+    def test_before_anything_was_trained_says_so(self, tmp_path: Path, runs: list[LocalRun]) -> None:
+        run = LocalRun(tmp_path, *LONG)
+        runs.append(run)
+        until(lambda: run.of("worker-0"), "an agent is started")
+        run.process.send_signal(signal.SIGTERM)
+        assert run.ends() == 130, run.output
+        assert "nothing was saved yet" in run.output
+        assert run.leavings() == {}
+
+
+@dataclass
+class Story:
+    """What happened to a run whose processes were killed one after the other."""
+
+    run: LocalRun
+    steps: dict[str, int] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """A rank, an evaluator and the coordinator are killed in one run."""
+    run = LocalRun(tmp_path_factory.mktemp("killed"), *LONG)
+    story = Story(run)
+    try:
+        run.reaches(40)
+        rank = until(lambda: run.rank_of("worker-1"), "a rank")
+        rank.kill()
+        story.steps["rank"] = run.step()
+        until(lambda: len(run.run_dir.generation_records()) >= 2, "another generation")
+        run.reaches(story.steps["rank"] + 40)
+
+        evaluator = until(lambda: run.of("evaluator-0-1"), "an evaluator")
+        evaluator.kill()
+        until(lambda: (now := run.of("evaluator-0-1")) and now.pid != evaluator.pid, "another evaluator")
+
+        coordinator = until(lambda: run.of("coordinator"), "the coordinator")
+        coordinator.kill()
+        until(lambda: (now := run.of("coordinator")) and now.pid != coordinator.pid, "another coordinator")
+        run.ends()
+    finally:
+        run.close()
+    return story
+
+
+class TestKillingOneAfterTheOther:
+    def test_the_run_ends_with_the_same_number_of_steps(self, story: Story) -> None:
+        assert story.run.process.returncode == 0, story.run.output
+        assert story.run.final_step() == LONG_STEPS
+        assert {line["step"] for line in story.run.logged("step")} == set(range(1, LONG_STEPS + 1))
+
+    def test_training_went_on_from_a_checkpoint(self, story: Story) -> None:
+        second = story.run.run_dir.generation_records()[1]
+        assert second.resumed_from is not None
+        assert second.resumed_from.step > 0
+
+    def test_only_the_killed_rank_made_a_new_generation(self, story: Story) -> None:
+        assert [record.generation for record in story.run.run_dir.generation_records()] == [1, 2]
+
+    def test_the_end_of_each_child_is_told(self, story: Story) -> None:
+        for name in ("evaluator-0-1", "coordinator"):
+            assert f"{name} ended, killed by signal 9; starting it again" in story.run.output
+
+    def test_the_final_checkpoint_is_evaluated(self, story: Story) -> None:
+        assert LONG_STEPS in {result["step"] for result in evaluations(story.run.path)}
+
+    def test_nothing_is_left(self, story: Story) -> None:
+        assert story.run.leavings() == {}
+
+
+@pytest.mark.parametrize("group", [False, True], ids=["tandem run", "its whole process group"])
+def test_sigkill_leaves_nothing_and_the_next_run_goes_on(tmp_path: Path, runs: list[LocalRun], group: bool) -> None:
+    run = LocalRun(tmp_path, *LONG, "--port", "0")
+    runs.append(run)
+    run.reaches(25)
+    port = int(json.loads((run.path / "endpoint.json").read_text())["url"].rpartition(":")[2])
+    assert {"coordinator", "worker-0", "worker-1", "evaluator-0-0"} <= {
+        process.environ()["TANDEM_LOCAL"].split("/")[1] for process in run.processes()
+    }
+    if group:
+        os.killpg(run.process.pid, signal.SIGKILL)
+    else:
+        run.process.kill()
+    run.process.wait()
+    until(lambda: run.leavings() == {}, f"nothing is left, but there is {run.leavings()}", seconds=10.0)
+
+    again = LocalRun(tmp_path, *LONG, "--port", str(port))
+    runs.append(again)
+    again.reaches(21)
+    assert again.logged("start")[-1]["step"] >= 20
+    again.interrupt()
+    again.interrupt()
+    assert again.ends() == 130
+
+
+def test_a_second_run_in_the_same_directory_is_refused(tmp_path: Path, runs: list[LocalRun]) -> None:
+    first = LocalRun(tmp_path, *LONG)
+    runs.append(first)
+    until(lambda: first.mark, "the first holds the directory")
+    second = LocalRun(tmp_path, *LONG)
+    assert second.ends() == 2
+    assert f"another tandem run (process {first.process.pid}) is at work in" in second.output
+    assert first.process.poll() is None
+    first.interrupt()
+    first.interrupt()
+    first.ends()
+
+
+def test_an_own_script_runs_unchanged(tmp_path: Path, runs: list[LocalRun]) -> None:
+    run = LocalRun(tmp_path, "--set", "trainer.args=[--epochs, '5']", manifest=ROOT / "examples" / "own-script.yaml")
+    runs.append(run)
+    assert run.ends() == 0, run.output
+    assert "test accuracy" in (run.run_dir.log / "worker-0.txt").read_text()
+    assert "own-script is complete" in run.output
+    assert (run.path / "own_script.pt").exists()
+    assert run.leavings() == {}
+
+
+def test_an_own_script_that_fails_ends_the_run_with_its_last_words(tmp_path: Path, runs: list[LocalRun]) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text("import sys\nprint('the disk of my data is not mounted', file=sys.stderr)\nsys.exit(3)\n")
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(
+        "apiVersion: tandem.dev/v1alpha1\nkind: DistributedTrainingJob\nmetadata: {name: broken}\n"
+        f"spec: {{trainer: {{command: [python, {script}]}}, elasticity: {{maxRestarts: 1}}}}\n"
+    )
+    run = LocalRun(tmp_path, manifest=manifest)
+    runs.append(run)
+    assert run.ends() == 1, run.output
+    assert "broken failed: " in run.output
+    assert "the disk of my data is not mounted" in run.output
+    assert run.leavings() == {}

@@ -1,0 +1,51 @@
+"""Health: what is bad, and what only looks so."""
+
+import math
+import random
+
+from tandem_trainer.health import MEMORY, SPAN, Health
+
+
+def curve(steps: int, seed: int = 0) -> list[float]:
+    """A run that learns well, with noise and a hard sample now and then."""
+    noise = random.Random(seed)
+    return [
+        2.3 * math.exp(-n / 60) * noise.uniform(0.3, 3) + (0.8 if noise.random() < 0.02 else 0) for n in range(steps)
+    ]
+
+
+def test_a_run_that_learns_is_well() -> None:
+    for seed in range(20):
+        assert Health().first_bad(1, curve(2000, seed)) is None
+
+
+def test_nan_and_infinity_are_bad_at_once() -> None:
+    for bad in (math.nan, math.inf, -math.inf):
+        assert Health().first_bad(1, [2.3, 2.2, bad, 2.1]) == 3
+
+
+def test_a_loss_worse_than_untrained_for_a_while_is_a_spike_from_where_it_began() -> None:
+    health = Health()
+    assert health.first_bad(1, curve(500)) is None
+    found = health.first_bad(501, [9.0] * 50)
+    assert found is not None
+    assert 501 - SPAN <= found <= 501
+
+
+def test_a_short_spike_heals_by_itself() -> None:
+    assert Health().first_bad(1, [*curve(500), 9.0, 9.0, *curve(700)[500:]]) is None
+
+
+def test_without_a_past_nothing_is_called_a_spike() -> None:
+    assert Health().first_bad(1, [2.3] * SPAN + [50.0] * (MEMORY // 2 - 1)) is None
+
+
+def test_its_memory_travels_with_a_checkpoint() -> None:
+    losses = curve(500)
+    whole = Health()
+    whole.first_bad(1, losses)
+    first = Health()
+    first.first_bad(1, losses[:260])
+    second = Health(first.memory())
+    second.first_bad(261, losses[260:])
+    assert second.memory() == whole.memory()
