@@ -21,7 +21,7 @@ from tandem.rundir import RunDir, checkpoint_name
 from tandem.status import CheckpointRef
 from tandem_trainer import models
 
-DEADLINE = 60.0
+DEADLINE = 120.0
 
 
 def eventually(holds: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:

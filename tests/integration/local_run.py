@@ -146,7 +146,7 @@ class LocalRun:
         scratch = [str(path) for path in Path("/tmp").glob(f"tandem-{self.mark[:8]}-*")]
         shared = [path for path in self.pulses if path and Path(path).exists()]
         endpoint = [str(path) for path in [self.path / "endpoint.json"] if path.exists()]
-        names = [" ".join(process.cmdline()) for process in self.processes() + self.guardians()]
+        names = [str(process) for process in self.processes() + self.guardians()]
         found = {"processes": names, "scratch": scratch, "endpoint": endpoint, "shared": shared}
         return {kind: list_ for kind, list_ in found.items() if list_}
 

@@ -19,8 +19,8 @@ from tandem_trainer import data, models
 from tests.integration.evaluator_run import Run, ends, eventually
 
 DIGITS = {"name": "digits"}
-SLOW = {"name": "synthetic", "samples": 30_000}
-"""6,000 test images: a pass of the larger network takes seconds, a hundred times what it takes to see that it began."""
+SLOW = {"name": "synthetic", "samples": 20_000}
+"""4,000 test images: a pass of the larger network takes seconds, a hundred times what it takes to see that it began."""
 
 
 def until_idle(run: Run, name: str) -> None:
@@ -51,6 +51,17 @@ def assert_is_whole(merged: Any, expected: dict[str, Any]) -> None:
     assert merged["confusion"] == expected["confusion"]
     for metric in ("loss", "accuracy", "macroF1"):
         assert merged["metrics"][metric] == pytest.approx(expected[metric], abs=1e-6), metric
+
+
+def killed_in_the_middle(run: Run) -> Path:
+    """Have evaluator-0-0 begin the first shard and die. Returns its claim, made to last as long as the test does."""
+    with run.evaluator() as victim:
+        [claim] = eventually(lambda: run.claims("evaluator-0-0"), "the victim works")
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.wait()
+    assert not list(run.rundir.evaluations.glob("*/*.shard-*")), "it died in the middle"
+    claim.write_text(json.dumps(json.loads(claim.read_text()) | {"until": time.time() + 3600}))
+    return claim
 
 
 def test_two_processes_share_every_checkpoint_and_leave_when_all_is_merged(tmp_path: Path) -> None:
@@ -89,29 +100,23 @@ def test_the_shard_of_a_killed_process_is_redone_by_another(tmp_path: Path) -> N
     run = Run(tmp_path / "run", SLOW, {"processesPerReplica": 2})
     reference = run.checkpoint(10, run.weights(1))
     run.rundir.mark_done(reference)
-    with run.evaluator(index=0) as survivor:
-        with run.evaluator(index=1) as victim:
-            [claim] = eventually(lambda: run.claims("evaluator-0-1"), "the victim works")
-            os.kill(victim.pid, signal.SIGKILL)
-            victim.wait()
-        content = json.loads(claim.read_text())
-        assert content["until"] > time.time(), "it died in the middle"
-        claim.write_text(json.dumps(content | {"until": time.time() - 1}))  # instead of waiting for 15 seconds
+    claim = killed_in_the_middle(run)
+    with run.evaluator(index=1) as survivor:
+        eventually(lambda: run.shard(reference, 1, 2), "the other shard is done")
+        eventually(lambda: run.log("evaluator-0-1", "usage")[-1]["state"] == "idle", "it waits for the claimed one")
+        assert survivor.poll() is None
+        claim.write_text(json.dumps(json.loads(claim.read_text()) | {"until": time.time() - 1}))
         code, output = ends(survivor)
     assert code == ExitCode.DONE, output
     assert_is_whole(run.merged(reference), whole_pass(run, 1))
-    assert {run.shard(reference, shard, 2)["evaluator"] for shard in range(2)} == {"evaluator-0-0"}
+    assert {run.shard(reference, shard, 2)["evaluator"] for shard in range(2)} == {"evaluator-0-1"}
 
 
 def test_a_killed_process_that_is_started_again_goes_on_at_once(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", SLOW, {"processesPerReplica": 1})
     reference = run.checkpoint(10, run.weights(1))
     run.rundir.mark_done(reference)
-    with run.evaluator() as victim:
-        [claim] = eventually(lambda: run.claims("evaluator-0-0"), "the victim works")
-        os.kill(victim.pid, signal.SIGKILL)
-        victim.wait()
-    claim.write_text(json.dumps(json.loads(claim.read_text()) | {"until": time.time() + 3600}))
+    killed_in_the_middle(run)
     with run.evaluator() as again:
         code, output = ends(again)
     assert code == ExitCode.DONE, output

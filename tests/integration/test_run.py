@@ -198,6 +198,7 @@ def test_sigkill_leaves_nothing_and_the_next_run_goes_on(tmp_path: Path, runs: l
     run = LocalRun(tmp_path, *LONG, "--port", "0")
     runs.append(run)
     run.reaches(25)
+    until(run.run_dir.committed, "a checkpoint")
     port = int(json.loads((run.path / "endpoint.json").read_text())["url"].rpartition(":")[2])
     assert {"coordinator", "worker-0", "worker-1", "evaluator-0-0"} <= {
         process.environ()["TANDEM_LOCAL"].split("/")[1] for process in run.processes()

@@ -407,6 +407,18 @@ def test_a_coordinator_that_was_stopped_itself_loses_nobody() -> None:
     assert job.members() == ["worker-0", "worker-1"]
 
 
+def test_nobody_is_lost_for_a_time_in_which_the_coordinator_did_not_listen() -> None:
+    job = Job(target=2)
+    first = job.forms("worker-0", "worker-1")
+    job.now += 60.0
+    job.tell(Synced(message("worker-0", "running", generation=first)))
+    job.tell(Tick())
+    assert job.members() == ["worker-0", "worker-1"], "what worker-1 said is still to be read"
+    job.falls_silent("worker-1")
+    job.passes(4.0)
+    assert job.members() == ["worker-0"]
+
+
 def test_a_restarted_coordinator_adopts_what_all_members_still_run() -> None:
     before = Job(target=2)
     first = before.forms("worker-0", "worker-1")

@@ -62,10 +62,13 @@ class World(RuleBasedStateMachine):
         self.open: set[int] = set()
         self.over = False
 
-    @initialize(wished=st.integers(2, 4))
-    def begin(self, wished: int) -> None:
+    @initialize(wished=st.integers(2, 4), there=st.integers(0, 4))
+    def begin(self, wished: int, there: int) -> None:
         self.target = wished
         self.state: State = start(RULES, wished, self.now)
+        for name in NAMES[:there]:
+            self.an_agent_starts(name)
+        self.time_passes(3.5)
 
     # What happens
 
@@ -256,6 +259,6 @@ class World(RuleBasedStateMachine):
 
 
 World.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestWorlds = World.TestCase

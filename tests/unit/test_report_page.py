@@ -6,7 +6,7 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree as XML
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -36,9 +36,9 @@ def text(report: Report) -> str:
     return report.page.read_text("utf-8")
 
 
-def tree(page: str) -> XML.Element:
+def tree(page: str) -> ElementTree.Element:
     """The page as a tree; it is written so that it is XML as well."""
-    return XML.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
+    return ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
 
 
 def said(page: str) -> str:

@@ -151,8 +151,8 @@ def train(
             if bad is not None:
                 if saver is not None:
                     saver.close()
-                loss = verdict.losses[bad - step - 1] if step - bad < len(verdict.losses) else math.nan
-                code = go_back(rundir, group, journal, decide(rewinds, generation, bad, _finite(loss), left_out))
+                worst = verdict.losses[bad - step - 1] if step - bad < len(verdict.losses) else math.nan
+                code = go_back(rundir, group, journal, decide(rewinds, generation, bad, _finite(worst), left_out))
                 group.barrier()
                 return code
         if save_due and saver is not None and step < total_steps and not stopping:
