@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tandem.reading import read_job
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "examples").glob("*.yaml"))
 BAD = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/manifests/bad").glob("*.yaml"))
@@ -28,9 +30,10 @@ def test_good_manifests_get_one_line_each() -> None:
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     assert len(lines) == len(EXAMPLES)
+    epochs = read_job(ROOT / "examples/digits.yaml").spec.trainer.settings.epochs
     assert lines[EXAMPLES.index("examples/digits.yaml")] == (
-        "OK examples/digits.yaml: digits: image-classification, cnn on digits, 40 epochs; 2 workers (1 to 2); "
-        "2 evaluator processes"
+        f"OK examples/digits.yaml: digits: image-classification, cnn on digits, {epochs} epochs; "
+        "2 workers (1 to 2); 2 evaluator processes"
     )
 
 
