@@ -1,5 +1,7 @@
 """Throughput and world size over time, each change of the group marked with its reason."""
 
+from itertools import zip_longest
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -68,7 +70,7 @@ def _with_gaps(time: Floats, rate: Floats, run: Run) -> tuple[Floats, Floats]:
 def _sizes(run: Run) -> tuple[Floats, Floats] | None:
     """World size as a staircase: from what is known of each generation, else from the coordinator's samples."""
     times, sizes = [], []
-    for generation, following in zip(run.generations, [*run.generations[1:], None], strict=True):
+    for generation, following in zip_longest(run.generations, run.generations[1:]):
         if generation.opened_at is None or generation.world_size is None:
             break
         times.append(generation.opened_at)
