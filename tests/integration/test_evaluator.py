@@ -56,7 +56,7 @@ def assert_is_whole(merged: Any, expected: dict[str, Any]) -> None:
 def killed_in_the_middle(run: Run) -> Path:
     """Have evaluator-0-0 begin the first shard and die. Returns its claim, made to last as long as the test does."""
     with run.evaluator() as victim:
-        [claim] = eventually(lambda: run.claims("evaluator-0-0"), "the victim works")
+        claim = Path(eventually(lambda: run.claims("evaluator-0-0"), "the victim works")[0])
         os.kill(victim.pid, signal.SIGKILL)
         victim.wait()
     assert not list(run.rundir.evaluations.glob("*/*.shard-*")), "it died in the middle"
