@@ -114,7 +114,7 @@ def answer(state: State, sync: Sync, recorded: int) -> Answer:
     if sync.state == "leaving":
         return Answer(order="end", why="as you wish")
     if sync.state == "joining":
-        if current is None or sync.generation == current.generation:
+        if current is None or current.generation > recorded or sync.generation == current.generation:
             return Answer(order="wait", why=_waiting_for(state))
         return Answer(order="run", membership=current)
     if sync.reason in ("WorkerFailed", "MembershipChanged"):
@@ -307,7 +307,7 @@ def _may_grow(state: State, newcomers: list[Agent], size: int, now: float) -> bo
 
 
 def _form(state: State, now: float) -> Next:
-    if state.open or state.adopting_until is not None or state.failing is not None:
+    if state.adopting_until is not None or state.failing is not None:
         return state, ()
     candidates = waiting(state)
     if len(candidates) < state.rules.minimum:

@@ -29,7 +29,7 @@ class Rewind(Model):
     """The generation that decided it."""
     bad_step: int
     """The first step whose loss was bad."""
-    loss: float | None
+    loss: float | None = None
     """That loss; None where it was NaN or infinite."""
     resume_before: int
     """Only checkpoints of steps before this one may be resumed from."""

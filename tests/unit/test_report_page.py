@@ -271,7 +271,7 @@ class TestLongRuns:
         window = processors.close_window(run)
         assert window is not None
         inside = [c for c in run.checkpoints if c.at is not None and window[0] <= c.at <= window[1]]
-        assert len(inside) == processors.CLOSE_CHECKPOINTS
+        assert processors.CLOSE_CHECKPOINTS <= len(inside) <= processors.CLOSE_CHECKPOINTS + 2
 
 
 def test_the_style_of_the_users_own_matplotlib_does_not_show(report: Report) -> None:

@@ -12,7 +12,7 @@ _VIEW = re.compile(r'viewBox="([-0-9. ]+)"')
 _CONTENT = re.compile(r"<svg[^>]*>(.*)</svg>", re.DOTALL)
 _DROPPED = re.compile(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", re.DOTALL)
 _ID = re.compile(r' id="([^"]+)"')
-_REFERENCE = re.compile(r'(?:xlink:)?(url\(#|href="#)([^)"]+)')
+_REFERENCE = re.compile(r'(url\(#|href="#)([^)"]+)')
 _FAMILY = re.compile(r"'DejaVu Sans'(?:, sans-serif)?")
 _PATH = re.compile(r' d="([^"]*)"')
 _DECIMALS = re.compile(r"(\.\d\d)\d+")
@@ -31,7 +31,7 @@ def inline(figure: Figure, name: str, label: str) -> str:
     view, content = _VIEW.search(source), _CONTENT.search(source)
     assert view is not None, "matplotlib writes a view box"
     assert content is not None, "matplotlib writes one svg element"
-    text = _DROPPED.sub("", content[1])
+    text = _DROPPED.sub("", content[1]).replace("xlink:href=", "href=")
     # Most ids are matplotlib's names for its artists, and nobody asks for them.
     used = {match[2] for match in _REFERENCE.finditer(text)}
     text = _ID.sub(lambda match: f' id="{name}-{match[1]}"' if match[1] in used else "", text)
