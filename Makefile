@@ -12,7 +12,7 @@ help: ## Show this help
 # uv resolves in a second and hard-links what is already on the disk; it is installed into the environment itself.
 $(STAMP): pyproject.toml constraints.txt
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -q -c constraints.txt uv
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install -q -c constraints.txt uv
 	@$(BIN)/uv pip install -q --python $(BIN)/python $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) \
 		-c constraints.txt -e '.[dev]'
 	@touch $@

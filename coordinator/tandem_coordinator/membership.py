@@ -307,7 +307,7 @@ def _may_grow(state: State, newcomers: list[Agent], size: int, now: float) -> bo
 
 
 def _form(state: State, now: float) -> Next:
-    if state.adopting_until is not None or state.failing is not None:
+    if state.open or state.adopting_until is not None or state.failing is not None:
         return state, ()
     candidates = waiting(state)
     if len(candidates) < state.rules.minimum:

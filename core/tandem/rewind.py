@@ -16,6 +16,8 @@ from tandem.status import CheckpointRef
 
 MOST_REWINDS = 3
 """So many at most over a run; then it has failed, because skipping data does not help."""
+MOST_LEFT_OUT = 0.5
+"""At most this part of the run's data is left out: a run that skips all of it would end at once, and call it done."""
 MARGIN = 8
 """Batches left out on either side of the bad one; doubled with every further rewind."""
 
@@ -75,19 +77,20 @@ def steps_left_out(total_data_steps: int, skipped: Sequence[Window]) -> int:
 
 
 def decide(
-    earlier: Sequence[Rewind], generation: int, bad_step: int, loss: float | None, skipped: Sequence[Window]
+    earlier: Sequence[Rewind], generation: int, bad_step: int, loss: float | None, total_data_steps: int
 ) -> Rewind | None:
-    """The next rewind, or None if there were too many already.
+    """The next rewind, or None if there were too many already or too little data would be left to learn from.
 
     Args:
         bad_step: the first bad step, counted from 1.
-        skipped: what the run leaves out now.
+        total_data_steps: steps of the run, were nothing left out.
     """
     if len(earlier) >= MOST_REWINDS:
         return None
+    skipped = windows(earlier)
     margin = MARGIN * 2 ** len(earlier)
     first = max(0, bad_step - 1 - margin)
-    return Rewind(
+    found = Rewind(
         number=len(earlier) + 1,
         generation=generation,
         bad_step=bad_step,
@@ -96,3 +99,5 @@ def decide(
         skip_from=data_step(first, skipped),
         skip_to=data_step(bad_step - 1 + margin, skipped) + 1,
     )
+    left_out = steps_left_out(total_data_steps, windows([*earlier, found]))
+    return found if left_out <= MOST_LEFT_OUT * total_data_steps else None

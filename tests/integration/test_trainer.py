@@ -140,7 +140,7 @@ def test_a_rewound_run_goes_on_from_before_and_leaves_the_bad_data_out(tmp_path:
     rundir = make_rundir(tmp_path / "rewound", PLAIN | {"epochs": 8}, checkpoint={"everySteps": 20})
     run(rundir)
     rundir.done_file.unlink()
-    decided = decide([], 1, bad_step=70, loss=None, skipped=[])
+    decided = decide([], 1, bad_step=70, loss=None, total_data_steps=8 * 15)
     assert decided is not None
     rundir.record_rewind(decided)
     run(rundir)
@@ -166,7 +166,7 @@ def test_the_learning_rate_follows_its_schedule(tmp_path: Path) -> None:
 
 
 def test_a_useless_loss_is_rewound_and_after_a_few_times_the_run_has_failed(tmp_path: Path) -> None:
-    rundir = make_rundir(tmp_path, PLAIN | {"optimizer": {"name": "sgd", "learningRate": 1e9}})
+    rundir = make_rundir(tmp_path, PLAIN | {"epochs": 30, "optimizer": {"name": "sgd", "learningRate": 1e9}})
     for expected in (*[ExitCode.REWOUND] * MOST_REWINDS, ExitCode.DIVERGED):
         assert not rundir.ended()
         with Ranks(rundir, 2) as ranks:

@@ -79,6 +79,7 @@ class World(RuleBasedStateMachine):
                 number = action.membership.generation
                 if not action.adopted:
                     assert number > max(self.opened, default=0), "numbers strictly increase, over all coordinators"
+                    assert not self.open, "a generation is closed before the next one is opened"
                     self.opened.append(number)
                     assert RULES.minimum <= len(action.membership.members) <= self.state.target
                 self.open = {number}

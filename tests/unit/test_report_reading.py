@@ -30,7 +30,7 @@ def broken_twice(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of 600 steps that was broken after steps 230 and 410, with checkpoints every 50."""
     path = tmp_path_factory.mktemp("runs") / "broken"
     kills = {230: "WorkerFailed", 410: "MemberLost"}
-    make_run(path, steps=600, kills=kills, sizes={1: 1, 2: 2}, gpus=True, evaluation_seconds=2.5)
+    make_run(path, steps=600, kills=kills, sizes={1: 1, 2: 2}, gpus=True, evaluation_seconds=4.5)
     return read(path)
 
 

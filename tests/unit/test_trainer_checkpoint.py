@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -278,14 +280,23 @@ def test_a_killed_writer_costs_one_save_and_no_more(rundir: RunDir, writing: Any
     assert [outcome["step"] for outcome in saves.outcomes] == [10, 20, 30]
 
 
+SAVES_AND_DIES = """
+import os, sys
+from pathlib import Path
+import torch
+from tandem.manifest import DataPosition
+from tandem.rundir import RunDir
+from tandem_trainer.checkpoint.saving import Author, Saver
+
+saver = Saver(RunDir(Path(sys.argv[1])), Author(1, None, 1), lambda outcome: None)
+saver.save(10, DataPosition(seed=0, epoch=0, cursor=0), {"w": torch.zeros(4_000_000)}, {}, {})
+os._exit(0)
+"""
+
+
 def test_a_writer_finishes_the_save_that_its_rank_died_in(rundir: RunDir) -> None:
     begin(rundir, 1)
-    pid = os.fork()
-    if pid == 0:
-        saver = Saver(rundir, Author(1, None, 1), lambda outcome: None)
-        saver.save(10, POSITION, {"w": torch.zeros(4_000_000)}, {}, {})
-        os._exit(0)
-    os.waitpid(pid, 0)
+    subprocess.run([sys.executable, "-c", SAVES_AND_DIES, str(rundir.path)], check=True, timeout=120)
     deadline = time.monotonic() + 30
     while not rundir.checkpoint_names() and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -15,7 +15,7 @@ import torch
 
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
-from tandem.rewind import MOST_REWINDS, Rewind, data_step, decide, steps_left_out, windows
+from tandem.rewind import Rewind, data_step, decide, steps_left_out, windows
 from tandem.rundir import RunDir
 from tandem.tasks import ImageClassification
 from tandem_trainer.checkpoint.restoring import Loaded, record_start, restore
@@ -72,7 +72,8 @@ def train(
     order = Order(len(samples), config.global_batch_size, config.seed)
     rewinds = rewinds_of_all(rundir, group)
     left_out = windows(rewinds)
-    total_steps = steps_of(config, order) - steps_left_out(steps_of(config, order), left_out)
+    data_steps = steps_of(config, order)
+    total_steps = data_steps - steps_left_out(data_steps, left_out)
     torch.manual_seed(mixed(config.seed))
     model = prepare(build(config.model, samples.channels, samples.image_size, samples.classes), config, group)
     optimizer = build_optimizer(config.optimizer, model)
@@ -152,7 +153,8 @@ def train(
                 if saver is not None:
                     saver.close()
                 worst = verdict.losses[bad - step - 1] if step - bad < len(verdict.losses) else math.nan
-                code = go_back(rundir, group, journal, decide(rewinds, generation, bad, _finite(worst), left_out))
+                rewind = decide(rewinds, generation, bad, _finite(worst), data_steps)
+                code = go_back(rundir, journal, rewind, bad, len(rewinds))
                 group.barrier()
                 return code
         if save_due and saver is not None and step < total_steps and not stopping:
@@ -206,13 +208,14 @@ def rewinds_of_all(rundir: RunDir, group: Group) -> list[Rewind]:
     return [Rewind.parse(rewind) for rewind in group.tell({"rewinds": mine})["rewinds"]]
 
 
-def go_back(rundir: RunDir, group: Group, journal: Journal | None, rewind: Rewind | None) -> ExitCode:
+def go_back(rundir: RunDir, journal: Journal | None, rewind: Rewind | None, bad_step: int, earlier: int) -> ExitCode:
     """The loss is useless: write down from where the next generation starts, or, after too many times, the end."""
     if rewind is None:
         code, why = (
             ExitCode.DIVERGED,
             (
-                f"the training loss became NaN, infinite or worse than untrained again after {MOST_REWINDS} rewinds. "
+                f"the training loss became NaN, infinite or worse than untrained at step {bad_step}, "
+                f"and going back and leaving data out has not helped {earlier} times. "
                 "Try a lower learningRate, a warm-up, or a gradientClipNorm."
             ),
         )
@@ -230,7 +233,7 @@ def go_back(rundir: RunDir, group: Group, journal: Journal | None, rewind: Rewin
         else:
             rundir.record_rewind(rewind)
             journal.write("rewind", **rewind.dump())
-        journal.write("end", step=rewind.bad_step if rewind else None, why=why)
+        journal.write("end", step=bad_step, why=why)
         journal.close()
         log.error("%s", why)
     return code

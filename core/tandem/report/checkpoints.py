@@ -42,8 +42,11 @@ def collect(
             )
     _add_folders(found, rundir)
     _add_evaluations(found, rundir, faults)
+    explained = {name for (name, _), checkpoint in found.items() if checkpoint.skipped}
     for evaluator in evaluators:
         for at, name in evaluator.skipped:
+            if name in explained:
+                continue
             _mark(found, name, at, skipped="newer ones came first")
         for at, name, why in evaluator.bad:
             _mark(found, name, at, bad=why or "an evaluator could not read it")
