@@ -27,7 +27,7 @@ def runs(tmp_path: Path) -> Iterator[list[LocalRun]]:
     """Runs to be ended whatever the test does."""
     started: list[LocalRun] = []
     yield started
-    for run in started:
+    for run in reversed(started):  # the later one of the same folder holds its lock
         run.close()
 
 
