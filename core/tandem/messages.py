@@ -60,7 +60,7 @@ class RankReport(Model):
     step: Counter
     """Optimizer steps completed."""
     phase: Annotated[str, Field(max_length=16)] = "train"
-    """What it is doing; `starting` as long as `step` says nothing yet."""
+    """What it is doing; `starting` as long as `step` says nothing yet, `stopped` if its process is (SIGSTOP)."""
     total_steps: Counter | None = None
     """Optimizer steps of the whole run."""
     epoch: Amount | None = None
@@ -69,6 +69,10 @@ class RankReport(Model):
     """Training loss; absent also while it is not finite."""
     throughput: Amount | None = None
     """Samples a second over all ranks."""
+    busy_seconds: Amount | None = None
+    """Mean seconds of its own work in a step, without waiting for others: what makes a straggler."""
+    saves: bool = False
+    """Whether it is known to obey `save-and-leave`; the ranks of a built-in task always do."""
     cpu: Amount | None = None
     """Busy cores since the last report."""
     gpu: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -100,6 +104,8 @@ class Sync(Model):
     """The last generation it was given, null before the first."""
     membership: Membership | None = None
     """What it runs, told once on each new connection: the coordinator may have restarted."""
+    leaving: bool = False
+    """Said by a running agent that has to go (SIGTERM): it leaves once its group has saved."""
     ranks: Annotated[list[RankReport], Field(max_length=64)] = []
     """Its training processes."""
 
@@ -107,6 +113,8 @@ class Sync(Model):
     def _consistent(self) -> Self:
         if self.state == "running" and self.generation is None:
             raise ValueError("a running agent must say which generation it runs")
+        if self.leaving and self.state != "running":
+            raise ValueError("only a running agent has something to save before it leaves")
         if self.membership is not None and self.membership.generation != self.generation:
             raise ValueError("membership is of another generation than the one that the agent says it runs")
         return self
@@ -126,13 +134,16 @@ class Sync(Model):
 class Answer(Model):
     """What the coordinator wants of an agent."""
 
-    order: Literal["wait", "run", "rejoin", "end"]
-    """`wait`: joining, no generation yet. `run`: the generation is open and you are in it. `rejoin`: your generation is
-    closed, stop and join. `end`: the job is over, or another process has taken your place."""
+    order: Literal["wait", "run", "save", "rejoin", "end"]
+    """`wait`: joining, no generation yet. `run`: the generation is open and you are in it. `save`: it is about to be
+    closed; have your ranks save and leave at the next step boundary, then join, or leave if you wish to. `rejoin`: your
+    generation is closed, stop and join. `end`: the job is over, or another process has taken your place."""
     membership: Membership | None = None
     """The generation, for an agent that was joining."""
     why: Why = ""
     """The reason in a sentence."""
+    stacks: bool = False
+    """With `rejoin`: the group hangs, so have every rank write its stacks into the run directory before it stops."""
 
 
 class Target(Model):
