@@ -232,8 +232,13 @@ class Elasticity(Model):
     """A member that is silent for so long is lost."""
     hang_seconds: Seconds = 300.0
     """Without a step for so long, the stacks of all ranks are saved and the group restarts."""
+    hang_start_seconds: Seconds = 1200.0
+    """The same for ranks that start, restore, save, or make their first step, which may compile."""
     grow_cooldown_seconds: Annotated[float, Field(ge=0)] = 30.0
     """A larger group is formed at the earliest so long after the last change."""
+    grow_after_seconds: Annotated[float, Field(ge=0)] = 60.0
+    """A script of your own that cannot save when asked grows at its next checkpoint, or once a newcomer has waited for
+    so long."""
     max_restarts: Count = 10
     """Failures of training processes that are forgiven. Lost nodes and membership changes do not count."""
     restart_window_seconds: Seconds = 3600.0
