@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tandem
 
-.PHONY: help setup run fmt lint type test e2e bench generate clean
+.PHONY: help setup run fmt lint type test e2e bench bench-recovery soak generate clean
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -37,6 +37,12 @@ test: $(STAMP) ## Unit and integration tests with real processes
 
 bench: $(STAMP) ## Throughput against a bare DDP loop, with and without evaluators
 	@$(BIN)/python tests/bench/throughput.py
+
+bench-recovery: $(STAMP) ## Recovery from faults beside plain torchrun (root; ARGS="--only all --rounds 5")
+	@$(BIN)/python -m tests.bench.recovery $(ARGS)
+
+soak: $(STAMP) ## Random faults against one job, everything checked after each (root; SECONDS=600 SEED=1)
+	@$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1) $(ARGS)
 
 generate: $(STAMP) ## Write the CRD, the JSON schema and the reference pages from the models
 	@$(BIN)/python -m tandem.schema

@@ -1,0 +1,1 @@
+"""Recovery from faults, Tandem beside plain torchrun, in network namespaces of one machine. See docs/recovery.md."""

@@ -1,0 +1,159 @@
+"""Recovery from faults, Tandem beside plain torchrun: `make bench-recovery`, or
+
+    python -m tests.bench.recovery [--rounds 3] [--shots 4] [--only FAULT …] [--sides tandem,c10d,c10d-best]
+    python -m tests.bench.recovery --table FILE…      a table and a picture of results that are there
+
+The sides take turns (A B C A B C), because the speed of a shared machine drifts; in each turn a job is started afresh
+and hit some times. A recovery that takes longer than the limit is a failure and is counted; the job is then started
+afresh. Results go to runs/recovery/, one record a line, as they come.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.bench.recovery.faults import FAULTS
+from tests.bench.recovery.measurement import Turn, version
+from tests.bench.recovery.picture import draw
+from tests.bench.recovery.sides import AUTHORITY, SIDES, Scripted
+from tests.bench.recovery.surroundings import Network
+from tests.bench.recovery.table import written
+
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "runs" / "recovery"
+DEFAULT = ["worker-kill", "node-loss", "coordinator-kill", "stall-member-kill"]
+
+
+def main() -> None:
+    """Measure, or show what was measured."""
+    options = _options()
+    if options.table:
+        _show(options.table, options.output)
+        return
+    # Ctrl-C and a polite kill both take everything down.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    results = RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
+    print(f"{platform.machine()}, {os.cpu_count()} cores; results in {results.relative_to(ROOT)}", flush=True)
+    with results.open("a", buffering=1) as file:
+        facts = {"kind": "run", "commit": version(), "cores": os.cpu_count(), "seed": options.seed, "at": time.time()}
+        print(json.dumps(facts | {"limit": options.limit}), file=file)
+        try:
+            for number in range(options.rounds):
+                for fault in options.only:
+                    for side in options.sides:
+                        if FAULTS[fault].scripted and not issubclass(SIDES[side], Scripted):
+                            continue
+                        for record in _turn(side, fault, number, options):
+                            print(json.dumps(record), file=file)
+        except KeyboardInterrupt:
+            print("stopped; what was measured is kept")
+    _show([results], None)
+
+
+def _turn(side: str, fault: str, number: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """One side's turn. After a failure the job is started afresh."""
+    records: list[dict[str, Any]] = []
+    shot = 0
+    while shot < options.shots:
+        folder = Path(tempfile.mkdtemp(prefix="tandem-recovery-"))
+        sound = True
+        with Network([AUTHORITY, "worker-0", "worker-1"]) as network:
+            turn = Turn(SIDES[side], folder / side, network, options.limit)
+            try:
+                turn.begin()
+                while shot < options.shots and sound:
+                    index = number * options.shots + shot
+                    record = turn.play(FAULTS[fault], random.Random(f"{options.seed} {fault} {index}"), index)
+                    record |= {"kind": "shot", "round": number, "shot": shot}
+                    shot += 1
+                    sound = record["whole"]
+                    records.append(record)
+                    print(f"  {number + 1}/{options.rounds} {fault} {side}: {_said(record)}", flush=True)
+            except TimeoutError as error:
+                # The side's own failure: it counts for the shot that could not be fired.
+                print(f"  {number + 1}/{options.rounds} {fault} {side}: {error}", flush=True)
+                records.append({"kind": "stuck", "side": side, "fault": fault, "round": number, "why": str(error)})
+                sound = False
+                shot += 1
+            finally:
+                left = turn.close()
+        records.append({"kind": "end", "side": side, "fault": fault, "round": number, "left": left})
+        if left:
+            print(f"  {number + 1}/{options.rounds} {fault} {side}: left behind: {'; '.join(left)}", flush=True)
+        if options.keep or not sound:
+            print(f"    kept: {folder}")
+        else:
+            shutil.rmtree(folder)
+    return records
+
+
+def _said(record: dict[str, Any]) -> str:
+    stages = [
+        f"{stage['name']} {'FAILED' if stage['seconds'] is None else format(stage['seconds'], '.2f') + ' s'}"
+        for stage in record["stages"]
+    ]
+    notes = [f"{record['repeatedSteps']} steps repeated"]
+    if record["lostSteps"]:
+        notes.append(f"{record['lostSteps']} COMMITTED STEPS LOST")
+    if record["overlaps"]:
+        longest = max(overlap["seconds"] for overlap in record["overlaps"])
+        notes.append(f"TWO GROUPS for {longest:.2f} s" + (", BOTH SAVED" if record["split"] else ""))
+    if record["orphans"]:
+        notes.append(f"{len(record['orphans'])} orphans")
+    if record["gaveUp"]:
+        notes.append(f"{record['gaveUp']} agents gave up")
+    notes += [f"{name} {value}" for name, value in record["facts"].items() if "Seconds" in name or name == "missed"]
+    return ", ".join(stages) + f" ({', '.join(notes)})"
+
+
+def _show(paths: list[Path], output: Path | None) -> None:
+    records = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    print(written(records, list(SIDES)))
+    if output is not None:
+        draw(records, list(SIDES), output)
+        print(f"picture: {output}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Recovery from faults, compared.", prog="python -m tests.bench.recovery"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each side")
+    parser.add_argument("--shots", type=int, default=4, help="faults in each turn")
+    parser.add_argument("--only", nargs="+", choices=[*FAULTS, "all"], default=DEFAULT, metavar="FAULT", help=_faults())
+    parser.add_argument("--sides", type=_sides, default=list(SIDES), help=f"some of {','.join(SIDES)}")
+    parser.add_argument("--limit", type=float, default=90.0, help="seconds after which a recovery has failed")
+    parser.add_argument("--seed", type=int, default=1, help="of victims and stalls")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of all jobs")
+    parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="show these results instead of measuring")
+    parser.add_argument("--output", type=Path, help="with --table: where to draw the picture")
+    options = parser.parse_args()
+    if "all" in options.only:
+        options.only = list(FAULTS)
+    return options
+
+
+def _sides(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in SIDES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(SIDES)}")
+    return names
+
+
+def _faults() -> str:
+    return "some of " + ", ".join(FAULTS) + f", or all (default: {' '.join(DEFAULT)})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
