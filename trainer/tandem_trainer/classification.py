@@ -46,6 +46,12 @@ class Stepper:
         self._labels = samples.labels.to(group.device)
         self._parameters = [p for parameters in optimizer.param_groups for p in parameters["params"]]
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=config.precision == "float16")
+        # Not torch.manual_seed: that seeds every kind of device there could be, and takes a hundred times as long.
+        self._generator = (
+            torch.cuda.default_generators[group.device.index]
+            if group.device.type == "cuda"
+            else torch.default_generator
+        )
         forward.train()
 
     def take(self, step: int, ids: Tensor, learning_rate: float) -> Tensor:
@@ -60,7 +66,7 @@ class Stepper:
             This rank's part of the mean loss of the global batch: the sum over all ranks is the mean. Scalar, float32.
         """
         group = self._group
-        torch.manual_seed(mixed(self._config.seed, step, group.rank))
+        self._generator.manual_seed(mixed(self._config.seed, step, group.rank))
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = learning_rate
         mine = share(ids, group.rank, group.world_size)
