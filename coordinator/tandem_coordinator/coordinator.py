@@ -17,11 +17,26 @@ from tandem.messages import Answer, Membership, Sync
 from tandem.rundir import RunDir
 from tandem.snapshot import Event, GenerationView, Snapshot
 from tandem_coordinator import group, membership
-from tandem_coordinator.group import Action, Cause, Close, Disconnected, Fail, Open, Over, Retarget, Rules, Say, State
+from tandem_coordinator.group import (
+    Action,
+    Cause,
+    Close,
+    Disconnected,
+    Fail,
+    Hung,
+    Open,
+    Over,
+    Retarget,
+    Rules,
+    Say,
+    State,
+)
+from tandem_coordinator.hang import HangWatch
 from tandem_coordinator.journal import Journal
 from tandem_coordinator.ledger import HISTORY, Ledger, Page, Remembered, TakenOver
 from tandem_coordinator.observer import Observed, Observer, RunDirectory
 from tandem_coordinator.progress import Reports
+from tandem_coordinator.straggler import StragglerWatch
 from tandem_coordinator.summary import Clock, snapshot
 
 log = logging.getLogger("tandem.coordinator")
@@ -55,6 +70,10 @@ class Coordinator:
         self._generations = deque(remembered.history, MOST_GENERATIONS)
         self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self._reports = Reports()
+        elasticity = job.spec.elasticity
+        self._hangs = HangWatch(elasticity.hang_seconds, elasticity.hang_start_seconds, elasticity.heartbeat_seconds)
+        self._stragglers = StragglerWatch()
+        self._asked_to_save: set[str] = set()
         self._observed = Observed()
         self._heard: dict[str, float] = {}
         self._requests: dict[str, object] = {}
@@ -77,6 +96,7 @@ class Coordinator:
         request = self._requests[sync.replica] = object()
         now = time.monotonic()
         self._reports.take(sync.replica, sync.generation, sync.ranks, now)
+        self._hangs.take(sync.replica, sync.generation, sync.ranks, now)
         if membership.says_nothing_new(self.state, sync):
             self._heard[sync.replica] = now
         else:
@@ -109,6 +129,7 @@ class Coordinator:
             self._generations,
             self._events,
             self._started_at,
+            self._stragglers.stragglers,
         )
 
     # Its life
@@ -138,7 +159,17 @@ class Coordinator:
             self._hurry.clear()
             heard, self._heard = self._heard, {}
             latest = self._observed.latest_checkpoint
-            self._apply(group.Tick(heard, None if latest is None else latest.step))
+            self._apply(
+                group.Tick(
+                    heard,
+                    None if latest is None else latest.step,
+                    training=self._reports.stepping,
+                    can_save=self.job.spec.trainer.task is not None or self._reports.saves,
+                )
+            )
+            if self.state.open and (hang := self._hangs.verdict()) is not None:
+                self._apply(Hung(self._hangs.generation, hang))
+                continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_SECONDS):
                     await self._hurry.wait()
@@ -163,6 +194,8 @@ class Coordinator:
     async def _sample(self) -> None:
         while True:
             await asyncio.sleep(SAMPLE_SECONDS)
+            for told in self._stragglers.look(self._reports.everyone(), time.monotonic()):
+                self._say(told, "info")
             status, evaluators = self.snapshot().status, self._observed.evaluators
             self._write(
                 "sample",
@@ -180,16 +213,23 @@ class Coordinator:
     # Events and what follows from them
 
     async def _worth_saying(self, sync: Sync, request: object, deadline: float) -> Answer:
-        steady = "run" if sync.state == "running" else "wait"
         while True:
             changed = self._changed
             told = membership.answer(self.state, sync, self._recorded)
             patience = deadline - time.monotonic()
-            if told.order != steady or patience <= 0 or self._requests.get(sync.replica) is not request:
+            if patience <= 0 or self._is_news(sync, told) or self._requests.get(sync.replica) is not request:
                 return told
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience):
                     await changed.wait()
+
+    def _is_news(self, sync: Sync, told: Answer) -> bool:
+        if told.order != "save":
+            return told.order != ("run" if sync.state == "running" else "wait")
+        # Saving takes a while, and an agent that was told has nothing to do but to wait for its ranks.
+        known = sync.replica in self._asked_to_save
+        self._asked_to_save.add(sync.replica)
+        return not known
 
     def _apply(self, event: group.Event) -> None:
         before = self.state
@@ -198,6 +238,7 @@ class Coordinator:
             self._act(action)
         for replica in before.agents.keys() - self.state.agents.keys():
             self._reports.forget(replica)
+            self._hangs.forget(replica)
             self._requests.pop(replica, None)
         if _orders(before) != _orders(self.state):
             self._announce()
@@ -216,6 +257,9 @@ class Coordinator:
 
     def _opened(self, opened: Membership, detail: str, adopted: bool) -> None:
         self._reports.begin(opened.generation)
+        self._hangs.begin(opened.generation)
+        self._stragglers.begin()
+        self._asked_to_save.clear()
         self._unrecorded.set()
         now = time.time()
         if adopted:
@@ -243,13 +287,16 @@ class Coordinator:
             reason=opened.reason,
             detail=detail,
         )
-        self._say(f"generation {opened.generation} with {len(names)} replicas, because {detail}", "info")
+        size = group.replicas(len(names))
+        self._say(f"generation {opened.generation} with {size}, because {detail}", "info")
 
     def _closed(self, generation: int, cause: Cause) -> None:
         if self._generations and self._generations[-1].generation == generation:
             self._generations[-1] = self._generations[-1].model_copy(update={"closed_at": time.time()})
         self._write("closed", generation=generation, reason=cause.reason, detail=cause.detail)
-        self._say(f"generation {generation} is over: {cause.detail}", "warning")
+        # The end of the job has been said already.
+        if self.state.end is None:
+            self._say(f"generation {generation} is over: {cause.detail}", "info" if cause.is_planned else "warning")
 
     async def _mark_failed(self, cause: Cause) -> None:
         while True:
@@ -305,4 +352,4 @@ class Coordinator:
 
 def _orders(state: State) -> tuple[object, ...]:
     """What an agent's orders depend on."""
-    return state.open, state.number, state.end, state.adopting_until is None, state.retired
+    return state.open, state.number, state.saving is None, state.end, state.adopting_until is None, state.retired

@@ -79,6 +79,9 @@ def _members(snapshot: Snapshot) -> Iterator[Sample]:
             yield metrics.RANK_CPU, rank, view.cpu
             yield metrics.RANK_GPU, rank, view.gpu
             yield metrics.RANK_GPU_MEMORY, rank, view.gpu_memory_bytes
+            yield metrics.RANK_BUSY, rank, view.busy_seconds
+    for straggler in snapshot.status.stragglers:
+        yield metrics.STRAGGLER, (str(straggler.rank), straggler.replica), straggler.ratio
 
 
 def _evaluation(snapshot: Snapshot) -> Iterator[Sample]:

@@ -1,9 +1,10 @@
 """The group of a job: what the coordinator knows of it, what can happen to it, and what then has to be done.
 
-Values only; what follows from what is decided in `membership`.
+Values and simple questions about them; what follows from what is decided in `membership`, `forming` and `closing`.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tandem.job import Spec
@@ -22,6 +23,8 @@ class Rules:
     """Seconds of silence after which an agent is lost."""
     grow_cooldown: float
     """Seconds between a change and the next growth."""
+    grow_after: float
+    """Seconds that a newcomer waits for a moment at which growth loses nothing."""
     max_restarts: int
     """Failures that are forgiven."""
     restart_window: float
@@ -36,6 +39,7 @@ class Rules:
             maximum=spec.workers.most,
             lost_after=elasticity.lost_after_seconds,
             grow_cooldown=elasticity.grow_cooldown_seconds,
+            grow_after=elasticity.grow_after_seconds,
             max_restarts=elasticity.max_restarts,
             restart_window=elasticity.restart_window_seconds,
         )
@@ -55,6 +59,8 @@ class Agent:
     """When it last gave a sign of life."""
     since: float
     """When it began to wait or to run."""
+    leaves: bool = False
+    """Whether it runs, has to go, and wants its group to save first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,28 @@ class Cause:
     """One CamelCase word."""
     detail: str
     """The reason in a sentence."""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it counts against the restart budget."""
+        return self.reason in ("WorkerFailed", "Hung")
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether somebody wanted it so."""
+        return self.reason in ("Preempted", "MemberJoined", "TargetChanged")
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """The members of the open generation were asked to save and to stop by themselves."""
+
+    cause: Cause
+    """Why."""
+    since: float
+    """When they were asked."""
+    leaving: frozenset[str] = frozenset()
+    """Replicas that will not come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +128,16 @@ class State:
     """When the last tick was."""
     blind: bool = False
     """Whether no agent at all was heard of at the last tick."""
+    saving: Saving | None = None
+    """Whether the open generation is about to be closed, as soon as it has saved."""
+    training: bool = False
+    """Whether the ranks of the open generation say that they make steps: they have something to lose."""
+    can_save: bool = False
+    """Whether they are known to save and leave when asked."""
     checkpoint: int | None = None
-    """Step of the newest committed checkpoint. Growth at a checkpoint alone would be decided by it in `_may_grow`."""
+    """Step of the newest committed checkpoint."""
+    checkpoint_at: float | None = None
+    """When that was first seen."""
     failing: Cause | None = None
     """Why the job has failed: nothing is formed any more, and `Over` follows once the run directory says so."""
     end: Cause | None = None
@@ -138,6 +174,19 @@ class Tick:
     """Replicas whose heartbeat said nothing new, and when (see `says_nothing_new`)."""
     checkpoint: int | None = None
     """Step of the newest committed checkpoint."""
+    training: bool = False
+    """Whether the ranks of the open generation say that they make steps."""
+    can_save: bool = False
+    """Whether they are known to save and leave when asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hung:
+    """The ranks of a generation have not made a step for too long (see `hang`)."""
+
+    generation: int
+    detail: str
+    """Which, where and for how long, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +196,7 @@ class Over:
     cause: Cause
 
 
-Event = Synced | Disconnected | Retarget | Tick | Over
+Event = Synced | Disconnected | Retarget | Tick | Hung | Over
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,3 +232,32 @@ class Fail:
 
 
 Action = Open | Close | Say | Fail
+
+Next = tuple[State, tuple[Action, ...]]
+"""What follows from an event."""
+
+
+def is_inside(state: State, agent: Agent) -> bool:
+    """Whether this very process is a member of the newest generation."""
+    return (agent.member.replica, agent.member.incarnation) in state.inside
+
+
+def waiting(state: State) -> list[Agent]:
+    """Agents that wait and are not in the open generation."""
+    return [agent for agent in state.agents.values() if agent.waits and not (state.open and is_inside(state, agent))]
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sorts worker-2 before worker-10."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a sentence, the first five of many."""
+    found = sorted(names, key=natural)
+    return ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+
+
+def replicas(count: int) -> str:
+    """1 replica, 2 replicas."""
+    return f"{count} replica" if count == 1 else f"{count} replicas"

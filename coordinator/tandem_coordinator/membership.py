@@ -3,7 +3,8 @@
 An *agent* is one process that starts the ranks of one replica; a new process is a new *incarnation*. A *generation*
 is an immutable, numbered membership. At most one generation is open. It is closed when a member is lost, leaves, is
 replaced by a new incarnation or asks for a new generation, when the target changes, and when newcomers may join. A
-new one is formed from the agents that wait, which by then have stopped their ranks.
+new one is formed from the agents that wait, which by then have stopped their ranks. How one ends stands in `closing`,
+how one begins in `forming`.
 
 **Why two groups cannot both count.** (1) Numbers: a generation's number is greater than that of every generation
 before, and is durable in the run directory before anybody learns of it (`Open` is handed out by the shell after it is
@@ -30,11 +31,12 @@ leases that make an agent stop by its own clock (a stopped process does not look
 waiting for the lost member's acknowledgement (that is what it cannot give).
 """
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tandem.messages import Answer, Member, Membership, Sync
+from tandem_coordinator.closing import close, finish_saving, preempt
+from tandem_coordinator.forming import form, resize, with_latest
 from tandem_coordinator.group import (
     Action,
     Agent,
@@ -42,7 +44,8 @@ from tandem_coordinator.group import (
     Close,
     Disconnected,
     Event,
-    Fail,
+    Hung,
+    Next,
     Open,
     Over,
     Retarget,
@@ -51,17 +54,12 @@ from tandem_coordinator.group import (
     State,
     Synced,
     Tick,
+    is_inside,
+    listed,
+    replicas,
+    waiting,
 )
 
-STOPPING_SECONDS = 10.0
-"""How long a new generation waits for an agent that is alive but has not stopped its ranks yet."""
-START_SETTLE_SECONDS = 3.0
-"""The first generation waits so long after the last arrival for the full target: agents started together arrive
-apart."""
-START_MOST_SECONDS = 15.0
-"""… and at most so long after the first arrival."""
-GRACE_SECONDS = 0.3
-"""Newcomers that arrive within so short a time of each other join together."""
 STALLED_SECONDS = 1.0
 """Between two ticks more than this means that the coordinator itself stood still."""
 DISCONNECTED_SECONDS = 1.0
@@ -69,9 +67,6 @@ DISCONNECTED_SECONDS = 1.0
 once."""
 RETIRED = 1_000
 """So many replaced incarnations are remembered."""
-
-
-Next = tuple[State, tuple[Action, ...]]
 
 
 def start(
@@ -84,7 +79,7 @@ def start(
     if number == 0:
         return state
     cause = Cause("Started", "the job starts again")
-    return replace(_with_latest(state, latest), cause=cause, adopting_until=now + rules.lost_after)
+    return replace(with_latest(state, latest), cause=cause, adopting_until=now + rules.lost_after)
 
 
 def step(state: State, event: Event, now: float) -> Next:
@@ -98,10 +93,12 @@ def step(state: State, event: Event, now: float) -> Next:
             return _disconnected(state, replica, incarnation, now), ()
         case Retarget(replicas):
             return _retarget(state, replicas)
-        case Over(cause):
-            return replace(state, end=cause), ()
         case Tick():
             return _tick(state, event, now)
+        case Hung(generation, detail):
+            return _hung(state, generation, detail, now)
+        case Over(cause):
+            return _over(state, cause)
 
 
 def answer(state: State, sync: Sync, recorded: int) -> Answer:
@@ -114,14 +111,15 @@ def answer(state: State, sync: Sync, recorded: int) -> Answer:
     if sync.state == "leaving":
         return Answer(order="end", why="as you wish")
     if sync.state == "joining":
-        if current is None or current.generation > recorded or sync.generation == current.generation:
+        if current is None or current.generation > recorded or sync.generation == current.generation or state.saving:
             return Answer(order="wait", why=_waiting_for(state))
         return Answer(order="run", membership=current)
+    runs = current is not None and current.generation == sync.generation
+    if state.saving is not None and runs:
+        return Answer(order="save", why=state.saving.cause.detail)
     if sync.reason in ("WorkerFailed", "MembershipChanged"):
-        return Answer(order="rejoin", why=state.cause.detail)
-    if state.adopting_until is not None or (current is not None and current.generation == sync.generation):
-        return Answer(order="run")
-    return Answer(order="rejoin", why=state.cause.detail)
+        return _rejoin(state)
+    return Answer(order="run") if runs or state.adopting_until is not None else _rejoin(state)
 
 
 def says_nothing_new(state: State, sync: Sync) -> bool:
@@ -133,13 +131,9 @@ def says_nothing_new(state: State, sync: Sync) -> bool:
         and sync.state == "running"
         and not sync.reason
         and not agent.waits
+        and agent.leaves == sync.leaving
         and agent.generation == sync.generation
     )
-
-
-def waiting(state: State) -> list[Agent]:
-    """Agents that wait and are not in the open generation."""
-    return [agent for agent in state.agents.values() if agent.waits and not (state.open and _survives(state, agent))]
 
 
 # Agents
@@ -148,6 +142,8 @@ def waiting(state: State) -> list[Agent]:
 def _synced(state: State, sync: Sync, now: float) -> Next:
     if _is_retired(state, sync.replica, sync.incarnation):
         return state, ()
+    if state.end is not None:
+        return (_without(state, [sync.replica]) if sync.state == "leaving" else state), ()
     actions: tuple[Action, ...] = ()
     known = state.agents.get(sync.replica)
     if known is not None and known.member.incarnation != sync.incarnation:
@@ -160,7 +156,7 @@ def _synced(state: State, sync: Sync, now: float) -> Next:
         return state, actions
     waits = sync.state == "joining"
     since = known.since if known is not None and known.waits == waits else now
-    agent = Agent(sync.member, waits, sync.generation or 0, now, since)
+    agent = Agent(sync.member, waits, sync.generation or 0, now, since, sync.leaving)
     return replace(state, agents={**state.agents, sync.replica: agent}), actions
 
 
@@ -169,8 +165,8 @@ def _learn(state: State, sync: Sync, now: float) -> Next:
     if sync.generation is None or sync.generation <= state.number:
         return state, ()
     cause = Cause("MembershipChanged", f"{sync.replica} runs generation {sync.generation}, which is newer")
-    state, actions = _close(state, cause, now)
-    return replace(_with_latest(state, sync.membership), number=sync.generation), actions
+    state, actions = close(state, cause, now)
+    return replace(with_latest(state, sync.membership), number=sync.generation), actions
 
 
 def _wish(state: State, sync: Sync, now: float) -> Next:
@@ -181,28 +177,32 @@ def _wish(state: State, sync: Sync, now: float) -> Next:
     if sync.generation != current.generation:
         if state.open and sync.state == "joining" and sync.member not in current.members:
             detail = f"{sync.replica} is reached elsewhere than it said"
-            return _close(state, Cause("MembershipChanged", detail), now)
+            return close(state, Cause("MembershipChanged", detail), now)
         return state, ()
     if sync.reason == "WorkerFailed":
-        return _close(state, Cause("WorkerFailed", f"a training process of {sync.replica} failed"), now)
+        return close(state, Cause("WorkerFailed", f"a training process of {sync.replica} failed"), now)
+    if state.saving is not None:
+        return state, ()
     if sync.state == "joining" or sync.reason == "MembershipChanged":
-        return _close(state, Cause("PeerLost", f"{sync.replica} lost its connection to the group"), now)
+        return close(state, Cause("PeerLost", f"{sync.replica} lost its connection to the group"), now)
     return state, ()
 
 
 def _replaced(state: State, agent: Agent, now: float) -> Next:
     replica, incarnation = agent.member.replica, agent.member.incarnation
     state = replace(_without(state, [replica]), retired=(*state.retired, (replica, incarnation))[-RETIRED:])
-    if (replica, incarnation) not in state.inside:
+    if (replica, incarnation) not in state.inside or _is_done(state, agent):
         return state, ()
-    return _close(state, Cause("MemberLost", f"{replica} was replaced by a new process"), now)
+    return close(state, Cause("MemberLost", f"{replica} was replaced by a new process"), now)
 
 
 def _leave(state: State, sync: Sync, now: float) -> Next:
+    agent = state.agents.get(sync.replica)
+    saved = state.saving is not None and agent is not None and (agent.waits or agent.leaves)
     state = _without(state, [sync.replica])
-    if (sync.replica, sync.incarnation) not in state.inside:
+    if (sync.replica, sync.incarnation) not in state.inside or saved:
         return state, ()
-    return _close(state, Cause("MemberLeft", f"{sync.replica} left"), now)
+    return close(state, Cause("MemberLeft", f"{sync.replica} left"), now)
 
 
 def _disconnected(state: State, replica: str, incarnation: str, now: float) -> State:
@@ -218,9 +218,12 @@ def _disconnected(state: State, replica: str, incarnation: str, now: float) -> S
 
 def _tick(state: State, tick: Tick, now: float) -> Next:
     state = _hear(state, tick.heard, now)
-    state = replace(state, ticked=now, checkpoint=tick.checkpoint)
+    if tick.checkpoint is not None and tick.checkpoint != state.checkpoint:
+        state = replace(state, checkpoint_at=now)
+    training = state.open and tick.training
+    state = replace(state, ticked=now, checkpoint=tick.checkpoint, training=training, can_save=tick.can_save)
     actions: tuple[Action, ...] = ()
-    for decide in (_lose_silent, _restore_budget, _adopt, _resize, _form):
+    for decide in (_lose_silent, _restore_budget, _adopt, preempt, resize, finish_saving, form):
         state, more = decide(state, now)
         actions += more
     return state, actions
@@ -237,7 +240,8 @@ def _hear(state: State, heard: Mapping[str, float], now: float) -> State:
         for replica, agent in state.agents.items()
     }
     until = None if state.adopting_until is None else state.adopting_until + stalled
-    return replace(state, agents=agents, adopting_until=until)
+    saving = None if state.saving is None else replace(state.saving, since=state.saving.since + stalled)
+    return replace(state, agents=agents, adopting_until=until, saving=saving)
 
 
 def _lose_silent(state: State, now: float) -> Next:
@@ -250,13 +254,14 @@ def _lose_silent(state: State, now: float) -> Next:
         return replace(state, blind=False, agents=agents), ()
     if not silent:
         return state, ()
-    inside = [replica for replica in silent if _survives(state, state.agents[replica])]
-    seconds = max(now - state.agents[replica].heard for replica in silent)
-    text = f"{_listed(silent)} sent no sign of life for {seconds:.1f} s"
+    lost = [state.agents[replica] for replica in silent]
+    inside = [agent for agent in lost if is_inside(state, agent) and not _is_done(state, agent)]
+    seconds = max(now - agent.heard for agent in lost)
+    text = f"{listed(silent)} sent no sign of life for {seconds:.1f} s"
     state, actions = _without(state, silent), (Say(text, warning=True),)
     if not inside:
         return state, actions
-    state, closed = _close(state, Cause("MemberLost", text), now)
+    state, closed = close(state, Cause("MemberLost", text), now)
     return state, actions + closed
 
 
@@ -286,95 +291,27 @@ def _adopt(state: State, now: float) -> Next:
     return replace(state, cause=cause), (Say(cause.detail, warning=True),)
 
 
-def _resize(state: State, now: float) -> Next:
-    if not state.open or state.latest is None:
-        return state, ()
-    size = len(state.latest.members)
-    if size > state.target:
-        return _close(state, Cause("TargetChanged", f"{state.target} replicas are wished for instead of {size}"), now)
-    newcomers = waiting(state)
-    if not newcomers or size >= state.target or not _may_grow(state, newcomers, size, now):
-        return state, ()
-    names = _listed(agent.member.replica for agent in newcomers)
-    return _close(state, Cause("MemberJoined", f"{names} can join"), now)
+# From elsewhere
 
 
-def _may_grow(state: State, newcomers: list[Agent], size: int, now: float) -> bool:
-    if now - state.changed < state.rules.grow_cooldown:
-        return False
-    full = size + len(newcomers) >= state.target
-    return full or now - max(agent.since for agent in newcomers) >= GRACE_SECONDS
-
-
-def _form(state: State, now: float) -> Next:
-    if state.open or state.adopting_until is not None or state.failing is not None:
-        return state, ()
-    candidates = waiting(state)
-    if len(candidates) < state.rules.minimum:
-        return state, ()
-    if len(candidates) < state.target and _worth_waiting(state, candidates, now):
-        return state, ()
-    if state.cause.reason == "PeerLost":
-        # Connections broke and nobody explained why: without a limit this could go on for ever.
-        state, actions = _count_failure(state, now)
-        if state.failing is not None:
-            return state, actions
-    chosen = sorted(candidates, key=lambda agent: (not _survives(state, agent), _natural(agent.member.replica)))
-    members = sorted((agent.member for agent in chosen[: state.target]), key=lambda member: _natural(member.replica))
-    membership = Membership(generation=state.number + 1, members=members, reason=state.cause.reason)
-    state = replace(_with_latest(state, membership), number=membership.generation, open=True, changed=now)
-    return state, (Open(membership, state.cause.detail),)
-
-
-def _worth_waiting(state: State, candidates: list[Agent], now: float) -> bool:
-    """Whether somebody else is likely to come soon, when fewer wait than are wished for."""
-    if len(candidates) < len(state.agents) and now - state.changed < STOPPING_SECONDS:
-        return True
-    newcomers = [agent for agent in candidates if not _survives(state, agent)]
-    if not newcomers:
-        return False
-    arrived = [agent.since for agent in newcomers]
-    if len(newcomers) < len(candidates):
-        return now - max(arrived) < GRACE_SECONDS
-    return now - max(arrived) < START_SETTLE_SECONDS and now - min(arrived) < START_MOST_SECONDS
-
-
-# Closing
-
-
-def _close(state: State, cause: Cause, now: float) -> Next:
-    if not state.open:
-        if state.cause.reason != "PeerLost" or cause.reason == "PeerLost":
-            return state, ()
-        # The connections broke because of this: now the reason is known.
-        state = replace(state, cause=cause)
-        return _count_failure(state, now) if cause.reason == "WorkerFailed" else (state, ())
-    assert state.latest is not None
-    actions: tuple[Action, ...] = (Close(state.latest.generation, cause),)
-    state = replace(state, open=False, cause=cause, changed=now)
-    if cause.reason == "WorkerFailed":
-        state, more = _count_failure(state, now)
-        actions += more
-    return state, actions
-
-
-def _count_failure(state: State, now: float) -> Next:
-    state = replace(state, failures=state.failures + 1, failed_at=now)
-    if state.failures <= state.rules.max_restarts:
-        return state, (Say(f"failure {state.failures} of {state.rules.max_restarts} that are forgiven", warning=True),)
-    cause = Cause(
-        "RestartsExhausted",
-        f"training failed {state.failures} times and elasticity.maxRestarts is {state.rules.max_restarts}; "
-        f"the last time because {state.cause.detail}",
-    )
-    return replace(state, failing=cause), (Fail(cause),)
-
-
-def _retarget(state: State, replicas: int) -> Next:
-    target = _within(replicas, state.rules)
+def _retarget(state: State, wished: int) -> Next:
+    target = _within(wished, state.rules)
     if target == state.target:
         return state, ()
-    return replace(state, target=target), (Say(f"{target} replicas are wished for instead of {state.target}"),)
+    verb = "is" if target == 1 else "are"
+    return replace(state, target=target), (Say(f"{replicas(target)} {verb} wished for instead of {state.target}"),)
+
+
+def _hung(state: State, generation: int, detail: str, now: float) -> Next:
+    if not state.open or state.latest is None or state.latest.generation != generation:
+        return state, ()
+    return close(state, Cause("Hung", detail), now)
+
+
+def _over(state: State, cause: Cause) -> Next:
+    """The end closes the open generation, so that nothing that agents say afterwards sounds like trouble."""
+    actions = (Close(state.latest.generation, cause),) if state.open and state.latest is not None else ()
+    return replace(state, end=cause, open=False, saving=None), actions
 
 
 # Questions
@@ -396,12 +333,6 @@ def _membership_of(state: State, replica: str, incarnation: str) -> Membership |
     return state.latest if state.open and (replica, incarnation) in state.inside else None
 
 
-def _with_latest(state: State, latest: Membership | None) -> State:
-    members = () if latest is None else latest.members
-    inside = frozenset((member.replica, member.incarnation) for member in members)
-    return replace(state, latest=latest, inside=inside, open=False)
-
-
 def _runs(state: State, member: Member, generation: int) -> bool:
     agent = state.agents.get(member.replica)
     return (
@@ -412,8 +343,9 @@ def _runs(state: State, member: Member, generation: int) -> bool:
     )
 
 
-def _survives(state: State, agent: Agent) -> bool:
-    return (agent.member.replica, agent.member.incarnation) in state.inside
+def _is_done(state: State, agent: Agent) -> bool:
+    """Whether the group saves and this member of it has: its ranks have ended, nobody depends on it any more."""
+    return state.saving is not None and agent.waits
 
 
 def _without(state: State, replicas: list[str]) -> State:
@@ -422,6 +354,8 @@ def _without(state: State, replicas: list[str]) -> State:
 
 
 def _waiting_for(state: State) -> str:
+    if state.saving is not None:
+        return "the group saves, and then you can join"
     if state.open:
         return "the group is complete, or it is too early for it to grow"
     if state.adopting_until is not None:
@@ -429,11 +363,5 @@ def _waiting_for(state: State) -> str:
     return f"{len(waiting(state))} of {state.target} replicas wait, at least {state.rules.minimum} are needed"
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    """worker-2 before worker-10."""
-    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
-
-
-def _listed(names: Iterable[str]) -> str:
-    found = sorted(names, key=_natural)
-    return ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+def _rejoin(state: State) -> Answer:
+    return Answer(order="rejoin", why=state.cause.detail, stacks=state.cause.reason == "Hung")

@@ -1,7 +1,7 @@
 """How far training is, from what the ranks of the current generation say."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tandem.messages import RankReport
 from tandem.status import Progress, Utilization
@@ -56,6 +56,17 @@ class Reports:
     def of(self, replica: str) -> list[RankReport]:
         """What a replica's ranks said last."""
         return self._ranks.get(replica, [])
+
+    def everyone(self) -> Iterator[tuple[str, RankReport]]:
+        """The last report of each rank, with its replica."""
+        for replica, reports in self._ranks.items():
+            for report in reports:
+                yield replica, report
+
+    @property
+    def saves(self) -> bool:
+        """Whether ranks report, and all that do say that they obey `save-and-leave`."""
+        return not self.silent and all(report.saves for _, report in self.everyone())
 
     @property
     def silent(self) -> bool:

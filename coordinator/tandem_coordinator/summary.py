@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from tandem.job import DistributedTrainingJob
 from tandem.snapshot import Event, GenerationView, MemberView, RankView, Snapshot
-from tandem.status import Members, Phase, Status
+from tandem.status import Members, Phase, Status, Straggler
 from tandem_coordinator.group import Agent, State
 from tandem_coordinator.observer import Observed
 from tandem_coordinator.progress import Reports
@@ -31,12 +31,13 @@ def snapshot(
     generations: Iterable[GenerationView],
     events: Iterable[Event],
     started_at: float | None,
+    stragglers: list[Straggler],
 ) -> Snapshot:
     """Everything that is known of the job at one moment."""
     return Snapshot(
         job=job.metadata.name,
         time=clock.wall,
-        status=_status(job, state, clock, reports, observed, started_at),
+        status=_status(job, state, clock, reports, observed, started_at, stragglers),
         members=[_member(agent, clock, reports) for _, agent in sorted(state.agents.items())],
         generations=list(generations),
         evaluators=list(observed.evaluators),
@@ -51,6 +52,7 @@ def _status(
     reports: Reports,
     observed: Observed,
     started_at: float | None,
+    stragglers: list[Straggler],
 ) -> Status:
     spec, ending = job.spec, observed.ending
     world_size = state.latest.world_size if state.open and state.latest is not None else None
@@ -72,6 +74,7 @@ def _status(
         loss=reports.loss,
         throughput=reports.throughput if state.open else None,
         utilization=reports.utilization(sum(evaluator_cpu) if evaluator_cpu else None),
+        stragglers=stragglers,
         latest_checkpoint=observed.latest_checkpoint,
         latest_evaluation=observed.latest_evaluation,
         best_checkpoint=observed.best,
@@ -112,6 +115,8 @@ def _message(state: State, clock: Clock, observed: Observed) -> str | None:
     if state.open and state.blind:
         heard = max((agent.heard for agent in state.agents.values()), default=clock.steady)
         return f"no agent was heard of for {clock.steady - heard:.0f} s"
+    if state.saving is not None:
+        return f"{state.saving.cause.detail}; the group saves first"
     if not state.open and state.number > 0:
         return state.cause.detail
     return None
@@ -122,7 +127,7 @@ def _member(agent: Agent, clock: Clock, reports: Reports) -> MemberView:
     return MemberView(
         replica=member.replica,
         address=member.address,
-        state="joining" if agent.waits else "running",
+        state="leaving" if agent.leaves else "joining" if agent.waits else "running",
         silent_seconds=max(0.0, round(clock.steady - agent.heard, 3)),
         ranks=[
             RankView(
@@ -131,6 +136,7 @@ def _member(agent: Agent, clock: Clock, reports: Reports) -> MemberView:
                 cpu=report.cpu,
                 gpu=report.gpu,
                 gpu_memory_bytes=report.gpu_memory_bytes,
+                busy_seconds=report.busy_seconds,
             )
             for report in reports.of(member.replica)
         ],

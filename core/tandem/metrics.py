@@ -50,6 +50,15 @@ RANK_STEP = Metric("tandem_rank_step", "gauge", "Optimizer steps completed by a 
 RANK_CPU = Metric("tandem_rank_cpu_cores", "gauge", "Cores that a rank keeps busy.", ("rank",))
 RANK_GPU = Metric("tandem_rank_gpu_utilization_ratio", "gauge", "Utilization of a rank's GPU, 0 to 1.", ("rank",))
 RANK_GPU_MEMORY = Metric("tandem_rank_gpu_memory_bytes", "gauge", "Memory in use on a rank's GPU.", ("rank",))
+RANK_BUSY = Metric(
+    "tandem_rank_busy_seconds", "gauge", "Mean time of a rank's own work in a step, without waiting.", ("rank",)
+)
+STRAGGLER = Metric(
+    "tandem_straggler_ratio",
+    "gauge",
+    "Work time of a rank that is much slower than the others, over the median of all ranks.",
+    ("rank", "replica"),
+)
 SILENT = Metric(
     "tandem_worker_silent_seconds", "gauge", "Time since a replica's agent gave a sign of life.", ("replica",)
 )

@@ -19,6 +19,8 @@ class RankView(Model):
     """GPU utilization, 0 to 1."""
     gpu_memory_bytes: int | None = None
     """GPU memory in use."""
+    busy_seconds: float | None = None
+    """Mean seconds of its own work in a step, without waiting for others."""
 
 
 class MemberView(Model):
@@ -50,7 +52,7 @@ class GenerationView(Model):
     closed_at: float | None = None
     """Seconds since the epoch; None while it runs."""
     reason: str
-    """Why it was formed: Started, WorkerFailed, MemberLost, MemberLeft, MemberJoined, TargetChanged, …"""
+    """Why it was formed: Started, WorkerFailed, Hung, MemberLost, MemberLeft, Preempted, MemberJoined, …"""
     detail: str = ""
     """The reason in a sentence."""
 

@@ -76,6 +76,17 @@ class Utilization(Model):
     """GPU memory in use over all ranks."""
 
 
+class Straggler(Model):
+    """A rank that is slower than the others, which all wait for it."""
+
+    rank: int
+    """Global rank."""
+    replica: str
+    """Its replica."""
+    ratio: float
+    """Its own time of a step over the median of all ranks."""
+
+
 class CheckpointRef(Model):
     """A committed checkpoint."""
 
@@ -130,6 +141,8 @@ class Status(Model):
     """Samples a second over all ranks."""
     utilization: Utilization | None = None
     """Processor use."""
+    stragglers: list[Straggler] = []
+    """Ranks that have been much slower than the others for a while."""
     latest_checkpoint: CheckpointRef | None = None
     """The newest committed checkpoint."""
     latest_evaluation: Score | None = None

@@ -50,6 +50,7 @@ class Elastic:
         self.path = path
         self.rundir = RunDir(path / "run")
         elasticity = {"heartbeatSeconds": 0.5, "lostAfterSeconds": 3.0, "growCooldownSeconds": 0.5}
+        elasticity |= {"growAfterSeconds": 0.5}
         body = {
             "apiVersion": "tandem.dev/v1alpha1",
             "kind": "DistributedTrainingJob",

@@ -13,16 +13,20 @@ from tandem_coordinator.group import (
     Disconnected,
     Event,
     Fail,
+    Hung,
     Open,
     Over,
     Retarget,
     Rules,
+    Say,
     Synced,
     Tick,
 )
 from tandem_coordinator.membership import answer, says_nothing_new, start, step
 
-RULES = Rules(minimum=1, maximum=4, lost_after=3.0, grow_cooldown=10.0, max_restarts=2, restart_window=100.0)
+RULES = Rules(
+    minimum=1, maximum=4, lost_after=3.0, grow_cooldown=10.0, grow_after=30.0, max_restarts=2, restart_window=100.0
+)
 
 
 class Job:
@@ -33,6 +37,13 @@ class Job:
         self.state = start(rules, target, self.now, **left_behind)
         self.actions: list[Action] = []
         self.beats: dict[str, Sync] = {}
+        self.training = self.can_save = False
+        self.checkpoint: int | None = None
+        self.leaving: set[str] = set()
+        self.rejoins: list[str] = []
+
+    def tick(self) -> None:
+        self.tell(Tick(checkpoint=self.checkpoint, training=self.training, can_save=self.can_save))
 
     def tell(self, event: Event) -> None:
         self.state, actions = step(self.state, event, self.now)
@@ -48,7 +59,7 @@ class Job:
             self.beats.pop(replica, None)
         else:
             self.beats[replica] = replace_reason(sync)
-        self.tell(Tick())
+        self.tick()
         return answer(self.state, sync, recorded=self.state.number)
 
     def joins(self, replica: str, **more: Any) -> Answer:
@@ -78,6 +89,7 @@ class Job:
                         generation=told.membership.generation,
                     )
                 elif told.order == "rejoin":
+                    self.rejoins.append(replica)
                     self.beats[replica] = message(
                         replica,
                         "joining",
@@ -86,7 +98,7 @@ class Job:
                         generation=sync.generation,
                         reason="MembershipChanged",
                     )
-            self.tell(Tick())
+            self.tick()
 
     def forms(self, *replicas: str) -> int:
         """These agents join and run; the number of their generation."""
@@ -95,6 +107,25 @@ class Job:
         self.passes(0.2)
         assert self.members() == list(replicas)
         return self.state.number
+
+    def trains(self, *replicas: str) -> int:
+        """They form a group whose ranks make steps, and save when asked."""
+        number = self.forms(*replicas)
+        self.training = self.can_save = True
+        self.passes(0.2)
+        return number
+
+    def must_go(self, replica: str) -> Answer:
+        return self.runs(replica, self.state.number, leaving=True)
+
+    def save_and_stop(self, *replicas: str, gone: tuple[str, ...] = ()) -> None:
+        """Their ranks have saved and ended: the agents come back, but for those that are gone."""
+        for replica in replicas:
+            number = self.state.number
+            if replica in gone:
+                self.say(replica, "leaving", generation=number)
+            else:
+                self.joins(replica, generation=number, reason="MembershipChanged")
 
     def members(self) -> list[str]:
         if not self.state.open or self.state.latest is None:
@@ -302,17 +333,246 @@ def test_an_agent_that_leaves_is_not_waited_for() -> None:
     assert job.closings() == ["MemberLeft"]
 
 
-def test_a_newcomer_waits_for_the_cool_down_and_then_joins() -> None:
+def test_a_newcomer_waits_for_the_cool_down_then_the_group_saves_and_grows() -> None:
     job = Job(target=2)
     job.joins("worker-0")
     job.passes(4.0)
     assert job.members() == ["worker-0"]
+    job.training = job.can_save = True
     job.joins("worker-1")
     job.passes(5.0)
-    assert job.members() == ["worker-0"]
+    assert job.state.saving is None
     job.passes(5.0)
+    assert job.members() == ["worker-0"], "it is still writing"
+    assert job.runs("worker-0", 1).order == "save"
+    job.save_and_stop("worker-0")
     assert job.members() == ["worker-0", "worker-1"]
     assert job.closings() == ["MemberJoined"]
+    assert job.rejoins == [], "an abort would have cost the steps since the last checkpoint"
+
+
+def test_a_group_that_has_not_made_a_step_yet_is_not_disturbed_by_newcomers() -> None:
+    job = Job(target=2)
+    job.joins("worker-0")
+    job.passes(4.0)
+    job.can_save = True
+    job.joins("worker-1")
+    job.passes(120.0)
+    assert job.members() == ["worker-0"], "it may be compiling"
+    job.training = True
+    job.passes(0.2)
+    assert job.state.saving is not None
+
+
+def a_script_with_a_newcomer() -> Job:
+    """A script that cannot be asked to save trains alone beyond its cool-down, and a newcomer waits."""
+    job = Job(target=2)
+    job.joins("worker-0")
+    job.passes(20.0)
+    assert job.members() == ["worker-0"]
+    job.checkpoint = 500
+    job.passes(1.0)
+    job.joins("worker-1")
+    return job
+
+
+def test_a_script_that_cannot_be_asked_to_save_grows_right_after_its_next_checkpoint() -> None:
+    job = a_script_with_a_newcomer()
+    job.passes(20.0)
+    assert job.members() == ["worker-0"], "the steps since checkpoint 500 would be lost"
+    job.checkpoint = 1000
+    job.passes(0.5)
+    assert job.members() == ["worker-0", "worker-1"]
+
+
+def test_a_script_whose_checkpoints_nobody_sees_does_not_stay_too_small_for_ever() -> None:
+    job = a_script_with_a_newcomer()
+    job.passes(29.0)
+    assert job.members() == ["worker-0"]
+    job.passes(2.0)
+    assert job.members() == ["worker-0", "worker-1"]
+
+
+def test_a_checkpoint_within_the_cool_down_is_no_reason_to_grow_long_after_it() -> None:
+    job = Job(target=2, rules=replace(RULES, grow_cooldown=20.0))
+    job.joins("worker-0")
+    job.passes(4.0)
+    job.joins("worker-1")
+    job.passes(1.0)
+    job.checkpoint = 500
+    job.passes(20.0)
+    assert job.members() == ["worker-0"]
+    job.checkpoint = 1000
+    job.passes(0.5)
+    assert job.members() == ["worker-0", "worker-1"]
+
+
+def test_a_member_that_must_go_leaves_when_the_group_has_saved_and_the_rest_go_on() -> None:
+    job = Job(target=3)
+    job.trains("worker-0", "worker-1", "worker-2")
+    told = job.must_go("worker-1")
+    assert (told.order, told.why) == ("save", "worker-1 has to leave")
+    assert job.runs("worker-0", 1).order == "save"
+    job.passes(3.0)
+    assert job.closings() == []
+    job.save_and_stop("worker-0", "worker-1", "worker-2", gone=("worker-1",))
+    assert job.members() == ["worker-0", "worker-2"]
+    assert job.closings() == ["Preempted"]
+    assert job.state.cause.detail == "worker-1 has to leave"
+    assert job.state.failures == 0
+    assert job.rejoins == []
+
+
+def test_several_that_must_go_are_all_named_and_all_may_go() -> None:
+    job = Job(target=2)
+    job.trains("worker-0", "worker-1")
+    job.must_go("worker-1")
+    job.passes(1.0)
+    job.must_go("worker-0")
+    job.save_and_stop("worker-0", "worker-1", gone=("worker-0", "worker-1"))
+    assert job.closings() == ["Preempted"]
+    assert job.state.cause.detail == "worker-0, worker-1 have to leave"
+    assert not job.state.agents
+    assert job.state.number == 1
+    job.training = False
+    assert job.joins("worker-2").order == "wait"
+    job.passes(4.0)
+    assert job.members() == ["worker-2"]
+
+
+def test_who_must_go_while_the_group_saves_for_another_reason_is_part_of_it() -> None:
+    job = Job(target=2)
+    job.trains("worker-0", "worker-1")
+    job.tell(Retarget(1))
+    job.passes(0.2)
+    assert job.runs("worker-0", 1).order == "save"
+    job.must_go("worker-0")
+    job.save_and_stop("worker-0", "worker-1", gone=("worker-0",))
+    assert job.closings() == ["Preempted"]
+    assert job.members() == ["worker-1"]
+
+
+def test_nobody_is_told_to_abort_while_one_of_the_group_is_still_writing() -> None:
+    job = Job(target=2)
+    job.trains("worker-0", "worker-1")
+    job.must_go("worker-1")
+    job.training = False  # the ranks that have ended do not report any more
+    assert job.runs("worker-0", 1, reason="MembershipChanged").order == "save"
+    assert job.joins("worker-0", generation=1, reason="MembershipChanged").order == "wait"
+    job.passes(10.0)
+    assert job.runs("worker-1", 1, leaving=True, reason="MembershipChanged").order == "save"
+    assert job.closings() == []
+    job.say("worker-1", "leaving", generation=1)
+    assert job.closings() == ["Preempted"]
+    assert job.members() == ["worker-0"]
+
+
+def test_a_save_that_does_not_come_is_not_waited_for() -> None:
+    job = Job(target=2)
+    job.trains("worker-0", "worker-1")
+    job.must_go("worker-1")
+    job.passes(29.0)
+    assert job.closings() == []
+    job.passes(2.0)
+    assert job.closings() == ["Preempted"]
+    assert "worker-0, worker-1 did not save within 30 s" in job.state.cause.detail
+    assert set(job.rejoins) == {"worker-0", "worker-1"}
+
+
+def test_time_in_which_the_coordinator_stood_still_is_not_time_to_save() -> None:
+    job = Job(target=2)
+    job.trains("worker-0", "worker-1")
+    job.must_go("worker-1")
+    job.passes(5.0)
+    job.now += 60.0
+    job.tick()
+    job.passes(5.0)
+    assert job.closings() == []
+
+
+def test_a_failure_while_the_group_saves_closes_it_at_once_and_counts() -> None:
+    job = Job(target=2)
+    job.trains("worker-0", "worker-1")
+    job.must_go("worker-1")
+    assert job.runs("worker-0", 1, reason="WorkerFailed").order == "rejoin"
+    assert job.closings() == ["WorkerFailed"]
+    assert job.state.failures == 1
+
+
+def test_a_member_lost_while_the_group_saves_closes_it_at_once_unless_it_had_saved() -> None:
+    job = Job(target=3)
+    job.trains("worker-0", "worker-1", "worker-2")
+    job.must_go("worker-2")
+    job.save_and_stop("worker-0")
+    job.falls_silent("worker-0")
+    job.passes(5.0)
+    assert job.closings() == [], "its part is on the disk"
+    job.falls_silent("worker-1")
+    job.passes(4.0)
+    assert job.closings() == ["MemberLost"]
+
+
+def test_a_member_that_leaves_before_it_has_saved_closes_the_group_at_once() -> None:
+    job = Job(target=3)
+    job.trains("worker-0", "worker-1", "worker-2")
+    job.must_go("worker-2")
+    job.say("worker-1", "leaving", generation=1)
+    assert job.closings() == ["MemberLeft"]
+
+
+def test_who_must_go_before_the_first_step_has_nothing_to_save() -> None:
+    job = Job(target=2)
+    job.forms("worker-0", "worker-1")
+    job.can_save = True
+    assert job.must_go("worker-1").order == "rejoin"
+    assert job.closings() == ["Preempted"]
+    job.say("worker-1", "leaving", generation=1)
+    job.passes(0.5)
+    assert job.members() == ["worker-0"]
+    assert job.state.failures == 0
+
+
+def test_a_spare_that_comes_while_the_group_saves_takes_the_place_of_who_goes() -> None:
+    job = Job(target=2)
+    job.trains("worker-0", "worker-1")
+    job.must_go("worker-1")
+    assert job.joins("worker-2").order == "wait"
+    job.save_and_stop("worker-0", "worker-1", gone=("worker-1",))
+    assert job.members() == ["worker-0", "worker-2"]
+
+
+def test_a_group_that_hangs_is_closed_with_the_stacks_of_all_ranks_and_counts_as_failed() -> None:
+    job = Job(target=2)
+    first = job.trains("worker-0", "worker-1")
+    job.tell(Hung(first, "rank 1 is stuck"))
+    told = job.runs("worker-0", first)
+    assert (told.order, told.stacks, told.why) == ("rejoin", True, "rank 1 is stuck")
+    assert job.closings() == ["Hung"]
+    assert job.state.failures == 1
+    job.passes(0.5)
+    assert job.members() == ["worker-0", "worker-1"]
+    assert job.state.latest is not None
+    assert job.state.latest.reason == "Hung"
+    job.tell(Hung(first, "an old story"))
+    assert job.closings() == ["Hung"], "what is said of an older generation closes nothing"
+    job.runs("worker-0", first + 1, reason="WorkerFailed")
+    assert not job.runs("worker-1", first + 1).stacks
+
+
+def test_after_a_hang_agents_get_time_to_write_their_stacks() -> None:
+    job = Job(target=2)
+    first = job.trains("worker-0", "worker-1")
+    job.tell(Hung(first, "rank 1 is stuck"))
+    job.joins("worker-0", generation=first, reason="MembershipChanged")
+    until = job.now + 11.5
+    while job.now < until:
+        job.now += 0.1
+        job.tell(Synced(message("worker-1", "running", generation=first)))
+        job.tell(Synced(job.beats["worker-0"]))
+        job.tick()
+    assert job.members() == []
+    job.passes(1.0)
+    assert job.members() != []
 
 
 def test_more_agents_than_wished_for_wait_as_spares() -> None:
@@ -328,14 +588,28 @@ def test_more_agents_than_wished_for_wait_as_spares() -> None:
 
 def test_a_changed_target_is_honoured_while_training() -> None:
     job = Job(target=3)
-    job.forms("worker-0", "worker-1", "worker-2")
+    job.trains("worker-0", "worker-1", "worker-2")
     job.tell(Retarget(2))
     job.passes(0.5)
+    assert job.closings() == [], "it saves first"
+    job.save_and_stop("worker-0", "worker-1", "worker-2")
     assert job.members() == ["worker-0", "worker-1"]
     assert job.closings() == ["TargetChanged"]
     job.tell(Retarget(3))
     job.passes(11.0)
+    job.save_and_stop("worker-0", "worker-1")
     assert job.members() == ["worker-0", "worker-1", "worker-2"]
+    assert job.rejoins == []
+
+
+def test_a_script_that_cannot_be_asked_to_save_shrinks_at_once() -> None:
+    job = Job(target=3)
+    job.forms("worker-0", "worker-1", "worker-2")
+    job.training = True
+    job.tell(Retarget(2))
+    job.passes(0.5)
+    assert job.members() == ["worker-0", "worker-1"]
+    assert job.closings() == ["TargetChanged"]
 
 
 @pytest.mark.parametrize(("asked", "granted"), [(0, 1), (99, 4), (3, 3)])
@@ -476,12 +750,28 @@ def test_the_end_is_told_to_everybody() -> None:
     assert job.joins("worker-1", generation=first).order == "end"
 
 
+def test_what_agents_say_after_the_end_is_no_trouble_any_more() -> None:
+    job = Job(target=2)
+    first = job.forms("worker-0", "worker-1")
+    job.tell(Over(Cause("Done", "training is complete")))
+    assert job.closings() == ["Done"]
+    job.runs("worker-0", first, reason="WorkerFailed")
+    job.say("worker-1", "leaving", generation=first)
+    job.falls_silent("worker-0")
+    job.passes(10.0)
+    assert job.closings() == ["Done"]
+    assert job.state.failures == 0
+    assert not [action for action in job.actions if isinstance(action, Say)]
+    assert list(job.state.agents) == ["worker-0"]
+
+
 def test_a_quiet_heartbeat_is_recognised_and_keeps_its_sender_alive() -> None:
     job = Job(target=2)
     first = job.forms("worker-0", "worker-1")
     quiet = message("worker-1", "running", generation=first)
     assert says_nothing_new(job.state, quiet)
     assert not says_nothing_new(job.state, message("worker-1", "running", generation=first, reason="WorkerFailed"))
+    assert not says_nothing_new(job.state, message("worker-1", "running", generation=first, leaving=True))
     assert not says_nothing_new(job.state, message("worker-1", "joining", generation=first))
     assert not says_nothing_new(job.state, message("worker-1", "running", generation=first, incarnation="other"))
     job.falls_silent("worker-1")

@@ -1,9 +1,12 @@
 """Membership under everything that can happen in any order: agents, coordinator and network as hypothesis likes.
 
 The agents follow the protocol as the real ones do, but messages and answers may be lost, agents may die, be cut off, be
-replaced, be slow to stop, and the coordinator may be killed and started again with what it had recorded.
+replaced, have to go, be slow to stop or to save, hang, and the coordinator may be killed and started again with what it
+had recorded.
 """
 
+import random
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from hypothesis import HealthCheck, settings
@@ -11,10 +14,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tandem.messages import Membership, Sync
-from tandem_coordinator.group import Close, Disconnected, Event, Fail, Open, Over, Retarget, Rules, State, Synced, Tick
+from tandem_coordinator.group import (
+    Close,
+    Disconnected,
+    Event,
+    Fail,
+    Hung,
+    Open,
+    Over,
+    Retarget,
+    Rules,
+    State,
+    Synced,
+    Tick,
+)
 from tandem_coordinator.membership import answer, start, step
 
-RULES = Rules(minimum=2, maximum=4, lost_after=3.0, grow_cooldown=5.0, max_restarts=3, restart_window=60.0)
+RULES = Rules(
+    minimum=2, maximum=4, lost_after=3.0, grow_cooldown=5.0, grow_after=15.0, max_restarts=3, restart_window=60.0
+)
 NAMES = ("worker-0", "worker-1", "worker-2", "worker-3", "worker-4")
 
 
@@ -33,6 +51,7 @@ class Agent:
     """Whether its ranks are stopped."""
     finished: bool = False
     cut_off: bool = False
+    must_go: bool = False
 
     def sync(self) -> Sync:
         return Sync(
@@ -45,6 +64,7 @@ class Agent:
             reason=self.reason,  # type: ignore[arg-type]
             generation=self.generation,
             membership=self.membership if self.state == "running" else None,
+            leaving=self.must_go and self.state == "running",
         )
 
 
@@ -61,6 +81,10 @@ class World(RuleBasedStateMachine):
         self.opened: list[int] = []
         self.open: set[int] = set()
         self.over = False
+        self.training = self.can_save = False
+        self.checkpoint = 0
+        self.asked_to_save: set[int] = set()
+        self.closings: Counter[str] = Counter()
 
     @initialize(wished=st.integers(2, 4), there=st.integers(0, 4))
     def begin(self, wished: int, there: int) -> None:
@@ -72,7 +96,11 @@ class World(RuleBasedStateMachine):
 
     # What happens
 
+    def tick(self) -> None:
+        self.tell(Tick(checkpoint=self.checkpoint, training=self.training, can_save=self.can_save))
+
     def tell(self, event: Event) -> None:
+        saving = self.state.saving
         self.state, actions = step(self.state, event, self.now)
         for action in actions:
             if isinstance(action, Open):
@@ -86,6 +114,11 @@ class World(RuleBasedStateMachine):
             elif isinstance(action, Close):
                 assert action.generation in self.open
                 self.open.discard(action.generation)
+                saved = saving is not None and action.cause.detail == saving.cause.detail
+                self.closings[f"{'saved' if saved else 'closed'} {action.cause.reason}"] += 1
+                if saved:
+                    at_work = [agent for agent in self.agents.values() if agent.state == "running"]
+                    assert action.generation not in {agent.generation for agent in at_work}, "somebody still saves"
             elif isinstance(action, Fail):
                 assert self.state.failures > RULES.max_restarts
                 self.over = True
@@ -108,8 +141,13 @@ class World(RuleBasedStateMachine):
             assert told.membership.generation <= self.recorded, "nobody learns of what is not durable"
             agent.state, agent.reason, agent.stopped = "running", "", False
             agent.generation, agent.membership = told.membership.generation, told.membership
+        elif told.order == "save":
+            assert agent.state == "running"
+            assert agent.generation in self.open
+            self.asked_to_save.add(self.state.number)
         elif told.order == "rejoin":
             assert agent.state == "running"
+            assert agent.generation not in self.open or self.state.saving is None, "an abort would ruin the save"
             agent.state, agent.reason = "stopping", ""
 
     def record(self) -> None:
@@ -140,10 +178,19 @@ class World(RuleBasedStateMachine):
     def ranks_stop_and_the_agent_joins(self, index: int) -> None:
         agent = self.pick(index)
         if agent.state == "stopping":
-            self.born += 1
-            agent.state, agent.reason, agent.stopped = "joining", "MembershipChanged", True
-            agent.port = 4000 + self.born
-            self.talk(agent)
+            self.come_back(agent)
+            if not agent.must_go:
+                self.talk(agent)
+
+    def come_back(self, agent: Agent) -> None:
+        """Its ranks have stopped: it wants to join, or goes if it has to."""
+        if agent.must_go:
+            self.tell(Synced(replace(agent, state="leaving", must_go=False).sync()))
+            del self.agents[agent.replica]
+            return
+        self.born += 1
+        agent.state, agent.reason, agent.stopped = "joining", "MembershipChanged", True
+        agent.port = 4000 + self.born
 
     @precondition(lambda self: self.agents)
     @rule(index=st.integers(0, 9), reason=st.sampled_from(["WorkerFailed", "MembershipChanged"]), heard=st.booleans())
@@ -152,9 +199,53 @@ class World(RuleBasedStateMachine):
         if agent.state == "running" and not agent.finished:
             agent.reason = reason
             self.talk(agent, heard)
-            agent.state, agent.reason, agent.stopped = "joining", reason, True
-            self.born += 1
-            agent.port = 4000 + self.born
+            self.come_back(agent)
+            agent.reason = reason
+
+    @precondition(lambda self: self.agents)
+    @rule(index=st.integers(0, 9), heard=st.booleans())
+    def an_agent_has_to_go(self, index: int, heard: bool) -> None:
+        agent = self.pick(index)
+        if agent.state == "running" and not agent.finished:
+            agent.must_go = True
+            self.talk(agent, heard)
+
+    @precondition(lambda self: any(agent.generation in self.asked_to_save for agent in self.agents.values()))
+    @rule(index=st.integers(0, 9), heard=st.booleans())
+    def ranks_save_and_end(self, index: int, heard: bool) -> None:
+        """They vote, so those end, too, whose agent has not been told yet."""
+        agent = self.pick(index)
+        if agent.state == "running" and agent.generation in self.asked_to_save and not agent.finished:
+            self.save_and_end(agent, heard)
+
+    @rule()
+    def all_ranks_save_and_end(self) -> None:
+        for agent in list(self.agents.values()):
+            if agent.state == "running" and agent.generation in self.asked_to_save and not agent.finished:
+                self.save_and_end(agent)
+
+    def save_and_end(self, agent: Agent, heard: bool = True) -> None:
+        agent.reason = "MembershipChanged"
+        self.talk(agent, heard)
+        agent.state = "stopping"
+        self.come_back(agent)
+        if not agent.must_go:
+            self.talk(agent, heard)
+
+    @rule(training=st.booleans(), can_save=st.booleans())
+    def ranks_begin_or_cease_to_step(self, training: bool, can_save: bool) -> None:
+        self.training, self.can_save = training, can_save
+
+    @rule()
+    def a_checkpoint_is_committed(self) -> None:
+        self.checkpoint += 100
+
+    @rule(back=st.integers(0, 1))
+    def the_group_hangs(self, back: int) -> None:
+        """Also an older one: the news may be late."""
+        closed = self.state.open and back == 0
+        self.tell(Hung(self.state.number - back, "nobody makes a step"))
+        assert not (closed and self.state.open)
 
     @precondition(lambda self: self.agents)
     @rule(index=st.integers(0, 9), noticed=st.booleans())
@@ -177,7 +268,18 @@ class World(RuleBasedStateMachine):
         agent = self.pick(index)
         agent.cut_off = not agent.cut_off
 
-    @rule(seconds=st.sampled_from([0.05, 0.2, 0.5, 1.0, 3.5, 12.0]))
+    @rule()
+    def all_who_were_told_stop_and_join(self) -> None:
+        for agent in list(self.agents.values()):
+            if agent.state == "stopping":
+                self.come_back(agent)
+
+    @rule()
+    def the_network_heals(self) -> None:
+        for agent in self.agents.values():
+            agent.cut_off = False
+
+    @rule(seconds=st.sampled_from([0.05, 0.2, 0.5, 1.0, 3.5, 12.0, 31.0]))
     def time_passes(self, seconds: float) -> None:
         """Everybody who can heartbeats, and stays in the state they are in."""
         until = self.now + seconds
@@ -188,12 +290,12 @@ class World(RuleBasedStateMachine):
                     self.talk(agent)
                 elif agent.state == "stopping" and not agent.cut_off:
                     self.tell(Synced(replace(agent, state="running").sync()))
-            self.tell(Tick())
+            self.tick()
             self.record()
 
     @rule()
     def a_tick(self) -> None:
-        self.tell(Tick())
+        self.tick()
 
     @rule()
     def the_disk_is_written(self) -> None:
@@ -203,7 +305,7 @@ class World(RuleBasedStateMachine):
     def the_coordinator_stands_still(self, seconds: float) -> None:
         lived = set(self.state.agents)
         self.now += seconds
-        self.tell(Tick())
+        self.tick()
         assert set(self.state.agents) >= lived or not self.state.open, "its own absence is nobody's death"
 
     @rule(wished=st.integers(0, 9))
@@ -240,13 +342,14 @@ class World(RuleBasedStateMachine):
             return
         for agent in self.agents.values():
             agent.cut_off = False
+        self.training = True
         deadline = self.now + 60.0
         while self.now < deadline:
             for agent in list(self.agents.values()):
                 if agent.state == "stopping":
-                    self.born += 1
-                    agent.state, agent.reason, agent.stopped = "joining", "MembershipChanged", True
-                    agent.port = 4000 + self.born
+                    self.come_back(agent)
+                elif agent.state == "running" and agent.generation in self.asked_to_save:
+                    self.save_and_end(agent)
             self.time_passes(0.25)
         living = [agent for agent in self.agents.values() if not agent.finished]
         if self.over:
@@ -257,9 +360,112 @@ class World(RuleBasedStateMachine):
             assert self.state.open
             assert len(running) == min(len(living), self.state.target)
             assert {agent.generation for agent in running} == {self.state.number}
+            assert self.state.saving is None
+            assert not any(agent.must_go for agent in living)
 
 
 World.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestWorlds = World.TestCase
+"""What hypothesis finds it makes small. The walks below go where things happen: mostly a group that trains."""
+
+WALKS = 300
+EVENTS: dict[str, int] = {
+    "an_agent_starts": 6,
+    "an_agent_speaks": 6,
+    "ranks_stop_and_the_agent_joins": 10,
+    "all_who_were_told_stop_and_join": 25,
+    "a_worker_ends": 4,
+    "an_agent_has_to_go": 4,
+    "ranks_save_and_end": 15,
+    "all_ranks_save_and_end": 15,
+    "ranks_begin_or_cease_to_step": 4,
+    "a_checkpoint_is_committed": 3,
+    "the_group_hangs": 1,
+    "an_agent_dies": 2,
+    "an_agent_leaves": 1,
+    "the_network_cuts_or_heals": 2,
+    "the_network_heals": 6,
+    "time_passes": 40,
+    "a_tick": 20,
+    "the_disk_is_written": 10,
+    "the_coordinator_stands_still": 1,
+    "the_target_changes": 6,
+    "the_coordinator_is_killed_and_started_again": 1,
+}
+"""How often each happens, relative to the others."""
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "an_agent_starts": ("name",),
+    "an_agent_speaks": ("index", "heard"),
+    "ranks_stop_and_the_agent_joins": ("index",),
+    "a_worker_ends": ("index", "reason", "heard"),
+    "an_agent_has_to_go": ("index", "heard"),
+    "ranks_save_and_end": ("index", "heard"),
+    "ranks_begin_or_cease_to_step": ("training", "can_save"),
+    "the_group_hangs": ("back",),
+    "an_agent_dies": ("index", "noticed"),
+    "an_agent_leaves": ("index",),
+    "the_network_cuts_or_heals": ("index",),
+    "time_passes": ("seconds",),
+    "the_coordinator_stands_still": ("seconds",),
+    "the_target_changes": ("wished",),
+}
+
+
+def walk(seed: int) -> World:
+    """One random history; returns the world at its end."""
+    chance = random.Random(seed)
+    world = World()
+    world.begin(chance.randint(2, 4), chance.randint(2, 4))
+    world.training, world.can_save = True, chance.random() < 0.7
+    for _ in range(120):
+        (name,) = chance.choices(list(EVENTS), EVENTS.values())
+        wanted = ARGUMENTS.get(name, ())
+        if "index" in wanted and not world.agents:
+            continue
+        arguments = {
+            "name": chance.choice(
+                [name for name in NAMES if name not in world.agents or chance.random() < 0.02] or NAMES
+            ),
+            "index": chance.randrange(60),
+            "heard": chance.random() < 0.8,
+            "noticed": chance.random() < 0.5,
+            "reason": chance.choice(["WorkerFailed", "MembershipChanged"]),
+            "training": chance.random() < 0.8,
+            "can_save": chance.random() < 0.7,
+            "back": chance.randint(0, 1),
+            "seconds": chance.choice([5.0, 60.0] if "stands" in name else [0.2, 0.5, 1.0, 3.5, 5.5, 5.5]),
+            "wished": chance.randint(1, 5),
+        }
+        if name == "time_passes" and chance.random() < 0.02:
+            arguments["seconds"] = 31.0
+        getattr(world, name)(**{key: arguments[key] for key in wanted})
+        world.at_most_one_generation_is_open()
+        world.the_budget_is_kept()
+    return world
+
+
+def test_many_histories_of_a_group_that_trains() -> None:
+    closed: Counter[str] = Counter()
+    for seed in range(WALKS):
+        try:
+            world = walk(seed)
+            world.teardown()
+        except AssertionError as error:
+            raise AssertionError(f"walk {seed}: {error}") from error
+        closed += world.closings
+    for reason in (
+        "closed WorkerFailed",
+        "closed PeerLost",
+        "closed MemberLost",
+        "closed MemberLeft",
+        "closed Hung",
+        "closed Preempted",
+        "saved Preempted",
+        "saved MemberJoined",
+        "saved TargetChanged",
+        "closed MemberJoined",
+        "closed TargetChanged",
+    ):
+        assert closed[reason] >= 10, f"the walks hardly come by {reason}: {closed}"

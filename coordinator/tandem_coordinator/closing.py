@@ -1,0 +1,95 @@
+"""How a generation ends: at once, or after it has saved. Pure; a part of the machine in `membership`.
+
+**Save, then change.** A member that has to go, a newcomer, another number of replicas: none of them is in a hurry. The
+members are asked to save and to stop at the next step boundary, and the generation is closed when all have come back.
+So such a change recomputes nothing, and growth need not wait for a checkpoint: it makes one. While they save, the
+generation stays open and nobody is told to rejoin, because that aborts ranks, and the first one may still be writing.
+
+It is sound because nothing depends on it. Asking changes no membership and gives out no number. Everything that closes
+a generation at once still does so meanwhile (a failure, a loss, a hang), and so does a limit in time; then the group
+resumes from the newest checkpoint as after any loss. A save that comes too late is fenced by its number as always.
+
+Rejected: closing when a checkpoint was committed (steps go on while it is written, and are lost), and closing as soon
+as the first member is back (the rest may still be writing).
+"""
+
+from dataclasses import replace
+
+from tandem_coordinator.group import Action, Cause, Close, Fail, Next, Saving, Say, State, is_inside, listed
+
+SAVE_SECONDS = 30.0
+"""How long a generation may take to save before it is closed all the same: the usual grace of a pod that must go."""
+
+
+def close(state: State, cause: Cause, now: float) -> Next:
+    """Close the open generation now; while none is open, explain why the last one ended, if nobody knew."""
+    if not state.open:
+        if state.cause.reason != "PeerLost" or cause.reason == "PeerLost":
+            return state, ()
+        # The connections broke because of this: now the reason is known.
+        state = replace(state, cause=cause)
+        return count_failure(state, now) if cause.is_failure else (state, ())
+    assert state.latest is not None
+    actions: tuple[Action, ...] = (Close(state.latest.generation, cause),)
+    state = replace(state, open=False, saving=None, training=False, can_save=False, cause=cause, changed=now)
+    if cause.is_failure:
+        state, more = count_failure(state, now)
+        actions += more
+    return state, actions
+
+
+def close_saved(state: State, cause: Cause, now: float) -> Next:
+    """Close the open generation after it has saved, or now if it cannot save or has nothing to lose."""
+    if not (state.training and state.can_save):
+        return close(state, cause, now)
+    return _ask(state, Saving(cause, now))
+
+
+def preempt(state: State, now: float) -> Next:
+    """Have the group save if members of it have to go."""
+    if not state.open:
+        return state, ()
+    leaving = {agent.member.replica for agent in state.agents.values() if agent.leaves and is_inside(state, agent)}
+    if not leaving:
+        return state, ()
+    asked = state.saving or Saving(Cause("Preempted", ""), now)
+    everybody = asked.leaving | leaving
+    if everybody == asked.leaving:
+        return state, ()
+    verb = "has" if len(everybody) == 1 else "have"
+    cause = Cause("Preempted", f"{listed(everybody)} {verb} to leave")
+    if not state.training and state.saving is None:
+        return close(state, cause, now)
+    # Whoever trains through its pulse is asked, also a script that is not known to obey: steps go on meanwhile.
+    return _ask(state, replace(asked, cause=cause, leaving=everybody))
+
+
+def finish_saving(state: State, now: float) -> Next:
+    """Close the generation that was asked to save once all of its members are back or gone, or after too long."""
+    saving = state.saving
+    if saving is None:
+        return state, ()
+    at_work = [agent.member.replica for agent in state.agents.values() if is_inside(state, agent) and not agent.waits]
+    if not at_work:
+        return close(state, saving.cause, now)
+    if now - saving.since <= SAVE_SECONDS:
+        return state, ()
+    late = f"{saving.cause.detail}, and {listed(at_work)} did not save within {SAVE_SECONDS:g} s"
+    return close(state, Cause(saving.cause.reason, late), now)
+
+
+def count_failure(state: State, now: float) -> Next:
+    """Take a failure off the restart budget; the job fails when it is used up."""
+    state = replace(state, failures=state.failures + 1, failed_at=now)
+    if state.failures <= state.rules.max_restarts:
+        return state, (Say(f"failure {state.failures} of {state.rules.max_restarts} that are forgiven", warning=True),)
+    cause = Cause(
+        "RestartsExhausted",
+        f"training failed {state.failures} times and elasticity.maxRestarts is {state.rules.max_restarts}; "
+        f"the last time because {state.cause.detail}",
+    )
+    return replace(state, failing=cause), (Fail(cause),)
+
+
+def _ask(state: State, saving: Saving) -> Next:
+    return replace(state, saving=saving), (Say(f"{saving.cause.detail}; the group saves first"),)

@@ -1,0 +1,100 @@
+"""When a generation is formed, of whom, and when an open one makes room for another size. Pure; a part of the machine
+in `membership`.
+
+**Growth loses nothing.** Ranks that are known to save when asked make a checkpoint for it (see `closing`), so a group
+grows as soon as its cool-down is over. A script that nobody knows to do so is ended at once, which costs the steps
+since its last checkpoint: it grows when one is committed where we see it, or after newcomers have waited for
+`growAfterSeconds`, because a group that stays too small for ever costs more.
+"""
+
+from dataclasses import replace
+
+from tandem.messages import Membership
+from tandem_coordinator.closing import close_saved, count_failure
+from tandem_coordinator.group import Agent, Cause, Next, Open, State, is_inside, listed, natural, replicas, waiting
+
+STOPPING_SECONDS = 10.0
+"""How long a new generation waits for an agent that is alive but has not stopped its ranks yet."""
+STACKS_SECONDS = 2.0
+"""So much longer after a hang, because the ranks write their stacks first."""
+START_SETTLE_SECONDS = 3.0
+"""The first generation waits so long after the last arrival for the full target: agents started together arrive
+apart."""
+START_MOST_SECONDS = 15.0
+"""… and at most so long after the first arrival."""
+GRACE_SECONDS = 0.3
+"""Newcomers that arrive within so short a time of each other join together."""
+
+
+def resize(state: State, now: float) -> Next:
+    """Close the open generation if it is larger than wished for, or if it may grow."""
+    if not state.open or state.latest is None or state.saving is not None:
+        return state, ()
+    size = len(state.latest.members)
+    if size > state.target:
+        verb = "is" if state.target == 1 else "are"
+        detail = f"{replicas(state.target)} {verb} wished for instead of {size}"
+        return close_saved(state, Cause("TargetChanged", detail), now)
+    newcomers = waiting(state)
+    if not newcomers or size >= state.target or not _may_grow(state, newcomers, size, now):
+        return state, ()
+    names = listed(agent.member.replica for agent in newcomers)
+    return close_saved(state, Cause("MemberJoined", f"{names} can join"), now)
+
+
+def form(state: State, now: float) -> Next:
+    """Form the next generation of those that wait, if none is open and they are enough."""
+    if state.open or state.adopting_until is not None or state.failing is not None:
+        return state, ()
+    candidates = waiting(state)
+    if len(candidates) < state.rules.minimum:
+        return state, ()
+    if len(candidates) < state.target and _worth_waiting(state, candidates, now):
+        return state, ()
+    if state.cause.reason == "PeerLost":
+        # Connections broke and nobody explained why: without a limit this could go on for ever.
+        state, actions = count_failure(state, now)
+        if state.failing is not None:
+            return state, actions
+    chosen = sorted(candidates, key=lambda agent: (not is_inside(state, agent), natural(agent.member.replica)))
+    members = sorted((agent.member for agent in chosen[: state.target]), key=lambda member: natural(member.replica))
+    membership = Membership(generation=state.number + 1, members=members, reason=state.cause.reason)
+    state = replace(with_latest(state, membership), number=membership.generation, open=True, changed=now)
+    return state, (Open(membership, state.cause.detail),)
+
+
+def with_latest(state: State, latest: Membership | None) -> State:
+    """Another newest generation, not open yet."""
+    members = () if latest is None else latest.members
+    inside = frozenset((member.replica, member.incarnation) for member in members)
+    return replace(state, latest=latest, inside=inside, open=False, saving=None, training=False, can_save=False)
+
+
+def _may_grow(state: State, newcomers: list[Agent], size: int, now: float) -> bool:
+    arrived = [agent.since for agent in newcomers]
+    settled = max(arrived)
+    if size + len(newcomers) < state.target:
+        settled += GRACE_SECONDS
+    ready = max(state.changed + state.rules.grow_cooldown, settled)
+    if now < ready:
+        return False
+    if state.can_save:
+        # Before its first step it has nothing to save, but its start would be lost.
+        return state.training
+    if state.checkpoint_at is not None and state.checkpoint_at >= ready:
+        return True
+    return now - max(state.changed, min(arrived)) >= state.rules.grow_after
+
+
+def _worth_waiting(state: State, candidates: list[Agent], now: float) -> bool:
+    """Whether somebody else is likely to come soon, when fewer wait than are wished for."""
+    stopping = STOPPING_SECONDS + (STACKS_SECONDS if state.cause.reason == "Hung" else 0.0)
+    if len(candidates) < len(state.agents) and now - state.changed < stopping:
+        return True
+    newcomers = [agent for agent in candidates if not is_inside(state, agent)]
+    if not newcomers:
+        return False
+    arrived = [agent.since for agent in newcomers]
+    if len(newcomers) < len(candidates):
+        return now - max(arrived) < GRACE_SECONDS
+    return now - max(arrived) < START_SETTLE_SECONDS and now - min(arrived) < START_MOST_SECONDS

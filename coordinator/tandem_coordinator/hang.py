@@ -1,0 +1,141 @@
+"""Notices a group that hangs, from what its ranks report. No clock and no I/O: it lives by the times it is given.
+
+A rank that is stopped, deadlocked or stuck in a collective stops the whole group, because each step waits for all; its
+agent lives and heartbeats on. So a group hangs when no rank at all has made a step for too long. Who is to blame is a
+guess: a stopped process, else who is behind, else whose last step is the oldest. The stacks tell more.
+
+**Time counts only while the ranks are heard.** The watch has a clock of its own that goes on with each report, and by
+two heartbeats at most. So a coordinator that stood still, a network that broke, and reports that waited somewhere and
+arrive in one heap add next to nothing, and ranks that never report can never hang.
+
+Rejected: measuring from the last step to now (everybody hangs after our own standstill), and having each agent judge
+its own ranks (all wait for the one that is stuck, so all would accuse themselves).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tandem.messages import RankReport
+from tandem_coordinator.group import listed
+
+TRAIN = "train"
+STOPPED = "stopped"
+MOST_NAMED = 3
+
+
+@dataclass(slots=True)
+class _Mark:
+    """A rank, as it was when it last went on."""
+
+    step: int
+    phase: str
+    at: float
+    """When, on the watch's own clock."""
+    stopped: bool
+    steps_seen: bool = False
+    """Whether it has made a step before our eyes; the first one may compile, and takes long."""
+    complete: bool = False
+    """Whether its last step was the last of the run."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether the next step is due."""
+        return self.phase == TRAIN and self.steps_seen and not self.complete
+
+    @property
+    def doing(self) -> str:
+        """What it does instead."""
+        if self.phase != TRAIN:
+            return self.phase
+        return "ending" if self.complete else "at the first step"
+
+
+class HangWatch:
+    """Watches the ranks of one generation.
+
+    Args:
+        training_seconds: without a step for so long, a group that trains hangs.
+        other_seconds: the same for ranks that start, restore, save, or make their first step.
+        heartbeat_seconds: longest time between two reports of an agent.
+    """
+
+    def __init__(self, training_seconds: float, other_seconds: float, heartbeat_seconds: float) -> None:
+        self._training, self._other = training_seconds, other_seconds
+        self._most_between = 2 * heartbeat_seconds
+        self.begin(0)
+
+    def begin(self, generation: int) -> None:
+        """A generation was formed."""
+        self.generation = generation
+        self._marks: dict[str, dict[int, _Mark]] = {}
+        self._clock = self._moved = 0.0
+        self._heard: float | None = None
+
+    def take(self, replica: str, generation: int | None, ranks: Iterable[RankReport], now: float) -> None:
+        """Take in what an agent reports; `now` is in seconds of any steady clock."""
+        if generation != self.generation:
+            return
+        before = self._marks.pop(replica, {})
+        marks = {report.rank: self._mark(before.get(report.rank), report) for report in ranks}
+        if marks:
+            self._marks[replica] = marks
+            if self._heard is not None:
+                self._clock += min(max(0.0, now - self._heard), self._most_between)
+            self._heard = now
+
+    def forget(self, replica: str) -> None:
+        """The replica is gone."""
+        self._marks.pop(replica, None)
+
+    def verdict(self) -> str | None:
+        """Who hangs where since when, in a sentence; None while somebody goes on."""
+        still = self._clock - self._moved
+        if still < min(self._training, self._other) or not self._marks:
+            return None
+        marks = {(rank, replica): mark for replica, ranks in self._marks.items() for rank, mark in ranks.items()}
+        if all(mark.trains for mark in marks.values()):
+            if still < self._training:
+                return None
+            told = f"no rank has made a step for {still:.0f} s; {self._blamed(marks)}"
+        elif still < self._other:
+            return None
+        else:
+            busy = {key: mark for key, mark in marks.items() if not mark.trains}
+            doing = listed({mark.doing for mark in busy.values()})
+            told = f"no rank has gone on for {still:.0f} s; {_names(busy)} {_is(busy)} still {doing}"
+        return f"{told}; the stacks of all ranks are in stacks/g{self.generation:06d}"
+
+    def _mark(self, before: _Mark | None, report: RankReport) -> _Mark:
+        complete = report.total_steps is not None and report.step >= report.total_steps
+        stopped = report.phase == STOPPED
+        # A process that is stopped is still at what it was doing.
+        phase = before.phase if stopped and before is not None else TRAIN if stopped else report.phase
+        if before is None or before.step != report.step or before.phase != phase:
+            seen = before is not None and (before.steps_seen or before.step != report.step)
+            self._moved = self._clock
+            return _Mark(report.step, phase, self._clock, stopped, seen, complete)
+        before.stopped = stopped
+        return before
+
+    def _blamed(self, marks: dict[tuple[int, str], _Mark]) -> str:
+        steps = {mark.step for mark in marks.values()}
+        newest = max(mark.at for mark in marks.values())
+        stopped = {key: mark for key, mark in marks.items() if mark.stopped}
+        behind = {key: mark for key, mark in marks.items() if mark.step == min(steps)} if len(steps) > 1 else {}
+        oldest = {key: mark for key, mark in marks.items() if newest - mark.at > self._most_between}
+        if stopped:
+            return f"{_names(stopped)} {_is(stopped)} stopped at step {min(m.step for m in stopped.values())}"
+        if behind:
+            return f"{_names(behind)} {_is(behind)} stuck at step {min(steps)}, others at {max(steps)}"
+        if oldest:
+            return f"{_names(oldest)} seem{'s' if len(oldest) == 1 else ''} to be stuck at step {max(steps)}"
+        return f"all ranks are stuck at step {max(steps)}"
+
+
+def _names(marks: dict[tuple[int, str], _Mark]) -> str:
+    names = [f"rank {rank} ({replica})" for rank, replica in sorted(marks)]
+    return ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
+
+
+def _is(marks: dict[tuple[int, str], _Mark]) -> str:
+    return "is" if len(marks) == 1 else "are"
