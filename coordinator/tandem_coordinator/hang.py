@@ -111,7 +111,7 @@ class HangWatch:
         # A process that is stopped is still at what it was doing.
         phase = before.phase if stopped and before is not None else TRAIN if stopped else report.phase
         if before is None or before.step != report.step or before.phase != phase:
-            seen = before is not None and (before.steps_seen or before.step != report.step)
+            seen = before is not None and (before.steps_seen or (before.phase == TRAIN and before.step != report.step))
             self._moved = self._clock
             return _Mark(report.step, phase, self._clock, stopped, seen, complete)
         before.stopped = stopped
