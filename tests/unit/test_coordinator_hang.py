@@ -1,0 +1,195 @@
+"""A group that hangs is noticed from what its ranks report, and nobody else is."""
+
+from tandem.messages import RankReport
+from tandem_coordinator.hang import HangWatch
+
+TRAINING, OTHER, HEARTBEAT = 10.0, 40.0, 1.0
+
+
+class Group:
+    """Two replicas of one rank each that report once a second."""
+
+    def __init__(self, generation: int = 4) -> None:
+        self.watch = HangWatch(TRAINING, OTHER, HEARTBEAT)
+        self.watch.begin(generation)
+        self.generation, self.now = generation, 500.0
+        self.ranks = {
+            "worker-0": RankReport(rank=0, step=0, phase="starting"),
+            "worker-1": RankReport(rank=1, step=0, phase="starting"),
+        }
+
+    def at(self, replica: str, **more: object) -> None:
+        self.ranks[replica] = self.ranks[replica].model_copy(update=more)
+
+    def report(self, replica: str) -> None:
+        self.watch.take(replica, self.generation, [self.ranks[replica]], self.now)
+
+    def passes(self, seconds: float) -> str | None:
+        """Time passes, and all report; what the watch says first."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 0.5
+            self.report("worker-0" if self.now % 1.0 else "worker-1")
+            if (verdict := self.watch.verdict()) is not None:
+                return verdict
+        return None
+
+    def steps(self, seconds: float) -> None:
+        """Both ranks train for so long, a step a second."""
+        for _ in range(int(seconds)):
+            for replica, rank in self.ranks.items():
+                self.at(replica, step=rank.step + 1, phase="train")
+            assert self.passes(1.0) is None
+
+
+def test_a_group_that_makes_steps_does_not_hang() -> None:
+    group = Group()
+    group.steps(100)
+
+
+def test_a_group_without_a_step_hangs_and_the_rank_that_is_stopped_is_named() -> None:
+    group = Group()
+    group.steps(5)
+    group.at("worker-1", phase="stopped")
+    began = group.now
+    verdict = group.passes(30.0)
+    assert verdict is not None
+    assert TRAINING - 1.0 <= group.now - began <= TRAINING + 2.0
+    assert "rank 1 (worker-1) is stopped at step 5" in verdict
+    assert "no rank has made a step for 10 s" in verdict
+    assert "stacks/g000004" in verdict
+
+
+def test_the_rank_that_is_behind_is_named() -> None:
+    group = Group()
+    group.steps(5)
+    group.at("worker-0", step=6)
+    verdict = group.passes(30.0)
+    assert verdict is not None
+    assert "rank 1 (worker-1) is stuck at step 5, others at 6" in verdict
+
+
+def test_the_rank_whose_last_step_is_the_oldest_is_named() -> None:
+    group = Group()
+    group.steps(5)
+    group.at("worker-0", step=6)
+    assert group.passes(5.0) is None
+    group.at("worker-1", step=6)
+    verdict = group.passes(30.0)
+    assert verdict is not None
+    assert "rank 0 (worker-0) seems to be stuck at step 6" in verdict
+
+
+def test_where_nobody_can_be_named_all_are() -> None:
+    group = Group()
+    group.steps(5)
+    verdict = group.passes(30.0)
+    assert verdict is not None
+    assert "all ranks are stuck at step 5" in verdict
+
+
+def test_one_rank_that_still_makes_steps_is_enough() -> None:
+    group = Group()
+    group.steps(5)
+    for step in range(6, 60):
+        group.at("worker-0", step=step)
+        assert group.passes(1.0) is None
+
+
+def test_starting_and_the_first_step_take_longer_and_are_not_endless() -> None:
+    group = Group()
+    assert group.passes(30.0) is None
+    for replica in group.ranks:
+        group.at(replica, phase="train", step=100)
+    assert group.passes(30.0) is None, "the next step is the first that is seen; it may compile"
+    verdict = group.passes(30.0)
+    assert verdict is not None
+    assert "rank 0 (worker-0), rank 1 (worker-1) are still at the first step" in verdict
+
+    group = Group()
+    verdict = group.passes(60.0)
+    assert verdict is not None
+    assert "no rank has gone on for 40 s" in verdict
+    assert "still starting" in verdict
+
+
+def test_a_rank_that_saves_gives_all_the_longer_time() -> None:
+    group = Group()
+    group.steps(5)
+    group.at("worker-0", phase="saving")
+    assert group.passes(30.0) is None
+    verdict = group.passes(30.0)
+    assert verdict is not None
+    assert "rank 0 (worker-0) is still saving" in verdict
+
+
+def test_ranks_that_have_made_all_their_steps_do_not_hang_in_training() -> None:
+    group = Group()
+    group.steps(5)
+    for replica in group.ranks:
+        group.at(replica, total_steps=6, step=6)
+    assert group.passes(30.0) is None
+    verdict = group.passes(30.0)
+    assert verdict is not None
+    assert "still ending" in verdict
+
+
+def test_the_coordinators_own_standstill_is_no_hang() -> None:
+    group = Group()
+    group.steps(5)
+    group.now += 3600.0
+    for replica in group.ranks:
+        group.report(replica)
+    assert group.watch.verdict() is None, "these reports are from before it stood still"
+    group.steps(5)
+
+
+def test_a_network_that_delivers_old_reports_in_a_heap_is_no_hang() -> None:
+    group = Group()
+    group.steps(5)
+    group.now += 3600.0
+    for _ in range(1000):
+        group.report("worker-0")
+    assert group.watch.verdict() is None
+
+
+def test_ranks_that_do_not_report_never_hang() -> None:
+    watch = HangWatch(TRAINING, OTHER, HEARTBEAT)
+    watch.begin(1)
+    for second in range(1000):
+        watch.take("worker-0", 1, [], float(second))
+        assert watch.verdict() is None
+
+
+def test_what_an_older_generation_says_counts_for_nothing() -> None:
+    group = Group()
+    group.steps(5)
+    group.watch.begin(5)
+    for _ in range(100):
+        group.now += 1.0
+        group.report("worker-0")
+    assert group.watch.verdict() is None
+
+
+def test_a_replica_that_is_gone_is_not_blamed() -> None:
+    group = Group()
+    group.steps(5)
+    group.at("worker-1", phase="stopped")
+    assert group.passes(5.0) is None
+    group.watch.forget("worker-1")
+    until = group.now + 20.0
+    while group.now < until and group.watch.verdict() is None:
+        group.now += 1.0
+        group.report("worker-0")
+    verdict = group.watch.verdict()
+    assert verdict is not None
+    assert "worker-1" not in verdict
+
+
+def test_a_process_that_goes_on_after_a_short_stop_has_not_hung() -> None:
+    group = Group()
+    group.steps(5)
+    for _ in range(10):
+        group.at("worker-1", phase="stopped")
+        assert group.passes(5.0) is None
+        group.steps(1)
