@@ -25,6 +25,7 @@ from tandem.lineage import GenerationRecord
 from tandem.messages import Answer, Membership, RankReport, Sync
 from tandem.rundir import RunDir
 from tandem.snapshot import Snapshot
+from tandem.status import CheckpointRef
 from tests.integration.elastic import TOKEN, until
 
 
@@ -35,6 +36,7 @@ class Coordinator:
         self.path, self.rundir, self.port = path, RunDir(path / "run"), 0
         workers = {"replicas": 2, "maxReplicas": 4}
         elasticity = {"heartbeatSeconds": 0.5, "lostAfterSeconds": 2.0, "growCooldownSeconds": 0.2, "maxRestarts": 1}
+        elasticity |= spec.pop("elasticity", {})
         body = {
             "apiVersion": "tandem.dev/v1alpha1",
             "kind": "DistributedTrainingJob",
@@ -95,6 +97,7 @@ class Agent(threading.Thread):
         self.ranks: list[RankReport] = []
         self.told: list[Answer] = []
         self.reason = ""
+        self.must_go = False
         self.silent = threading.Event()
         self.start()
 
@@ -112,7 +115,10 @@ class Agent(threading.Thread):
                 self.reason = ""
             if answer.order == "run" and answer.membership is not None:
                 state, self.generation, self.membership = "running", answer.membership.generation, answer.membership
-            elif answer.order == "rejoin":
+            elif answer.order == "save" and self.must_go:
+                client.sync(self.sync("leaving"))
+                break
+            elif answer.order in ("save", "rejoin"):
                 state = "joining"
             elif answer.order == "end":
                 break
@@ -129,6 +135,7 @@ class Agent(threading.Thread):
             reason=self.reason if state == "running" else "",  # type: ignore[arg-type]
             generation=self.generation,
             membership=membership if state == "running" else None,
+            leaving=self.must_go and state == "running",
             ranks=self.ranks if state == "running" else [],
         )
 
@@ -266,6 +273,112 @@ def test_a_new_target_is_honoured_and_a_senseless_one_refused(
     workers = coordinator.snapshot().status.workers
     assert workers is not None
     assert workers.desired == 1, "a target survives the coordinator"
+
+
+def test_who_must_go_leaves_after_the_group_has_saved(coordinator: Coordinator, agents: tuple[Agent, Agent]) -> None:
+    for index, agent in enumerate(agents):
+        agent.ranks = [RankReport(rank=index, step=50)]
+    until(lambda: coordinator.snapshot().status.phase == "Running")
+    agents[1].must_go = True
+    until(lambda: agents[0].generation == 2)
+    orders = [answer.order for answer in agents[0].told]
+    assert "rejoin" not in orders, "that would have aborted its ranks"
+    assert orders.count("save") == 1
+    snapshot = coordinator.snapshot()
+    assert snapshot.generations[-1].reason == "Preempted"
+    assert snapshot.generations[-1].detail == "worker-1 has to leave"
+    assert snapshot.generations[-1].members == ["worker-0"]
+    told = [(event.kind, event.text) for event in snapshot.events]
+    assert ("info", "worker-1 has to leave; the group saves first") in told
+    assert ("info", "generation 1 is over: worker-1 has to leave") in told
+
+
+def test_a_newcomer_joins_after_the_group_has_saved(coordinator: Coordinator) -> None:
+    first = Agent(coordinator, "worker-0")
+    until(lambda: first.generation == 1)
+    first.ranks = [RankReport(rank=0, step=50)]
+    until(lambda: coordinator.snapshot().status.phase == "Running")
+    second = Agent(coordinator, "worker-1")
+    until(lambda: second.generation == 2)
+    assert "rejoin" not in [answer.order for answer in first.told]
+    assert coordinator.snapshot().generations[-1].reason == "MemberJoined"
+    for agent in (first, second):
+        agent.vanish()
+
+
+def test_an_agent_that_waits_for_its_ranks_to_save_is_not_told_so_all_the_time(
+    coordinator: Coordinator, agents: tuple[Agent, Agent]
+) -> None:
+    for index, agent in enumerate(agents):
+        agent.ranks = [RankReport(rank=index, step=50)]
+    until(lambda: coordinator.snapshot().status.phase == "Running")
+    agents[0].vanish()
+    agents[1].vanish()
+    with coordinator.client() as client:
+        waits = agents[1].sync("running", agents[1].membership)
+        going = agents[0].sync("running").model_copy(update={"leaving": True})
+        assert client.sync(going).order == "save"
+        assert client.sync(waits).order == "save"
+        began = time.monotonic()
+        assert client.sync(waits).order == "save"
+        assert time.monotonic() - began > 0.3
+
+
+def test_a_group_that_hangs_is_told_to_write_its_stacks_and_starts_again(tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path, elasticity={"hangSeconds": 1.5}).start()
+    pair = Agent(coordinator, "worker-0"), Agent(coordinator, "worker-1")
+    try:
+        until(lambda: all(agent.generation == 1 for agent in pair), what="the first generation")
+        for step in range(1, 6):
+            for index, agent in enumerate(pair):
+                agent.ranks = [RankReport(rank=index, step=step)]
+            told = [len(agent.told) for agent in pair]
+            until(lambda told=told: all(len(agent.told) > n + 1 for agent, n in zip(pair, told, strict=True)))
+        pair[1].ranks = [RankReport(rank=1, step=5, phase="stopped")]
+        until(lambda: all(agent.generation == 2 for agent in pair), what="the restart")
+        for agent in pair:
+            assert [answer.stacks for answer in agent.told if answer.order == "rejoin"] == [True]
+        snapshot = coordinator.snapshot()
+        assert snapshot.generations[-1].reason == "Hung"
+        (over,) = [event for event in snapshot.events if "generation 1 is over" in event.text]
+        assert over.kind == "warning"
+        assert "rank 1 (worker-1) is stopped at step 5" in over.text
+        assert "stacks/g000001" in over.text
+        assert any("failure 1 of 1" in event.text for event in snapshot.events)
+    finally:
+        for agent in pair:
+            agent.vanish()
+        coordinator.kill()
+
+
+def test_a_straggler_is_named_in_the_status_the_events_and_the_metrics(
+    coordinator: Coordinator, agents: tuple[Agent, Agent]
+) -> None:
+    for index, agent in enumerate(agents):
+        agent.ranks = [RankReport(rank=index, step=50, busy_seconds=0.1 + 0.2 * index)]
+    snapshot = until(lambda: (s := coordinator.snapshot()).status.stragglers and s, what="naming the straggler")
+    assert [straggler.dump() for straggler in snapshot.status.stragglers] == [
+        {"rank": 1, "replica": "worker-1", "ratio": 3.0}
+    ]
+    assert snapshot.members[1].ranks[0].busy_seconds == pytest.approx(0.3)
+    assert [event.text for event in snapshot.events if "slow" in event.text] == [
+        "rank 1 (worker-1) is slow: its work takes 3.0 times the median"
+    ]
+    _, body = coordinator.raw("GET", "/metrics")
+    assert 'tandem_straggler_ratio{job="digits",namespace="lab",rank="1",replica="worker-1"} 3.0' in body["text"]
+    assert 'tandem_rank_busy_seconds{job="digits",namespace="lab",rank="0"} 0.1' in body["text"]
+
+
+def test_the_last_events_of_a_job_are_about_its_end(coordinator: Coordinator, agents: tuple[Agent, Agent]) -> None:
+    coordinator.rundir.mark_done(CheckpointRef(name="step-000000200", step=200, generation=1))
+    until(lambda: all(agent.told[-1].order == "end" for agent in agents))
+    with coordinator.client() as client:
+        for agent in agents:
+            client.sync(agent.sync("leaving"))
+    snapshot = coordinator.snapshot()
+    assert (snapshot.events[-1].kind, snapshot.events[-1].text) == ("info", "training is complete")
+    assert snapshot.generations[-1].closed_at is not None
+    assert snapshot.members == []
 
 
 def test_the_end_is_read_from_the_run_directory(coordinator: Coordinator, agents: tuple[Agent, Agent]) -> None:
