@@ -32,7 +32,7 @@ def agent_command(
     shutdown_seconds: int = 30,
     python: str = sys.executable,
 ) -> list[str]:
-    """Start one replica: torchrun with our rendezvous and the job's training processes.
+    """Start one replica: torchrun with our rendezvous and, after `--`, the job's training processes.
 
     Args:
         coordinator: host:port.
@@ -41,7 +41,8 @@ def agent_command(
     """
     spec = job.spec
     command = [
-        *(python, "-m", "torch.distributed.run"),
+        *(python, "-m", "tandem_trainer.agent"),
+        *(["--warm"] if spec.elasticity.warm_start else []),
         f"--nnodes={spec.workers.min_replicas}:{spec.workers.most}",
         f"--nproc-per-node={spec.workers.processes}",
         "--rdzv-backend=tandem",
@@ -51,15 +52,15 @@ def agent_command(
         f"--max-restarts={AGENT_RESTARTS}",
         f"--shutdown-timeout={shutdown_seconds}",
         "--monitor-interval=0.05",
+        "--",
     ]
     if spec.trainer.command is None:
         return [*command, "-m", "tandem_trainer"]
     program, *rest = [*spec.trainer.command, *spec.trainer.args]
-    if program.endswith(".py"):
-        program, rest = python, [program, *rest]
-    elif program in ("python", "python3"):
-        program = python
-    return [*command, "--no-python", program, *rest]
+    if program in ("python", "python3"):
+        is_plain = rest and (rest[0] == "-m" or rest[0].endswith(".py"))
+        return [*command, *rest] if is_plain else [*command, python, *rest]
+    return [*command, program, *rest]
 
 
 def evaluator_command(index: int, python: str = sys.executable) -> list[str]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 from tandem import launch
 from tandem.coordinator_client import CoordinatorClient, Unreachable
 from tandem.job import DistributedTrainingJob
@@ -90,8 +92,11 @@ class Elastic:
         self.agents[replica] = self._spawn(replica, command)
 
     def ranks_of(self, replica: str) -> list[int]:
-        pid = self.agents[replica].pid
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        """A replica's training processes: forked ones, or children of the agent where ranks start cold."""
+        agent = psutil.Process(self.agents[replica].pid)
+        if self.job.spec.elasticity.warm_start:
+            return [process.pid for process in agent.children(recursive=True) if process.name() == "tandem-rank"]
+        return [process.pid for process in agent.children()]
 
     def kill_rank(self, replica: str) -> float:
         """Kill a replica's first rank; returns when."""

@@ -86,11 +86,11 @@ class LocalRun:
         return None
 
     def rank_of(self, worker: str) -> psutil.Process | None:
-        """A training process of one worker."""
+        """A training process of one worker, which its fork server has made."""
         agent = self.of(worker)
-        for process in agent.children() if agent else []:
+        for process in agent.children(recursive=True) if agent else []:
             try:
-                if "tandem_trainer" in process.cmdline():
+                if process.name() == "tandem-rank":
                     return process
             except psutil.Error:
                 continue

@@ -19,7 +19,7 @@ def agent(trainer: dict[str, Any], **spec: Any) -> list[str]:
 
 def program(trainer: dict[str, Any]) -> list[str]:
     command = agent(trainer)
-    return command[command.index("--monitor-interval=0.05") + 1 :]
+    return command[command.index("--") + 1 :]
 
 
 def test_an_agent_is_torchrun_with_our_rendezvous_over_the_elastic_range() -> None:
@@ -27,7 +27,7 @@ def test_an_agent_is_torchrun_with_our_rendezvous_over_the_elastic_range() -> No
         {"task": "image-classification"},
         workers={"replicas": 3, "minReplicas": 2, "maxReplicas": 4, "processesPerReplica": 2},
     )
-    assert command[:3] == ["PYTHON", "-m", "torch.distributed.run"]
+    assert command[:4] == ["PYTHON", "-m", "tandem_trainer.agent", "--warm"]
     for option in (
         *("--nnodes=2:4", "--nproc-per-node=2", "--rdzv-backend=tandem", "--rdzv-endpoint=host:1"),
         *("--rdzv-id=a", "--local-addr=10.0.0.1"),
@@ -36,15 +36,21 @@ def test_an_agent_is_torchrun_with_our_rendezvous_over_the_elastic_range() -> No
     assert command[-2:] == ["-m", "tandem_trainer"]
 
 
-def test_a_script_runs_with_the_same_python() -> None:
-    expected = ["--no-python", "PYTHON", "train.py", "--lr", "1"]
+def test_ranks_start_cold_where_the_job_says_so() -> None:
+    assert "--warm" not in agent({"task": "image-classification"}, elasticity={"warmStart": False})
+
+
+def test_a_script_or_a_module_is_left_to_the_agent_and_its_python() -> None:
+    expected = ["train.py", "--lr", "1"]
     assert program({"command": ["train.py"], "args": ["--lr", "1"]}) == expected
     assert program({"command": ["python", "train.py", "--lr", "1"]}) == expected
     assert program({"command": ["python3", "train.py"], "args": ["--lr", "1"]}) == expected
+    assert program({"command": ["python", "-m", "train"]}) == ["-m", "train"]
 
 
 def test_any_other_program_runs_as_it_is() -> None:
-    assert program({"command": ["bash", "-c", "exec train"]}) == ["--no-python", "bash", "-c", "exec train"]
+    assert program({"command": ["bash", "-c", "exec train"]}) == ["bash", "-c", "exec train"]
+    assert program({"command": ["python", "-O", "train.py"]}) == ["PYTHON", "-O", "train.py"]
 
 
 def test_the_users_variables_come_first_and_cannot_replace_ours() -> None:

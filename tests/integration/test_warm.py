@@ -1,0 +1,218 @@
+"""Warm ranks: forked, and yet for torchrun, for signals and for the script itself as if Python had started them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import tandem_trainer
+from tests.integration.elastic import until
+
+SCRIPT = """
+import json, os, signal, sys, threading, time
+import torch
+facts = {
+    "argv": sys.argv, "path": sys.path[0], "name": __name__, "file": __file__, "main": sys.modules["__main__"].__file__,
+    "folder": os.getcwd(), "rank": os.environ["RANK"], "level": os.environ.get("LEVEL"), "pid": os.getpid(),
+    "threads": torch.get_num_threads(), "sum": float(torch.ones(1000, 1000).sum()),
+}
+print("said on stdout", flush=True)
+print("said on stderr", file=sys.stderr)
+with open(os.path.join(os.environ["OUT"], "facts-" + os.environ["RANK"] + ".json.new"), "w") as file:
+    json.dump(facts, file)
+os.rename(file.name, file.name[:-4])
+what = sys.argv[1]
+if what == "raise":
+    raise RuntimeError("the data is not there")
+if what == "exit":
+    sys.exit(int(sys.argv[2]))
+if what == "wait":
+    time.sleep(600)
+if what == "term":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    time.sleep(600)
+"""
+
+
+class Agent:
+    """torchrun without a coordinator, but with warm ranks."""
+
+    def __init__(self, folder: Path, *command: str, ranks: int = 1, warm: bool = True) -> None:
+        self.folder = folder
+        (folder / "script.py").write_text(SCRIPT)
+        options = ["--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0", "--monitor-interval=0.05"]
+        start = [sys.executable, "-m", "tandem_trainer.agent", *(["--warm"] if warm else []), *options, "--"]
+        with (folder / "stdout").open("w") as said, (folder / "stderr").open("w") as complained:
+            self.process = subprocess.Popen(
+                [*start, *command],
+                cwd=folder,
+                env=os.environ | {"OUT": str(folder), "LEVEL": "7", "OMP_NUM_THREADS": "1"},
+                stdout=said,
+                stderr=complained,
+                start_new_session=True,
+            )
+
+    def facts(self, rank: int = 0) -> dict[str, Any]:
+        path = self.folder / f"facts-{rank}.json"
+        until(lambda: path.exists() or self.process.poll() is not None, what="the script's start")
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def descendant(self, name: str) -> psutil.Process:
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return next(process for process in children if process.name() == name)
+
+    def stub(self) -> psutil.Process:
+        children = psutil.Process(self.process.pid).children()
+        return next(process for process in children if "stub.py" in " ".join(process.cmdline()))
+
+    @property
+    def errors(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def agents() -> Iterator[list[Agent]]:
+    started: list[Agent] = []
+    yield started
+    for agent in started:
+        agent.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path, agents: list[Agent]) -> Any:
+    def begin(*command: str, **options: Any) -> Agent:
+        agents.append(Agent(tmp_path, *command, **options))
+        return agents[-1]
+
+    return begin
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_script_sees_the_world_as_if_python_had_started_it(start: Any, tmp_path: Path) -> None:
+    agent = start("script.py", "exit", "0", ranks=2)
+    assert agent.process.wait(120) == 0, agent.errors
+    facts = agent.facts(1)
+    assert facts["argv"] == ["script.py", "exit", "0"]
+    assert facts["path"] == str(tmp_path)
+    assert (facts["name"], facts["file"], facts["main"]) == ("__main__", "script.py", "script.py")
+    assert (facts["folder"], facts["rank"], facts["level"], facts["threads"]) == (str(tmp_path), "1", "7", 1)
+    assert facts["sum"] == 1_000_000
+    assert (tmp_path / "stdout").read_text().count("said on stdout") == 2
+    assert agent.errors.count("said on stderr") == 2
+    assert "leaked" not in agent.errors
+    assert "Warning" not in agent.errors
+
+
+def test_a_module_runs_too(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text("import sys\nprint('module with', sys.argv[1:])\n")
+    agent = start("-m", "package", "--lr", "1")
+    assert agent.process.wait(120) == 0, agent.errors
+    assert "module with ['--lr', '1']" in (tmp_path / "stdout").read_text()
+
+
+def test_an_error_is_shown_as_the_script_alone_would_have(start: Any) -> None:
+    agent = start("script.py", "raise")
+    assert agent.process.wait(120) == 1
+    trace = agent.errors[agent.errors.index("Traceback") :].split("RuntimeError")[0]
+    assert "script.py" in trace
+    assert "agent.py" not in trace
+    assert "forkserver" not in trace
+
+
+def test_torchrun_sees_the_exit_code(start: Any) -> None:
+    agent = start("script.py", "exit", "76")
+    assert agent.process.wait(120) == 1
+    assert "exitcode  : 76" in agent.errors
+
+
+def test_a_killed_rank_is_a_killed_process_for_torchrun(start: Any) -> None:
+    agent = start("script.py", "wait")
+    os.kill(agent.facts()["pid"], signal.SIGKILL)
+    assert agent.process.wait(120) == 1
+    assert "exitcode  : -9" in agent.errors
+
+
+def test_sigterm_reaches_the_rank_and_its_answer_reaches_torchrun(start: Any) -> None:
+    agent = start("script.py", "term")
+    agent.facts()
+    time.sleep(0.3)
+    agent.stub().send_signal(signal.SIGTERM)
+    assert agent.process.wait(120) == 1
+    assert "exitcode  : 75" in agent.errors
+
+
+def test_the_rank_of_a_killed_stub_is_killed(start: Any) -> None:
+    agent = start("script.py", "wait")
+    pid = agent.facts()["pid"]
+    agent.stub().kill()
+    until(lambda: gone(pid), what="the end of the rank")
+    assert agent.process.wait(120) == 1
+
+
+def test_nothing_outlives_a_killed_agent(start: Any) -> None:
+    agent = start("script.py", "wait", ranks=2)
+    agent.facts(0)
+    agent.facts(1)
+    everybody = psutil.Process(agent.process.pid).children(recursive=True)
+    assert len(everybody) == 5, "a fork server, two stubs, two ranks"
+    agent.process.kill()
+    agent.process.wait()
+    until(lambda: all(gone(process.pid) for process in everybody), what="the end of all")
+
+
+def test_without_the_fork_server_ranks_start_the_ordinary_way(start: Any, tmp_path: Path) -> None:
+    agent = start("script.py", "wait", ranks=1)
+    agent.facts()
+    server = agent.descendant("tandem-spare")
+    server.kill()
+    assert agent.process.wait(120) == 1
+    # A stub whose server is gone starts Python itself.
+    (tmp_path / "facts-0.json").unlink()
+    stub = Path(tandem_trainer.__file__).parent / "warm" / "stub.py"
+    environment = os.environ | {"OUT": str(tmp_path), "RANK": "0", "TANDEM_FORK_SERVER": "nobody"}
+    command = [sys.executable, "-I", "-S", str(stub), "script.py", "exit", "7"]
+    assert subprocess.run(command, cwd=tmp_path, env=environment, check=False).returncode == 7
+    assert agent.facts()["argv"] == ["script.py", "exit", "7"]
+
+
+def test_any_program_runs_without_warmth(start: Any, tmp_path: Path) -> None:
+    agent = start("sh", "-c", "echo rank $RANK")
+    assert agent.process.wait(120) == 0
+    assert "rank 0" in (tmp_path / "stdout").read_text()
+
+
+def test_nothing_heavy_is_imported_after_the_fork() -> None:
+    """What the first steps of a rank import is imported by the fork server already, but for a few small modules."""
+    code = """
+import sys
+from tandem_trainer.agent import preload
+assert preload()
+before = set(sys.modules)
+import torch
+model = torch.nn.Linear(2, 2)
+torch.optim.Adam(model.parameters(), fused=True).step()
+model(torch.ones(1, 2)).sum().backward()
+import tandem_trainer.__main__
+from tandem_trainer.models import build
+build("cnn", 1, 28, 10)
+print(len({name for name in sys.modules if name.startswith("torch")} - before))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert int(done.stdout) <= 3, done.stdout

@@ -1,0 +1,105 @@
+"""One replica's agent: torchrun with Tandem's rendezvous, and ranks that start warm.
+
+    python -m tandem_trainer.agent [--warm] TORCHRUN-OPTIONS… -- -m MODULE ARGUMENTS…
+                                                              -- SCRIPT.py ARGUMENTS…
+                                                              -- PROGRAM ARGUMENTS…
+
+With `--warm`, ranks that are Python are forked from a process that has imported torch already (tandem_trainer.warm).
+"""
+
+import atexit
+import gc
+import importlib
+import os
+import random
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from tandem_trainer.warm import forkserver, stub
+
+PRELOADED = (
+    "torch.distributed.run",
+    "tandem_trainer.loop",
+    # The first optimizer and the first DistributedDataParallel import it.
+    "torch._dynamo",
+)
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+
+
+def main() -> None:
+    """Be the agent, or, in a process forked later, a rank."""
+    options, command = _split(sys.argv[1:])
+    warm = "--warm" in options
+    options = [option for option in options if option != "--warm"]
+    is_python = command[0] == "-m" or command[0].endswith(".py")
+    if warm and is_python and preload():
+        request = forkserver.fork_server()
+        if request is not None:
+            run(request.arguments)
+            return
+        command = [sys.executable, "-I", "-S", stub.__file__, *command]
+        is_python = False
+    # Not before the fork: torchrun makes threads.
+    from torch.distributed.run import main as torchrun
+
+    torchrun([*options, *([] if is_python else ["--no-python"]), *command])
+
+
+def preload() -> bool:
+    """Import what ranks need; whether they can be forked afterwards."""
+    # numpy's BLAS would start its threads with the import.
+    was_given = BLAS_THREADS in os.environ
+    os.environ.setdefault(BLAS_THREADS, "1")
+    for module in PRELOADED:
+        importlib.import_module(module)
+    if not was_given:
+        del os.environ[BLAS_THREADS]
+    # What is here now stays: looking through it for garbage would copy the pages that are shared.
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.unfreeze)
+    return forkserver.available()
+
+
+def run(arguments: list[str]) -> None:
+    """Run a module or a script as Python itself would."""
+    import numpy as np
+    import torch
+
+    random.seed()
+    np.random.seed()
+    if threads := os.environ.get("OMP_NUM_THREADS", ""):
+        torch.set_num_threads(int(threads))
+    sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+    sys.excepthook = _show
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.path[0] = str(Path.cwd())
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(arguments)
+        sys.path[0] = str(Path(arguments[0]).resolve().parent)
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    if "--" not in arguments[:-1]:
+        raise SystemExit("usage: python -m tandem_trainer.agent [--warm] TORCHRUN-OPTIONS… -- COMMAND…")
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
+
+
+def _show(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+    """Show an error as the script alone would have, without the frames that led to it."""
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    first = frames
+    while first is not None and first.tb_frame.f_code.co_filename in ours:
+        first = first.tb_next
+    traceback.print_exception(kind, error, first or frames)
+
+
+if __name__ == "__main__":
+    main()
