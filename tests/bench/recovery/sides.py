@@ -153,11 +153,9 @@ class Side(ABC):
         except psutil.NoSuchProcess:
             return []
 
+    @abstractmethod
     def _is_rank(self, pid: int) -> bool:
-        try:
-            return str(SCRIPT) in psutil.Process(pid).cmdline()
-        except psutil.Error:
-            return False
+        """Whether a process trains."""
 
     def _resume(self, pid: int) -> None:
         for one in [pid, *self._descendants(pid)]:
@@ -187,6 +185,9 @@ class Scripted(Side):
                 known = known + parse(whole.decode(), replica, int(pid))
                 self._read[path] = (offset + len(whole), known)
         return sorted((line for _, known in self._read.values() for line in known), key=lambda line: line.at)
+
+    def _is_rank(self, pid: int) -> bool:
+        return any(self.folder.glob(f"writer-*-{pid}.txt"))
 
     def trip(self, where: str) -> None:
         """Have the next rank that saves or restores killed in the middle of it."""
@@ -266,7 +267,10 @@ class BestTorchrun(Torchrun):
         return [self._store] if self._store else []
 
     def command(self, replica: str) -> tuple[list[str], dict[str, str]]:
-        settings = "is_host=false,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2"
+        # With keep_alive_max_attempt=2 the node that stayed and the one that returns end as two groups (3 of 3 here): a
+        # heartbeat is due every second, is skipped if its timer is a millisecond early, and then comes after two, when
+        # the other node has already taken its sender for dead.
+        settings = "is_host=false,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
         command = self._torchrun(replica, AUTHORITY, settings, "--monitor-interval=0.05", "--shutdown-timeout=2")
         return command, self.variables(replica) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
@@ -338,6 +342,8 @@ class Tandem(Coordinated, Scripted):
     name = "tandem"
     what = "Tandem with the same script"
     trainer = {"command": [str(SCRIPT)]}
+    # The script cannot be asked to save, so by default the group would grow after a minute only.
+    elasticity = {"growAfterSeconds": 0.5}
 
     def command(self, replica: str) -> tuple[list[str], dict[str, str]]:
         command, variables = super().command(replica)
@@ -374,10 +380,6 @@ class TandemTrainer(Coordinated):
         self._lines.sort(key=lambda line: line.at)
         return list(self._lines)
 
-    def trip(self, where: str) -> None:
-        """It has no trip wire; faults that need one wait for the moment instead."""
-        raise NotImplementedError(where)
-
     def _translated(self, group: str, record: dict[str, Any]) -> list[Line]:
         if record["kind"] == "start":
             self._worlds[group] = record["worldSize"]
@@ -389,12 +391,31 @@ class TandemTrainer(Coordinated):
     def _is_rank(self, pid: int) -> bool:
         try:
             process = psutil.Process(pid)
-            return "tandem_trainer" in process.cmdline() and launch.GENERATION in process.environ()
-        except (psutil.Error, OSError):
+            # A forked rank has its agent's command line and a name of its own.
+            return (
+                process.name() == "tandem-rank"
+                or process.cmdline()[-2:] == ["-m", "tandem_trainer"]
+                and not _stands_in(process)
+            )
+        except psutil.Error:
             return False
 
 
-SIDES: dict[str, type[Side]] = {side.name: side for side in (Tandem, TandemTrainer, Torchrun, BestTorchrun)}
+class ColdTandem(Tandem):
+    """Tandem without warm starts."""
+
+    name = "tandem-cold"
+    what = "the same without warm starts"
+    elasticity = Tandem.elasticity | {"warmStart": False}
+
+
+SIDES: dict[str, type[Side]] = {side.name: side for side in (Tandem, ColdTandem, TandemTrainer, Torchrun, BestTorchrun)}
+
+
+def _stands_in(process: psutil.Process) -> bool:
+    """Whether it is an agent, a fork server, or the stub of a rank that was forked."""
+    words = process.cmdline()
+    return "tandem_trainer.agent" in words or any(word.endswith("stub.py") for word in words)
 
 
 def _described(process: psutil.Process) -> str:
