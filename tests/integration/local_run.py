@@ -22,7 +22,7 @@ from tandem.snapshot import Snapshot
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits.yaml"
 TANDEM = [sys.executable, "-c", "from tandem.cli import main; main()", "run"]
-SECONDS = 240.0
+SECONDS = 120.0
 """For what takes seconds on a machine that has nothing else to do."""
 
 

@@ -392,10 +392,8 @@ class TandemTrainer(Coordinated):
         try:
             process = psutil.Process(pid)
             # A forked rank has its agent's command line and a name of its own.
-            return (
-                process.name() == "tandem-rank"
-                or process.cmdline()[-2:] == ["-m", "tandem_trainer"]
-                and not _stands_in(process)
+            return process.name() == "tandem-rank" or (
+                process.cmdline()[-2:] == ["-m", "tandem_trainer"] and not _stands_in(process)
             )
         except psutil.Error:
             return False
