@@ -24,6 +24,10 @@ from tandem_coordinator.server import application
 GRACE_SECONDS = 1.0
 """For requests that are being answered when the coordinator is told to stop; held ones are answered at once."""
 
+BACKLOG = 4096
+"""Agents that connect at the same moment, as all do after a restart. With fewer the kernel has them try again after
+seconds."""
+
 log = logging.getLogger("tandem.coordinator")
 
 
@@ -108,7 +112,7 @@ def _job(rundir: RunDir) -> DistributedTrainingJob:
 
 
 async def _listen(runner: web.AppRunner, host: str, port: int) -> int:
-    site = web.TCPSite(runner, host, port, reuse_address=True)
+    site = web.TCPSite(runner, host, port, reuse_address=True, backlog=BACKLOG)
     try:
         await site.start()
     except OSError as error:

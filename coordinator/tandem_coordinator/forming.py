@@ -66,7 +66,7 @@ def form(state: State, now: float) -> Next:
 def with_latest(state: State, latest: Membership | None) -> State:
     """Another newest generation, not open yet."""
     members = () if latest is None else latest.members
-    inside = frozenset((member.replica, member.incarnation) for member in members)
+    inside = {(member.replica, member.incarnation): member for member in members}
     return replace(state, latest=latest, inside=inside, open=False, saving=None, training=False, can_save=False)
 
 

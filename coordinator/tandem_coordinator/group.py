@@ -106,8 +106,8 @@ class State:
     """The highest generation number that was ever given out."""
     latest: Membership | None = None
     """The generation with that number, where it is known."""
-    inside: frozenset[tuple[str, str]] = frozenset()
-    """(replica, incarnation) of the members of `latest`."""
+    inside: Mapping[tuple[str, str], Member] = field(default_factory=dict)
+    """The members of `latest` by replica and incarnation."""
     open: bool = False
     """Whether `latest` is open."""
     cause: Cause = Cause("Started", "the job starts")

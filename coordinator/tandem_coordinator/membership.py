@@ -67,6 +67,8 @@ DISCONNECTED_SECONDS = 1.0
 once."""
 RETIRED = 1_000
 """So many replaced incarnations are remembered."""
+RUN = Answer(order="run")
+"""What agents are told most, made once."""
 
 
 def start(
@@ -119,7 +121,7 @@ def answer(state: State, sync: Sync, recorded: int) -> Answer:
         return Answer(order="save", why=state.saving.cause.detail)
     if sync.reason in ("WorkerFailed", "MembershipChanged"):
         return _rejoin(state)
-    return Answer(order="run") if runs or state.adopting_until is not None else _rejoin(state)
+    return RUN if runs or state.adopting_until is not None else _rejoin(state)
 
 
 def says_nothing_new(state: State, sync: Sync) -> bool:
@@ -175,7 +177,7 @@ def _wish(state: State, sync: Sync, now: float) -> Next:
     if current is None or (sync.replica, sync.incarnation) not in state.inside:
         return state, ()
     if sync.generation != current.generation:
-        if state.open and sync.state == "joining" and sync.member not in current.members:
+        if state.open and sync.state == "joining" and sync.member != state.inside[sync.replica, sync.incarnation]:
             detail = f"{sync.replica} is reached elsewhere than it said"
             return close(state, Cause("MembershipChanged", detail), now)
         return state, ()
@@ -235,10 +237,12 @@ def _hear(state: State, heard: Mapping[str, float], now: float) -> State:
     stalled = gap if gap > STALLED_SECONDS else 0.0
     if not heard and not stalled:
         return state
-    agents = {
-        replica: replace(agent, heard=min(now, max(agent.heard + stalled, heard.get(replica, agent.heard))))
-        for replica, agent in state.agents.items()
-    }
+    agents = dict(state.agents)
+    # With thousands of agents, only those that were heard are worth the time.
+    for replica in state.agents if stalled else heard.keys() & agents.keys():
+        agent = agents[replica]
+        last = max(agent.heard + stalled, heard.get(replica, agent.heard))
+        agents[replica] = replace(agent, heard=min(now, last))
     until = None if state.adopting_until is None else state.adopting_until + stalled
     saving = None if state.saving is None else replace(state.saving, since=state.saving.since + stalled)
     return replace(state, agents=agents, adopting_until=until, saving=saving)

@@ -22,14 +22,21 @@ class Reports:
         self.generation = 0
         self.loss: float | None = None
         self.throughput: float | None = None
+        self.stepping = False
+        """Whether a rank of this generation has begun to train."""
         self._ranks: dict[str, list[RankReport]] = {}
+        self._disobedient: set[str] = set()
+        self._first: int | None = None
         self._lead: RankReport | None = None
         self._pace: deque[tuple[float, int]] = deque()
 
     def begin(self, generation: int) -> None:
         """A generation was formed: forget what the ranks of the one before said of themselves."""
         self.generation = generation
+        self.stepping = False
         self._ranks.clear()
+        self._disobedient.clear()
+        self._first = None
         self._pace.clear()
         self.throughput = None
 
@@ -37,9 +44,19 @@ class Reports:
         """Take in what an agent reports; `now` is in seconds of any steady clock."""
         if generation != self.generation:
             return
-        self._ranks[replica] = list(ranks)
-        lead = min(self._ranks[replica], key=lambda report: report.rank, default=None)
-        if lead is None or lead.rank != self._first_rank() or lead.phase == STARTING:
+        reports = sorted(ranks, key=lambda report: report.rank)
+        if not reports:
+            self.forget(replica)
+            return
+        self._ranks[replica] = reports
+        self.stepping = self.stepping or any(report.phase != STARTING for report in reports)
+        if all(report.saves for report in reports):
+            self._disobedient.discard(replica)
+        else:
+            self._disobedient.add(replica)
+        lead = reports[0]
+        self._first = lead.rank if self._first is None else min(self._first, lead.rank)
+        if lead.rank != self._first or lead.phase == STARTING:
             return
         self._lead = lead
         self.loss = lead.loss if lead.loss is not None else self.loss
@@ -51,7 +68,10 @@ class Reports:
 
     def forget(self, replica: str) -> None:
         """The replica is gone."""
-        self._ranks.pop(replica, None)
+        self._disobedient.discard(replica)
+        gone = self._ranks.pop(replica, None)
+        if gone and gone[0].rank == self._first:
+            self._first = min((reports[0].rank for reports in self._ranks.values()), default=None)
 
     def of(self, replica: str) -> list[RankReport]:
         """What a replica's ranks said last."""
@@ -66,17 +86,12 @@ class Reports:
     @property
     def saves(self) -> bool:
         """Whether ranks report, and all that do say that they obey `save-and-leave`."""
-        return not self.silent and all(report.saves for _, report in self.everyone())
+        return bool(self._ranks) and not self._disobedient
 
     @property
     def silent(self) -> bool:
         """Whether no rank of this generation reports at all, as with a script that knows nothing of Tandem."""
-        return not any(self._ranks.values())
-
-    @property
-    def stepping(self) -> bool:
-        """Whether a rank of this generation has begun to train."""
-        return any(report.phase != STARTING for report in self._all())
+        return not self._ranks
 
     @property
     def step(self) -> int | None:
@@ -129,9 +144,5 @@ class Reports:
         (began, first), (ended, last) = self._pace[0], self._pace[-1]
         return (total - step) * (ended - began) / (last - first)
 
-    def _first_rank(self) -> int:
-        return min(report.rank for report in self._all())
-
     def _all(self) -> list[RankReport]:
-        found = [report for reports in self._ranks.values() for report in reports]
-        return sorted(found, key=lambda report: report.rank)
+        return sorted((report for _, report in self.everyone()), key=lambda report: report.rank)

@@ -5,6 +5,7 @@ that the coordinator holds back can be given up from outside through `until`, wh
 generation without waiting for its last heartbeat to be answered.
 """
 
+import gzip
 import http.client
 import json
 import select
@@ -141,12 +142,19 @@ class CoordinatorClient:
     def _converse(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: object, until: Until | None
     ) -> tuple[int, bytes]:
-        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        headers = {
+            "Authorization": f"Bearer {self._token}",
+            "Content-Type": "application/json",
+            "Accept-Encoding": "gzip",
+        }
         connection.request(method, path, None if body is None else json.dumps(body), headers)
         if until is not None and not until(connection.sock, self.timeout):
             raise GivenUp
         response = connection.getresponse()
-        return response.status, response.read()
+        content = response.read()
+        if response.headers.get("Content-Encoding") == "gzip":
+            content = gzip.decompress(content)
+        return response.status, content
 
     def _connect(self) -> http.client.HTTPConnection:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_SECONDS)
