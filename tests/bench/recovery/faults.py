@@ -42,6 +42,7 @@ class Scene:
     side: Side
     random: Random
     shot: int
+    longest_stall: float = LONGEST_STALL
     facts: dict[str, float | str] = field(default_factory=dict)
     """What was done, for the record."""
 
@@ -64,7 +65,7 @@ class Scene:
 
     def stall(self) -> float:
         """Length of a stall in seconds: short ones are as likely as long ones."""
-        length = SHORTEST_STALL * (LONGEST_STALL / SHORTEST_STALL) ** self.random.random()
+        length = SHORTEST_STALL * (self.longest_stall / SHORTEST_STALL) ** self.random.random()
         self.facts["stallSeconds"] = round(length, 2)
         return length
 

@@ -18,7 +18,7 @@ from tests.bench.recovery.analysis import (
     repeated_steps,
     steady,
 )
-from tests.bench.recovery.faults import SUPERVISOR_SECONDS, Fault, Scene, Wait
+from tests.bench.recovery.faults import LONGEST_STALL, SUPERVISOR_SECONDS, Fault, Scene, Wait
 from tests.bench.recovery.sides import Side
 from tests.bench.recovery.surroundings import Network, end
 
@@ -38,9 +38,11 @@ class Turn:
         limit: seconds for a recovery; longer is a failure.
     """
 
-    def __init__(self, kind: type[Side], folder: Path, network: Network, limit: float) -> None:
+    def __init__(
+        self, kind: type[Side], folder: Path, network: Network, limit: float, longest_stall: float = LONGEST_STALL
+    ) -> None:
         self.side = kind(folder, network)
-        self._limit = limit
+        self._limit, self._longest_stall = limit, longest_stall
         self._gave_up = 0
         self._down: dict[str, float] = {}
 
@@ -58,7 +60,7 @@ class Turn:
     def play(self, fault: Fault, random: Random, shot: int) -> Record:
         """Play a fault; the record of it."""
         self._settle(random)
-        scene = Scene(self.side, random, shot)
+        scene = Scene(self.side, random, shot, self._longest_stall)
         self._gave_up = 0
         began = time.time()
         stages = list(self._stages(fault.story(scene)))

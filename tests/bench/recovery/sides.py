@@ -279,6 +279,7 @@ class Coordinated(Side):
     """What both Tandem sides share: the job, the coordinator."""
 
     trainer: dict[str, Any] = {}
+    evaluators: dict[str, Any] = {"replicas": 0}
     elasticity: dict[str, Any] = {}
 
     def __init__(self, folder: Path, network: Network) -> None:
@@ -292,7 +293,7 @@ class Coordinated(Side):
                 "spec": {
                     "trainer": self.trainer,
                     "workers": {"replicas": self.full, "minReplicas": 1},
-                    "evaluators": {"replicas": 0},
+                    "evaluators": self.evaluators,
                     "checkpoint": {"everySteps": 25},
                     "elasticity": {
                         "heartbeatSeconds": 0.5,
@@ -418,5 +419,6 @@ def _stands_in(process: psutil.Process) -> bool:
 
 def _described(process: psutil.Process) -> str:
     with suppress(psutil.Error):
-        return f"{process.pid} {' '.join(process.cmdline())[:120]}"
+        facts = f"{process.pid} {process.name()} ({process.status()}, child of {process.ppid()})"
+        return f"{facts} {' '.join(process.cmdline())[:120]}"
     return str(process.pid)

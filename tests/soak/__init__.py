@@ -1,0 +1,1 @@
+"""Random faults against one job, everything checked after each. See docs/recovery.md."""

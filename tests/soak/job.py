@@ -1,0 +1,124 @@
+"""The job that is disturbed: three replicas of the built-in trainer and an evaluator; and the same job undisturbed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tandem import launch
+from tandem.durable import read_lines
+from tandem.rundir import RunDir
+from tandem_trainer.data import load
+from tandem_trainer.data.order import Batches, Order, digest
+from tests.bench.recovery.sides import AUTHORITY, FOREVER, TandemTrainer
+from tests.bench.recovery.surroundings import Network, spawn
+from tests.soak.verdict import Log, Verdict, compare, judge, second_writers
+
+
+class SoakJob(TandemTrainer):
+    """Real digits on a model without dropout (whose draws depend on the number of ranks) and with a small constant
+    rate, so that the loss of every step can be compared with an undisturbed run's."""
+
+    name = "soak"
+    full = 3
+    evaluators = {"replicas": 1}
+    trainer = {
+        "task": "image-classification",
+        "config": {
+            "model": "baby-cnn",
+            "data": {"name": "digits"},
+            "globalBatchSize": 128,
+            "epochs": FOREVER,
+            "optimizer": {"name": "sgd", "learningRate": 0.002, "momentum": 0.0},
+        },
+    }
+
+    def __init__(self, folder: Path, network: Network) -> None:
+        super().__init__(folder, network)
+        self._evaluator: subprocess.Popen[bytes] | None = None
+        self._logs: dict[int, Log] = {}
+        self._read: dict[Path, int] = {}
+        config = self.job.spec.trainer.settings
+        self._order = Order(len(load(config.data, "train")), config.global_batch_size, config.seed)
+        self._batches = Batches(self._order)
+        self._digests: dict[int, str] = {}
+
+    def start(self) -> None:
+        super().start()
+        self.start_evaluator()
+
+    def start_evaluator(self) -> None:
+        """Start the evaluator, beside the authority: it needs no network."""
+        variables = launch.environment(self.job, self.run_dir.path, "evaluator-0")
+        command = launch.evaluator_command(0)
+        self._evaluator = spawn(self.network, AUTHORITY, command, variables, self.folder / "evaluator.txt")
+
+    def kill_evaluator(self) -> None:
+        """Kill it, with SIGKILL."""
+        assert self._evaluator is not None
+        self._evaluator.kill()
+        self._evaluator.wait()
+
+    def others(self) -> list[subprocess.Popen[bytes]]:
+        return super().others() + ([self._evaluator] if self._evaluator else [])
+
+    def verdict(self) -> Verdict:
+        """What holds and what does not, by now."""
+        records = self.run_dir.generation_records()
+        committed = self.run_dir.committed()
+        for path in sorted(self.run_dir.log.glob("train-g*.jsonl")):
+            log = self._logs.setdefault(int(path.stem.removeprefix("train-g")), Log())
+            lines, self._read[path] = read_lines(path, self._read.get(path, 0))
+            for line in lines:
+                log.take(line)
+        opened = {
+            line["generation"]: line["time"]
+            for line in read_lines(self.run_dir.log / "coordinator.jsonl")[0]
+            if line["kind"] == "generation"
+        }
+        found = judge(records, self._logs, opened, self._expected)
+        began: dict[int, dict[int, float]] = {}
+        for manifest in committed:
+            began.setdefault(manifest.generation, {})[manifest.step] = manifest.created_at
+        violations = found.violations + second_writers(records, self._logs, began)
+        violations += [f"{name} is damaged: {why}" for name, why in self.run_dir.damaged().items()]
+        if self.run_dir.ended():
+            violations.append("the job has ended, which it should not")
+        if self.run_dir.rewind_records():
+            violations.append("the loss was taken for useless, and the run was rewound")
+        if self._evaluator is not None and self._evaluator.poll() is not None:
+            violations.append(f"the evaluator ended with {self._evaluator.returncode}")
+        return Verdict(found.counting, found.unlogged, violations)
+
+    def deviations(self, verdict: Verdict) -> list[str]:
+        """Where the loss is not that of a run of one rank that nobody disturbs. Takes as long as that run."""
+        return compare(verdict.counting, self._undisturbed(max(verdict.counting, default=0)))
+
+    def evaluated(self) -> int:
+        """Checkpoints that were evaluated."""
+        return len(list(self.run_dir.evaluations.glob("step-*/g??????.json")))
+
+    def _undisturbed(self, steps: int) -> dict[int, float]:
+        run_dir = RunDir(self.folder / "undisturbed")
+        run_dir.create()
+        body: dict[str, Any] = self.job.dump()
+        body["spec"]["trainer"]["config"]["maxSteps"] = steps
+        body["spec"]["checkpoint"] = {"everySteps": max(1, steps)}
+        run_dir.write_job(type(self.job).parse(body))
+        variables = {"OMP_NUM_THREADS": "1", launch.RUN_DIR: str(run_dir.path)}
+        with (self.folder / "undisturbed.txt").open("wb") as output:
+            subprocess.run(
+                [sys.executable, "-m", "tandem_trainer"],
+                env=os.environ | variables,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=True,
+            )
+        lines = [line for path in run_dir.log.glob("train-g*.jsonl") for line in read_lines(path)[0]]
+        return {line["step"]: line["loss"] for line in lines if line["kind"] == "step"}
+
+    def _expected(self, step: int) -> str:
+        if step not in self._digests:
+            self._digests[step] = digest(self._batches.ids(step - 1))
+        return self._digests[step]
