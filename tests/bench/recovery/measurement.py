@@ -142,4 +142,4 @@ class Turn:
 
 def version() -> str:
     """The commit that was measured."""
-    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    return subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tests.bench.recovery.analysis import PHASES
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -102,10 +104,26 @@ def written(records: Sequence[dict[str, Any]], sides: Sequence[str]) -> str:
         "",
         damages,
         "",
+        "Where a worker kill's recovery goes, in seconds, medians.",
+        "",
+        breakdown(records, present),
+        "",
         f"After the end of a job something was left behind {len(left)} times"
         f" in {sum(record['kind'] == 'end' for record in records)} jobs.",
     ]
     lines += [f"- {record['side']}, {record['fault']}: {'; '.join(record['left'])}" for record in left]
+    return "\n".join(lines)
+
+
+def breakdown(records: Sequence[dict[str, Any]], sides: Sequence[str], fault: str = "worker-kill") -> str:
+    """Where the time of one fault's recovery goes: medians of the phases, for the sides that tell them."""
+    lines = ["| " + " | ".join(["side", *PHASES]) + " |", "|---" * (len(PHASES) + 1) + "|"]
+    for side in sides:
+        shots = [record for record in _shots(records) if record["fault"] == fault and record["side"] == side]
+        told = [stage["phases"] for record in shots for stage in record["stages"] if PHASES[0] in stage["phases"]]
+        if told:
+            medians = [f"{statistics.median(phases[name] for phases in told):.2f}" for name in PHASES]
+            lines.append(f"| {side} | " + " | ".join(medians) + " |")
     return "\n".join(lines)
 
 
