@@ -152,8 +152,8 @@ def test_the_table_counts_failures_and_splits() -> None:
     assert (ours.shots, ours.failures, ours.splits) == (2, 0, 0)
     assert (theirs.shots, theirs.failures, theirs.splits) == (2, 1, 1)
     text = written(records, ["tandem", "c10d"])
-    assert "2 of 2; 1.5, 2.0" in text
-    assert "1 of 2; 5.0, never" in text
+    assert "2 of 2; 1.50, 2.00" in text
+    assert "1 of 2; 5.00, never" in text
     assert "SPLIT, both wrote: 1" in text
 
 

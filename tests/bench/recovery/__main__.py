@@ -15,9 +15,10 @@ import platform
 import random
 import shutil
 import signal
-import sys
 import tempfile
 import time
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +54,16 @@ def main() -> None:
                     for side in options.sides:
                         if FAULTS[fault].scripted and not issubclass(SIDES[side], Scripted):
                             continue
-                        for record in _turn(side, fault, number, options):
-                            print(json.dumps(record), file=file)
+                        with closing(_turn(side, fault, number, options)) as records:
+                            for record in records:
+                                print(json.dumps(record), file=file)
         except KeyboardInterrupt:
             print("stopped; what was measured is kept")
     _show([results], None)
 
 
-def _turn(side: str, fault: str, number: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One side's turn. After a failure the job is started afresh."""
-    records: list[dict[str, Any]] = []
+def _turn(side: str, fault: str, number: int, options: argparse.Namespace) -> Generator[dict[str, Any], None, None]:
+    """One side's turn, its records as they come. After a failure the job is started afresh."""
     shot = 0
     while shot < options.shots:
         folder = Path(tempfile.mkdtemp(prefix="tandem-recovery-"))
@@ -77,24 +78,23 @@ def _turn(side: str, fault: str, number: int, options: argparse.Namespace) -> li
                     record |= {"kind": "shot", "round": number, "shot": shot}
                     shot += 1
                     sound = record["whole"]
-                    records.append(record)
                     print(f"  {number + 1}/{options.rounds} {fault} {side}: {_said(record)}", flush=True)
+                    yield record
             except TimeoutError as error:
                 # The side's own failure: it counts for the shot that could not be fired.
                 print(f"  {number + 1}/{options.rounds} {fault} {side}: {error}", flush=True)
-                records.append({"kind": "stuck", "side": side, "fault": fault, "round": number, "why": str(error)})
                 sound = False
                 shot += 1
+                yield {"kind": "stuck", "side": side, "fault": fault, "round": number, "why": str(error)}
             finally:
                 left = turn.close()
-        records.append({"kind": "end", "side": side, "fault": fault, "round": number, "left": left})
+        yield {"kind": "end", "side": side, "fault": fault, "round": number, "left": left}
         if left:
             print(f"  {number + 1}/{options.rounds} {fault} {side}: left behind: {'; '.join(left)}", flush=True)
         if options.keep or not sound:
             print(f"    kept: {folder}")
         else:
             shutil.rmtree(folder)
-    return records
 
 
 def _said(record: dict[str, Any]) -> str:
@@ -156,4 +156,4 @@ def _faults() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -65,7 +65,7 @@ class Scene:
 
     def stall(self) -> float:
         """Length of a stall in seconds: short ones are as likely as long ones."""
-        length = SHORTEST_STALL * (self.longest_stall / SHORTEST_STALL) ** self.random.random()
+        length: float = SHORTEST_STALL * (self.longest_stall / SHORTEST_STALL) ** self.random.random()
         self.facts["stallSeconds"] = round(length, 2)
         return length
 

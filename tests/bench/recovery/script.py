@@ -64,7 +64,7 @@ if rank == 0 and SAVED.exists():
 start = torch.tensor([step])
 dist.broadcast(start, 0)
 step = int(start)
-model = DistributedDataParallel(model)
+replicated = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 say("restored")
 
@@ -72,7 +72,8 @@ while True:
     began = time.perf_counter()
     generator = torch.Generator().manual_seed(step * world + rank)
     images, labels = torch.randn(32, 64, generator=generator), torch.randint(10, (32,), generator=generator)
-    F.cross_entropy(model(images), labels).backward()
+    loss: torch.Tensor = F.cross_entropy(replicated(images), labels)
+    torch.autograd.backward(loss)
     optimizer.step()
     optimizer.zero_grad()
     step += 1
@@ -80,7 +81,7 @@ while True:
     if rank == 0 and step % SAVE_EVERY == 0:
         beside = SAVED.with_suffix(f".{os.getpid()}")
         with beside.open("wb") as file:
-            torch.save({"model": model.module.state_dict(), "step": step}, file)
+            torch.save({"model": model.state_dict(), "step": step}, file)
             trip("save")
             file.flush()
             os.fsync(file.fileno())

@@ -145,12 +145,12 @@ def _times(found: Cell | None) -> str:
     text = f"{len(found.seconds)} of {found.shots}"
     if found.seconds:
         median, p95 = _seconds(found.median), _seconds(found.p95)
-        text += f"; {median}, {p95}; {found.seconds[0]:.1f} to {found.seconds[-1]:.1f}"
+        text += f"; {median}, {p95}; {_seconds(found.seconds[0])} to {_seconds(found.seconds[-1])}"
     return text
 
 
 def _seconds(value: float | None) -> str:
-    return "never" if value is None else f"{value:.1f}"
+    return "never" if value is None else f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
 def _damages(found: Cell | None) -> str:
