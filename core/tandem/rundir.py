@@ -117,6 +117,10 @@ class RunDir:
         """The generations that count (see tandem.lineage)."""
         return chain(self.generation_records())
 
+    def stacks(self, generation: int) -> Path:
+        """Where the stacks of a generation that hung are written."""
+        return self.path / "stacks" / f"g{generation:06d}"
+
     # Rewinds
 
     def record_rewind(self, rewind: Rewind) -> bool:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tandem.tasks import ImageClassification
+from tandem_trainer.busy import Busy
 from tandem_trainer.data import Samples
 from tandem_trainer.data.order import mixed, share
 from tandem_trainer.group import Group
@@ -45,6 +46,7 @@ class Stepper:
         self._images = samples.images.to(group.device)
         self._labels = samples.labels.to(group.device)
         self._parameters = [p for parameters in optimizer.param_groups for p in parameters["params"]]
+        self.busy = Busy(group.device)
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=config.precision == "float16")
         # Not torch.manual_seed: that seeds every kind of device there could be, and takes a hundred times as long.
         self._generator = (
@@ -78,7 +80,8 @@ class Stepper:
         total = torch.zeros((), device=group.device)
         for number, chunk in enumerate(chunks, start=1):
             with self._synchronised(number == len(chunks)):
-                loss = self._loss(chunk)
+                with self.busy:
+                    loss = self._loss(chunk)
                 self.scaler.scale(loss * (scale * group.world_size)).backward()  # type: ignore[no-untyped-call]
             total += loss.detach() * scale
         if self._config.gradient_clip_norm is not None:

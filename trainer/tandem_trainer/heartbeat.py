@@ -5,6 +5,11 @@ torchrun's thread only says what it wants (`enter`, `leave`) and waits for the a
 request that the coordinator holds back. The end of a rank wakes it, too, so that the coordinator, and through it all
 other agents, know of a dead worker some milliseconds after its death.
 
+A group that hangs is asked where: then a short-lived thread has the ranks write their stacks into the run directory,
+which may block, and the ranks are aborted afterwards, or after STACKS_SECONDS. When this agent gets SIGTERM, a wake-up
+descriptor tells the speaker in the same moment, while torchrun passes the signal on to the ranks: the coordinator asks
+the others to save with them.
+
 When the coordinator does not answer, training goes on: the thread tries again, and tells a restarted coordinator what
 runs. When a generation is closed, the ranks are ordered to abort at once; torchrun then finds them gone, instead of
 signalling them and waiting.
@@ -14,17 +19,20 @@ import logging
 import os
 import secrets
 import select
+import signal
 import socket
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from tandem.coordinator_client import CoordinatorClient, GivenUp, Refused, Unreachable, readable
 from tandem.exitcode import ExitCode
 from tandem.messages import MOST_BODY_BYTES, Answer, Membership, Sync
 from tandem.rundir import RunDir
 from tandem_trainer.local_ranks import LocalRanks
+from tandem_trainer.stacks import Subject, collect
 
 log = logging.getLogger("tandem.agent")
 
@@ -39,6 +47,8 @@ FINISH_SECONDS = 30.0
 LINGER_SECONDS = 10.0
 """How long an agent whose ranks are done may wait for others; torchrun's exit barrier would wait 300 s for a dead
 one."""
+STACKS_SECONDS = 2.0
+"""How long a group that hangs is kept for the stacks of its ranks."""
 LEAVE_SECONDS = 2.0
 """For the last message."""
 
@@ -81,14 +91,24 @@ class Heartbeat(threading.Thread):
         self._membership: Membership | None = None
         self._ranks: LocalRanks | None = None
         self._closed = False
+        self._leaving = False
+        self._stacks: threading.Thread | None = None
+        self._stacks_until = 0.0
         self._end: End | None = None
         self._ended_at = 0.0
         self._refused: Refused | None = None
         self._unreachable_since: float | None = None
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
+        self._signals_read, self._signals_write = os.pipe()
+        os.set_blocking(self._signals_read, False)
+        os.set_blocking(self._signals_write, False)
 
     # What torchrun's thread asks for
+
+    def hear_signals(self) -> None:
+        """Notice SIGTERM in the moment it arrives, whatever torchrun does with it. Call it from the main thread."""
+        signal.set_wakeup_fd(self._signals_write, warn_on_full_buffer=False)
 
     def enter(self, port: int, reason: str) -> Membership:
         """Wait for a generation with this agent in it; `port` is where it listens.
@@ -99,7 +119,7 @@ class Heartbeat(threading.Thread):
         """
         with self._changed:
             self._drop_ranks()
-            self._membership, self._closed = None, False
+            self._membership, self._closed, self._stacks = None, False, None
             self._wish = replace(self._wish, state="joining", port=port, reason=reason)
             self._wake()
             # With a timeout, so that signals are handled in between on every platform.
@@ -190,6 +210,7 @@ class Heartbeat(threading.Thread):
         return self._sync(
             "running",
             reason=self._verdict() or "",
+            leaving=self._leaving,
             membership=None if self._client.connected else _if_small(self._membership),
             ranks=[] if ranks is None else ranks.reports(),
         )
@@ -203,10 +224,25 @@ class Heartbeat(threading.Thread):
             if answer.order == "run" and answer.membership is not None and self._wish.state == "joining":
                 self._joined(answer.membership)
             return 0.0
-        if answer.order == "rejoin" and message.generation == self._wish.generation and not self._closed:
+        if message.generation != self._wish.generation or self._closed:
+            return PAUSE_SECONDS if self._closed else 0.0
+        if answer.order == "save" and self._ranks is not None:
+            self._ranks.order("save-and-leave")
+        elif answer.order == "rejoin":
+            if answer.stacks and not self._stacks_are_taken():
+                return WATCH_SECONDS
             log.info("event=generation-closed generation=%s why=%r", message.generation, answer.why)
             self._close_generation()
         return PAUSE_SECONDS if self._closed else 0.0
+
+    def _stacks_are_taken(self) -> bool:
+        """Have the stacks written, once; whether that is done, or has taken too long."""
+        if self._stacks is None and self._ranks is not None:
+            folder = self._rundir.stacks(self._ranks.generation)
+            self._stacks = threading.Thread(target=_write_stacks, args=(self._ranks.subjects(), folder), daemon=True)
+            self._stacks_until = time.monotonic() + STACKS_SECONDS
+            self._stacks.start()
+        return self._stacks is None or not self._stacks.is_alive() or time.monotonic() > self._stacks_until
 
     def _joined(self, membership: Membership) -> None:
         self._membership = membership
@@ -300,20 +336,21 @@ class Heartbeat(threading.Thread):
     def _look(self, seconds: float) -> tuple[list[int], float]:
         """Look after the ranks; what to wait for, and for how long at most until the next look."""
         if self._ranks is None:
-            return [self._wake_read], seconds
+            return [self._wake_read, self._signals_read], seconds
         self._ranks.watch()
         patience = seconds if self._ranks.settled else min(seconds, WATCH_SECONDS)
-        return [self._wake_read, *self._ranks.descriptors], patience
+        return [self._wake_read, self._signals_read, *self._ranks.descriptors], patience
 
     def _verdict(self) -> str | None:
         """What the coordinator has to be told about our ranks, nothing once it knows that the generation is over."""
         return None if self._ranks is None or self._closed or self._end is not None else self._ranks.verdict()
 
     def _woken(self) -> bool:
-        try:
-            return bool(os.read(self._wake_read, 64))
-        except BlockingIOError:
-            return False
+        if signal.SIGTERM in _read(self._signals_read) and not self._leaving and self._wish.state == "running":
+            log.info("event=has-to-go generation=%s", self._wish.generation)
+            self._leaving = True
+            return True
+        return bool(_read(self._wake_read))
 
     def _wake(self) -> None:
         os.write(self._wake_write, b"!")
@@ -322,6 +359,24 @@ class Heartbeat(threading.Thread):
         if self._ranks is not None:
             self._ranks.close()
             self._ranks = None
+
+
+def _read(pipe: int) -> bytes:
+    try:
+        return os.read(pipe, 64)
+    except BlockingIOError:
+        return b""
+
+
+def _write_stacks(subjects: list[Subject], folder: Path) -> None:
+    try:
+        collect(subjects, folder)
+        log.warning("event=stacks-written folder=%s ranks=%s", folder, [subject.rank for subject in subjects])
+    except OSError:
+        log.exception("event=stacks-not-written folder=%s", folder)
+    finally:
+        for subject in subjects:
+            subject.close()
 
 
 def _end(rundir: RunDir, why: str) -> End:

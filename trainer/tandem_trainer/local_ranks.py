@@ -19,6 +19,7 @@ from typing import Literal
 from tandem.exitcode import ExitCode
 from tandem.messages import RankReport
 from tandem_trainer.pulse import Order, PulseView, Usage
+from tandem_trainer.stacks import Subject, is_stopped
 
 log = logging.getLogger("tandem.agent")
 
@@ -117,11 +118,12 @@ class LocalRanks:
                 RankReport(
                     rank=beat.rank,
                     step=beat.step,
-                    phase=beat.phase,
+                    phase="stopped" if is_stopped(beat.pid) else beat.phase,
                     total_steps=beat.total_steps,
                     epoch=_finite(beat.epoch),
                     loss=_finite(beat.loss),
                     throughput=_finite(beat.throughput),
+                    busy_seconds=_finite(beat.busy_seconds),
                     cpu=cpu,
                     gpu=None if usage is None else usage.gpu,
                     gpu_memory_bytes=None if usage is None else usage.gpu_memory_bytes,
@@ -137,6 +139,17 @@ class LocalRanks:
             self._abort_at = time.monotonic()
         for view in self._views:
             view.order(order)
+
+    def subjects(self) -> list[Subject]:
+        """The living ranks, for the question where they hang."""
+        found = []
+        for local_rank, pidfd in self._pidfds.items():
+            view = self._views[local_rank]
+            beat = view.beat()
+            assert beat is not None, "it is followed since its first beat"
+            doing = f"{beat.phase} after step {beat.step}, silent for {time.monotonic() - beat.at:.1f} s"
+            found.append(Subject(beat.rank, beat.pid, os.dup(pidfd), os.dup(view.stacks), doing))
+        return found
 
     def close(self) -> None:
         """Let go of them. Those that still live leave."""

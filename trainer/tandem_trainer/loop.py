@@ -147,7 +147,7 @@ def train(
             next_vote = step + verdict.steps_to_next
             stopping = verdict.stop
             save_due = save_due or verdict.save
-            meter.agreed(verdict.losses)
+            meter.agreed(verdict.losses, stepper.busy.take())
             bad = health.first_bad(step - len(verdict.losses) + 1, verdict.losses)
             if bad is not None:
                 if saver is not None:

@@ -37,6 +37,7 @@ class Meter:
         self.checkpoint_seconds = 0.0
         self._stepping_seconds = 0.0
         self._began = self._ready = 0.0
+        self._busy_seconds: float | None = None
 
     def begin_step(self) -> None:
         """A step begins: its data is looked for."""
@@ -85,8 +86,14 @@ class Meter:
         """Mean time of a step since the last vote."""
         return self._stepping_seconds / max(1, len(self._losses))
 
-    def agreed(self, losses: list[float]) -> None:
-        """The ranks have agreed on the losses since the last vote: log them."""
+    def agreed(self, losses: list[float], busy_seconds: float) -> None:
+        """The ranks have agreed on the losses since the last vote: log them.
+
+        Args:
+            losses: mean loss of the global batch, for each step since the last vote.
+            busy_seconds: this rank's own work in these steps.
+        """
+        self._busy_seconds = busy_seconds / len(losses)
         self._losses.clear()
         self._stepping_seconds = 0.0
         self._loss = losses[-1]
@@ -126,5 +133,6 @@ class Meter:
             epoch=self._step / self._order.steps_per_epoch,
             loss=self._loss,
             throughput=self._throughput,
+            busy_seconds=self._busy_seconds,
             phase=phase,
         )

@@ -4,6 +4,7 @@ For each local rank the agent lays out, in the folder `$TANDEM_PULSE`,
 
     rank-0         4 KiB, mapped by both: the rank's beats and its last word, the agent's order
     rank-0.wake    a named pipe: the agent writes a byte when it changes the order; only the agent holds its write end
+    rank-0.stacks  where the rank writes the stacks of its threads when it hangs (tandem_trainer.stacks)
 
 **Beats.** The rank writes a record after each step; nobody is woken, no system call is made, it costs a microsecond.
 A record goes alternately into one of two slots, with a sequence number and a CRC over all of it; the reader takes the
@@ -40,6 +41,7 @@ from typing import Any, Literal, Self, get_args
 
 from tandem.exitcode import ExitCode
 from tandem.launch import GENERATION, PULSE
+from tandem_trainer.stacks import answer_with_stacks
 
 Order = Literal["run", "save-and-leave", "abort"]
 """`run`: go on. `save-and-leave`: save at the next step boundary and exit PREEMPTED. `abort`: exit SUPERSEDED now."""
@@ -49,14 +51,14 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 USAGE_SECONDS = 0.5
 """Time between two samples of the processor's use: twice in the shortest sensible heartbeat."""
 
-_MAGIC = b"tandem-1"
+_MAGIC = b"tandem-2"
 _BYTES = 4096
 _AT_ORDER = 64
 _AT_LAST_WORD = 65
 _AT_BEATS = (128, 384)
 _AT_USAGE = (640, 768)
 _SILENT = 255
-_BEAT = struct.Struct("=QqqqqqdddBd16s")
+_BEAT = struct.Struct("=QqqqqqddddBd16s")
 _USAGE = struct.Struct("=Qdddq")
 _SEAL = struct.Struct("=I")
 _NAN = float("nan")
@@ -82,6 +84,8 @@ class Beat:
     """Training loss; may be NaN or infinite, if it is."""
     throughput: float | None
     """Samples a second over all ranks."""
+    busy_seconds: float | None
+    """Mean time of its own work in a step, without waiting for other ranks."""
     phase: str
     """What it is doing, at most 16 ASCII characters."""
     at: float
@@ -136,6 +140,7 @@ class Pulse:
         self._memory = _map(path)
         # Non-blocking, or opening would wait for an agent that is gone already.
         self.wake = os.open(_wake_path(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self.stacks = os.open(_stacks_path(path), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._beats = _Slots(self._memory, _BEAT, _AT_BEATS)
         self._usage = _Slots(self._memory, _USAGE, _AT_USAGE)
         self._pid = os.getpid()
@@ -167,6 +172,7 @@ class Pulse:
         epoch: float | None = None,
         loss: float | None = None,
         throughput: float | None = None,
+        busy_seconds: float | None = None,
         phase: str = "train",
     ) -> None:
         """Say how far this rank is. Costs about a microsecond, so that it may follow every step."""
@@ -179,6 +185,7 @@ class Pulse:
             _NAN if epoch is None else epoch,
             _NAN if loss is None else loss,
             _NAN if throughput is None else throughput,
+            _NAN if busy_seconds is None else busy_seconds,
             0 if loss is None else 1,
             time.monotonic(),
             phase.encode(),
@@ -221,6 +228,7 @@ class Watchdog(threading.Thread):
     def start(self) -> None:
         """Begin to watch. Call it from the main thread, early."""
         die_with_parent()
+        answer_with_stacks(self._pulse.stacks)
         super().start()
 
     def run(self) -> None:
@@ -251,6 +259,7 @@ class PulseView:
         content[_AT_LAST_WORD] = _SILENT
         self.path.write_bytes(content)
         os.mkfifo(_wake_path(self.path), 0o600)
+        self.stacks = os.open(_stacks_path(self.path), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         # Read and write, because a pipe without a reader cannot be opened for writing alone without waiting.
         self._wake = os.open(_wake_path(self.path), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._memory = _map(self.path)
@@ -262,7 +271,7 @@ class PulseView:
         record = self._beats.read()
         if record is None:
             return None
-        pid, rank, generation, step, total, epoch, loss, throughput, has_loss, at, phase = record
+        pid, rank, generation, step, total, epoch, loss, throughput, busy, has_loss, at, phase = record
         return Beat(
             pid=pid,
             rank=rank,
@@ -272,6 +281,7 @@ class PulseView:
             epoch=_known(epoch),
             loss=loss if has_loss else None,
             throughput=_known(throughput),
+            busy_seconds=_known(busy),
             phase=phase.rstrip(b"\0").decode(errors="replace"),
             at=at,
         )
@@ -299,13 +309,14 @@ class PulseView:
     def close(self) -> None:
         """Let go of the file and of the pipe; a rank that still watches it leaves."""
         os.close(self._wake)
+        os.close(self.stacks)
         self._memory.close()
         self.unlink()
 
     def unlink(self) -> None:
         """Remove the names. After the first beat both ends hold what they need, and nothing is left on the disk should
         both be killed."""
-        for path in (self.path, _wake_path(self.path)):
+        for path in (self.path, _wake_path(self.path), _stacks_path(self.path)):
             path.unlink(missing_ok=True)
 
 
@@ -382,6 +393,10 @@ def _map(path: Path) -> mmap.mmap:
 
 def _wake_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.wake")
+
+
+def _stacks_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.stacks")
 
 
 def _known(value: float) -> float | None:

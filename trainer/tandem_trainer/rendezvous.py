@@ -82,6 +82,7 @@ class TandemRendezvous(RendezvousHandler):
             parameters.local_addr or socket.gethostbyname(socket.gethostname()),
             self._processes,
         )
+        self._heartbeat.hear_signals()
         self._heartbeat.start()
         # torchrun does not shut its handler down when it is ended by a signal; the others should know all the same.
         atexit.register(self._heartbeat.leave)

@@ -1,0 +1,58 @@
+"""A rank that hangs: noticed within the hang time, where it hung is written down, and training goes on."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.elastic import Elastic, until
+
+HANG_SECONDS = 3.0
+pytestmark = pytest.mark.timeout(240)
+
+
+def test_a_stopped_rank_is_noticed_its_stacks_are_saved_and_the_group_goes_on(tmp_path: Path) -> None:
+    with Elastic(tmp_path, elasticity={"hangSeconds": HANG_SECONDS}).start("worker-0", "worker-1") as group:
+        last = until(lambda: next((s for s in group.steps() if s.step == 100), None), what="100 steps")
+        (stuck,) = group.ranks_of("worker-1")
+        stopped = time.time()
+        os.kill(stuck, signal.SIGSTOP)
+        first = group.step_after(stopped + 0.5, world=2, generation=last.generation)
+        assert HANG_SECONDS <= first.at - stopped < HANG_SECONDS + 8.0
+        snapshot = group.snapshot()
+        assert snapshot is not None
+        view = snapshot.generations[-1]
+        assert view.reason == "Hung"
+        assert "rank 1" in view.detail
+        assert "stopped" in view.detail
+        stacks = {path.name: path.read_text() for path in group.rundir.stacks(last.generation).iterdir()}
+        assert sorted(stacks) == ["rank-0.txt", "rank-1.txt"]
+        assert "T (stopped)" in stacks["rank-1.txt"], "what the kernel says of the culprit"
+        for text in stacks.values():
+            assert "steps.py" in text, "the line that hangs"
+            assert "in all_reduce" in text or "time.sleep" in text or "<module>" in text
+            assert "after step" in text
+        until(lambda: not Path(f"/proc/{stuck}").exists(), what="the end of the stopped rank")
+
+
+def test_a_rank_in_an_endless_loop_is_found_by_its_stack(tmp_path: Path) -> None:
+    script = tmp_path / "loops.py"
+    script.write_text(
+        (Path(__file__).with_name("steps.py").read_text()).replace(
+            "            time.sleep(0.02)\n",
+            "            if step == 60 and rank == 1 and generation == '1':\n"
+            "                while True:\n"
+            "                    pass  # the mistake\n"
+            "            time.sleep(0.02)\n",
+        )
+    )
+    trainer = {"command": [str(script)]}
+    elasticity = {"hangSeconds": HANG_SECONDS}
+    with Elastic(tmp_path, trainer=trainer, elasticity=elasticity).start("worker-0", "worker-1") as group:
+        first = group.step_after(time.time(), world=2, generation=1)
+        assert first.step > 55
+        number = next(n for n, line in enumerate(script.read_text().splitlines(), start=1) if "the mistake" in line)
+        text = (group.rundir.stacks(1) / "rank-1.txt").read_text()
+        assert f'loops.py", line {number}' in text or f'loops.py", line {number - 1}' in text

@@ -1,0 +1,75 @@
+"""SIGTERM to some members: the group saves, those leave, the rest go on smaller, and nothing is computed twice."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.elastic import Elastic, until
+
+pytestmark = pytest.mark.timeout(240)
+TRAINER = {
+    "task": "image-classification",
+    "config": {"model": "baby-cnn", "data": {"name": "digits"}, "epochs": 100_000, "globalBatchSize": 64},
+}
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Elastic]:
+    """Three members, whose next checkpoint would be due in a thousand years."""
+    spec: dict[str, Any] = {"trainer": TRAINER, "checkpoint": {"everySteps": 10**9}}
+    with Elastic(tmp_path, replicas=3, **spec).start("worker-0", "worker-1", "worker-2") as elastic:
+        trains(elastic, 3)
+        yield elastic
+
+
+def steps(group: Elastic) -> list[tuple[int, int, float]]:
+    """Generation, step and time of every step, in order."""
+    found = []
+    for path in sorted(group.rundir.log.glob("train-g*.jsonl")):
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            if record["kind"] == "step":
+                found.append((int(path.stem.removeprefix("train-g")), record["step"], record["time"]))
+    return found
+
+
+def trains(group: Elastic, size: int) -> None:
+    """Wait until a group of that size makes steps."""
+    since = time.time()
+
+    def there() -> bool:
+        snapshot = group.snapshot()
+        if snapshot is None or snapshot.status.world_size != size:
+            return False
+        made = steps(group)
+        return bool(made) and made[-1][0] == snapshot.status.generation and made[-1][2] > since
+
+    until(there, what=f"training with {size}")
+
+
+@pytest.mark.parametrize("leaving", [["worker-2"], ["worker-0"], ["worker-0", "worker-2"]], ids=" ".join)
+def test_the_group_saves_those_leave_and_the_rest_go_on_without_computing_anything_twice(
+    group: Elastic, leaving: list[str]
+) -> None:
+    for name in leaving:
+        group.agents[name].terminate()
+    for name in leaving:
+        group.agents.pop(name).wait(60)
+    trains(group, 3 - len(leaving))
+    snapshot = group.snapshot()
+    assert snapshot is not None
+    assert snapshot.generations[-1].reason == "Preempted"
+    assert all(name in snapshot.generations[-1].detail for name in leaving)
+    assert snapshot.status.phase == "Running"
+    counted = Counter(step for _, step, _ in steps(group))
+    assert set(counted) == set(range(1, max(counted) + 1)), "no step is missing"
+    assert max(counted.values()) == 1, "no step was made twice"
+    records = group.rundir.generation_records()
+    assert records[1].resumed_from is not None
+    assert records[1].resumed_from.step == max(step for generation, step, _ in steps(group) if generation == 1)
+    assert not any(event.text.startswith("failure") for event in snapshot.events)
