@@ -129,7 +129,7 @@ class Survey:
         if names != self._records:
             records = self._rundir.generation_records()
             if len(records) != len(names):
-                # One was written since the listing, or cannot be read: a chain with a hole must not be remembered.
+                # One was written since the listing: a chain with a hole must not be remembered.
                 return chain(records)
             self._records, self._links = names, chain(records)
         return self._links
