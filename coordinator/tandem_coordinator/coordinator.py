@@ -6,6 +6,7 @@ ledger's, the observer's, the journal's.
 
 import asyncio
 import logging
+import random
 import time
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.messages import Answer, Membership, Sync
 from tandem.rundir import RunDir
 from tandem.snapshot import Event, GenerationView, Snapshot
+from tandem.status import Status
 from tandem_coordinator import group, membership
 from tandem_coordinator.group import (
     Action,
@@ -37,16 +39,23 @@ from tandem_coordinator.ledger import HISTORY, Ledger, Page, Remembered, TakenOv
 from tandem_coordinator.observer import Observed, Observer, RunDirectory
 from tandem_coordinator.progress import Reports
 from tandem_coordinator.straggler import StragglerWatch
-from tandem_coordinator.summary import Clock, snapshot
+from tandem_coordinator.summary import Clock, snapshot, status
 
 log = logging.getLogger("tandem.coordinator")
 
 TICK_SECONDS = 0.05
 """How often time is looked at; what agents say is acted on at once."""
+LEAST_HOLD = 0.8
+"""A heartbeat is held for so much of the heartbeat time at least, by chance: thousands that were all answered at once
+would otherwise all be back at once."""
+TICK_PAUSE = 3.0
+"""After a tick, so many times its own duration is left to everything else."""
 RETRY_SECONDS = 1.0
 """Between two tries to write to a disk that fails."""
 SAMPLE_SECONDS = 1.0
 """Between two samples in the journal."""
+RANKS_IN_SAMPLES = 100
+"""Of so many ranks a second, on the average, the journal tells the processor use: of more ranks less often."""
 MOST_GENERATIONS, MOST_EVENTS = 100, 200
 
 
@@ -103,7 +112,8 @@ class Coordinator:
             self._apply(group.Synced(sync))
             self._hurry.set()
         try:
-            return await self._worth_saying(sync, request, now + self.job.spec.elasticity.heartbeat_seconds)
+            hold = self.job.spec.elasticity.heartbeat_seconds * random.uniform(LEAST_HOLD, 1.0)  # noqa: S311
+            return await self._worth_saying(sync, request, now + hold)
         except asyncio.CancelledError:
             # The agent has hung up, unless this is an old request that a newer one has replaced.
             if self._requests.get(sync.replica) is request:
@@ -120,17 +130,15 @@ class Coordinator:
     def snapshot(self) -> Snapshot:
         """Everything that is known of the job now."""
         clock = Clock(time.time(), time.monotonic())
+        status = self._status(clock)
         return snapshot(
-            self.job,
-            self.state,
-            clock,
-            self._reports,
-            self._observed,
-            self._generations,
-            self._events,
-            self._started_at,
-            self._stragglers.stragglers,
+            self.job, status, self.state, clock, self._reports, self._observed, self._generations, self._events
         )
+
+    def _status(self, clock: Clock | None = None) -> Status:
+        clock = clock or Clock(time.time(), time.monotonic())
+        stragglers = self._stragglers.stragglers
+        return status(self.job, self.state, clock, self._reports, self._observed, self._started_at, stragglers)
 
     # Its life
 
@@ -156,6 +164,7 @@ class Coordinator:
 
     async def _tick(self) -> None:
         while True:
+            began = time.monotonic()
             self._hurry.clear()
             heard, self._heard = self._heard, {}
             latest = self._observed.latest_checkpoint
@@ -170,6 +179,8 @@ class Coordinator:
             if self.state.open and (hang := self._hangs.verdict()) is not None:
                 self._apply(Hung(self._hangs.generation, hang))
                 continue
+            # A tick looks at every agent. When thousands arrive at once, one tick serves many of them.
+            await asyncio.sleep(min(TICK_SECONDS, TICK_PAUSE * (time.monotonic() - began)))
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_SECONDS):
                     await self._hurry.wait()
@@ -192,21 +203,26 @@ class Coordinator:
                 self._announce()
 
     async def _sample(self) -> None:
+        owed = 0
         while True:
             await asyncio.sleep(SAMPLE_SECONDS)
             for told in self._stragglers.look(self._reports.everyone(), time.monotonic()):
                 self._say(told, "info")
-            status, evaluators = self.snapshot().status, self._observed.evaluators
+            now, evaluators = self._status(), self._observed.evaluators
+            owed -= RANKS_IN_SAMPLES
+            trainer_cpu = self._reports.trainer_cpu() if owed <= 0 else {}
+            gpu = self._reports.trainer_gpu() if owed <= 0 else {}
+            owed = owed if owed > 0 else len(trainer_cpu)
             self._write(
                 "sample",
-                generation=status.generation,
-                worldSize=status.world_size or 0,
-                workers=0 if status.workers is None else status.workers.ready,
+                generation=now.generation,
+                worldSize=now.world_size or 0,
+                workers=0 if now.workers is None else now.workers.ready,
                 step=self._reports.step,
-                loss=status.loss,
-                throughput=status.throughput,
-                trainerCpu=self._reports.trainer_cpu(),
-                gpu=self._reports.trainer_gpu(),
+                loss=now.loss,
+                throughput=now.throughput,
+                trainerCpu=trainer_cpu,
+                gpu=gpu,
                 evaluatorCpu={view.name: round(view.cpu, 3) for view in evaluators if view.cpu is not None},
             )
 
@@ -236,10 +252,12 @@ class Coordinator:
         self.state, actions = membership.step(before, event, time.monotonic())
         for action in actions:
             self._act(action)
-        for replica in before.agents.keys() - self.state.agents.keys():
-            self._reports.forget(replica)
-            self._hangs.forget(replica)
-            self._requests.pop(replica, None)
+        # No event both adds and removes agents.
+        if len(self.state.agents) < len(before.agents):
+            for replica in before.agents.keys() - self.state.agents.keys():
+                self._reports.forget(replica)
+                self._hangs.forget(replica)
+                self._requests.pop(replica, None)
         if _orders(before) != _orders(self.state):
             self._announce()
 

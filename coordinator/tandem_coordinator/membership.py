@@ -33,8 +33,9 @@ waiting for the lost member's acknowledgement (that is what it cannot give).
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 
-from tandem.messages import Answer, Member, Membership, Sync
+from tandem.messages import Answer, Member, Membership, Order, Sync
 from tandem_coordinator.closing import close, finish_saving, preempt
 from tandem_coordinator.forming import form, resize, with_latest
 from tandem_coordinator.group import (
@@ -57,7 +58,6 @@ from tandem_coordinator.group import (
     is_inside,
     listed,
     replicas,
-    waiting,
 )
 
 STALLED_SECONDS = 1.0
@@ -67,8 +67,6 @@ DISCONNECTED_SECONDS = 1.0
 once."""
 RETIRED = 1_000
 """So many replaced incarnations are remembered."""
-RUN = Answer(order="run")
-"""What agents are told most, made once."""
 
 
 def start(
@@ -106,36 +104,33 @@ def step(state: State, event: Event, now: float) -> Next:
 def answer(state: State, sync: Sync, recorded: int) -> Answer:
     """What an agent that has spoken so is told. Generations above `recorded` are not durable yet and stay secret."""
     if _is_retired(state, sync.replica, sync.incarnation):
-        return Answer(order="end", why=f"another process is {sync.replica} now")
+        return _told("end", f"another process is {sync.replica} now")
     if state.end is not None:
-        return Answer(order="end", why=state.end.detail)
+        return _told("end", state.end.detail)
     current = _membership_of(state, sync.replica, sync.incarnation)
     if sync.state == "leaving":
-        return Answer(order="end", why="as you wish")
+        return _told("end", "as you wish")
     if sync.state == "joining":
         if current is None or current.generation > recorded or sync.generation == current.generation or state.saving:
-            return Answer(order="wait", why=_waiting_for(state))
+            return _told("wait", _waiting_for(state))
         return Answer(order="run", membership=current)
     runs = current is not None and current.generation == sync.generation
     if state.saving is not None and runs:
-        return Answer(order="save", why=state.saving.cause.detail)
+        return _told("save", state.saving.cause.detail)
     if sync.reason in ("WorkerFailed", "MembershipChanged"):
         return _rejoin(state)
-    return RUN if runs or state.adopting_until is not None else _rejoin(state)
+    return _told("run") if runs or state.adopting_until is not None else _rejoin(state)
 
 
 def says_nothing_new(state: State, sync: Sync) -> bool:
-    """Whether a heartbeat tells no more than that its sender lives, so that it may be handed in with the next tick."""
+    """Whether a heartbeat or wish tells no more than that its sender lives, so that it may be handed in with the next
+    tick."""
     agent = state.agents.get(sync.replica)
-    return (
-        agent is not None
-        and agent.member.incarnation == sync.incarnation
-        and sync.state == "running"
-        and not sync.reason
-        and not agent.waits
-        and agent.leaves == sync.leaving
-        and agent.generation == sync.generation
-    )
+    if agent is None or agent.member.incarnation != sync.incarnation or agent.generation != (sync.generation or 0):
+        return False
+    if sync.state == "joining":
+        return agent.waits and agent.member == sync.member
+    return sync.state == "running" and not sync.reason and not agent.waits and agent.leaves == sync.leaving
 
 
 # Agents
@@ -364,8 +359,15 @@ def _waiting_for(state: State) -> str:
         return "the group is complete, or it is too early for it to grow"
     if state.adopting_until is not None:
         return "the coordinator has just restarted and looks who is there"
-    return f"{len(waiting(state))} of {state.target} replicas wait, at least {state.rules.minimum} are needed"
+    here = f"{replicas(len(state.agents))} here, {state.target} wished for"
+    return f"{here}, at least {state.rules.minimum} needed, and all of them have to stop their ranks first"
 
 
 def _rejoin(state: State) -> Answer:
-    return Answer(order="rejoin", why=state.cause.detail, stacks=state.cause.reason == "Hung")
+    return _told("rejoin", state.cause.detail, state.cause.reason == "Hung")
+
+
+@lru_cache(64)
+def _told(order: Order, why: str = "", stacks: bool = False) -> Answer:
+    """An answer; what thousands are told is made once."""
+    return Answer(order=order, why=why, stacks=stacks)

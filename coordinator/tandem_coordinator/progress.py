@@ -114,9 +114,10 @@ class Reports:
 
     def utilization(self, evaluator_cpu: float | None) -> Utilization | None:
         """Processor use of all ranks together; None if nothing is known."""
-        cpu = [report.cpu for report in self._all() if report.cpu is not None]
-        gpu = [report.gpu for report in self._all() if report.gpu is not None]
-        memory = [report.gpu_memory_bytes for report in self._all() if report.gpu_memory_bytes is not None]
+        ranks = [report for _, report in self.everyone()]
+        cpu = [report.cpu for report in ranks if report.cpu is not None]
+        gpu = [report.gpu for report in ranks if report.gpu is not None]
+        memory = [report.gpu_memory_bytes for report in ranks if report.gpu_memory_bytes is not None]
         if not cpu and not gpu and not memory and evaluator_cpu is None:
             return None
         return Utilization(

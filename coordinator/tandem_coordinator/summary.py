@@ -24,20 +24,19 @@ class Clock:
 
 def snapshot(
     job: DistributedTrainingJob,
+    status: Status,
     state: State,
     clock: Clock,
     reports: Reports,
     observed: Observed,
     generations: Iterable[GenerationView],
     events: Iterable[Event],
-    started_at: float | None,
-    stragglers: list[Straggler],
 ) -> Snapshot:
     """Everything that is known of the job at one moment."""
     return Snapshot(
         job=job.metadata.name,
         time=clock.wall,
-        status=_status(job, state, clock, reports, observed, started_at, stragglers),
+        status=status,
         members=[_member(agent, clock, reports) for _, agent in sorted(state.agents.items())],
         generations=list(generations),
         evaluators=list(observed.evaluators),
@@ -45,7 +44,7 @@ def snapshot(
     )
 
 
-def _status(
+def status(
     job: DistributedTrainingJob,
     state: State,
     clock: Clock,
@@ -54,6 +53,7 @@ def _status(
     started_at: float | None,
     stragglers: list[Straggler],
 ) -> Status:
+    """The status of the job at one moment."""
     spec, ending = job.spec, observed.ending
     world_size = state.latest.world_size if state.open and state.latest is not None else None
     evaluator_cpu = [view.cpu for view in observed.evaluators if view.cpu is not None]

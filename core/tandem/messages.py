@@ -131,10 +131,13 @@ class Sync(Model):
         )
 
 
+Order = Literal["wait", "run", "save", "rejoin", "end"]
+
+
 class Answer(Model):
     """What the coordinator wants of an agent."""
 
-    order: Literal["wait", "run", "save", "rejoin", "end"]
+    order: Order
     """`wait`: joining, no generation yet. `run`: the generation is open and you are in it. `save`: it is about to be
     closed; have your ranks save and leave at the next step boundary, then join, or leave if you wish to. `rejoin`: your
     generation is closed, stop and join. `end`: the job is over, or another process has taken your place."""

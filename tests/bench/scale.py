@@ -208,7 +208,7 @@ async def measure(agents: int, heartbeat: float, seconds: float, processes: int)
 
 async def _figures(crowd: Crowd, agents: int, seconds: float, process: Process) -> dict[str, object]:
     idle = process.memory("VmRSS")
-    most = 30.0
+    most = 60.0
     began = time.perf_counter()
     members = await _connect(crowd, agents)
     connected = time.perf_counter()
