@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tandem
 
-.PHONY: help setup run fmt lint type test e2e bench bench-recovery soak generate clean
+.PHONY: help setup run fmt lint type test e2e bench bench-scale bench-recovery soak generate clean
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -37,6 +37,9 @@ test: $(STAMP) ## Unit and integration tests with real processes
 
 bench: $(STAMP) ## Throughput against a bare DDP loop, with and without evaluators
 	@$(BIN)/python tests/bench/throughput.py
+
+bench-scale: $(STAMP) ## One coordinator under 1,000 and 10,000 simulated agents (ARGS="--agents 1000 --seconds 20")
+	@$(BIN)/python tests/bench/scale.py $(ARGS)
 
 bench-recovery: $(STAMP) ## Recovery from faults beside plain torchrun (root; ARGS="--only all --rounds 5")
 	@$(BIN)/python -m tests.bench.recovery $(ARGS)

@@ -19,6 +19,7 @@ from tandem.rundir import RunDir
 from tandem.snapshot import Event, GenerationView, Snapshot
 from tandem.status import Status
 from tandem_coordinator import group, membership
+from tandem_coordinator.forming import STACKS_SECONDS
 from tandem_coordinator.group import (
     Action,
     Cause,
@@ -317,6 +318,9 @@ class Coordinator:
             self._say(f"generation {generation} is over: {cause.detail}", "info" if cause.is_planned else "warning")
 
     async def _mark_failed(self, cause: Cause) -> None:
+        if self.state.cause.reason == "Hung":
+            # The end aborts all ranks at once, and these stacks are what somebody will want to read.
+            await asyncio.sleep(STACKS_SECONDS)
         while True:
             try:
                 await self._loop.run_in_executor(

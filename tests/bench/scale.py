@@ -10,7 +10,8 @@ report of each of its ranks in every heartbeat; it stops its ranks in no time. W
     killed    from the end of one agent's connection until the next generation is in everybody else's hands; of that,
               1 s is the time that the lost agent has to come back
     cores     processor use of the coordinator while everybody trains and heartbeats
-    late      how much later than the heartbeat time an answer comes that is held back for that time; median and p99
+    answer    how long a request that is not held back takes (`/healthz`, 20 a second) while everybody trains; p50, p99
+    late      how much later than the heartbeat time the answer to a heartbeat comes; p99
     rss       resident memory of the coordinator at the end, and its peak
 """
 
@@ -188,7 +189,7 @@ async def measure(agents: int, heartbeat: float, seconds: float, processes: int)
         rundir.write_job(_job(agents, heartbeat, processes))
         port_file = Path(folder) / "port"
         output = (Path(folder) / "coordinator.txt").open("wb")
-        coordinator = subprocess.Popen(
+        coordinator = subprocess.Popen(  # noqa: ASYNC220 - nothing else happens yet
             launch.coordinator_command("127.0.0.1", 0, port_file),
             env=os.environ | {"TANDEM_RUN_DIR": str(rundir.path), "TANDEM_TOKEN": TOKEN},
             stdout=output,
@@ -219,7 +220,7 @@ async def _figures(crowd: Crowd, agents: int, seconds: float, process: Process) 
     await asyncio.sleep(2 * crowd.heartbeat)
     crowd.measuring, crowd.requests = True, 0
     cpu, since = process.cpu_seconds(), time.perf_counter()
-    await asyncio.sleep(seconds)
+    answers = await _probe(crowd.port, seconds)
     elapsed = time.perf_counter() - since
     cores, rate = (process.cpu_seconds() - cpu) / elapsed, crowd.requests / elapsed
     crowd.measuring = False
@@ -248,12 +249,27 @@ async def _figures(crowd: Crowd, agents: int, seconds: float, process: Process) 
         "killed": time.perf_counter() - killed,
         "cores": cores,
         "heartbeatsPerSecond": rate,
-        "lateMedian": median(late) if late else None,
-        "lateP99": quantiles(late, n=100)[98] if len(late) > 100 else None,
+        "answerP50": median(answers),
+        "answerP99": quantiles(answers, n=100)[98],
+        "lateP99": max(0.0, quantiles(late, n=100)[98]),
         "rssIdle": idle,
         "rss": process.memory("VmRSS"),
         "rssPeak": process.memory("VmHWM"),
     }
+
+
+async def _probe(port: int, seconds: float) -> list[float]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    answers = []
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        asked = time.perf_counter()
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        await reader.readuntil(b"}")
+        answers.append(time.perf_counter() - asked)
+        await asyncio.sleep(0.05)
+    writer.close()
+    return answers
 
 
 async def _fail(crowd: Crowd, agent: Agent) -> Agent:

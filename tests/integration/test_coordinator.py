@@ -351,6 +351,26 @@ def test_a_group_that_hangs_is_told_to_write_its_stacks_and_starts_again(tmp_pat
         coordinator.kill()
 
 
+def test_the_stacks_of_the_last_hang_are_written_before_the_job_ends(tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path, elasticity={"hangSeconds": 1.0, "maxRestarts": 0}).start()
+    agent, other = Agent(coordinator, "worker-0"), Agent(coordinator, "worker-1")
+    try:
+        until(lambda: agent.generation == 1, what="the first generation")
+        for step in (1, 2):
+            agent.ranks = [RankReport(rank=0, step=step)]
+            told = len(agent.told)
+            until(lambda told=told: len(agent.told) > told + 1)
+        until(lambda: any(answer.stacks for answer in agent.told), what="the order to write stacks")
+        began = time.monotonic()
+        until(coordinator.rundir.failed, what="the job's end")
+        assert time.monotonic() - began > 1.0
+        until(lambda: agent.told[-1].order == "end")
+    finally:
+        agent.vanish()
+        other.vanish()
+        coordinator.kill()
+
+
 def test_a_straggler_is_named_in_the_status_the_events_and_the_metrics(
     coordinator: Coordinator, agents: tuple[Agent, Agent]
 ) -> None:
