@@ -1,0 +1,74 @@
+"""How far training is, from what the ranks say."""
+
+from tandem.messages import RankReport
+from tandem_coordinator.progress import Reports
+
+
+def report(rank: int, step: int, **more: object) -> RankReport:
+    return RankReport(rank=rank, step=step, total_steps=1000).model_copy(update=more)
+
+
+def test_the_first_rank_that_reports_leads() -> None:
+    reports = Reports()
+    reports.begin(3)
+    reports.take("worker-1", 3, [report(3, 10, loss=3.0), report(2, 10, loss=2.0)], 1.0)
+    assert (reports.step, reports.loss) == (10, 2.0)
+    reports.take("worker-0", 3, [report(0, 11, loss=1.0), report(1, 11)], 1.0)
+    assert (reports.step, reports.loss) == (11, 1.0)
+    reports.take("worker-1", 3, [report(2, 99), report(3, 99)], 2.0)
+    assert reports.step == 11
+    reports.forget("worker-0")
+    reports.take("worker-1", 3, [report(2, 12), report(3, 12)], 3.0)
+    assert reports.step == 12
+    assert reports.loss == 1.0, "the last known one stays"
+
+
+def test_the_pace_gives_the_time_that_remains() -> None:
+    reports = Reports()
+    reports.begin(1)
+    assert reports.progress() is None
+    for second in range(11):
+        reports.take("worker-0", 1, [report(0, 100 + 10 * second)], float(second))
+    progress = reports.progress()
+    assert progress is not None
+    assert (progress.step, progress.percent, progress.remaining_seconds) == (200, 20.0, 80.0)
+
+
+def test_a_generation_begins_without_what_the_last_one_said() -> None:
+    reports = Reports()
+    reports.begin(1)
+    reports.take("worker-0", 1, [report(0, 100, saves=True)], 1.0)
+    assert (reports.stepping, reports.silent, reports.saves) == (True, False, True)
+    reports.begin(2)
+    reports.take("worker-0", 1, [report(0, 101)], 2.0)
+    assert (reports.stepping, reports.silent, reports.saves) == (False, True, False)
+    assert reports.step == 100, "a view of the job does not flicker"
+    reports.take("worker-0", 2, [report(0, 0, phase="starting")], 3.0)
+    assert (reports.stepping, reports.silent) == (False, False)
+    assert reports.step == 100
+
+
+def test_a_group_saves_when_asked_only_if_all_of_its_ranks_do() -> None:
+    reports = Reports()
+    reports.begin(1)
+    assert not reports.saves
+    reports.take("worker-0", 1, [report(0, 5, saves=True)], 1.0)
+    reports.take("worker-1", 1, [report(1, 5, saves=False)], 1.0)
+    assert not reports.saves
+    reports.forget("worker-1")
+    assert reports.saves
+    reports.take("worker-0", 1, [], 2.0)
+    assert not reports.saves
+    assert reports.silent
+
+
+def test_use_is_summed_over_the_ranks_that_tell_it() -> None:
+    reports = Reports()
+    reports.begin(1)
+    assert reports.utilization(None) is None
+    reports.take("worker-0", 1, [report(0, 5, cpu=0.5, gpu=0.5, gpu_memory_bytes=10), report(1, 5)], 1.0)
+    reports.take("worker-1", 1, [report(2, 5, cpu=1.0, gpu=1.0, gpu_memory_bytes=20)], 1.0)
+    use = reports.utilization(0.25)
+    assert use is not None
+    assert (use.trainer_cpu, use.evaluator_cpu, use.gpu, use.gpu_memory_bytes) == (1.5, 0.25, 0.75, 30)
+    assert reports.trainer_cpu() == {"0": 0.5, "2": 1.0}
