@@ -1,10 +1,10 @@
 """Who is in the training group: a pure state machine, `(state, event, now) -> (state, actions)`.
 
 An *agent* is one process that starts the ranks of one replica; a new process is a new *incarnation*. A *generation*
-is an immutable, numbered membership. At most one generation is open. It is closed when a member is lost, leaves, is
-replaced by a new incarnation or asks for a new generation, when the target changes, and when newcomers may join. A
-new one is formed from the agents that wait, which by then have stopped their ranks. How one ends stands in `closing`,
-how one begins in `forming`.
+is an immutable, numbered membership. At most one generation is open. It is closed at once when a member fails, is lost,
+leaves, is replaced by a new incarnation or asks for a new generation, and when the group hangs (see `hang`). It is
+closed after it has saved when a member has to go, newcomers may join or the target changes (see `closing`). A new one
+is formed from the agents that wait, which by then have stopped their ranks (see `forming`).
 
 **Why two groups cannot both count.** (1) Numbers: a generation's number is greater than that of every generation
 before, and is durable in the run directory before anybody learns of it (`Open` is handed out by the shell after it is
@@ -18,8 +18,9 @@ generations are created exclusively, so even a number recorded twice within that
 
 **Why nobody waits for ever.** Agents repeat their wish until it is answered, and say which generation they were given
 last, so that a lost answer is given again and a repeated wish is not taken for a new one. Silence ends in loss, an
-agent that is slow to stop is waited for STOPPING_SECONDS at most, newcomers START_MOST_SECONDS; then whoever waits is
-formed into a group if they are at least the minimum. A smaller group never waits for a replacement.
+agent that is slow to stop is waited for STOPPING_SECONDS at most, newcomers START_MOST_SECONDS, a group that saves
+SAVE_SECONDS; then whoever waits is formed into a group if they are at least the minimum. A smaller group never waits
+for a replacement.
 
 **Our own blindness is nobody's death.** When the coordinator itself was stopped or cut off, everybody seems silent.
 Time in which it did not tick is not counted, and while no agent at all is heard nobody is declared lost: closing

@@ -718,6 +718,20 @@ def test_a_restarted_coordinator_closes_what_not_all_members_run_and_never_goes_
     assert after.state.number == first + 1
 
 
+def test_a_restarted_coordinator_forms_no_group_before_it_has_looked_who_is_there() -> None:
+    before = Job(target=3)
+    first = before.forms("worker-0", "worker-1", "worker-2")
+    after = Job(target=3, number=first, latest=before.state.latest)
+    after.joins("worker-0", generation=first, reason="WorkerFailed")
+    after.passes(2.0)
+    assert after.members() == [], "the others may have to find it first"
+    after.runs("worker-1", first)
+    after.runs("worker-2", first)
+    after.passes(2.0)
+    assert after.members() == ["worker-0", "worker-1", "worker-2"]
+    assert after.state.number == first + 1
+
+
 def test_a_coordinator_that_lost_its_memory_learns_the_number_from_the_agents() -> None:
     before = Job(target=2)
     before.state = replace(before.state, number=41)
