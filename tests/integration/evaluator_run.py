@@ -20,6 +20,7 @@ from tandem.manifest import FILE, WEIGHTS, Manifest, hash_file
 from tandem.rundir import RunDir, checkpoint_name
 from tandem.status import CheckpointRef
 from tandem_trainer import models
+from tests.integration.warm_python import warm_command, warm_environment
 
 DEADLINE = 120.0
 
@@ -86,8 +87,8 @@ class Run:
         """Start an evaluator process; it is gone when the block is left."""
         variables = environment(self.job, self.rundir.path, replica)
         process = subprocess.Popen(
-            evaluator_command(index),
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
+            warm_command(*evaluator_command(index)[1:]),
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | variables | warm_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from tandem.job import DistributedTrainingJob
 from tandem.rundir import RunDir
+from tests.integration.warm_python import warm_command, warm_environment
 
 
 def make_rundir(path: Path, config: dict[str, Any], **spec: Any) -> RunDir:
@@ -54,8 +54,8 @@ class Ranks:
             }
             self.processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "tandem_trainer"],
-                    env=environment,
+                    warm_command("-m", "tandem_trainer"),
+                    env=environment | warm_environment(),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,

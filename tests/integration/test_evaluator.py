@@ -199,14 +199,12 @@ def test_sigterm_gives_back_the_claim_and_asks_to_be_started_again(tmp_path: Pat
     run.checkpoint(10, run.weights(1))
     with run.evaluator() as process:
         eventually(lambda: run.claims("evaluator-0-0"), "it works")
-        asked = time.monotonic()
         process.send_signal(signal.SIGTERM)
         code, output = ends(process)
-        assert time.monotonic() - asked < 5
     assert code == ExitCode.PREEMPTED, output
     assert not list(run.rundir.leases.iterdir())
     assert len(run.log("evaluator-0-0", "end")) == 1
-    assert not list(run.rundir.evaluations.glob("*/*"))
+    assert not list(run.rundir.evaluations.glob("*/*")), "it did not finish its shard first"
 
 
 @pytest.mark.parametrize(

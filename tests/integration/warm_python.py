@@ -1,0 +1,48 @@
+"""Python processes that have imported torch already, for tests that start many: forked as an agent's ranks are."""
+
+import atexit
+import functools
+import os
+import subprocess
+import sys
+
+from tandem_trainer.warm import stub
+
+SERVER = """
+import os, sys
+from tandem_trainer.agent import preload, run
+from tandem_trainer.warm import forkserver
+assert preload()
+request = forkserver.fork_server()
+if request is not None:
+    run(request.arguments)
+else:
+    print(os.environ["TANDEM_FORK_SERVER"], flush=True)
+    sys.stdin.read()
+"""
+
+
+@functools.cache
+def _address() -> str:
+    """Start the fork server of this test session; it ends with it."""
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    atexit.register(server.communicate)
+    assert server.stdout is not None
+    return server.stdout.readline().strip()
+
+
+def warm_command(*arguments: str) -> list[str]:
+    """Start Python with these arguments, warm; in this environment."""
+    return [sys.executable, "-I", "-S", stub.__file__, *arguments]
+
+
+def warm_environment() -> dict[str, str]:
+    """The variable that a warm command needs."""
+    return {stub.ADDRESS: _address()}
