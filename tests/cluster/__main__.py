@@ -1,0 +1,76 @@
+"""`make e2e`: the tests on a real cluster, the one in KUBECONFIG, or else one started here and removed again."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.cluster.machine import ClusterError, cluster
+from tests.cluster.machine.places import KUBECONFIG, LOGS
+
+ROOT = Path(__file__).parents[2]
+KEPT_LOGS = ROOT / "runs" / "e2e"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the tests, with pytest's own arguments; the exit code is pytest's, or 1 if there is no cluster for them."""
+    # Asked to end, by whomever: the cluster goes first.
+    for asked in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(asked, signal.default_int_handler)
+    try:
+        if given := os.environ.get("KUBECONFIG"):
+            return _on_theirs(given, arguments)
+        with cluster.held():
+            return _on_our_own(arguments)
+    except (ClusterError, OSError) as error:
+        print(f"make e2e: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("make e2e: interrupted", file=sys.stderr)
+        return 130
+
+
+def _on_theirs(kubeconfig: str, arguments: Sequence[str]) -> int:
+    if shutil.which("kubectl") is None:
+        raise ClusterError("kubectl is not in PATH, and the cluster in KUBECONFIG cannot be reached without")
+    print(f"testing on the cluster in KUBECONFIG={kubeconfig}", flush=True)
+    return _pytest(arguments, {})
+
+
+def _on_our_own(arguments: Sequence[str]) -> int:
+    binaries = cluster.programs()
+    code = 1
+    try:
+        started = time.monotonic()
+        cluster.up(binaries)
+        print(f"the cluster is up after {time.monotonic() - started:.0f} s", flush=True)
+        path = os.pathsep.join([str(binaries), os.environ["PATH"]])
+        code = _pytest(arguments, {"KUBECONFIG": str(KUBECONFIG), "PATH": path})
+    finally:
+        _take_down(keep_logs=code != 0)
+    return code
+
+
+def _pytest(arguments: Sequence[str], environment: dict[str, str]) -> int:
+    command = [sys.executable, "-m", "pytest", *(arguments or ["tests/cluster"])]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}).returncode
+
+
+def _take_down(keep_logs: bool) -> None:
+    # An impatient second Ctrl-C must not leave half a cluster behind.
+    for asked in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(asked, signal.SIG_IGN)
+    print("taking the cluster down", flush=True)
+    if keep_logs and LOGS.is_dir():
+        shutil.rmtree(KEPT_LOGS, ignore_errors=True)
+        shutil.copytree(LOGS, KEPT_LOGS)
+        print(f"its logs are in {KEPT_LOGS.relative_to(ROOT)}", flush=True)
+    cluster.down()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

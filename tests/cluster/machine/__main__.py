@@ -1,0 +1,56 @@
+"""The cluster by hand: `python -m tests.cluster.machine up`, then `eval "$(python -m tests.cluster.machine env)"`."""
+
+import argparse
+import os
+import sys
+
+from tests.cluster.machine import ClusterError, cluster, images
+from tests.cluster.machine.binaries import build
+from tests.cluster.machine.node import Node
+from tests.cluster.machine.places import KUBECONFIG, REGISTRY
+
+
+def main() -> int:
+    """Carry out one command; exit code 1 with a message if it cannot be done."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.cluster.machine", description="A Kubernetes on this machine."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    start = commands.add_parser("up", help="start a new cluster, and wait until every node is Ready")
+    start.add_argument("--nodes", type=int, default=2)
+    start.add_argument("--gpus", type=int, default=4, help="nvidia.com/gpu that each node advertises")
+    load = commands.add_parser("load", help=f"push images that buildah built as {REGISTRY}/NAME:TAG")
+    load.add_argument("images", nargs="+")
+    for name, what in {"kill-node": "end a node, as a power cut would", "start-node": "bring it back"}.items():
+        commands.add_parser(name, help=what).add_argument("name")
+    commands.add_parser("env", help="print what a shell needs to reach the cluster")
+    commands.add_parser("down", help="remove the cluster")
+    options = parser.parse_args()
+    try:
+        _carry_out(options)
+    except (ClusterError, ValueError, OSError) as error:
+        print(f"cluster: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _carry_out(options: argparse.Namespace) -> None:
+    match options.command:
+        case "up":
+            with cluster.held():
+                cluster.up(cluster.programs(), options.nodes, options.gpus)
+        case "load":
+            images.load(*options.images)
+        case "kill-node":
+            Node(options.name).kill()
+        case "start-node":
+            Node(options.name).start(build())
+        case "env":
+            print(f"export KUBECONFIG={KUBECONFIG} PATH={build()}{os.pathsep}$PATH")
+        case "down":
+            with cluster.held():
+                cluster.down()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

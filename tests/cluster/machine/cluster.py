@@ -1,0 +1,91 @@
+"""The cluster as a whole: up, and down again without a trace."""
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster.machine import (
+    ClusterError,
+    certificates,
+    cgroups,
+    images,
+    leftovers,
+    network,
+    prerequisites,
+    processes,
+    volumes,
+)
+from tests.cluster.machine.binaries import build, version
+from tests.cluster.machine.control_plane import ControlPlane
+from tests.cluster.machine.kubectl import Kubectl
+from tests.cluster.machine.node import Node
+from tests.cluster.machine.places import CACHE, STATE, node_names
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Nobody else changes the cluster meanwhile.
+
+    Raises:
+        ClusterError: somebody does already.
+    """
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ClusterError(f"another run uses the cluster; wait for it to end ({CACHE / 'lock'})") from None
+        yield
+
+
+def programs() -> Path:
+    """The folder with kubectl and the other programs; what this machine lacks is installed and compiled first.
+
+    Raises:
+        ClusterError: this machine cannot run a cluster, or a program does not compile.
+    """
+    prerequisites.prepare()
+    return build()
+
+
+def up(binaries: Path, nodes: int = 2, gpus: int = 4) -> None:
+    """Start a new cluster and wait until every node is Ready; what is there of an earlier one is removed first.
+
+    Raises:
+        ClusterError: a part of it does not come up.
+        OSError: something that it needs cannot be made; the message says what and why.
+    """
+    down()
+    print(f"starting Kubernetes {version()} with {nodes} nodes", flush=True)
+    STATE.mkdir(parents=True)
+    leftovers.remember()
+    network.make()
+    certificates.make()
+    images.start_registry()
+    ControlPlane(binaries).start()
+    images.load_pause(binaries)
+    members = [Node(name) for name in node_names(nodes)]
+    for node in members:
+        node.start(binaries)
+    kubectl = Kubectl(binaries)
+    kubectl.apply(volumes.CLASS)
+    volumes.start_opening()
+    for node in members:
+        node.wait_until_ready(kubectl)
+        if gpus:
+            node.advertise_gpus(gpus, kubectl)
+    print(kubectl("get", "nodes", "-o", "wide"), flush=True)
+
+
+def down() -> None:
+    """Remove the cluster and everything of it, as far as there is any. What is in the cache stays."""
+    # At once: nothing of what they would still write is kept. The kubelets go before their pods, or new ones start.
+    processes.kill()
+    cgroups.kill(cgroups.group("*"))
+    cgroups.remove()
+    leftovers.remove()
+    network.remove()
+    if STATE.exists():
+        shutil.rmtree(STATE)

@@ -1,0 +1,58 @@
+"""The registry that the nodes pull from, and how images get there."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.cluster.machine.network import INSIDE
+from tests.cluster.machine.places import CACHE, REGISTRY, STATE
+from tests.cluster.machine.processes import start
+
+PAUSE = f"{REGISTRY}/pause:1"
+"""What holds a pod's namespaces."""
+
+
+def start_registry() -> None:
+    """Start it; its layers outlive the cluster, so that only changed ones travel the next time."""
+    configuration = {
+        "version": 0.1,
+        "storage": {"filesystem": {"rootdirectory": str(CACHE / "registry")}, "delete": {"enabled": True}},
+        "http": {"addr": "127.0.0.1:5000"},
+        "log": {"accesslog": {"disabled": True}, "level": "warn"},
+    }
+    path = STATE / "registry.yml"
+    path.write_text(json.dumps(configuration))
+    start("registry", "docker-registry", "serve", path, entering=INSIDE)
+
+
+def load(*images: str) -> None:
+    """Push images that buildah has built.
+
+    Raises:
+        ValueError: an image's name does not lead to the cluster's registry.
+        OSError: a push failed; the message says why.
+    """
+    for image in images:
+        if not image.startswith(f"{REGISTRY}/"):
+            raise ValueError(f"{image}: the nodes pull from {REGISTRY} alone; name the image {REGISTRY}/NAME:TAG")
+        _run(
+            *INSIDE, "buildah", "push", "-q", "--disable-compression", "--tls-verify=false", image, f"docker://{image}"
+        )
+
+
+def load_pause(binaries: Path) -> None:
+    """Build the image of the pause program and push it."""
+    context = STATE / "pause"
+    context.mkdir()
+    shutil.copy(binaries / "pause", context)
+    (context / "Dockerfile").write_text('FROM scratch\nCOPY pause /pause\nENTRYPOINT ["/pause"]\n')
+    _run("buildah", "bud", "-q", "-t", PAUSE, str(context))
+    load(PAUSE)
+    _run("buildah", "rmi", PAUSE)
+
+
+def _run(*command: str) -> None:
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise OSError(f"{' '.join(command)}: {result.stderr.strip()}")

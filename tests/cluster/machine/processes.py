@@ -1,0 +1,84 @@
+"""The processes of the cluster. Each, with all that it starts, carries its name in its environment.
+
+So they are found again by whoever looks, also after the program that started them is gone, and nothing else is ever
+ended. The processes inside containers start with an environment of their own; they are found by control group.
+"""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+from tests.cluster.machine import ClusterError
+from tests.cluster.machine.places import LOGS, STATE
+
+MARK = "TANDEM_CLUSTER_PROCESS"
+KILL_SECONDS = 10.0
+
+
+def start(name: str, *command: str | Path, entering: tuple[str, ...] = ()) -> None:
+    """Start a process in a session of its own: a Ctrl-C at the terminal does not reach it. It logs to log/NAME.log."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    words = [*entering, *map(str, command)]
+    with (LOGS / f"{name}.log").open("ab") as log:
+        subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=STATE,
+            env={**os.environ, MARK: f"{STATE}/{name}"},
+            start_new_session=True,
+        )
+
+
+def marked(name: str = "") -> Iterator[psutil.Process]:
+    """The processes of a part and of what it started; without a name, those of the whole cluster."""
+    for process in psutil.process_iter():
+        try:
+            mark = process.environ().get(MARK, "")
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if mark == f"{STATE}/{name}" or (not name and mark.startswith(f"{STATE}/")):
+            yield process
+
+
+def kill(name: str = "") -> None:
+    """End a part of the cluster, or all of them, with SIGKILL.
+
+    Raises:
+        TimeoutError: some do not end.
+    """
+    processes = list(marked(name))
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            pass
+    _, left = psutil.wait_procs(processes, timeout=KILL_SECONDS)
+    if left:
+        raise TimeoutError(f"these processes do not end: {left}")
+
+
+def wait_until(what: str, holds: Callable[[], bool], *, of: str, seconds: float = 120.0) -> None:
+    """Wait for something that the process called `of` brings about.
+
+    Raises:
+        ClusterError: the process ended, or the time is over.
+    """
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if not any(marked(of)):
+            raise ClusterError(f"{what} did not come up: {of} ended. {_last_words(of)}")
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{what} did not come up in {seconds:.0f} s. {_last_words(of)}")
+        time.sleep(0.2)
+
+
+def _last_words(name: str) -> str:
+    path = LOGS / f"{name}.log"
+    lines = path.read_text(errors="replace").splitlines()[-15:]
+    return "\n".join([f"Its log ends with:  ({path})", *lines])
