@@ -7,7 +7,7 @@ STAMP := $(VENV)/.tandem
 .DEFAULT_GOAL := help
 
 help: ## Show this help
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # uv resolves in a second and hard-links what is already on the disk; it is installed into the environment itself.
 $(STAMP): pyproject.toml constraints.txt
