@@ -29,6 +29,8 @@ class Rules:
     """Failures that are forgiven."""
     restart_window: float
     """Healthy seconds that restore the budget."""
+    heartbeat: float = 1.0
+    """Longest time in seconds between two signs of life."""
 
     @classmethod
     def of(cls, spec: Spec) -> "Rules":
@@ -42,6 +44,7 @@ class Rules:
             grow_after=elasticity.grow_after_seconds,
             max_restarts=elasticity.max_restarts,
             restart_window=elasticity.restart_window_seconds,
+            heartbeat=elasticity.heartbeat_seconds,
         )
 
 

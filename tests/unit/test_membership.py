@@ -201,6 +201,23 @@ def test_a_silent_member_is_lost_and_the_rest_go_on_without_waiting_for_another(
     assert job.state.failures == 0, "a lost node is not a failure"
 
 
+def test_the_first_to_fall_silent_is_not_lost_when_it_is_the_coordinator_that_is_cut_off() -> None:
+    job = Job(target=3)
+    number = job.forms("worker-0", "worker-1", "worker-2")
+    for replica in ("worker-1", "worker-2", "worker-0"):
+        job.passes(0.4)
+        job.falls_silent(replica)
+    job.passes(20.0)
+    assert job.closings() == []
+    job.runs("worker-0", number)
+    job.passes(0.5)
+    for replica in ("worker-1", "worker-2"):
+        job.runs(replica, number)
+    job.passes(2.0)
+    assert job.closings() == []
+    assert job.members() == ["worker-0", "worker-1", "worker-2"]
+
+
 def test_a_broken_connection_is_a_loss_within_a_second_unless_the_agent_comes_back() -> None:
     job = Job(target=2)
     job.forms("worker-0", "worker-1")
