@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.cluster.machine.kubectl import Kubectl
 from tests.cluster.machine.network import INSIDE
 from tests.cluster.machine.places import API, DOMAIN, PKI, POD_CIDR, SERVICE_CIDR, STATE
-from tests.cluster.machine.processes import start, wait_until
+from tests.cluster.machine.processes import Part, start, wait_until
 
 ETCD = "http://127.0.0.1:2379"
 
@@ -43,16 +43,16 @@ class ControlPlane:
             ClusterError: it does not.
         """
         self._start_etcd()
-        self._start_api_server()
+        server = self._start_api_server()
         ready = ("get", "--raw", "/readyz")
-        wait_until("the API server", lambda: self._kubectl.succeeds(*ready), of="apiserver")
+        wait_until("the API server", lambda: self._kubectl.succeeds(*ready), of=server)
         self._start_controllers()
         self._start_scheduler()
         self._start_proxy()
         self._start_dns()
 
-    def _start(self, name: str, program: str, *options: str) -> None:
-        start(name, self._binaries / program, *options, entering=INSIDE)
+    def _start(self, name: str, program: str, *options: str) -> Part:
+        return start(name, self._binaries / program, *options, entering=INSIDE)
 
     def _start_etcd(self) -> None:
         peers = "http://127.0.0.1:2380"
@@ -60,8 +60,8 @@ class ControlPlane:
         # Nothing in it has to survive a power cut.
         self._start("etcd", "etcd", f"--data-dir={STATE}/etcd", *listen, "--unsafe-no-fsync", "--log-level=warn")
 
-    def _start_api_server(self) -> None:
-        self._start(
+    def _start_api_server(self) -> Part:
+        return self._start(
             "apiserver",
             "kube-apiserver",
             f"--etcd-servers={ETCD}",

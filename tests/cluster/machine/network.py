@@ -7,6 +7,7 @@ namespace:                         machine ── pods (bridge; 198.18.0.1 and t
 ```
 """
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -43,7 +44,8 @@ def make() -> None:
     _ip("route", "add", SERVICE_CIDR, "via", API, "dev", LINK)
     # Without the module, a service's answer between two pods of one bridge would bypass the rules that translate it.
     # It may be built in, or loaded by somebody else: the setting below tells whether it is there.
-    subprocess.run(["modprobe", "-q", "br_netfilter"], check=False, stderr=subprocess.DEVNULL)
+    if shutil.which("modprobe"):
+        subprocess.run(["modprobe", "-q", "br_netfilter"], check=False)
     settings = ("net.ipv4.ip_forward=1", "net.bridge.bridge-nf-call-iptables=1")
     _run(*INSIDE, "sysctl", "-q", "-w", *settings)
 

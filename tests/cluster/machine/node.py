@@ -19,7 +19,7 @@ from tests.cluster.machine.places import (
     node_index,
     pod_range,
 )
-from tests.cluster.machine.processes import kill, start, wait_until
+from tests.cluster.machine.processes import Part, kill, start, wait_until
 
 CONTAINERD = """\
 version = 2
@@ -55,6 +55,7 @@ class Node:
         self.name = name
         self.address = node_address(name)
         self._root = STATE / name
+        self._kubelet: Part | None = None
 
     def start(self, binaries: Path) -> None:
         """Start it. It is Ready a few seconds later.
@@ -71,7 +72,7 @@ class Node:
             kubeconfig(self.name)
         cgroups.make(self.name)
         self._start_containerd()
-        self._start_kubelet(binaries)
+        self._kubelet = self._start_kubelet(binaries)
 
     def kill(self) -> None:
         """End its kubelet, its containerd and every process of its pods at once, as a power cut would."""
@@ -81,13 +82,14 @@ class Node:
         (self._root / "containerd.sock").unlink(missing_ok=True)
 
     def wait_until_ready(self, kubectl: Kubectl) -> None:
-        """Wait until pods can start here.
+        """Having started it, wait until pods can start here.
 
         Raises:
             ClusterError: that takes too long, or its kubelet ended.
         """
+        assert self._kubelet, "start it first"
         ready = ("wait", f"node/{self.name}", "--for=condition=Ready", "--timeout=1s")
-        wait_until(self.name, lambda: kubectl.succeeds(*ready), of=f"{self.name}-kubelet", seconds=READY_SECONDS)
+        wait_until(self.name, lambda: kubectl.succeeds(*ready), of=self._kubelet, seconds=READY_SECONDS)
 
     def advertise_gpus(self, count: int, kubectl: Kubectl) -> None:
         """Have the scheduler count so many GPUs here."""
@@ -99,14 +101,14 @@ class Node:
         settings = CONTAINERD.format(root=self._root, pause=PAUSE, plugins=prerequisites.plugin_folder())
         (self._root / "containerd.toml").write_text(settings)
         command = ("containerd", "--config", self._root / "containerd.toml")
-        start(f"{self.name}-containerd", *command, entering=network.INSIDE)
+        part = start(f"{self.name}-containerd", *command, entering=network.INSIDE)
         up = (self._root / "containerd.sock").exists
-        wait_until(f"{self.name}'s containerd", up, of=f"{self.name}-containerd")
+        wait_until(f"{self.name}'s containerd", up, of=part)
 
-    def _start_kubelet(self, binaries: Path) -> None:
+    def _start_kubelet(self, binaries: Path) -> Part:
         (self._root / "resolv.conf").write_text("")
         (self._root / "kubelet.json").write_text(json.dumps(self._kubelet_settings()))
-        start(
+        return start(
             f"{self.name}-kubelet",
             binaries / "kubelet",
             f"--config={self._root}/kubelet.json",

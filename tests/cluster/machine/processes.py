@@ -8,6 +8,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -19,12 +20,20 @@ MARK = "TANDEM_CLUSTER_PROCESS"
 KILL_SECONDS = 10.0
 
 
-def start(name: str, *command: str | Path, entering: tuple[str, ...] = ()) -> None:
-    """Start a process in a session of its own: a Ctrl-C at the terminal does not reach it. It logs to log/NAME.log."""
+@dataclass(frozen=True)
+class Part:
+    """A part of the cluster that this program has started."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+
+
+def start(name: str, *command: str | Path, entering: tuple[str, ...] = ()) -> Part:
+    """Start a part in a session of its own: a Ctrl-C at the terminal does not reach it. It logs to log/NAME.log."""
     LOGS.mkdir(parents=True, exist_ok=True)
     words = [*entering, *map(str, command)]
     with (LOGS / f"{name}.log").open("ab") as log:
-        subprocess.Popen(
+        process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -33,6 +42,7 @@ def start(name: str, *command: str | Path, entering: tuple[str, ...] = ()) -> No
             env={**os.environ, MARK: f"{STATE}/{name}"},
             start_new_session=True,
         )
+    return Part(name, process)
 
 
 def marked(name: str = "") -> Iterator[psutil.Process]:
@@ -52,29 +62,35 @@ def kill(name: str = "") -> None:
     Raises:
         TimeoutError: some do not end.
     """
-    processes = list(marked(name))
-    for process in processes:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            pass
-    _, left = psutil.wait_procs(processes, timeout=KILL_SECONDS)
-    if left:
-        raise TimeoutError(f"these processes do not end: {left}")
+    deadline = time.monotonic() + KILL_SECONDS
+    # A process shows no environment at the moment in which it becomes another program: two looks must find nothing.
+    looks = 0
+    while looks < 2:
+        processes = list(marked(name))
+        looks = 0 if processes else looks + 1
+        for process in processes:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                pass
+        psutil.wait_procs(processes, timeout=max(0.0, deadline - time.monotonic()))
+        if processes and time.monotonic() > deadline:
+            raise TimeoutError(f"these processes do not end: {processes}")
+        time.sleep(0.05)
 
 
-def wait_until(what: str, holds: Callable[[], bool], *, of: str, seconds: float = 120.0) -> None:
-    """Wait for something that the process called `of` brings about.
+def wait_until(what: str, holds: Callable[[], bool], *, of: Part, seconds: float = 120.0) -> None:
+    """Wait for something that a part brings about.
 
     Raises:
         ClusterError: the process ended, or the time is over.
     """
     deadline = time.monotonic() + seconds
     while not holds():
-        if not any(marked(of)):
-            raise ClusterError(f"{what} did not come up: {of} ended. {_last_words(of)}")
+        if of.process.poll() is not None:
+            raise ClusterError(f"{what} did not come up: {of.name} ended. {_last_words(of.name)}")
         if time.monotonic() > deadline:
-            raise ClusterError(f"{what} did not come up in {seconds:.0f} s. {_last_words(of)}")
+            raise ClusterError(f"{what} did not come up in {seconds:.0f} s. {_last_words(of.name)}")
         time.sleep(0.2)
 
 
