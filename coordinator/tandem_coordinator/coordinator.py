@@ -9,6 +9,7 @@ import logging
 import random
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -53,6 +54,8 @@ TICK_PAUSE = 3.0
 """After a tick, so many times its own duration is left to everything else."""
 RETRY_SECONDS = 1.0
 """Between two tries to write to a disk that fails."""
+HUNG_UP_SECONDS = 0.2
+"""After an agent was told that its generation is closed, whether it is still there."""
 SAMPLE_SECONDS = 1.0
 """Between two samples in the journal."""
 RANKS_IN_SAMPLES = 100
@@ -101,8 +104,12 @@ class Coordinator:
 
     # What is asked of it
 
-    async def sync(self, sync: Sync) -> Answer:
-        """Take in what an agent says, and answer when there is something to say, or after the heartbeat time."""
+    async def sync(self, sync: Sync, hung_up: Callable[[], bool] = lambda: False) -> Answer:
+        """Take in what an agent says, and answer when there is something to say, or after the heartbeat time.
+
+        Args:
+            hung_up: whether the agent's connection is closed.
+        """
         request = self._requests[sync.replica] = object()
         now = time.monotonic()
         self._reports.take(sync.replica, sync.generation, sync.ranks, now)
@@ -114,12 +121,15 @@ class Coordinator:
             self._hurry.set()
         try:
             hold = self.job.spec.elasticity.heartbeat_seconds * random.uniform(LEAST_HOLD, 1.0)  # noqa: S311
-            return await self._worth_saying(sync, request, now + hold)
+            told = await self._worth_saying(sync, request, now + hold)
         except asyncio.CancelledError:
             # The agent has hung up, unless this is an old request that a newer one has replaced.
             if self._requests.get(sync.replica) is request:
                 self._apply(Disconnected(sync.replica, sync.incarnation))
             raise
+        if told.order == "rejoin":
+            self._loop.call_later(HUNG_UP_SECONDS, self._look_for, sync, request, hung_up)
+        return told
 
     def retarget(self, replicas: int) -> int:
         """Wish for another number of replicas; returns what was granted."""
@@ -140,6 +150,12 @@ class Coordinator:
         clock = clock or Clock(time.time(), time.monotonic())
         stragglers = self._stragglers.stragglers
         return status(self.job, self.state, clock, self._reports, self._observed, self._started_at, stragglers)
+
+    def _look_for(self, sync: Sync, request: object, hung_up: Callable[[], bool]) -> None:
+        """Its ranks die before a killed agent does: their peers report that, and the agent's request is answered, while
+        its connection is about to close. Nothing is held then whose end would tell."""
+        if self._requests.get(sync.replica) is request and hung_up():
+            self._apply(Disconnected(sync.replica, sync.incarnation))
 
     # Its life
 

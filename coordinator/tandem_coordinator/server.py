@@ -57,7 +57,8 @@ class _Server:
     async def sync(self, request: web.Request) -> web.Response:
         sync = await _body(request, Sync)
         self._check(sync)
-        body = self._encode(await self._coordinator.sync(sync))
+        told = await self._coordinator.sync(sync, lambda: request.transport is None or request.transport.is_closing())
+        body = self._encode(told)
         if len(body) < WORTH_PACKING_BYTES or "gzip" not in request.headers.get("Accept-Encoding", ""):
             return web.Response(body=body, content_type="application/json")
         return web.Response(

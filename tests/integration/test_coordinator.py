@@ -202,6 +202,26 @@ def test_an_agent_that_vanishes_is_lost_and_the_other_goes_on_alone(
     assert agents[0].membership.reason == "MemberLost"
 
 
+def test_an_agent_that_hangs_up_after_it_was_told_that_the_generation_is_closed_is_not_waited_for(
+    tmp_path: Path,
+) -> None:
+    patient = Coordinator(tmp_path, elasticity={"heartbeatSeconds": 10.0, "lostAfterSeconds": 60.0}).start()
+    rest, killed = Agent(patient, "worker-0"), Agent(patient, "worker-1")
+    until(lambda: rest.generation == 1 and killed.generation == 1)
+    killed.silent.set()
+    began = time.monotonic()
+    with patient.client() as client:
+        assert client.sync(rest.sync("running").model_copy(update={"reason": "WorkerFailed"})).order == "rejoin"
+    until(lambda: rest.generation == 2)
+    assert rest.membership is not None
+    assert [member.replica for member in rest.membership.members] == ["worker-0"]
+    assert time.monotonic() - began < 6.0, "it would be waited for 10 s if it were taken for alive"
+    assert killed.told[-1].order == "rejoin"
+    patient.kill()
+    for agent in (rest, killed):
+        agent.vanish()
+
+
 def test_a_coordinator_that_is_killed_and_started_again_adopts_what_runs(
     coordinator: Coordinator, agents: tuple[Agent, Agent]
 ) -> None:
@@ -445,8 +465,14 @@ def test_what_ranks_and_evaluators_report_is_shown_and_disappears_with_them(
     assert series("tandem_loss") == {"": 0.5}
     agents[1].vanish()
     until(lambda: series("tandem_rank_cpu_cores").keys() == {"0"}, what="the lost rank's series' end")
-    records, _ = read_lines(coordinator.rundir.log / "coordinator.jsonl")
-    assert {"generation", "sample", "closed", "event"} <= {record["kind"] for record in records}
+    # A thread of its own writes the journal.
+    records = until(
+        lambda: (
+            (found := read_lines(coordinator.rundir.log / "coordinator.jsonl")[0])
+            and {"generation", "sample", "closed", "event"} <= {record["kind"] for record in found}
+            and found
+        )
+    )
     assert any(record.get("trainerCpu") == {"0": 0.75, "1": 0.75} for record in records)
 
 
