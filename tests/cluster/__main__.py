@@ -7,12 +7,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from tests.cluster.machine import ClusterError, cluster
-from tests.cluster.machine.places import KUBECONFIG, LOGS
+from tests.cluster.machine.places import KUBECONFIG, LOGS, ROOT
 
-ROOT = Path(__file__).parents[2]
 KEPT_LOGS = ROOT / "runs" / "e2e"
 
 

@@ -63,19 +63,19 @@ def up(binaries: Path, nodes: int = 2, gpus: int = 4) -> None:
     leftovers.remember()
     network.make()
     certificates.make()
-    images.start_registry()
-    ControlPlane(binaries).start()
+    parts = [images.start_registry(), *ControlPlane(binaries).start()]
     images.load_pause(binaries)
     members = [Node(name) for name in node_names(nodes)]
     for node in members:
         node.start(binaries)
     kubectl = Kubectl(binaries)
     kubectl.apply(volumes.CLASS)
-    volumes.start_opening()
+    parts.append(volumes.start_opening())
     for node in members:
         node.wait_until_ready(kubectl)
         if gpus:
             node.advertise_gpus(gpus, kubectl)
+    processes.require_running(parts)
     print(kubectl("get", "nodes", "-o", "wide"), flush=True)
 
 

@@ -36,29 +36,33 @@ class ControlPlane:
         self._binaries = binaries
         self._kubectl = Kubectl(binaries)
 
-    def start(self) -> None:
-        """Start everything; returns when the API server answers.
+    def start(self) -> list[Part]:
+        """Start everything, and return the parts when the API server answers.
 
         Raises:
             ClusterError: it does not.
         """
-        self._start_etcd()
+        etcd = self._start_etcd()
         server = self._start_api_server()
         ready = ("get", "--raw", "/readyz")
         wait_until("the API server", lambda: self._kubectl.succeeds(*ready), of=server)
-        self._start_controllers()
-        self._start_scheduler()
-        self._start_proxy()
-        self._start_dns()
+        return [
+            etcd,
+            server,
+            self._start_controllers(),
+            self._start_scheduler(),
+            self._start_proxy(),
+            self._start_dns(),
+        ]
 
     def _start(self, name: str, program: str, *options: str) -> Part:
         return start(name, self._binaries / program, *options, entering=INSIDE)
 
-    def _start_etcd(self) -> None:
+    def _start_etcd(self) -> Part:
         peers = "http://127.0.0.1:2380"
         listen = (f"--listen-client-urls={ETCD}", f"--advertise-client-urls={ETCD}", f"--listen-peer-urls={peers}")
         # Nothing in it has to survive a power cut.
-        self._start("etcd", "etcd", f"--data-dir={STATE}/etcd", *listen, "--unsafe-no-fsync", "--log-level=warn")
+        return self._start("etcd", "etcd", f"--data-dir={STATE}/etcd", *listen, "--unsafe-no-fsync", "--log-level=warn")
 
     def _start_api_server(self) -> Part:
         return self._start(
@@ -83,9 +87,9 @@ class ControlPlane:
             "--allow-privileged",
         )
 
-    def _start_controllers(self) -> None:
+    def _start_controllers(self) -> Part:
         # The times make a silent node NotReady after about 20 s, twice as fast as by default.
-        self._start(
+        return self._start(
             "manager",
             "kube-controller-manager",
             f"--kubeconfig={STATE}/manager.kubeconfig",
@@ -103,12 +107,12 @@ class ControlPlane:
             "--kube-api-burst=400",
         )
 
-    def _start_scheduler(self) -> None:
+    def _start_scheduler(self) -> Part:
         speed = ("--kube-api-qps=200", "--kube-api-burst=400")
         alone = ("--bind-address=127.0.0.1", "--leader-elect=false")
-        self._start("scheduler", "kube-scheduler", f"--kubeconfig={STATE}/scheduler.kubeconfig", *alone, *speed)
+        return self._start("scheduler", "kube-scheduler", f"--kubeconfig={STATE}/scheduler.kubeconfig", *alone, *speed)
 
-    def _start_proxy(self) -> None:
+    def _start_proxy(self) -> Part:
         configuration = {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
@@ -124,9 +128,9 @@ class ControlPlane:
         }
         path = STATE / "proxy.json"
         path.write_text(json.dumps(configuration))
-        self._start("proxy", "kube-proxy", f"--config={path}")
+        return self._start("proxy", "kube-proxy", f"--config={path}")
 
-    def _start_dns(self) -> None:
+    def _start_dns(self) -> Part:
         path = STATE / "Corefile"
         path.write_text(DNS.format(API=API, DOMAIN=DOMAIN, STATE=STATE))
-        self._start("coredns", "coredns", "-conf", str(path))
+        return self._start("coredns", "coredns", "-conf", str(path))

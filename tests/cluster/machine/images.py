@@ -7,13 +7,13 @@ from pathlib import Path
 
 from tests.cluster.machine.network import INSIDE
 from tests.cluster.machine.places import CACHE, REGISTRY, STATE
-from tests.cluster.machine.processes import start
+from tests.cluster.machine.processes import Part, start
 
 PAUSE = f"{REGISTRY}/pause:1"
 """What holds a pod's namespaces."""
 
 
-def start_registry() -> None:
+def start_registry() -> Part:
     """Start it; its layers outlive the cluster, so that only changed ones travel the next time."""
     configuration = {
         "version": 0.1,
@@ -23,7 +23,7 @@ def start_registry() -> None:
     }
     path = STATE / "registry.yml"
     path.write_text(json.dumps(configuration))
-    start("registry", "docker-registry", "serve", path, entering=INSIDE)
+    return start("registry", "docker-registry", "serve", path, entering=INSIDE)
 
 
 def load(*images: str) -> None:

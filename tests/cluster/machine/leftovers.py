@@ -14,6 +14,8 @@ KEY_SYSCTLS = ("kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes")
 """What a kubelet sets for the whole machine."""
 VOLUMES = Path("/tmp/hostpath_pv")
 """Where the host-path provisioner makes volumes. It is built in."""
+LOG_LINKS = Path("/var/log/containers")
+"""Where a kubelet links the log of each container. It is built in."""
 _NOTE = "before.json"
 
 
@@ -25,7 +27,7 @@ def remember() -> None:
 
 
 def remove() -> None:
-    """Put everything back: mounts, sockets, volumes, settings."""
+    """Put everything back: mounts, sockets, links, volumes, settings."""
     for mount in reversed(psutil.disk_partitions(all=True)):
         if mount.mountpoint.startswith(f"{STATE}/"):
             # Lazy, because a mount may hold others that this process does not see.
@@ -33,6 +35,9 @@ def remove() -> None:
     # Each of containerd's shims listens on a socket in a folder that is built in, and notes its address.
     for note in STATE.glob("node-*/run/*/*/*/address"):
         Path(note.read_text().removeprefix("unix://")).unlink(missing_ok=True)
+    for link in LOG_LINKS.glob("*.log"):
+        if link.is_symlink() and link.readlink().is_relative_to(STATE):
+            link.unlink()
     note = STATE / _NOTE
     if note.exists():
         _restore(json.loads(note.read_text()))

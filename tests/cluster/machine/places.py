@@ -10,6 +10,8 @@ STATE = CACHE / "state"
 LOGS = STATE / "log"
 PKI = STATE / "pki"
 KUBECONFIG = STATE / "admin.kubeconfig"
+ROOT = Path(__file__).parents[3]
+"""Of the repository."""
 MODULES = Path(__file__).parent / "modules"
 
 POD_CIDR, SERVICE_CIDR = "198.18.0.0/16", "198.19.0.0/16"

@@ -7,7 +7,7 @@ ended. The processes inside containers start with an environment of their own; t
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,7 @@ class Part:
     process: subprocess.Popen[bytes]
 
 
-def start(name: str, *command: str | Path, entering: tuple[str, ...] = ()) -> Part:
+def start(name: str, *command: str | Path, entering: tuple[str, ...] = (), folder: Path = STATE) -> Part:
     """Start a part in a session of its own: a Ctrl-C at the terminal does not reach it. It logs to log/NAME.log."""
     LOGS.mkdir(parents=True, exist_ok=True)
     words = [*entering, *map(str, command)]
@@ -38,7 +38,7 @@ def start(name: str, *command: str | Path, entering: tuple[str, ...] = ()) -> Pa
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            cwd=STATE,
+            cwd=folder,
             env={**os.environ, MARK: f"{STATE}/{name}"},
             start_new_session=True,
         )
@@ -64,6 +64,7 @@ def kill(name: str = "") -> None:
     """
     deadline = time.monotonic() + KILL_SECONDS
     # A process shows no environment at the moment in which it becomes another program: two looks must find nothing.
+    # Nor does one show any that has ended and was not yet reaped, so nobody waits for a parent that takes its time.
     looks = 0
     while looks < 2:
         processes = list(marked(name))
@@ -73,22 +74,31 @@ def kill(name: str = "") -> None:
                 process.kill()
             except psutil.NoSuchProcess:
                 pass
-        psutil.wait_procs(processes, timeout=max(0.0, deadline - time.monotonic()))
         if processes and time.monotonic() > deadline:
             raise TimeoutError(f"these processes do not end: {processes}")
         time.sleep(0.05)
+
+
+def require_running(parts: Sequence[Part]) -> None:
+    """Make sure that they still run.
+
+    Raises:
+        ClusterError: one has ended.
+    """
+    for part in parts:
+        if (code := part.process.poll()) is not None:
+            raise ClusterError(f"{part.name} ended with exit code {code}. {_last_words(part.name)}")
 
 
 def wait_until(what: str, holds: Callable[[], bool], *, of: Part, seconds: float = 120.0) -> None:
     """Wait for something that a part brings about.
 
     Raises:
-        ClusterError: the process ended, or the time is over.
+        ClusterError: the part ended, or the time is over.
     """
     deadline = time.monotonic() + seconds
     while not holds():
-        if of.process.poll() is not None:
-            raise ClusterError(f"{what} did not come up: {of.name} ended. {_last_words(of.name)}")
+        require_running([of])
         if time.monotonic() > deadline:
             raise ClusterError(f"{what} did not come up in {seconds:.0f} s. {_last_words(of.name)}")
         time.sleep(0.2)

@@ -5,7 +5,8 @@ import time
 from typing import Any
 
 from tests.cluster.machine.leftovers import VOLUMES
-from tests.cluster.machine.processes import start
+from tests.cluster.machine.places import ROOT
+from tests.cluster.machine.processes import Part, start
 
 CLASS: dict[str, Any] = {
     "apiVersion": "storage.k8s.io/v1",
@@ -15,9 +16,9 @@ CLASS: dict[str, Any] = {
 }
 
 
-def start_opening() -> None:
+def start_opening() -> Part:
     """Have a process keep new volumes open to all, until the cluster is taken down."""
-    start("volumes", sys.executable, "-m", "tests.cluster.machine.volumes")
+    return start("volumes", sys.executable, "-m", "tests.cluster.machine.volumes", folder=ROOT)
 
 
 def open_new() -> None:
