@@ -31,7 +31,7 @@ def close(state: State, cause: Cause, now: float) -> Next:
         return count_failure(state, now) if cause.is_failure else (state, ())
     assert state.latest is not None
     actions: tuple[Action, ...] = (Close(state.latest.generation, cause),)
-    state = replace(state, open=False, saving=None, training=False, can_save=False, cause=cause, changed=now)
+    state = replace(state, open=False, saving=None, training=False, cause=cause, changed=now)
     if cause.is_failure:
         state, more = count_failure(state, now)
         actions += more

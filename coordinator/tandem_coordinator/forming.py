@@ -67,7 +67,7 @@ def with_latest(state: State, latest: Membership | None) -> State:
     """Another newest generation, not open yet."""
     members = () if latest is None else latest.members
     inside = {(member.replica, member.incarnation): member for member in members}
-    return replace(state, latest=latest, inside=inside, open=False, saving=None, training=False, can_save=False)
+    return replace(state, latest=latest, inside=inside, open=False)
 
 
 def _may_grow(state: State, newcomers: list[Agent], size: int, now: float) -> bool:

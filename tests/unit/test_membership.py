@@ -469,6 +469,30 @@ def test_who_must_go_while_the_group_saves_for_another_reason_is_part_of_it() ->
     assert job.members() == ["worker-1"]
 
 
+def test_who_must_go_when_others_have_saved_already_does_not_break_off_the_save() -> None:
+    job = Job(target=2)
+    job.trains("worker-0", "worker-1")
+    job.tell(Retarget(1))
+    job.passes(0.2)
+    job.save_and_stop("worker-0")
+    job.training = False  # worker-0's ranks have ended, and worker-1's report is late
+    assert job.must_go("worker-1").order == "save"
+    assert job.closings() == []
+
+
+def test_a_group_that_was_closed_while_it_saved_is_not_asked_again_in_its_next_generation() -> None:
+    job = Job(target=2)
+    job.trains("worker-0", "worker-1")
+    job.tell(Retarget(1))
+    job.passes(0.2)
+    job.runs("worker-0", 1, reason="WorkerFailed")
+    job.training = False
+    job.passes(0.5)
+    assert job.state.number == 2
+    assert job.runs("worker-0", 2).order == "run"
+    assert job.state.saving is None
+
+
 def test_nobody_is_told_to_abort_while_one_of_the_group_is_still_writing() -> None:
     job = Job(target=2)
     job.trains("worker-0", "worker-1")
@@ -527,6 +551,18 @@ def test_a_member_lost_while_the_group_saves_closes_it_at_once_unless_it_had_sav
     job.falls_silent("worker-1")
     job.passes(4.0)
     assert job.closings() == ["MemberLost"]
+
+
+def test_a_member_that_has_saved_may_be_replaced_while_the_others_still_save() -> None:
+    job = Job(target=2)
+    job.trains("worker-0", "worker-1")
+    job.must_go("worker-1")
+    job.save_and_stop("worker-0")
+    job.joins("worker-0", incarnation="worker-0-b")
+    assert job.closings() == []
+    job.save_and_stop("worker-1", gone=("worker-1",))
+    assert job.closings() == ["Preempted"]
+    assert job.members() == ["worker-0"]
 
 
 def test_a_member_that_leaves_before_it_has_saved_closes_the_group_at_once() -> None:
@@ -617,6 +653,15 @@ def test_a_changed_target_is_honoured_while_training() -> None:
     job.save_and_stop("worker-0", "worker-1")
     assert job.members() == ["worker-0", "worker-1", "worker-2"]
     assert job.rejoins == []
+
+
+def test_a_group_that_has_not_made_a_step_yet_has_nothing_to_save_and_shrinks_at_once() -> None:
+    job = Job(target=3)
+    job.forms("worker-0", "worker-1", "worker-2")
+    job.can_save = True
+    job.tell(Retarget(2))
+    job.passes(0.5)
+    assert job.members() == ["worker-0", "worker-1"]
 
 
 def test_a_script_that_cannot_be_asked_to_save_shrinks_at_once() -> None:
