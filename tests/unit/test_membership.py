@@ -562,6 +562,7 @@ def test_a_member_that_has_saved_may_be_replaced_while_the_others_still_save() -
     assert job.closings() == []
     job.save_and_stop("worker-1", gone=("worker-1",))
     assert job.closings() == ["Preempted"]
+    job.passes(4.0)
     assert job.members() == ["worker-0"]
 
 
