@@ -9,8 +9,14 @@ import psutil
 
 from tests.cluster.machine.places import STATE
 
-SYSCTLS = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
-KEY_SYSCTLS = ("kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes")
+SYSCTLS = (
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+)
 """What a kubelet sets for the whole machine."""
 VOLUMES = Path("/tmp/hostpath_pv")
 """Where the host-path provisioner makes volumes. It is built in."""
@@ -21,7 +27,7 @@ _NOTE = "before.json"
 
 def remember() -> None:
     """Note how the machine is before the first node starts."""
-    settings = {name: _sysctl(name).read_text().strip() for name in (*SYSCTLS, *KEY_SYSCTLS) if _sysctl(name).exists()}
+    settings = {name: _sysctl(name).read_text().strip() for name in SYSCTLS if _sysctl(name).exists()}
     volumes = [path.name for path in VOLUMES.glob("*")]
     (STATE / _NOTE).write_text(json.dumps({"sysctls": settings, "volumes": volumes}))
 
@@ -32,15 +38,22 @@ def remove() -> None:
         if mount.mountpoint.startswith(f"{STATE}/"):
             # Lazy, because a mount may hold others that this process does not see.
             subprocess.run(["umount", "--lazy", mount.mountpoint], check=True)
-    # Each of containerd's shims listens on a socket in a folder that is built in, and notes its address.
-    for note in STATE.glob("node-*/run/*/*/*/address"):
-        Path(note.read_text().removeprefix("unix://")).unlink(missing_ok=True)
+    for node in STATE.glob("node-*/"):
+        remove_sockets(node)
     for link in LOG_LINKS.glob("*.log"):
         if link.is_symlink() and link.readlink().is_relative_to(STATE):
             link.unlink()
     note = STATE / _NOTE
     if note.exists():
         _restore(json.loads(note.read_text()))
+
+
+def remove_sockets(node: Path) -> None:
+    """Remove the sockets of a node's containers, given its folder: each of containerd's shims listens in a folder that
+    is built in, and notes the address. To be done when nothing of the node runs, and before its containerd, which would
+    drop the notes of shims that are gone, starts again."""
+    for note in node.glob("run/*/*/*/address"):
+        Path(note.read_text().removeprefix("unix://")).unlink(missing_ok=True)
 
 
 def _restore(before: dict[str, dict[str, str] | list[str]]) -> None:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.machine import cgroups, network, prerequisites
+from tests.cluster.machine import cgroups, leftovers, network, prerequisites
 from tests.cluster.machine.certificates import issue, kubeconfig
 from tests.cluster.machine.images import PAUSE
 from tests.cluster.machine.kubectl import Kubectl
@@ -81,6 +81,7 @@ class Node:
         for part in ("kubelet", "containerd"):
             kill(f"{self.name}-{part}")
         cgroups.kill(cgroups.group(self.name))
+        leftovers.remove_sockets(self._root)
         (self._root / "containerd.sock").unlink(missing_ok=True)
 
     def wait_until_ready(self, kubectl: Kubectl) -> None:
