@@ -6,6 +6,7 @@ import errno
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 from contextlib import suppress
@@ -50,6 +51,9 @@ def main() -> None:
     args = parser.parse_args()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
+    # A connection for each agent: the usual limit of 1,024 is there for programs that use select.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         code = asyncio.run(_serve(args.host, args.port, args.port_file))
     except CannotStart as error:
