@@ -112,7 +112,7 @@ def answer(state: State, sync: Sync, recorded: int) -> Answer:
     if sync.state == "leaving":
         return _told("end", "as you wish")
     if sync.state == "joining":
-        if current is None or current.generation > recorded or sync.generation == current.generation or state.saving:
+        if current is None or current.generation > recorded or sync.generation == current.generation:
             return _told("wait", _waiting_for(state))
         return Answer(order="run", membership=current)
     runs = current is not None and current.generation == sync.generation
