@@ -108,7 +108,6 @@ def _soak(turn: Turn, seed: int, seconds: float) -> list[str]:
 
 def _of_record(record: dict[str, Any]) -> list[str]:
     found = [f"not whole again: {stage['name']}" for stage in record["stages"] if stage["seconds"] is None]
-    # A rank that its agent's death has left behind ends within the blink of an eye; one that is still there is stuck.
     return found + [f"without an agent: {orphan}" for orphan in record["orphans"]]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import psutil
 from tests.bench.recovery.analysis import (
     Line,
     Stretch,
@@ -25,6 +26,8 @@ from tests.bench.recovery.surroundings import Network, end
 LOOK_SECONDS = 0.1
 """Between two looks at the log; times come from the log itself."""
 START_SECONDS = 120.0
+ORPHAN_SECONDS = 10.0
+"""What a process may take to end after its agent."""
 BEFORE_SECONDS = 10.0
 """So much of the log before a fault is kept in view."""
 
@@ -67,7 +70,7 @@ class Turn:
         ended = time.time()
         lines = self.side.lines()
         found = [overlap for overlap in overlaps(lines) if overlap.end > began]
-        orphans = self.side.orphans()
+        orphans = self._orphans()
         record: Record = {
             "side": self.side.name,
             "fault": fault.name,
@@ -110,6 +113,13 @@ class Turn:
             if times:
                 found[name] = times[-1] - wait.since
         return {name: round(seconds, 3) for name, seconds in found.items()}
+
+    def _orphans(self) -> list[psutil.Process]:
+        """Processes without an agent that do not end by themselves: a writer may still be finishing its file."""
+        deadline = time.monotonic() + ORPHAN_SECONDS
+        while (found := self.side.orphans()) and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+        return found
 
     def _settle(self, random: Random) -> None:
         """Let the job train undisturbed for a moment, so that faults fall anywhere between two checkpoints."""
