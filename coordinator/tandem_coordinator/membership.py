@@ -247,12 +247,12 @@ def _hear(state: State, heard: Mapping[str, float], now: float) -> State:
 def _lose_silent(state: State, now: float) -> Next:
     silent = [replica for replica, agent in state.agents.items() if now - agent.heard > state.rules.lost_after]
     if silent and state.open:
+        if len(silent) == len(state.agents):
+            return replace(state, blind=True), ()
         # When we are cut off, all fall silent, each after its own last beat. So the first is no more lost than the
         # others, unless somebody was heard for more than a beat after it.
         newest = max(agent.heard for agent in state.agents.values())
         silent = [replica for replica in silent if newest - state.agents[replica].heard > 1.5 * state.rules.heartbeat]
-        if not silent or len(silent) == len(state.agents):
-            return replace(state, blind=True), ()
     if state.blind:
         # Somebody is heard again: the others get the time to come back, too.
         agents = {replica: replace(agent, heard=max(agent.heard, now)) for replica, agent in state.agents.items()}

@@ -218,6 +218,17 @@ def test_the_first_to_fall_silent_is_not_lost_when_it_is_the_coordinator_that_is
     assert job.members() == ["worker-0", "worker-1", "worker-2"]
 
 
+def test_a_silent_member_is_lost_also_where_two_missed_beats_are_all_it_may_miss() -> None:
+    job = Job(target=2, rules=replace(RULES, lost_after=2.0, heartbeat=1.0))
+    number = job.forms("worker-0", "worker-1")
+    for tick in range(60):
+        job.now += 0.1
+        if tick % 10 == 9:
+            job.tell(Synced(message("worker-0", "running", generation=number)))
+        job.tick()
+    assert job.closings() == ["MemberLost"]
+
+
 def test_a_broken_connection_is_a_loss_within_a_second_unless_the_agent_comes_back() -> None:
     job = Job(target=2)
     job.forms("worker-0", "worker-1")
