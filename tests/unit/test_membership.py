@@ -221,9 +221,9 @@ def test_the_first_to_fall_silent_is_not_lost_when_it_is_the_coordinator_that_is
 def test_a_silent_member_is_lost_also_where_two_missed_beats_are_all_it_may_miss() -> None:
     job = Job(target=2, rules=replace(RULES, lost_after=2.0, heartbeat=1.0))
     number = job.forms("worker-0", "worker-1")
-    for tick in range(60):
+    for tick in range(30):
         job.now += 0.1
-        if tick % 10 == 9:
+        if tick % 10 == 3:
             job.tell(Synced(message("worker-0", "running", generation=number)))
         job.tick()
     assert job.closings() == ["MemberLost"]
@@ -851,6 +851,18 @@ def test_what_agents_say_after_the_end_is_no_trouble_any_more() -> None:
     assert job.state.failures == 0
     assert not [action for action in job.actions if isinstance(action, Say)]
     assert list(job.state.agents) == ["worker-0"]
+
+
+def test_a_wish_that_is_repeated_says_nothing_new_and_a_changed_one_does() -> None:
+    job = Job(target=2)
+    first = job.forms("worker-0", "worker-1")
+    job.joins("worker-2")
+    assert says_nothing_new(job.state, message("worker-2", "joining"))
+    assert not says_nothing_new(job.state, message("worker-2", "joining", port=4001))
+    assert not says_nothing_new(job.state, message("worker-2", "joining", generation=first))
+    assert not says_nothing_new(job.state, message("worker-2", "leaving"))
+    assert not says_nothing_new(job.state, message("worker-1", "joining", generation=first))
+    assert not says_nothing_new(job.state, message("worker-1", "running", generation=first + 1))
 
 
 def test_a_quiet_heartbeat_is_recognised_and_keeps_its_sender_alive() -> None:
