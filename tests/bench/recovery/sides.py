@@ -263,6 +263,9 @@ class BestTorchrun(Torchrun):
         self._store.kill()
         self._store.wait()
 
+    def replace_authority(self) -> None:
+        self.start_authority()
+
     def others(self) -> list[subprocess.Popen[bytes]]:
         return [self._store] if self._store else []
 
