@@ -7,11 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from tests.cluster.machine import ClusterError, cluster
 from tests.cluster.machine.places import KUBECONFIG, LOGS, ROOT
 
 KEPT_LOGS = ROOT / "runs" / "e2e"
+TIDY_SECONDS = 60.0
+"""How long interrupted tests may take to remove what they made."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,7 +58,18 @@ def _on_our_own(arguments: Sequence[str]) -> int:
 
 def _pytest(arguments: Sequence[str], environment: dict[str, str]) -> int:
     command = [sys.executable, "-m", "pytest", *(arguments or ["tests/cluster"])]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}).returncode
+    # In a process group of its own: a Ctrl-C reaches it once, through us, and it still tidies up after its tests.
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, process_group=0)
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(TIDY_SECONDS)
+        raise
+    finally:
+        process.kill()
+    return code if code >= 0 else 128 - code
 
 
 def _take_down(keep_logs: bool) -> None:

@@ -3,6 +3,7 @@
 On cgroup v1 a node has a group in every hierarchy, on v2 in the only one.
 """
 
+import errno
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import psutil
 
 ROOT = Path("/sys/fs/cgroup")
 PREFIX = "tandem-cluster-"
+KILL_SECONDS = 10.0
 
 
 def group(node: str) -> str:
@@ -38,7 +40,7 @@ def kill(pattern: str) -> None:
     Raises:
         TimeoutError: some do not end.
     """
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + KILL_SECONDS
     while processes := list(_processes(pattern)):
         for process in processes:
             try:
@@ -56,7 +58,7 @@ def remove() -> None:
         for top in hierarchy.glob(group("*")):
             folders = [path for path in top.rglob("*") if path.is_dir()]
             for folder in sorted([top, *folders], reverse=True):
-                folder.rmdir()
+                _remove(folder)
 
 
 def hierarchies() -> Iterator[Path]:
@@ -67,6 +69,19 @@ def hierarchies() -> Iterator[Path]:
     for path in sorted(ROOT.iterdir()):
         if path.is_dir() and not path.is_symlink() and (path / "cgroup.procs").exists():
             yield path
+
+
+def _remove(folder: Path) -> None:
+    deadline = time.monotonic() + KILL_SECONDS
+    while True:
+        try:
+            folder.rmdir()
+            return
+        except OSError as error:
+            # The last threads of a process that has ended may still be there for a moment.
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def _processes(pattern: str) -> Iterator[psutil.Process]:
