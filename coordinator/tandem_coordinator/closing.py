@@ -20,6 +20,9 @@ from tandem_coordinator.group import Action, Cause, Close, Fail, Next, Saving, S
 SAVE_SECONDS = 30.0
 """How long a generation may take to save before it is closed all the same: the usual grace of a pod that must go."""
 
+FIRST_WORD_SECONDS = 1.0
+"""… and, on top of two heartbeats, how long one may take of which nobody has heard that it made a step."""
+
 
 def close(state: State, cause: Cause, now: float) -> Next:
     """Close the open generation now; while none is open, explain why the last one ended, if nobody knew."""
@@ -39,8 +42,8 @@ def close(state: State, cause: Cause, now: float) -> Next:
 
 
 def close_saved(state: State, cause: Cause, now: float) -> Next:
-    """Close the open generation after it has saved, or now if it cannot save or has nothing to lose."""
-    if not (state.training and state.can_save):
+    """Close the open generation after it has saved, or now if it is not known to save when asked."""
+    if not state.can_save:
         return close(state, cause, now)
     return _ask(state, Saving(cause, now))
 
@@ -58,7 +61,7 @@ def preempt(state: State, now: float) -> Next:
         return state, ()
     verb = "has" if len(everybody) == 1 else "have"
     cause = Cause("Preempted", f"{listed(everybody)} {verb} to leave")
-    if not state.training and state.saving is None:
+    if not (state.training or state.can_save or state.saving is not None):
         return close(state, cause, now)
     # Whoever trains through its pulse is asked, also a script that is not known to obey: steps go on meanwhile.
     return _ask(state, replace(asked, cause=cause, leaving=everybody))
@@ -72,6 +75,11 @@ def finish_saving(state: State, now: float) -> Next:
     at_work = [agent.member.replica for agent in state.agents.values() if is_inside(state, agent) and not agent.waits]
     if not at_work:
         return close(state, saving.cause, now)
+    if not state.training:
+        # Nobody has said yet that a step was made. That may be a heartbeat old; if it is not, there is nothing to save.
+        if now - saving.since <= 2 * state.rules.heartbeat + FIRST_WORD_SECONDS:
+            return state, ()
+        return close(state, Cause(saving.cause.reason, f"{saving.cause.detail}; there was nothing to save yet"), now)
     if now - saving.since <= SAVE_SECONDS:
         return state, ()
     late = f"{saving.cause.detail}, and {listed(at_work)} did not save within {SAVE_SECONDS:g} s"

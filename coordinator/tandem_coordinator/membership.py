@@ -218,7 +218,8 @@ def _tick(state: State, tick: Tick, now: float) -> Next:
     state = _hear(state, tick.heard, now)
     if tick.checkpoint is not None and tick.checkpoint != state.checkpoint:
         state = replace(state, checkpoint_at=now)
-    training = state.open and tick.training
+    # A rank that has ended, or is late, does not take its step back.
+    training = state.open and (tick.training or state.training)
     state = replace(state, ticked=now, checkpoint=tick.checkpoint, training=training, can_save=tick.can_save)
     actions: tuple[Action, ...] = ()
     for decide in (_lose_silent, _restore_budget, _adopt, preempt, resize, finish_saving, form):

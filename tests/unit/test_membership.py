@@ -588,13 +588,31 @@ def test_a_member_that_leaves_before_it_has_saved_closes_the_group_at_once() -> 
 def test_who_must_go_before_the_first_step_has_nothing_to_save() -> None:
     job = Job(target=2)
     job.forms("worker-0", "worker-1")
-    job.can_save = True
     assert job.must_go("worker-1").order == "rejoin"
     assert job.closings() == ["Preempted"]
     job.say("worker-1", "leaving", generation=1)
     job.passes(0.5)
     assert job.members() == ["worker-0"]
     assert job.state.failures == 0
+
+
+def test_a_first_step_may_have_been_made_that_nobody_has_heard_of_yet() -> None:
+    job = Job(target=2)
+    job.forms("worker-0", "worker-1")
+    job.can_save = True
+    assert job.must_go("worker-1").order == "save"
+    job.passes(1.0)
+    job.training = True
+    job.passes(20.0)
+    assert job.closings() == [], "now it is known that there is something to save"
+
+    job = Job(target=2)
+    job.forms("worker-0", "worker-1")
+    job.can_save = True
+    assert job.must_go("worker-1").order == "save"
+    job.passes(3.5)
+    assert job.closings() == ["Preempted"], "it is only starting"
+    assert job.state.cause.detail == "worker-1 has to leave; there was nothing to save yet"
 
 
 def test_a_spare_that_comes_while_the_group_saves_takes_the_place_of_who_goes() -> None:
@@ -667,12 +685,14 @@ def test_a_changed_target_is_honoured_while_training() -> None:
     assert job.rejoins == []
 
 
-def test_a_group_that_has_not_made_a_step_yet_has_nothing_to_save_and_shrinks_at_once() -> None:
+def test_a_group_that_has_not_made_a_step_yet_has_nothing_to_save_and_soon_shrinks() -> None:
     job = Job(target=3)
     job.forms("worker-0", "worker-1", "worker-2")
     job.can_save = True
     job.tell(Retarget(2))
-    job.passes(0.5)
+    job.passes(2.5)
+    assert job.closings() == [], "it may have made one"
+    job.passes(1.5)
     assert job.members() == ["worker-0", "worker-1"]
 
 
