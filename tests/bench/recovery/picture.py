@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.bench.recovery.table import cell, rows
 
-COLOURS = ["#0072b2", "#56b4e9", "#d55e00", "#e69f00", "#009e73"]
+COLOURS = ["#0072b2", "#56b4e9", "#009e73", "#d55e00", "#e69f00"]
 """Okabe and Ito's, which colour-blind readers tell apart."""
 SHORTEST = 0.05
 """A group that was not disturbed at all is drawn here, on a logarithmic scale."""
@@ -30,7 +30,7 @@ def draw(records: Sequence[dict[str, Any]], sides: Sequence[str], path: Path) ->
             result = cell(records, row, side)
             if result is None:
                 continue
-            colour = COLOURS[number % len(COLOURS)]
+            colour = COLOURS[list(sides).index(side) % len(COLOURS)]
             times = [max(SHORTEST, seconds) for seconds in result.seconds]
             axes.scatter(times, [y] * len(times), s=14, color=colour, alpha=0.6, linewidths=0)
             if result.median is not None:
@@ -49,8 +49,8 @@ def draw(records: Sequence[dict[str, Any]], sides: Sequence[str], path: Path) ->
         names.append(row[0] if row[1] == "recovery" else f"{row[0]}:\n{row[1]}")
         if index:
             axes.axhline(-(index * (len(present) + 1)) + 1, color="#dddddd", linewidth=0.8)
-    for number, side in enumerate(present):
-        axes.scatter([], [], color=COLOURS[number % len(COLOURS)], s=20, label=side)
+    for side in present:
+        axes.scatter([], [], color=COLOURS[list(sides).index(side) % len(COLOURS)], s=20, label=side)
     axes.set(xscale="log", xlim=(SHORTEST * 0.8, limit * 2.4), xlabel="seconds until the group trains again")
     axes.set_xticks(
         [SHORTEST, 0.5, 1, 2, 5, 10, 30, limit], ["not\ndisturbed", "0.5", "1", "2", "5", "10", "30", "never"]

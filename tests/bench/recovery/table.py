@@ -45,6 +45,8 @@ class Cell:
 
 
 Row = tuple[str, str]
+WHOLE = "recovery"
+"""The stage of a fault that has one only."""
 
 
 def quantile(seconds: Sequence[float], failures: int, part: float) -> float | None:
@@ -93,7 +95,12 @@ def written(records: Sequence[dict[str, Any]], sides: Sequence[str]) -> str:
     present = [side for side in sides if any(record.get("side") == side for record in records)]
     found = {(row, side): cell(records, row, side) for row in rows(records) for side in present}
     times = _table(present, {row: [_times(found[row, side]) for side in present] for row in rows(records)})
-    damages = _table(present, {row: [_damages(found[row, side]) for side in present] for row in rows(records)})
+    # What a fault cost is counted once, not for each of its stages.
+    first = {fault: (fault, stage) for fault, stage in reversed(rows(records))}
+    damages = _table(
+        present,
+        {(fault, WHOLE): [_damages(found[first[fault], side]) for side in present] for fault in dict(rows(records))},
+    )
     left = [record for record in records if record["kind"] == "end" and record["left"]]
     lines = [
         "Recovered of all; seconds: median, p95, range of those that recovered.",
@@ -134,7 +141,7 @@ def _shots(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _table(sides: Sequence[str], body: dict[Row, list[str]]) -> str:
     lines = ["| fault | " + " | ".join(sides) + " |", "|---" * (len(sides) + 1) + "|"]
     for (fault, stage), cells in body.items():
-        name = fault if stage == "recovery" else f"{fault}: {stage}"
+        name = fault if stage == WHOLE else f"{fault}: {stage}"
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
