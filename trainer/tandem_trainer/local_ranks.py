@@ -5,6 +5,7 @@ learns here: a pidfd says at once that a process has ended, and `waitid` with WN
 away from torchrun. A rank that is no child of the agent (started through a shell) has its last word instead.
 """
 
+import fcntl
 import logging
 import os
 import select
@@ -26,6 +27,10 @@ log = logging.getLogger("tandem.agent")
 ABORT_SECONDS = 0.5
 """A rank that lives so long after an abort is stopped, or stuck in code that holds the interpreter lock: kill it."""
 
+PREFIX = "tandem-g"
+LEAVING_SECONDS = 10.0
+"""Folders that are younger are left alone."""
+
 HARMLESS = {ExitCode.SUPERSEDED, ExitCode.PREEMPTED, ExitCode.PEER_LOST, ExitCode.REWOUND}
 """Ends that have their cause elsewhere."""
 
@@ -44,7 +49,8 @@ class LocalRanks:
     """
 
     def __init__(self, generation: int, processes: int) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix=f"tandem-g{generation:06d}-", dir=_memory_folder()))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{generation:06d}-", dir=_memory_folder()))
+        self._lock = _lock(self.folder)
         self.generation = generation
         self._views = [PulseView(self.folder, local_rank) for local_rank in range(processes)]
         self._pidfds: dict[int, int] = {}
@@ -160,6 +166,9 @@ class LocalRanks:
             view.order("abort")
             view.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     # Details
 
@@ -196,6 +205,27 @@ class LocalRanks:
             cpu = max(0.0, (usage.cpu_seconds - before.cpu_seconds) / (usage.at - before.at))
         self._usage[local_rank] = (usage, cpu)
         return usage, cpu
+
+
+def remove_leavings() -> None:
+    """Remove the folders of agents that were killed: nobody holds their locks any more."""
+    for folder in Path(_memory_folder() or tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            # A folder may be younger than its lock.
+            if time.time() - folder.stat().st_mtime > LEAVING_SECONDS and (lock := _lock(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder for as long as this process lives; None if another one has."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _memory_folder() -> str | None:

@@ -35,7 +35,7 @@ from tandem.launch import GENERATION, PULSE, REPLICA, RUN_DIR, TOKEN
 from tandem.messages import Membership
 from tandem.rundir import RunDir
 from tandem_trainer.heartbeat import Heartbeat
-from tandem_trainer.local_ranks import LocalRanks
+from tandem_trainer.local_ranks import LocalRanks, remove_leavings
 
 log = logging.getLogger("tandem.agent")
 
@@ -82,6 +82,7 @@ class TandemRendezvous(RendezvousHandler):
             parameters.local_addr or socket.gethostbyname(socket.gethostname()),
             self._processes,
         )
+        remove_leavings()
         self._heartbeat.hear_signals()
         self._heartbeat.start()
         # torchrun does not shut its handler down when it is ended by a signal; the others should know all the same.
