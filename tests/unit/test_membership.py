@@ -873,6 +873,16 @@ def test_what_agents_say_after_the_end_is_no_trouble_any_more() -> None:
     assert list(job.state.agents) == ["worker-0"]
 
 
+def test_a_failure_that_is_told_after_the_end_is_not_counted() -> None:
+    job = Job(target=2)
+    first = job.forms("worker-0", "worker-1")
+    job.tell(Synced(message("worker-0", "running", generation=first, reason="MembershipChanged")))
+    assert job.closings() == ["PeerLost"]
+    job.tell(Over(Cause("Done", "training is complete")))
+    job.tell(Synced(message("worker-1", "running", generation=first, reason="WorkerFailed")))
+    assert job.state.failures == 0
+
+
 def test_a_wish_that_is_repeated_says_nothing_new_and_a_changed_one_does() -> None:
     job = Job(target=2)
     first = job.forms("worker-0", "worker-1")
