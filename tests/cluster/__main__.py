@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from tests.cluster.machine import ClusterError, cluster
 from tests.cluster.machine.places import KUBECONFIG, LOGS, ROOT
+from tests.cluster.machine.processes import mark
 
 KEPT_LOGS = ROOT / "runs" / "e2e"
 TIDY_SECONDS = 60.0
@@ -18,7 +19,8 @@ TIDY_SECONDS = 60.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the tests, with pytest's own arguments; the exit code is pytest's, or 1 if there is no cluster for them."""
+    """Run the tests, with pytest's own arguments: all of them, unless some are named. The exit code is pytest's, or 1 if
+    there is no cluster."""
     # Asked to end, by whomever: the cluster goes first.
     for asked in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(asked, signal.default_int_handler)
@@ -50,14 +52,15 @@ def _on_our_own(arguments: Sequence[str]) -> int:
         cluster.up(binaries)
         print(f"the cluster is up after {time.monotonic() - started:.0f} s", flush=True)
         path = os.pathsep.join([str(binaries), os.environ["PATH"]])
-        code = _pytest(arguments, {"KUBECONFIG": str(KUBECONFIG), "PATH": path})
+        code = _pytest(arguments, {"KUBECONFIG": str(KUBECONFIG), "PATH": path, **mark("tests")})
     finally:
         _take_down(keep_logs=code != 0)
     return code
 
 
 def _pytest(arguments: Sequence[str], environment: dict[str, str]) -> int:
-    command = [sys.executable, "-m", "pytest", *(arguments or ["tests/cluster"])]
+    named = any((ROOT / argument.partition("::")[0]).exists() for argument in arguments)
+    command = [sys.executable, "-m", "pytest", *arguments, *([] if named else ["tests/cluster"])]
     # In a process group of its own: a Ctrl-C reaches it once, through us, and it still tidies up after its tests.
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, process_group=0)
     try:
@@ -77,11 +80,13 @@ def _take_down(keep_logs: bool) -> None:
     for asked in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(asked, signal.SIG_IGN)
     print("taking the cluster down", flush=True)
-    if keep_logs and LOGS.is_dir():
-        shutil.rmtree(KEPT_LOGS, ignore_errors=True)
-        shutil.copytree(LOGS, KEPT_LOGS)
-        print(f"its logs are in {KEPT_LOGS.relative_to(ROOT)}", flush=True)
-    cluster.down()
+    try:
+        if keep_logs and LOGS.is_dir():
+            shutil.rmtree(KEPT_LOGS, ignore_errors=True)
+            shutil.copytree(LOGS, KEPT_LOGS)
+            print(f"its logs are in {KEPT_LOGS.relative_to(ROOT)}", flush=True)
+    finally:
+        cluster.down()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The CRD on a real API server: it takes what `tandem validate` takes and refuses what it refuses, as readably.
 
-Needs `kubectl` and a cluster that may be written to, named by KUBECONFIG:  pytest tests/cluster/test_crd.py
+`make e2e` runs it; alone: `make e2e ARGS=tests/cluster/test_crd.py`.
 """
 
 import json
@@ -25,7 +25,7 @@ NAMESPACE = f"tandem-test-{secrets.token_hex(4)}"
 
 def kubectl(*arguments: str, stdin: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
     if "KUBECONFIG" not in os.environ:
-        pytest.fail("these tests need a cluster: set KUBECONFIG")
+        pytest.fail("these tests need a cluster: run them with `make e2e`, or set KUBECONFIG")
     result = subprocess.run(["kubectl", *arguments], input=stdin, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0 or not check, result.stderr
     return result

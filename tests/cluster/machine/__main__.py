@@ -7,7 +7,7 @@ import sys
 from tests.cluster.machine import ClusterError, cluster, images
 from tests.cluster.machine.binaries import build
 from tests.cluster.machine.node import Node
-from tests.cluster.machine.places import KUBECONFIG, REGISTRY
+from tests.cluster.machine.places import KUBECONFIG, REGISTRY, STATE
 
 
 def main() -> int:
@@ -42,14 +42,21 @@ def _carry_out(options: argparse.Namespace) -> None:
         case "load":
             images.load(*options.images)
         case "kill-node":
-            Node(options.name).kill()
+            _known(options.name).kill()
         case "start-node":
-            Node(options.name).start(build())
+            _known(options.name).start(build())
         case "env":
             print(f"export KUBECONFIG={KUBECONFIG} PATH={build()}{os.pathsep}$PATH")
         case "down":
             with cluster.held():
                 cluster.down()
+
+
+def _known(name: str) -> Node:
+    node = Node(name)
+    if not (STATE / name).is_dir():
+        raise ClusterError(f"the cluster has no {name}; `up` starts one")
+    return node
 
 
 if __name__ == "__main__":

@@ -21,22 +21,22 @@ from tests.cluster.machine.binaries import build, version
 from tests.cluster.machine.control_plane import ControlPlane
 from tests.cluster.machine.kubectl import Kubectl
 from tests.cluster.machine.node import Node
-from tests.cluster.machine.places import CACHE, STATE, node_names
+from tests.cluster.machine.places import LOCK, STATE, node_names
 
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Nobody else changes the cluster meanwhile.
+    """Nobody else changes the cluster meanwhile: there is one on a machine, wherever its files are.
 
     Raises:
-        ClusterError: somebody does already.
+        ClusterError: somebody does already, or this machine cannot run one.
     """
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:
+    prerequisites.require_machine()
+    with LOCK.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ClusterError(f"another run uses the cluster; wait for it to end ({CACHE / 'lock'})") from None
+            raise ClusterError(f"another run uses the cluster; wait for it to end ({LOCK})") from None
         yield
 
 
@@ -44,7 +44,7 @@ def programs() -> Path:
     """The folder with kubectl and the other programs; what this machine lacks is installed and compiled first.
 
     Raises:
-        ClusterError: this machine cannot run a cluster, or a program does not compile.
+        ClusterError: something cannot be installed, or a program does not compile.
     """
     prerequisites.prepare()
     return build()

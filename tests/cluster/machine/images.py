@@ -5,25 +5,32 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.cluster.machine.network import INSIDE
+from tests.cluster.machine.network import INSIDE, listens
 from tests.cluster.machine.places import CACHE, REGISTRY, STATE
-from tests.cluster.machine.processes import Part, start
+from tests.cluster.machine.processes import Part, start, wait_until
 
+PORT = int(REGISTRY.rpartition(":")[2])
 PAUSE = f"{REGISTRY}/pause:1"
 """What holds a pod's namespaces."""
 
 
 def start_registry() -> Part:
-    """Start it; its layers outlive the cluster, so that only changed ones travel the next time."""
+    """Start it; its layers outlive the cluster, so that only changed ones travel the next time.
+
+    Raises:
+        ClusterError: it does not come up.
+    """
     configuration = {
         "version": 0.1,
         "storage": {"filesystem": {"rootdirectory": str(CACHE / "registry")}, "delete": {"enabled": True}},
-        "http": {"addr": "127.0.0.1:5000"},
+        "http": {"addr": f"127.0.0.1:{PORT}"},
         "log": {"accesslog": {"disabled": True}, "level": "warn"},
     }
     path = STATE / "registry.yml"
     path.write_text(json.dumps(configuration))
-    return start("registry", "docker-registry", "serve", path, entering=INSIDE)
+    part = start("registry", "docker-registry", "serve", path, entering=INSIDE)
+    wait_until("the registry", lambda: listens(PORT), of=part)
+    return part
 
 
 def load(*images: str) -> None:

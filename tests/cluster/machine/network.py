@@ -9,6 +9,7 @@ namespace:                         machine ── pods (bridge; 198.18.0.1 and t
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from tests.cluster.machine.places import API, OUTSIDE, POD_CIDR, SERVICE_CIDR
@@ -53,6 +54,12 @@ def make() -> None:
 def add_address(address: str) -> None:
     """Give the cluster's side of the bridge one more address: a node's."""
     _inside("address", "replace", f"{address}/{PREFIX_LENGTH}", "dev", BRIDGE)
+
+
+def listens(port: int) -> bool:
+    """Whether somebody listens on the loopback address inside."""
+    attempt = f"import socket; socket.create_connection(('127.0.0.1', {port}), 1).close()"
+    return subprocess.run([*INSIDE, sys.executable, "-c", attempt], capture_output=True).returncode == 0
 
 
 def remove() -> None:

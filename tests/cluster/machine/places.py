@@ -7,6 +7,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tan
 """What outlives a cluster: binaries by the hash of their sources, and the layers of images."""
 STATE = CACHE / "state"
 """What belongs to the running cluster. Sockets are here, so the path has to stay short (107 bytes with theirs)."""
+LOCK = Path("/run/tandem-cluster.lock")
 LOGS = STATE / "log"
 PKI = STATE / "pki"
 KUBECONFIG = STATE / "admin.kubeconfig"

@@ -30,9 +30,8 @@ def prepare() -> None:
     """Install what is missing.
 
     Raises:
-        ClusterError: not Linux, not root, no Go, or something is missing that cannot be installed here.
+        ClusterError: something is missing that cannot be installed here.
     """
-    _require_machine()
     packages = missing_packages()
     if not packages:
         return
@@ -56,7 +55,12 @@ def missing_packages() -> list[str]:
     return missing if plugin_folder() else [*missing, PLUGINS]
 
 
-def _require_machine() -> None:
+def require_machine() -> None:
+    """Make sure of what cannot be installed.
+
+    Raises:
+        ClusterError: not Linux, not root, or no Go.
+    """
     if not Path("/sys/fs/cgroup").is_dir():
         raise ClusterError(
             "starting a cluster needs Linux with control groups; or set KUBECONFIG to a cluster that runs"

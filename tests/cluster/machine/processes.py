@@ -20,6 +20,11 @@ MARK = "TANDEM_CLUSTER_PROCESS"
 KILL_SECONDS = 10.0
 
 
+def mark(name: str) -> dict[str, str]:
+    """What a process carries in its environment to belong to the cluster, and to go with it at the latest."""
+    return {MARK: f"{STATE}/{name}"}
+
+
 @dataclass(frozen=True)
 class Part:
     """A part of the cluster that this program has started."""
@@ -39,7 +44,7 @@ def start(name: str, *command: str | Path, entering: tuple[str, ...] = (), folde
             stdout=log,
             stderr=log,
             cwd=folder,
-            env={**os.environ, MARK: f"{STATE}/{name}"},
+            env={**os.environ, **mark(name)},
             start_new_session=True,
         )
     return Part(name, process)
@@ -49,10 +54,10 @@ def marked(name: str = "") -> Iterator[psutil.Process]:
     """The processes of a part and of what it started; without a name, those of the whole cluster."""
     for process in psutil.process_iter():
         try:
-            mark = process.environ().get(MARK, "")
+            found = process.environ().get(MARK, "")
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-        if mark == f"{STATE}/{name}" or (not name and mark.startswith(f"{STATE}/")):
+        if found == f"{STATE}/{name}" or (not name and found.startswith(f"{STATE}/")):
             yield process
 
 
