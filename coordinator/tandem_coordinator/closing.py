@@ -61,7 +61,7 @@ def preempt(state: State, now: float) -> Next:
         return state, ()
     verb = "has" if len(everybody) == 1 else "have"
     cause = Cause("Preempted", f"{listed(everybody)} {verb} to leave")
-    if not (state.training or state.can_save or state.saving is not None):
+    if not (state.training or state.can_save):
         return close(state, cause, now)
     # Whoever trains through its pulse is asked, also a script that is not known to obey: steps go on meanwhile.
     return _ask(state, replace(asked, cause=cause, leaving=everybody))

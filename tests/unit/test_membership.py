@@ -596,6 +596,28 @@ def test_who_must_go_before_the_first_step_has_nothing_to_save() -> None:
     assert job.state.failures == 0
 
 
+def test_a_script_that_is_not_known_to_save_when_asked_is_asked_all_the_same_if_a_member_must_go() -> None:
+    job = Job(target=2)
+    job.trains("worker-0", "worker-1")
+    job.can_save = False
+    assert job.must_go("worker-1").order == "save"
+
+
+def test_the_next_generation_has_not_made_a_step_because_the_last_one_had() -> None:
+    saved, failed = Job(target=2), Job(target=2)
+    for job in (saved, failed):
+        job.trains("worker-0", "worker-1")
+    saved.tell(Retarget(1))
+    saved.passes(0.2)
+    failed.runs("worker-0", 1, reason="WorkerFailed")
+    for job in (saved, failed):
+        job.save_and_stop("worker-0", "worker-1")
+        assert job.state.number == 2
+        job.training = False
+        job.passes(0.2)
+        assert not job.state.training
+
+
 def test_a_first_step_may_have_been_made_that_nobody_has_heard_of_yet() -> None:
     job = Job(target=2)
     job.forms("worker-0", "worker-1")
