@@ -19,8 +19,11 @@ TIDY_SECONDS = 60.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the tests, with pytest's own arguments: all of them, unless some are named. The exit code is pytest's, or 1 if
-    there is no cluster."""
+    """Run the tests, with pytest's own arguments: all of them, unless some are named.
+
+    Returns:
+        pytest's exit code, or 1 if there is no cluster.
+    """
     # Asked to end, by whomever: the cluster goes first.
     for asked in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(asked, signal.default_int_handler)

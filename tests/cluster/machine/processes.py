@@ -30,7 +30,7 @@ class Part:
     """A part of the cluster that this program has started."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: psutil.Process
 
 
 def start(name: str, *command: str | Path, entering: tuple[str, ...] = (), folder: Path = STATE) -> Part:
@@ -47,7 +47,9 @@ def start(name: str, *command: str | Path, entering: tuple[str, ...] = (), folde
             env={**os.environ, **mark(name)},
             start_new_session=True,
         )
-    return Part(name, process)
+    # It outlives this program: without a code, Python warns that nobody has waited for it.
+    process.returncode = 0
+    return Part(name, psutil.Process(process.pid))
 
 
 def marked(name: str = "") -> Iterator[psutil.Process]:
@@ -91,8 +93,8 @@ def require_running(parts: Sequence[Part]) -> None:
         ClusterError: one has ended.
     """
     for part in parts:
-        if (code := part.process.poll()) is not None:
-            raise ClusterError(f"{part.name} ended with exit code {code}. {_last_words(part.name)}")
+        if not part.process.is_running() or part.process.status() == psutil.STATUS_ZOMBIE:
+            raise ClusterError(f"{part.name} ended. {_last_words(part.name)}")
 
 
 def wait_until(what: str, holds: Callable[[], bool], *, of: Part, seconds: float = 120.0) -> None:

@@ -1,0 +1,92 @@
+"""The cluster that `make e2e` starts does what tests rely on: its nodes run pods, share volumes, and can be lost."""
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.machine.binaries import build
+from tests.cluster.machine.images import PAUSE
+from tests.cluster.machine.kubectl import Kubectl
+from tests.cluster.machine.node import Node
+from tests.cluster.machine.places import KUBECONFIG, node_names
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("KUBECONFIG", str(KUBECONFIG)) != str(KUBECONFIG), reason="on somebody's own cluster"
+)
+NODES = node_names(2)
+
+
+@pytest.fixture(scope="module")
+def kubectl() -> Kubectl:
+    return Kubectl(build())
+
+
+@pytest.fixture
+def namespace(kubectl: Kubectl) -> Iterator[str]:
+    name = f"tandem-test-{secrets.token_hex(4)}"
+    kubectl("create", "namespace", name)
+    # A pod cannot start before the controller has made its service account.
+    eventually(lambda: kubectl.succeeds("get", "serviceaccount", "default", "-n", name))
+    yield name
+    kubectl("delete", "namespace", name, "--wait=false")
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not so after {seconds:g} s"
+        time.sleep(0.2)
+
+
+def claim() -> dict[str, Any]:
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec": spec}
+
+
+def pod(name: str, node: str, gpus: int) -> dict[str, Any]:
+    container = {
+        "name": "pause",
+        "image": PAUSE,
+        "resources": {"limits": {"nvidia.com/gpu": gpus}},
+        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
+    }
+    spec = {
+        "nodeSelector": {"kubernetes.io/hostname": node},
+        "containers": [container],
+        "volumes": [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}],
+        "terminationGracePeriodSeconds": 0,
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+def test_pods_of_both_nodes_share_a_volume_and_gpus_are_counted(kubectl: Kubectl, namespace: str) -> None:
+    items = [claim(), *(pod(node, node, gpus=3) for node in NODES), pod("too-much", NODES[0], gpus=2)]
+    kubectl(
+        "create", "-n", namespace, "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+    )
+    for node in NODES:
+        kubectl("wait", f"pod/{node}", "-n", namespace, "--for=condition=Ready", "--timeout=60s")
+    events = ("get", "events", "-n", namespace, "--field-selector=involvedObject.name=too-much")
+    eventually(lambda: "Insufficient nvidia.com/gpu" in kubectl(*events))
+
+
+def test_a_node_can_be_lost_and_comes_back_with_its_pods(kubectl: Kubectl, namespace: str) -> None:
+    items = [claim(), pod("steady", NODES[1], gpus=1)]
+    kubectl(
+        "create", "-n", namespace, "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+    )
+    kubectl("wait", "pod/steady", "-n", namespace, "--for=condition=Ready", "--timeout=60s")
+    node = Node(NODES[1])
+    node.kill()
+    try:
+        kubectl("wait", f"node/{node.name}", "--for=condition=Ready=Unknown", "--timeout=60s")
+        kubectl("wait", "pod/steady", "-n", namespace, "--for=condition=Ready=False", "--timeout=60s")
+    finally:
+        node.start(build())
+    node.wait_until_ready(kubectl)
+    kubectl("wait", "pod/steady", "-n", namespace, "--for=condition=Ready", "--timeout=60s")
