@@ -55,7 +55,7 @@ TICK_PAUSE = 3.0
 RETRY_SECONDS = 1.0
 """Between two tries to write to a disk that fails."""
 HUNG_UP_SECONDS = 0.2
-"""After an agent was told that its generation is closed, whether it is still there."""
+"""How often it is looked whether an agent that was told that its generation is over is still there."""
 SAMPLE_SECONDS = 1.0
 """Between two samples in the journal."""
 RANKS_IN_SAMPLES = 100
@@ -154,8 +154,12 @@ class Coordinator:
     def _look_for(self, sync: Sync, request: object, hung_up: Callable[[], bool]) -> None:
         """Its ranks die before a killed agent does: their peers report that, and the agent's request is answered, while
         its connection is about to close. Nothing is held then whose end would tell."""
-        if self._requests.get(sync.replica) is request and hung_up():
+        if self._requests.get(sync.replica) is not request:
+            return
+        if hung_up():
             self._apply(Disconnected(sync.replica, sync.incarnation))
+        else:
+            self._loop.call_later(HUNG_UP_SECONDS, self._look_for, sync, request, hung_up)
 
     # Its life
 
