@@ -93,7 +93,8 @@ class HangWatch:
         if still < min(self._training, self._other) or not self._marks:
             return None
         marks = {(rank, replica): mark for replica, ranks in self._marks.items() for rank, mark in ranks.items()}
-        if all(mark.trains for mark in marks.values()):
+        # A process that is stopped will not go on by itself, whatever it was doing.
+        if all(mark.trains for mark in marks.values()) or any(mark.stopped for mark in marks.values()):
             if still < self._training:
                 return None
             told = f"no rank has made a step for {still:.0f} s; {self._blamed(marks)}"

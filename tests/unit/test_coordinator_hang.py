@@ -60,6 +60,17 @@ def test_a_group_without_a_step_hangs_and_the_rank_that_is_stopped_is_named() ->
     assert "stacks/g000004" in verdict
 
 
+def test_a_rank_that_is_stopped_while_it_starts_does_not_get_the_time_of_a_slow_start() -> None:
+    group = Group()
+    assert group.passes(5.0) is None
+    group.at("worker-1", phase="stopped")
+    began = group.now
+    verdict = group.passes(30.0)
+    assert verdict is not None
+    assert group.now - began <= TRAINING + 2.0
+    assert "rank 1 (worker-1) is stopped" in verdict
+
+
 def test_the_rank_that_is_behind_is_named() -> None:
     group = Group()
     group.steps(5)
