@@ -64,29 +64,34 @@ def pod(name: str, node: str, gpus: int) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
+def create(kubectl: Kubectl, namespace: str, *objects: dict[str, Any]) -> None:
+    together = {"apiVersion": "v1", "kind": "List", "items": objects}
+    kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(together))
+
+
+def wait_for(kubectl: Kubectl, namespace: str, name: str, ready: bool = True) -> None:
+    kubectl("wait", f"pod/{name}", "-n", namespace, f"--for=condition=Ready={ready}", "--timeout=60s")
+
+
 def test_pods_of_both_nodes_share_a_volume_and_gpus_are_counted(kubectl: Kubectl, namespace: str) -> None:
-    items = [claim(), *(pod(node, node, gpus=3) for node in NODES), pod("too-much", NODES[0], gpus=2)]
-    kubectl(
-        "create", "-n", namespace, "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
-    )
+    create(kubectl, namespace, claim(), *(pod(node, node, gpus=3) for node in NODES))
     for node in NODES:
-        kubectl("wait", f"pod/{node}", "-n", namespace, "--for=condition=Ready", "--timeout=60s")
+        wait_for(kubectl, namespace, node)
+    # Only now: until the volume was there, none could be scheduled, and it might have been the first.
+    create(kubectl, namespace, pod("too-much", NODES[0], gpus=2))
     events = ("get", "events", "-n", namespace, "--field-selector=involvedObject.name=too-much")
     eventually(lambda: "Insufficient nvidia.com/gpu" in kubectl(*events))
 
 
 def test_a_node_can_be_lost_and_comes_back_with_its_pods(kubectl: Kubectl, namespace: str) -> None:
-    items = [claim(), pod("steady", NODES[1], gpus=1)]
-    kubectl(
-        "create", "-n", namespace, "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
-    )
-    kubectl("wait", "pod/steady", "-n", namespace, "--for=condition=Ready", "--timeout=60s")
+    create(kubectl, namespace, claim(), pod("steady", NODES[1], gpus=1))
+    wait_for(kubectl, namespace, "steady")
     node = Node(NODES[1])
     node.kill()
     try:
         kubectl("wait", f"node/{node.name}", "--for=condition=Ready=Unknown", "--timeout=60s")
-        kubectl("wait", "pod/steady", "-n", namespace, "--for=condition=Ready=False", "--timeout=60s")
+        wait_for(kubectl, namespace, "steady", ready=False)
     finally:
         node.start(build())
     node.wait_until_ready(kubectl)
-    kubectl("wait", "pod/steady", "-n", namespace, "--for=condition=Ready", "--timeout=60s")
+    wait_for(kubectl, namespace, "steady")

@@ -23,7 +23,7 @@ PROGRAMS = {
 }
 """Each program that is needed, and the Debian package it comes in."""
 PLUGINS = "containernetworking-plugins"
-PLUGIN_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
+PLUGIN_FOLDERS = (Path("/usr/lib/cni"), Path("/") / "opt" / "cni" / "bin")
 
 
 def prepare() -> None:
