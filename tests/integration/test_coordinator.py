@@ -1,155 +1,22 @@
-"""The coordinator as a process, spoken to over HTTP by agents that this test plays."""
+"""The coordinator as a process: generations, changes, ends, as the agents of a test meet them."""
 
-import http.client
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem import launch
-from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
+from tandem.coordinator_client import Refused
 from tandem.durable import Lines, read_lines
 from tandem.exitcode import ExitCode
-from tandem.job import DistributedTrainingJob
 from tandem.lineage import GenerationRecord
-from tandem.messages import Answer, Membership, RankReport, Sync
-from tandem.rundir import RunDir
-from tandem.snapshot import Snapshot
+from tandem.messages import RankReport
 from tandem.status import CheckpointRef
-from tests.integration.elastic import TOKEN, until
-
-
-class Coordinator:
-    """A coordinator process and its run directory."""
-
-    def __init__(self, path: Path, **spec: Any) -> None:
-        self.path, self.rundir, self.port = path, RunDir(path / "run"), 0
-        workers = {"replicas": 2, "maxReplicas": 4}
-        elasticity = {"heartbeatSeconds": 0.5, "lostAfterSeconds": 2.0, "growCooldownSeconds": 0.2, "maxRestarts": 1}
-        elasticity |= spec.pop("elasticity", {})
-        body = {
-            "apiVersion": "tandem.dev/v1alpha1",
-            "kind": "DistributedTrainingJob",
-            "metadata": {"name": "digits", "namespace": "lab"},
-            "spec": {
-                "trainer": {"task": "image-classification"},
-                "workers": workers,
-                "elasticity": elasticity,
-                **spec,
-            },
-        }
-        self.rundir.create()
-        self.rundir.write_job(DistributedTrainingJob.parse(body))
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> "Coordinator":
-        port_file = self.path / "port"
-        port_file.unlink(missing_ok=True)
-        self.process = spawn(self.rundir, launch.coordinator_command("127.0.0.1", self.port, port_file))
-        self.port = int(until(lambda: port_file.exists() and port_file.read_text(), what="the coordinator's start"))
-        return self
-
-    def kill(self, number: int = signal.SIGKILL) -> int:
-        assert self.process is not None
-        self.process.send_signal(number)
-        self.process.communicate(timeout=20)
-        return self.process.returncode
-
-    def client(self, token: str = TOKEN) -> CoordinatorClient:
-        return CoordinatorClient(f"127.0.0.1:{self.port}", token)
-
-    def snapshot(self) -> Snapshot:
-        with self.client() as client:
-            return client.status()
-
-    def raw(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, Any]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        connection.request(method, path, body, {"Authorization": f"Bearer {TOKEN}"} | headers)
-        response = connection.getresponse()
-        content = response.read()
-        connection.close()
-        return response.status, json.loads(content) if content.startswith(b"{") else {"text": content.decode()}
-
-
-def spawn(rundir: RunDir, command: list[str], **environment: str) -> subprocess.Popen[bytes]:
-    variables = os.environ | {"TANDEM_RUN_DIR": str(rundir.path), "TANDEM_TOKEN": TOKEN} | environment
-    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-class Agent(threading.Thread):
-    """An agent that does what it is told, and would train if it had something to train."""
-
-    def __init__(self, coordinator: Coordinator, replica: str, port: int = 4000) -> None:
-        super().__init__(daemon=True)
-        self.replica, self.port, self.coordinator = replica, port, coordinator
-        self.generation: int | None = None
-        self.membership: Membership | None = None
-        self.ranks: list[RankReport] = []
-        self.told: list[Answer] = []
-        self.reason = ""
-        self.must_go = False
-        self.silent = threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        state, client = "joining", self.coordinator.client()
-        while not self.silent.is_set():
-            sync = self.sync(state, None if client.connected else self.membership)
-            try:
-                answer = client.sync(sync)
-            except Unreachable:
-                time.sleep(0.05)
-                continue
-            self.told.append(answer)
-            if sync.reason == "WorkerFailed":
-                self.reason = ""
-            if answer.order == "run" and answer.membership is not None:
-                state, self.generation, self.membership = "running", answer.membership.generation, answer.membership
-            elif answer.order == "save" and self.must_go:
-                client.sync(self.sync("leaving"))
-                break
-            elif answer.order in ("save", "rejoin"):
-                state = "joining"
-            elif answer.order == "end":
-                break
-        client.close()
-
-    def sync(self, state: str, membership: Membership | None = None) -> Sync:
-        return Sync(
-            replica=self.replica,
-            incarnation=f"{self.replica}-{id(self)}",
-            address="127.0.0.1",
-            port=self.port,
-            processes=1,
-            state=state,  # type: ignore[arg-type]
-            reason=self.reason if state == "running" else "",  # type: ignore[arg-type]
-            generation=self.generation,
-            membership=membership if state == "running" else None,
-            leaving=self.must_go and state == "running",
-            ranks=self.ranks if state == "running" else [],
-        )
-
-    def vanish(self) -> None:
-        self.silent.set()
-        self.join(10)
-
-
-@pytest.fixture(scope="module")
-def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    """A coordinator without agents, for requests that change nothing."""
-    made = Coordinator(tmp_path_factory.mktemp("idle")).start()
-    yield made
-    made.kill()
+from tests.integration.coordinator_process import Agent, Coordinator, spawn
+from tests.integration.elastic import until
 
 
 @pytest.fixture
@@ -474,108 +341,3 @@ def test_what_ranks_and_evaluators_report_is_shown_and_disappears_with_them(
         )
     )
     assert any(record.get("trainerCpu") == {"0": 0.75, "1": 0.75} for record in records)
-
-
-GARBAGE = [
-    (b"", "the body is not JSON"),
-    (b"{", "the body is not JSON"),
-    (b"[" * 10_000, "the body is not JSON"),
-    (b"[]", "the body"),
-    (b"{}", "replica"),
-    (b"\xff\xfe", "the body is not JSON"),
-    (json.dumps({"replica": "../../etc"}).encode(), "replica"),
-    (json.dumps({"replica": "a" * 300}).encode(), "replica"),
-]
-
-
-@pytest.mark.parametrize(("body", "complaint"), GARBAGE)
-def test_garbage_is_answered_with_a_sentence(idle: Coordinator, body: bytes, complaint: str) -> None:
-    status, answer = idle.raw("POST", "/v1/sync", body)
-    assert status == 400
-    assert complaint in answer["error"]
-
-
-def test_impossible_agents_are_refused(idle: Coordinator) -> None:
-    sound = {
-        "replica": "worker-0",
-        "incarnation": "a",
-        "address": "10.0.0.1",
-        "port": 4000,
-        "processes": 1,
-        "state": "running",
-        "generation": 1,
-    }
-    for wrong, complaint in [
-        ({"processes": 2}, "every replica of this job has 1 processes"),
-        ({"generation": None}, "must say which generation"),
-        ({"generation": 2**50}, "was ever given out"),
-        ({"port": 0}, "port"),
-        ({"address": "evil host"}, "address"),
-        ({"surprise": 1}, "surprise"),
-        ({"ranks": [{"rank": 0, "step": 1}] * 65}, "ranks"),
-        ({"ranks": [{"rank": 0, "step": 1, "loss": "NaN"}]}, "ranks.0.loss"),
-    ]:
-        status, answer = idle.raw("POST", "/v1/sync", json.dumps(sound | wrong).encode())
-        assert status == 400, wrong
-        assert complaint in answer["error"]
-    assert idle.snapshot().members == []
-
-
-def test_a_large_request_is_refused(idle: Coordinator) -> None:
-    status, answer = idle.raw("POST", "/v1/sync", b" " * 70_000)
-    assert status == 413
-    assert "65536 bytes" in answer["error"]
-
-
-@pytest.mark.parametrize("header", ["", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer \xe9"])
-@pytest.mark.parametrize("path", ["/status", "/metrics", "/v1/sync", "/v1/target", "/nowhere"])
-def test_without_the_token_nothing_is_answered(idle: Coordinator, path: str, header: str) -> None:
-    status, answer = idle.raw("GET" if "v1" not in path else "POST", path, Authorization=header)
-    assert status == 401
-    assert "token" in answer["error"]
-    assert TOKEN not in answer["error"]
-
-
-def test_liveness_needs_no_token_and_other_paths_do_not_exist(idle: Coordinator) -> None:
-    assert idle.raw("GET", "/healthz", Authorization="")[0] == 200
-    assert idle.raw("GET", "/nowhere")[0] == 404
-    with idle.client("wrong") as client, pytest.raises(Refused, match="token"):
-        client.status()
-
-
-def test_a_heartbeat_that_says_nothing_new_is_held_for_the_heartbeat_time(
-    coordinator: Coordinator, agents: tuple[Agent, Agent]
-) -> None:
-    before = len(agents[0].told)
-    time.sleep(2.0)
-    assert 2 <= len(agents[0].told) - before <= 6
-
-
-def test_told_to_stop_it_stops_at_once(coordinator: Coordinator, agents: tuple[Agent, Agent]) -> None:
-    began = time.monotonic()
-    assert coordinator.kill(signal.SIGTERM) == 0
-    assert time.monotonic() - began < 5
-
-
-def refusal(rundir: RunDir, *arguments: str, **environment: str) -> str:
-    command = [sys.executable, "-m", "tandem_coordinator", "--host", "127.0.0.1", "--port", "0", *arguments]
-    process = spawn(rundir, command, **environment)
-    _, complaint = process.communicate(timeout=30)
-    assert process.returncode == ExitCode.USAGE
-    assert b"Traceback" not in complaint
-    assert complaint.count(b"\n") == 1
-    return complaint.decode()
-
-
-def test_what_keeps_it_from_starting_is_one_sentence(tmp_path: Path) -> None:
-    rundir = Coordinator(tmp_path).rundir
-    assert "set TANDEM_TOKEN" in refusal(rundir, TANDEM_TOKEN="")
-    assert "set TANDEM_RUN_DIR" in refusal(rundir, TANDEM_RUN_DIR="")
-    assert "70000 is not a port" in refusal(rundir, "--port", "70000")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert f"port {port} on 127.0.0.1 is in use" in refusal(rundir, "--port", str(port))
-    rundir.job_file.write_text("{}")
-    assert "job.json is not a job" in refusal(rundir)
-    rundir.job_file.unlink()
-    assert "job.json is missing" in refusal(rundir)

@@ -1,0 +1,148 @@
+"""What a coordinator answers to requests that are wrong, hostile or too large, and how it starts and stops."""
+
+import json
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tandem.coordinator_client import Refused
+from tandem.exitcode import ExitCode
+from tandem.rundir import RunDir
+from tests.integration.coordinator_process import Agent, Coordinator, spawn
+from tests.integration.elastic import TOKEN, until
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    """A coordinator without agents, for requests that change nothing."""
+    made = Coordinator(tmp_path_factory.mktemp("idle")).start()
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
+    made = Coordinator(tmp_path).start()
+    yield made
+    assert made.process is not None
+    if made.process.poll() is None:
+        made.kill()
+
+
+@pytest.fixture
+def agents(coordinator: Coordinator) -> Iterator[tuple[Agent, Agent]]:
+    pair = Agent(coordinator, "worker-0"), Agent(coordinator, "worker-1")
+    until(lambda: all(agent.generation == 1 for agent in pair), what="the first generation")
+    yield pair
+    for agent in pair:
+        agent.vanish()
+
+
+GARBAGE = [
+    (b"", "the body is not JSON"),
+    (b"{", "the body is not JSON"),
+    (b"[" * 10_000, "the body is not JSON"),
+    (b"[]", "the body"),
+    (b"{}", "replica"),
+    (b"\xff\xfe", "the body is not JSON"),
+    (json.dumps({"replica": "../../etc"}).encode(), "replica"),
+    (json.dumps({"replica": "a" * 300}).encode(), "replica"),
+]
+
+
+@pytest.mark.parametrize(("body", "complaint"), GARBAGE)
+def test_garbage_is_answered_with_a_sentence(idle: Coordinator, body: bytes, complaint: str) -> None:
+    status, answer = idle.raw("POST", "/v1/sync", body)
+    assert status == 400
+    assert complaint in answer["error"]
+
+
+def test_impossible_agents_are_refused(idle: Coordinator) -> None:
+    sound = {
+        "replica": "worker-0",
+        "incarnation": "a",
+        "address": "10.0.0.1",
+        "port": 4000,
+        "processes": 1,
+        "state": "running",
+        "generation": 1,
+    }
+    for wrong, complaint in [
+        ({"processes": 2}, "every replica of this job has 1 processes"),
+        ({"generation": None}, "must say which generation"),
+        ({"generation": 2**50}, "was ever given out"),
+        ({"port": 0}, "port"),
+        ({"address": "evil host"}, "address"),
+        ({"surprise": 1}, "surprise"),
+        ({"ranks": [{"rank": 0, "step": 1}] * 65}, "ranks"),
+        ({"ranks": [{"rank": 0, "step": 1, "loss": "NaN"}]}, "ranks.0.loss"),
+    ]:
+        status, answer = idle.raw("POST", "/v1/sync", json.dumps(sound | wrong).encode())
+        assert status == 400, wrong
+        assert complaint in answer["error"]
+    assert idle.snapshot().members == []
+
+
+def test_a_large_request_is_refused(idle: Coordinator) -> None:
+    status, answer = idle.raw("POST", "/v1/sync", b" " * 70_000)
+    assert status == 413
+    assert "65536 bytes" in answer["error"]
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer \xe9"])
+@pytest.mark.parametrize("path", ["/status", "/metrics", "/v1/sync", "/v1/target", "/nowhere"])
+def test_without_the_token_nothing_is_answered(idle: Coordinator, path: str, header: str) -> None:
+    status, answer = idle.raw("GET" if "v1" not in path else "POST", path, Authorization=header)
+    assert status == 401
+    assert "token" in answer["error"]
+    assert TOKEN not in answer["error"]
+
+
+def test_liveness_needs_no_token_and_other_paths_do_not_exist(idle: Coordinator) -> None:
+    assert idle.raw("GET", "/healthz", Authorization="")[0] == 200
+    assert idle.raw("GET", "/nowhere")[0] == 404
+    with idle.client("wrong") as client, pytest.raises(Refused, match="token"):
+        client.status()
+
+
+def test_a_heartbeat_that_says_nothing_new_is_held_for_the_heartbeat_time(
+    coordinator: Coordinator, agents: tuple[Agent, Agent]
+) -> None:
+    before = len(agents[0].told)
+    time.sleep(2.0)
+    assert 2 <= len(agents[0].told) - before <= 6
+
+
+def test_told_to_stop_it_stops_at_once(coordinator: Coordinator, agents: tuple[Agent, Agent]) -> None:
+    began = time.monotonic()
+    assert coordinator.kill(signal.SIGTERM) == 0
+    assert time.monotonic() - began < 5
+
+
+def refusal(rundir: RunDir, *arguments: str, **environment: str) -> str:
+    command = [sys.executable, "-m", "tandem_coordinator", "--host", "127.0.0.1", "--port", "0", *arguments]
+    process = spawn(rundir, command, **environment)
+    _, complaint = process.communicate(timeout=30)
+    assert process.returncode == ExitCode.USAGE
+    assert b"Traceback" not in complaint
+    assert complaint.count(b"\n") == 1
+    return complaint.decode()
+
+
+def test_what_keeps_it_from_starting_is_one_sentence(tmp_path: Path) -> None:
+    rundir = Coordinator(tmp_path).rundir
+    assert "set TANDEM_TOKEN" in refusal(rundir, TANDEM_TOKEN="")
+    assert "set TANDEM_RUN_DIR" in refusal(rundir, TANDEM_RUN_DIR="")
+    assert "70000 is not a port" in refusal(rundir, "--port", "70000")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"port {port} on 127.0.0.1 is in use" in refusal(rundir, "--port", str(port))
+    rundir.job_file.write_text("{}")
+    assert "job.json is not a job" in refusal(rundir)
+    rundir.job_file.unlink()
+    assert "job.json is missing" in refusal(rundir)

@@ -1,0 +1,140 @@
+"""A job whose agents are driven by hand, for tests of what membership decides; the clock moves when they say so."""
+
+from typing import Any
+
+from tandem.messages import Answer, Sync
+from tandem_coordinator.group import (
+    Action,
+    Close,
+    Event,
+    Fail,
+    Over,
+    Rules,
+    Synced,
+    Tick,
+)
+from tandem_coordinator.membership import answer, start, step
+
+RULES = Rules(
+    minimum=1, maximum=4, lost_after=3.0, grow_cooldown=10.0, grow_after=30.0, max_restarts=2, restart_window=100.0
+)
+
+
+class Job:
+    """A job whose agents are driven by hand: `joins`, `runs`, `leaves`, and the time that passes."""
+
+    def __init__(self, target: int = 2, rules: Rules = RULES, **left_behind: Any) -> None:
+        self.now = 1000.0
+        self.state = start(rules, target, self.now, **left_behind)
+        self.actions: list[Action] = []
+        self.beats: dict[str, Sync] = {}
+        self.training = self.can_save = False
+        self.checkpoint: int | None = None
+        self.leaving: set[str] = set()
+        self.rejoins: list[str] = []
+
+    def tick(self) -> None:
+        self.tell(Tick(checkpoint=self.checkpoint, training=self.training, can_save=self.can_save))
+
+    def tell(self, event: Event) -> None:
+        self.state, actions = step(self.state, event, self.now)
+        self.actions += actions
+        for action in actions:
+            if isinstance(action, Fail):
+                self.tell(Over(action.cause))
+
+    def say(self, replica: str, state: str, **more: Any) -> Answer:
+        sync = message(replica, state, **more)
+        self.tell(Synced(sync))
+        if state == "leaving":
+            self.beats.pop(replica, None)
+        else:
+            self.beats[replica] = replace_reason(sync)
+        self.tick()
+        return answer(self.state, sync, recorded=self.state.number)
+
+    def joins(self, replica: str, **more: Any) -> Answer:
+        return self.say(replica, "joining", **more)
+
+    def runs(self, replica: str, generation: int, **more: Any) -> Answer:
+        return self.say(replica, "running", generation=generation, **more)
+
+    def falls_silent(self, *replicas: str) -> None:
+        for replica in replicas:
+            self.beats.pop(replica, None)
+
+    def passes(self, seconds: float) -> None:
+        """Time passes in small ticks; every agent that is not silent repeats itself, and does what it is told."""
+        until = self.now + seconds
+        while self.now < until - 1e-9:
+            self.now = min(until, self.now + 0.1)
+            for replica, sync in list(self.beats.items()):
+                self.tell(Synced(sync))
+                told = answer(self.state, sync, recorded=self.state.number)
+                if told.order == "run" and told.membership is not None:
+                    self.beats[replica] = message(
+                        replica,
+                        "running",
+                        incarnation=sync.incarnation,
+                        port=sync.port,
+                        generation=told.membership.generation,
+                    )
+                elif told.order == "rejoin":
+                    self.rejoins.append(replica)
+                    self.beats[replica] = message(
+                        replica,
+                        "joining",
+                        incarnation=sync.incarnation,
+                        port=sync.port,
+                        generation=sync.generation,
+                        reason="MembershipChanged",
+                    )
+            self.tick()
+
+    def forms(self, *replicas: str) -> int:
+        """These agents join and run; the number of their generation."""
+        for replica in replicas:
+            self.joins(replica)
+        self.passes(0.2)
+        assert self.members() == list(replicas)
+        return self.state.number
+
+    def trains(self, *replicas: str) -> int:
+        """They form a group whose ranks make steps, and save when asked."""
+        number = self.forms(*replicas)
+        self.training = self.can_save = True
+        self.passes(0.2)
+        return number
+
+    def must_go(self, replica: str) -> Answer:
+        return self.runs(replica, self.state.number, leaving=True)
+
+    def save_and_stop(self, *replicas: str, gone: tuple[str, ...] = ()) -> None:
+        """Their ranks have saved and ended: the agents come back, but for those that are gone."""
+        for replica in replicas:
+            number = self.state.number
+            if replica in gone:
+                self.say(replica, "leaving", generation=number)
+            else:
+                self.joins(replica, generation=number, reason="MembershipChanged")
+
+    def members(self) -> list[str]:
+        if not self.state.open or self.state.latest is None:
+            return []
+        return [member.replica for member in self.state.latest.members]
+
+    def closings(self) -> list[str]:
+        return [action.cause.reason for action in self.actions if isinstance(action, Close)]
+
+    def failed(self) -> bool:
+        return any(isinstance(action, Fail) for action in self.actions)
+
+
+def message(replica: str, state: str, **more: Any) -> Sync:
+    fields = {"incarnation": f"{replica}-a", "address": "10.0.0.1", "port": 4000, "processes": 1} | more
+    return Sync(replica=replica, state=state, **fields)  # type: ignore[arg-type]
+
+
+def replace_reason(sync: Sync) -> Sync:
+    """What the agent repeats afterwards: a wish for a new generation is said once."""
+    return sync.model_copy(update={"reason": ""}) if sync.state == "running" else sync
