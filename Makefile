@@ -35,7 +35,7 @@ type: $(STAMP) ## Strict types
 test: $(STAMP) ## Unit and integration tests with real processes
 	@$(BIN)/pytest
 
-e2e: $(STAMP) ## Tests on a real Kubernetes: the one in KUBECONFIG, or one started here (root, Go; 7 min the first time)
+e2e: $(STAMP) ## Tests on a real Kubernetes: the one in KUBECONFIG, or one started here (root, Go; 9 min the first time)
 	@$(BIN)/python -m tests.cluster $(ARGS)
 
 bench: $(STAMP) ## Throughput against a bare DDP loop, with and without evaluators

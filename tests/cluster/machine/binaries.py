@@ -21,7 +21,7 @@ PROGRESS_SECONDS = 15.0
 
 
 def build() -> Path:
-    """The folder with the programs; compiled now if that has not happened yet (about 7 minutes on two cores).
+    """The folder with the programs; compiled now if that has not happened yet (7 to 9 minutes on two cores).
 
     Raises:
         ClusterError: Go could not compile one of them.
