@@ -134,7 +134,15 @@ def test_a_failure_counts_as_longer_than_any_recovery() -> None:
 
 
 def shot(side: str, seconds: float | None, **more: object) -> dict[str, object]:
-    facts = {"split": False, "overlaps": [], "repeatedSteps": 3, "lostSteps": 0, "orphans": [], "gaveUp": 0}
+    facts = {
+        "pauseSeconds": 1.0,
+        "split": False,
+        "overlaps": [],
+        "repeatedSteps": 3,
+        "lostSteps": 0,
+        "orphans": [],
+        "gaveUp": 0,
+    }
     stages = [{"name": "recovery", "seconds": seconds, "phases": {}}]
     return {"kind": "shot", "fault": "worker-kill", "side": side, "stages": stages} | facts | more
 

@@ -1,5 +1,6 @@
 """Results as a markdown table. Pure: records in, text out. A failure stays in every count."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ class Cell:
     """Shots after which two groups trained and both wrote the checkpoint."""
     doubles: int
     """Shots with two groups at once, for however short a time."""
+    pause: float
+    """Median of the longest time without any step, from the fault to the recovery, in seconds."""
     repeated: list[int]
     """Steps taken again, of each shot."""
     lost: int
@@ -83,6 +86,7 @@ def cell(records: Sequence[dict[str, Any]], row: Row, side: str) -> Cell | None:
         failures=len(stages) - len(good) + stuck,
         splits=sum(record["split"] for record in shots),
         doubles=sum(bool(record["overlaps"]) for record in shots),
+        pause=statistics.median(record["pauseSeconds"] for record in shots) if shots else math.nan,
         repeated=sorted(record["repeatedSteps"] for record in shots),
         lost=sum(record["lostSteps"] > 0 for record in shots),
         orphans=sum(bool(record["orphans"]) for record in shots),
@@ -107,7 +111,7 @@ def written(records: Sequence[dict[str, Any]], sides: Sequence[str]) -> str:
         "",
         times,
         "",
-        "What it cost: steps taken again (median, most), and what should never be there.",
+        "What it cost: longest pause of training (median); steps taken again (median, most); what should never be.",
         "",
         damages,
         "",
@@ -163,7 +167,9 @@ def _seconds(value: float | None) -> str:
 def _damages(found: Cell | None) -> str:
     if found is None:
         return "–"
-    parts = [f"{found.repeated[len(found.repeated) // 2]}, {found.repeated[-1]}"] if found.repeated else []
+    parts = []
+    if found.repeated:
+        parts = [f"{found.pause:.1f} s; {found.repeated[len(found.repeated) // 2]}, {found.repeated[-1]}"]
     named = {
         "SPLIT, both wrote": found.splits,
         "two groups at once": found.doubles - found.splits,
