@@ -18,8 +18,9 @@ from tests.bench.recovery.surroundings import kill
 SHORTEST_STALL, LONGEST_STALL = 1.0, 30.0
 SUPERVISOR_SECONDS = 1.0
 """How long a supervisor (Kubernetes, systemd) takes to start again what has died."""
-KILLED, STALLED = 1.0, 5.0
-"""For so long a group must go on to count as recovered; after a stall, what follows from it may come seconds later."""
+KILLED, STALLED, ORPHANED = 1.0, 5.0, 10.0
+"""For so long a group must go on to count as recovered. After a stall, what follows from it may come seconds later; a
+rank whose agent is dead may train on until the new agent disturbs its group."""
 MOMENT_SECONDS = 30.0
 """For the moment to come that a fault waits for."""
 
@@ -84,7 +85,7 @@ def agent_kill(scene: Scene) -> Story:
     scene.side.kill_agent(victim)
     time.sleep(SUPERVISOR_SECONDS)
     scene.side.start_replica(victim)
-    yield Wait("recovery", at, scene.side.full)
+    yield Wait("recovery", at, scene.side.full, ORPHANED)
 
 
 def node_loss(scene: Scene) -> Story:
