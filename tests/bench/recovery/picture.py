@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.bench.recovery.table import cell, rows
+from tests.bench.recovery.table import WHOLE, cell, rows
 
 COLOURS = ["#0072b2", "#56b4e9", "#009e73", "#d55e00", "#e69f00"]
 """Okabe and Ito's, which colour-blind readers tell apart."""
@@ -22,14 +22,15 @@ def draw(records: Sequence[dict[str, Any]], sides: Sequence[str], path: Path) ->
     present = [side for side in sides if any(record.get("side") == side for record in records)]
     found = rows(records)
     limit = max((record.get("limit", 0) for record in records if record["kind"] == "run"), default=90.0)
-    figure, axes = plt.subplots(figsize=(9, 0.7 + 0.24 * (len(present) + 1) * len(found)), layout="constrained")
+    results = {row: {side: result for side in present if (result := cell(records, row, side))} for row in found}
+    height = sum(len(of_row) + 1 for of_row in results.values())
+    figure, axes = plt.subplots(figsize=(9, 1.2 + 0.17 * height), layout="constrained")
     places, names = [], []
-    for index, row in enumerate(found):
-        for number, side in enumerate(present):
-            y = -(index * (len(present) + 1) + number)
-            result = cell(records, row, side)
-            if result is None:
-                continue
+    y = 0.0
+    for row, of_row in results.items():
+        places.append(y + (len(of_row) - 1) / 2)
+        names.append(row[0] if row[1] == WHOLE else f"{row[0]}:\n{row[1]}")
+        for side, result in of_row.items():
             colour = COLOURS[list(sides).index(side) % len(COLOURS)]
             times = [max(SHORTEST, seconds) for seconds in result.seconds]
             axes.scatter(times, [y] * len(times), s=14, color=colour, alpha=0.6, linewidths=0)
@@ -37,18 +38,12 @@ def draw(records: Sequence[dict[str, Any]], sides: Sequence[str], path: Path) ->
                 axes.plot([max(SHORTEST, result.median)] * 2, [y - 0.4, y + 0.4], color=colour, linewidth=2)
             if result.failures:
                 axes.scatter([limit], [y], marker="x", s=30, color=colour)
-                axes.annotate(
-                    f"{result.failures} of {result.shots} failed",
-                    (limit, y),
-                    xytext=(6, 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=7,
-                )
-        places.append(-(index * (len(present) + 1) + (len(present) - 1) / 2))
-        names.append(row[0] if row[1] == "recovery" else f"{row[0]}:\n{row[1]}")
-        if index:
-            axes.axhline(-(index * (len(present) + 1)) + 1, color="#dddddd", linewidth=0.8)
+                text = f"{result.failures} of {result.shots} failed"
+                axes.annotate(text, (limit, y), (6, 0), textcoords="offset points", va="center", fontsize=7)
+            y += 1
+        axes.axhline(y, color="#dddddd", linewidth=0.8)
+        y += 1
+    axes.set_ylim(y - 1, -1)
     for side in present:
         axes.scatter([], [], color=COLOURS[list(sides).index(side) % len(COLOURS)], s=20, label=side)
     axes.set(xscale="log", xlim=(SHORTEST * 0.8, limit * 2.4), xlabel="seconds until the group trains again")
@@ -62,5 +57,5 @@ def draw(records: Sequence[dict[str, Any]], sides: Sequence[str], path: Path) ->
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     figure.legend(loc="outside upper center", ncols=len(present), frameon=False)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
