@@ -15,6 +15,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install -q -c constraints.txt uv
 	@$(BIN)/uv pip install -q --python $(BIN)/python $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) \
 		-c constraints.txt -e '.[dev]'
+	@# Where Python may not write bytecode, each start would compile torch again: 7 s instead of 3. What some packages
+	@# ship for other versions of Python does not compile, and that is fine.
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@
 
 setup: $(STAMP) ## Make .venv with everything in it
