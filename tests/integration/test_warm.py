@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 import tandem_trainer
+from tandem_trainer.warm.stub import ADDRESS, LENGTH
 from tests.integration.elastic import until
 
 SCRIPT = """
@@ -190,6 +192,31 @@ def test_without_the_fork_server_ranks_start_the_ordinary_way(start: Any, tmp_pa
     command = [sys.executable, "-I", "-S", str(stub), "script.py", "exit", "7"]
     assert subprocess.run(command, cwd=tmp_path, env=environment, check=False).returncode == 7
     assert agent.facts()["argv"] == ["script.py", "exit", "7"]
+
+
+def refused(connection: socket.socket) -> bool:
+    """Whether the server hangs up without a word; what it has not read resets the connection."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_garbage_does_not_stop_the_fork_server(start: Any) -> None:
+    agent = start("script.py", "wait")
+    pid = agent.facts()["pid"]
+    address = psutil.Process(agent.stub().pid).environ()[ADDRESS]
+    garbage = [b"", b"{}", b"[]", b"not JSON", b'{"arguments": ["x"]}']
+    for body in garbage:
+        for files in ([], [0], [0, 1, 2]):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect("\0" + address)
+                socket.send_fds(connection, [LENGTH.pack(len(body)) + body], files)
+                connection.shutdown(socket.SHUT_WR)
+                assert refused(connection)
+    assert not gone(pid)
+    assert agent.descendant("tandem-spare").is_running()
+    assert agent.errors.count("a request was refused") == 3 * len(garbage)
 
 
 def test_any_program_runs_without_warmth(start: Any, tmp_path: Path) -> None:

@@ -187,10 +187,10 @@ def _receive(connection: socket.socket) -> Request:
             content += part
         fields: dict[str, Any] = json.loads(content)
         return Request(fields["arguments"], fields["environment"], fields["folder"], tuple(files))
-    except (KeyError, TypeError, ValueError):
+    except (OSError, KeyError, TypeError, ValueError) as error:
         for descriptor in files:
             os.close(descriptor)
-        raise
+        raise ValueError(f"it cannot be read: {error!r}") from error
 
 
 def _become(request: Request) -> None:
@@ -198,8 +198,8 @@ def _become(request: Request) -> None:
     die_with_parent()
     _name("tandem-rank")
     os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for target, descriptor in enumerate(request.files):
         os.dup2(descriptor, target)
         os.close(descriptor)

@@ -65,7 +65,7 @@ def _request(arguments: list[str]) -> socket.socket | None:
         connection.connect("\0" + os.environ.get(ADDRESS, ""))
         connection.sendmsg([LENGTH.pack(len(request))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
         connection.sendall(request)
-        # One byte once the rank lives. A server that dies while it still imports answers with the end instead.
+        # One byte once the rank lives; the end of the connection if the server has died or refuses.
         return connection if connection.recv(1) else None
     except OSError:
         return None
