@@ -161,6 +161,12 @@ class LocalRun:
                 continue
         return found
 
+    def __enter__(self) -> "LocalRun":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """End it whatever it does; its guardian sees to the rest."""
         if self.process.poll() is None:

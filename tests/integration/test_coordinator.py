@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,24 +16,6 @@ from tandem.messages import RankReport
 from tandem.status import CheckpointRef
 from tests.integration.coordinator_process import Agent, Coordinator, spawn
 from tests.integration.elastic import until
-
-
-@pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
-    made = Coordinator(tmp_path).start()
-    yield made
-    assert made.process is not None
-    if made.process.poll() is None:
-        made.kill()
-
-
-@pytest.fixture
-def agents(coordinator: Coordinator) -> Iterator[tuple[Agent, Agent]]:
-    pair = Agent(coordinator, "worker-0"), Agent(coordinator, "worker-1")
-    until(lambda: all(agent.generation == 1 for agent in pair), what="the first generation")
-    yield pair
-    for agent in pair:
-        agent.vanish()
 
 
 def test_the_number_of_a_generation_is_on_the_disk_before_an_agent_learns_of_it(

@@ -14,7 +14,7 @@ from tandem.coordinator_client import Refused
 from tandem.exitcode import ExitCode
 from tandem.rundir import RunDir
 from tests.integration.coordinator_process import Agent, Coordinator, spawn
-from tests.integration.elastic import TOKEN, until
+from tests.integration.elastic import TOKEN
 
 
 @pytest.fixture(scope="module")
@@ -23,24 +23,6 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
     made = Coordinator(tmp_path_factory.mktemp("idle")).start()
     yield made
     made.kill()
-
-
-@pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
-    made = Coordinator(tmp_path).start()
-    yield made
-    assert made.process is not None
-    if made.process.poll() is None:
-        made.kill()
-
-
-@pytest.fixture
-def agents(coordinator: Coordinator) -> Iterator[tuple[Agent, Agent]]:
-    pair = Agent(coordinator, "worker-0"), Agent(coordinator, "worker-1")
-    until(lambda: all(agent.generation == 1 for agent in pair), what="the first generation")
-    yield pair
-    for agent in pair:
-        agent.vanish()
 
 
 GARBAGE = [

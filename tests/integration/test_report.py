@@ -28,12 +28,9 @@ def tandem(*words: str, cwd: Path = ROOT, before: str = "") -> subprocess.Comple
 @pytest.fixture(scope="module")
 def going(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
     """A run that has begun to train."""
-    run = LocalRun(tmp_path_factory.mktemp("report"), *SHORT)
-    try:
+    with LocalRun(tmp_path_factory.mktemp("report"), *SHORT) as run:
         until(lambda: list(run.path.glob("log/train-g*.jsonl")), "the training log")
         yield run
-    finally:
-        run.close()
 
 
 def test_a_run_can_be_reported_while_it_goes_on_and_when_it_is_over(going: LocalRun) -> None:

@@ -34,12 +34,9 @@ def runs(tmp_path: Path) -> Iterator[list[LocalRun]]:
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
     """A run that nothing disturbs."""
-    run = LocalRun(tmp_path_factory.mktemp("complete"), *SHORT)
-    try:
+    with LocalRun(tmp_path_factory.mktemp("complete"), *SHORT) as run:
         run.ends()
         yield run
-    finally:
-        run.close()
 
 
 class TestFromBeginningToEnd:
@@ -136,8 +133,7 @@ class TestCtrlC:
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
     """A run in which an evaluator, the coordinator and a rank are killed."""
-    run = LocalRun(tmp_path_factory.mktemp("killed"), *MIDDLE)
-    try:
+    with LocalRun(tmp_path_factory.mktemp("killed"), *MIDDLE) as run:
         run.reaches(40)
         until(run.run_dir.committed, "a checkpoint")
         evaluator = until(lambda: run.of("evaluator-0-1"), "an evaluator")
@@ -149,8 +145,6 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
         until(lambda: run.rank_of("worker-1"), "a rank").kill()
         run.ends()
         yield run
-    finally:
-        run.close()
 
 
 class TestKillingOneAfterTheOther:

@@ -1,0 +1,27 @@
+"""A coordinator process with two agents that a test plays, for every test that asks for them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.coordinator_process import Agent, Coordinator
+from tests.integration.elastic import until
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
+    made = Coordinator(tmp_path).start()
+    yield made
+    assert made.process is not None
+    if made.process.poll() is None:
+        made.kill()
+
+
+@pytest.fixture
+def agents(coordinator: Coordinator) -> Iterator[tuple[Agent, Agent]]:
+    pair = Agent(coordinator, "worker-0"), Agent(coordinator, "worker-1")
+    until(lambda: all(agent.generation == 1 for agent in pair), what="the first generation")
+    yield pair
+    for agent in pair:
+        agent.vanish()
