@@ -4,6 +4,9 @@ A rank that is stopped, deadlocked or stuck in a collective stops the whole grou
 agent lives and heartbeats on. So a group hangs when no rank at all has made a step for too long. Who is to blame is a
 guess: a stopped process, else who is behind, else whose last step is the oldest. The stacks tell more.
 
+Of the steps of a user's own script nothing is known, so it counts as going on. But no process goes on that is stopped:
+a rank that is for too long makes its group hang, whatever the others say.
+
 **Time counts only while the ranks are heard.** The watch has a clock of its own that goes on with each report, and by
 two heartbeats at most. So a coordinator that stood still, a network that broke, and reports that waited somewhere and
 arrive in one heap add next to nothing, and ranks that never report can never hang.
@@ -15,11 +18,9 @@ its own ranks (all wait for the one that is stuck, so all would accuse themselve
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tandem.messages import RankReport
+from tandem.messages import SCRIPT, STOPPED, TRAIN, RankReport
 from tandem_coordinator.group import listed
 
-TRAIN = "train"
-STOPPED = "stopped"
 MOST_NAMED = 3
 
 
@@ -68,6 +69,7 @@ class HangWatch:
         """A generation was formed."""
         self.generation = generation
         self._marks: dict[str, dict[int, _Mark]] = {}
+        self._halted: dict[tuple[int, str], float] = {}
         self._clock = self._moved = 0.0
         self._heard: float | None = None
 
@@ -76,6 +78,8 @@ class HangWatch:
         if generation != self.generation:
             return
         before = self._marks.pop(replica, {})
+        ranks = list(ranks)
+        self._look_for_halted(replica, ranks)
         marks = {report.rank: self._mark(before.get(report.rank), report) for report in ranks}
         if marks:
             self._marks[replica] = marks
@@ -86,12 +90,13 @@ class HangWatch:
     def forget(self, replica: str) -> None:
         """The replica is gone."""
         self._marks.pop(replica, None)
+        self._look_for_halted(replica, ())
 
     def verdict(self) -> str | None:
         """Who hangs where since when, in a sentence; None while somebody goes on."""
         still = self._clock - self._moved
         if still < min(self._training, self._other) or not self._marks:
-            return None
+            return self._halt()
         marks = {(rank, replica): mark for replica, ranks in self._marks.items() for rank, mark in ranks.items()}
         # A process that is stopped will not go on by itself, whatever it was doing.
         if all(mark.trains for mark in marks.values()) or any(mark.stopped for mark in marks.values()):
@@ -104,14 +109,32 @@ class HangWatch:
             busy = {key: mark for key, mark in marks.items() if not mark.trains}
             doing = listed({mark.doing for mark in busy.values()})
             told = f"no rank has gone on for {still:.0f} s; {_names(busy)} {_is(busy)} still {doing}"
-        return f"{told}; the stacks of all ranks are in stacks/g{self.generation:06d}"
+        return f"{told}; {self._where()}"
+
+    def _halt(self) -> str | None:
+        """Whose process is stopped for too long, though others seem to go on."""
+        for (rank, replica), since in self._halted.items():
+            if self._clock - since >= self._training:
+                halted = f"rank {rank} ({replica}) has been stopped for {self._clock - since:.0f} s"
+                return f"{halted}; {self._where()}"
+        return None
+
+    def _look_for_halted(self, replica: str, ranks: Iterable[RankReport]) -> None:
+        halted = {(report.rank, replica) for report in ranks if report.phase == STOPPED}
+        for key in [key for key in self._halted if key[1] == replica and key not in halted]:
+            del self._halted[key]
+        for key in halted:
+            self._halted.setdefault(key, self._clock)
+
+    def _where(self) -> str:
+        return f"the stacks of all ranks are in stacks/g{self.generation:06d}"
 
     def _mark(self, before: _Mark | None, report: RankReport) -> _Mark:
         complete = report.total_steps is not None and report.step >= report.total_steps
         stopped = report.phase == STOPPED
         # A process that is stopped is still at what it was doing.
         phase = before.phase if stopped and before is not None else TRAIN if stopped else report.phase
-        if before is None or before.step != report.step or before.phase != phase:
+        if before is None or before.step != report.step or before.phase != phase or report.phase == SCRIPT:
             seen = before is not None and (before.steps_seen or (before.phase == TRAIN and before.step != report.step))
             self._moved = self._clock
             return _Mark(report.step, phase, self._clock, stopped, seen, complete)

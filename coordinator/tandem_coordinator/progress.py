@@ -3,13 +3,11 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from tandem.messages import RankReport
+from tandem.messages import SCRIPT, WORDLESS, RankReport
 from tandem.status import Progress, Utilization
 
 WINDOW_SECONDS = 60.0
 """The pace is that of the last minute: long enough to be calm, short enough to follow a change."""
-STARTING = "starting"
-"""The phase in which a rank's step says nothing yet."""
 
 
 class Reports:
@@ -49,14 +47,14 @@ class Reports:
             self.forget(replica)
             return
         self._ranks[replica] = reports
-        self.stepping = self.stepping or any(report.phase != STARTING for report in reports)
+        self.stepping = self.stepping or any(report.phase not in WORDLESS for report in reports)
         if all(report.saves for report in reports):
             self._disobedient.discard(replica)
         else:
             self._disobedient.add(replica)
         lead = reports[0]
         self._first = lead.rank if self._first is None else min(self._first, lead.rank)
-        if lead.rank != self._first or lead.phase == STARTING:
+        if lead.rank != self._first or lead.phase in WORDLESS:
             return
         self._lead = lead
         self.loss = lead.loss if lead.loss is not None else self.loss
@@ -90,8 +88,8 @@ class Reports:
 
     @property
     def silent(self) -> bool:
-        """Whether no rank of this generation reports at all, as with a script that knows nothing of Tandem."""
-        return not self._ranks
+        """Whether no rank of this generation says how far it is, as with a script that knows nothing of Tandem."""
+        return all(report.phase == SCRIPT for _, report in self.everyone())
 
     @property
     def step(self) -> int | None:

@@ -22,6 +22,10 @@ from tandem.snapshot import Snapshot
 CONNECT_SECONDS = 2.0
 """A coordinator that is there answers a connection at once; one that is cut off must not hold a heartbeat for long."""
 
+STALL_SECONDS = 1.5
+"""A connection on which nothing is acknowledged for so long is given up for a new one: on the old one TCP would repeat
+ever more slowly, and a network that heals would not be noticed for as long as it was interrupted."""
+
 
 class Unreachable(Exception):  # noqa: N818 - it is a state of the network, and normal
     """The coordinator did not answer: it restarts, or the network is interrupted. Worth trying again."""
@@ -161,8 +165,20 @@ class CoordinatorClient:
         connection.connect()
         connection.sock.settimeout(self.timeout)
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _give_up_when_stalled(connection.sock)
         self._connection = connection
         return connection
+
+
+def _give_up_when_stalled(connection: socket.socket) -> None:
+    """Linux alone can; elsewhere the time for an answer has to do."""
+    if not hasattr(socket, "TCP_USER_TIMEOUT"):
+        return
+    # An answer that the coordinator holds back leaves the connection idle: then the kernel asks for a sign of life.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_SECONDS * 1000))
 
 
 def readable(connection: socket.socket, seconds: float, others: Sequence[int]) -> bool:

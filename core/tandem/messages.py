@@ -20,6 +20,11 @@ Counter = Annotated[int, Field(ge=0, le=2**53)]
 Amount = Annotated[float, Field(ge=0)]
 Why = Annotated[str, Field(max_length=2_000)]
 
+STARTING, TRAIN, STOPPED, SCRIPT = "starting", "train", "stopped", "script"
+"""Phases of a rank that mean something to the coordinator; see RankReport.phase. All others are for people to read."""
+WORDLESS = {STARTING, STOPPED, SCRIPT}
+"""Phases in which a rank says nothing about its step."""
+
 
 class Member(Model):
     """One replica, as the others reach it."""
@@ -59,8 +64,9 @@ class RankReport(Model):
     """Global rank."""
     step: Counter
     """Optimizer steps completed."""
-    phase: Annotated[str, Field(max_length=16)] = "train"
-    """What it is doing; `starting` as long as `step` says nothing yet, `stopped` if its process is (SIGSTOP)."""
+    phase: Annotated[str, Field(max_length=16)] = TRAIN
+    """What it is doing; `starting` as long as `step` says nothing yet, `stopped` if its process is (SIGSTOP), `script`
+    if it runs a script of the user's own, of whose steps nothing is known."""
     total_steps: Counter | None = None
     """Optimizer steps of the whole run."""
     epoch: Amount | None = None

@@ -56,3 +56,22 @@ def test_a_rank_in_an_endless_loop_is_found_by_its_stack(tmp_path: Path) -> None
         number = next(n for n, line in enumerate(script.read_text().splitlines(), start=1) if "the mistake" in line)
         text = (group.rundir.stacks(1) / "rank-1.txt").read_text()
         assert f'loops.py", line {number}' in text or f'loops.py", line {number - 1}' in text
+
+
+def test_a_stopped_rank_of_a_script_that_knows_nothing_of_tandem_is_noticed_too(tmp_path: Path) -> None:
+    elasticity = {"hangSeconds": HANG_SECONDS}
+    with Elastic(tmp_path, aware=False, elasticity=elasticity).start("worker-0", "worker-1") as group:
+        last = until(lambda: next((s for s in group.steps() if s.step == 100), None), what="100 steps")
+        (stuck,) = group.ranks_of("worker-1")
+        stopped = time.time()
+        os.kill(stuck, signal.SIGSTOP)
+        first = group.step_after(stopped + 0.5, world=2, generation=last.generation)
+        assert HANG_SECONDS <= first.at - stopped < HANG_SECONDS + 8.0
+        snapshot = group.snapshot()
+        assert snapshot is not None
+        assert snapshot.generations[-1].reason == "Hung"
+        assert "rank 1 (worker-1) has been stopped" in snapshot.generations[-1].detail
+        text = (group.rundir.stacks(last.generation) / "rank-1.txt").read_text()
+        assert "T (stopped)" in text
+        assert "steps.py" in text
+        until(lambda: not Path(f"/proc/{stuck}").exists(), what="the end of the stopped rank")

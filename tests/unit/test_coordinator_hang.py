@@ -204,3 +204,47 @@ def test_a_process_that_goes_on_after_a_short_stop_has_not_hung() -> None:
         group.at("worker-1", phase="stopped")
         assert group.passes(5.0) is None
         group.steps(1)
+
+
+def test_a_script_of_whose_steps_nothing_is_known_never_hangs() -> None:
+    group = Group()
+    for replica in group.ranks:
+        group.at(replica, phase="script")
+    assert group.passes(10 * OTHER) is None
+
+
+def test_a_script_whose_process_is_stopped_hangs_and_no_sooner() -> None:
+    group = Group()
+    for replica in group.ranks:
+        group.at(replica, phase="script")
+    group.passes(20.0)
+    group.at("worker-1", phase="stopped")
+    assert group.passes(TRAINING - 2.0) is None
+    verdict = group.passes(4.0)
+    assert verdict is not None
+    assert "rank 1 (worker-1) has been stopped for 10 s" in verdict
+    assert "stacks/g000004" in verdict
+
+
+def test_a_script_that_was_stopped_for_a_moment_does_not_hang() -> None:
+    group = Group()
+    for replica in group.ranks:
+        group.at(replica, phase="script")
+    for _ in range(4):
+        group.at("worker-1", phase="stopped")
+        assert group.passes(TRAINING - 2.0) is None
+        group.at("worker-1", phase="script")
+        assert group.passes(2.0) is None
+
+
+def test_a_stopped_script_whose_replica_is_gone_accuses_nobody() -> None:
+    group = Group()
+    for replica in group.ranks:
+        group.at(replica, phase="script")
+    group.at("worker-1", phase="stopped")
+    assert group.passes(TRAINING - 2.0) is None
+    group.watch.forget("worker-1")
+    for _ in range(20):
+        group.now += 1.0
+        group.report("worker-0")
+        assert group.watch.verdict() is None

@@ -72,3 +72,17 @@ def test_use_is_summed_over_the_ranks_that_tell_it() -> None:
     assert use is not None
     assert (use.trainer_cpu, use.evaluator_cpu, use.gpu, use.gpu_memory_bytes) == (1.5, 0.25, 0.75, 30)
     assert reports.trainer_cpu() == {"0": 0.5, "2": 1.0}
+
+
+def test_a_script_says_nothing_of_its_steps_but_what_it_uses() -> None:
+    reports = Reports()
+    reports.begin(1)
+    reports.take("worker-0", 1, [report(0, 0, phase="script", cpu=0.5)], 1.0)
+    assert reports.silent
+    assert not reports.stepping
+    assert reports.step is None
+    assert reports.trainer_cpu() == {"0": 0.5}
+    reports.take("worker-1", 1, [report(1, 0, phase="stopped")], 1.0)
+    assert not reports.stepping, "that it is stopped says nothing of its steps"
+    reports.take("worker-1", 1, [report(1, 7)], 2.0)
+    assert (reports.silent, reports.stepping) == (False, True), "it has begun to beat by itself"

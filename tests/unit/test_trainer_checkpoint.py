@@ -67,7 +67,7 @@ class Writing:
 
     def __init__(self, rundir: RunDir, generation: int, parent: str | None = None) -> None:
         self.outcomes: list[Outcome] = []
-        self.saver = Saver(rundir, Author(generation, parent, 1), self.outcomes.append)
+        self.saver = Saver(rundir, Author(generation, parent, 1), lambda: None, self.outcomes.append)
 
     def save(self, step: int, value: float = 0.0) -> Outcome:
         self.saver.save(step, POSITION, {"w": torch.full((3,), value)}, {"w/step": torch.tensor(float(step))}, {})
@@ -281,15 +281,18 @@ def test_a_killed_writer_costs_one_save_and_no_more(rundir: RunDir, writing: Any
 
 
 SAVES_AND_DIES = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 import torch
 from tandem.manifest import DataPosition
 from tandem.rundir import RunDir
 from tandem_trainer.checkpoint.saving import Author, Saver
 
-saver = Saver(RunDir(Path(sys.argv[1])), Author(1, None, 1), lambda outcome: None)
+rundir = RunDir(Path(sys.argv[1]))
+saver = Saver(rundir, Author(1, None, 1), lambda: None, lambda outcome: None)
 saver.save(10, DataPosition(seed=0, epoch=0, cursor=0), {"w": torch.zeros(4_000_000)}, {}, {})
+while not list(rundir.checkpoints.iterdir()):
+    time.sleep(0.001)
 os._exit(0)
 """
 
@@ -336,7 +339,7 @@ def test_retention_keeps_the_newest_the_best_the_leased_and_the_parent(rundir: R
     saves.saver.close()
     assert rundir.checkpoint_names() == [f"step-{number:09d}" for number in (1, 2, 3, 6, 7)]
     assert not list(rundir.checkpoints.glob(".tmp-*"))
-    saves.saver = Saver(rundir, Author(1, None, 1), saves.outcomes.append)
+    saves.saver = Saver(rundir, Author(1, None, 1), lambda: None, saves.outcomes.append)
 
 
 def create_score(rundir: RunDir, number: int, accuracy: float) -> None:
@@ -361,8 +364,30 @@ def test_saving_does_not_wait_for_the_disk(rundir: RunDir, writing: Any) -> None
 def test_outcomes_are_reported_from_another_thread(rundir: RunDir) -> None:
     begin(rundir, 1)
     names: list[str] = []
-    saver = Saver(rundir, Author(1, None, 1), lambda outcome: names.append(threading.current_thread().name))
+
+    def note(*_: object) -> None:
+        names.append(threading.current_thread().name)
+
+    saver = Saver(rundir, Author(1, None, 1), lambda: None, note)
     saver.save(1, POSITION, {"w": torch.zeros(1)}, {}, {})
     saver.close()
     assert names
     assert names[0] != threading.main_thread().name
+
+
+def assert_true(value: bool) -> None:
+    assert value
+
+
+def test_nothing_is_committed_before_its_log_is_written_and_training_does_not_wait_for_that(rundir: RunDir) -> None:
+    begin(rundir, 1)
+    written = threading.Event()
+    outcomes: list[Outcome] = []
+    saver = Saver(rundir, Author(1, None, 1), lambda: assert_true(written.wait(30)), outcomes.append)
+    saver.save(1, POSITION, {"w": torch.zeros(1)}, {}, {})
+    time.sleep(0.3)
+    assert saver.busy
+    assert not list(rundir.checkpoints.iterdir())
+    written.set()
+    assert "committed" in saver.wait()
+    saver.close()

@@ -18,6 +18,9 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
+from tandem.messages import SCRIPT
+from tandem_trainer.pulse import Pulse
+from tandem_trainer.stacks import answer_with_stacks
 from tandem_trainer.warm import forkserver, stub
 
 PRELOADED = (
@@ -75,6 +78,8 @@ def run(arguments: list[str]) -> None:
         torch.set_num_threads(int(threads))
     sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     sys.excepthook = _show
+    if arguments[:2] != ["-m", "tandem_trainer"]:
+        _accompany()
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         sys.path[0] = str(Path.cwd())
@@ -83,6 +88,12 @@ def run(arguments: list[str]) -> None:
         sys.argv = list(arguments)
         sys.path[0] = str(Path(arguments[0]).resolve().parent)
         runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _accompany() -> None:
+    """Let the agent see a script that knows nothing of it: its processor use, that it is stopped, where it hangs."""
+    if (pulse := Pulse.open_for_rank(phase=SCRIPT)) is not None:
+        answer_with_stacks(pulse.stacks)
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -1,8 +1,10 @@
 """The training log of one generation: written by rank 0, read by people, reports and the live view.
 
-Lines are handed to a thread, so that a slow disk never holds up a step.
+Lines are handed to a thread, so that a slow disk never holds up a step. What a full disk does not take is lost, and
+counted; training goes on, and so does the log when there is room again.
 """
 
+import logging
 import queue
 import threading
 import time
@@ -10,6 +12,8 @@ from typing import Any
 
 from tandem.durable import Lines
 from tandem.rundir import RunDir
+
+log = logging.getLogger(__name__)
 
 Record = dict[str, Any]
 
@@ -19,7 +23,8 @@ class Journal:
 
     def __init__(self, rundir: RunDir, generation: int) -> None:
         self._lines = Lines(rundir.log / f"train-g{generation:06d}.jsonl")
-        self._queue: queue.SimpleQueue[list[Record] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[Record] | threading.Event | None] = queue.SimpleQueue()
+        self._lost = 0
         self._thread = threading.Thread(target=self._write, name="tandem-journal", daemon=True)
         self._thread.start()
 
@@ -31,6 +36,12 @@ class Journal:
         """Append records that have kind and time already."""
         self._queue.put(records)
 
+    def settle(self) -> None:
+        """Wait until everything that was handed over so far is written, or lost."""
+        settled = threading.Event()
+        self._queue.put(settled)
+        settled.wait()
+
     def close(self) -> None:
         """Write what is queued and close the file."""
         self._queue.put(None)
@@ -38,5 +49,20 @@ class Journal:
         self._lines.close()
 
     def _write(self) -> None:
-        while (records := self._queue.get()) is not None:
+        while (entry := self._queue.get()) is not None:
+            if isinstance(entry, threading.Event):
+                entry.set()
+            else:
+                self._append(entry)
+
+    def _append(self, records: list[Record]) -> None:
+        try:
             self._lines.append(*records)
+        except OSError as error:
+            if self._lost == 0:
+                log.warning("the training log cannot be written: %s", error)
+            self._lost += len(records)
+        else:
+            if self._lost:
+                log.warning("the training log can be written again; %d lines are lost", self._lost)
+            self._lost = 0

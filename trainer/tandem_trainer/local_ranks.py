@@ -2,7 +2,11 @@
 
 torchrun starts and reaps the processes; its rendezvous handler never learns how one ended. What it has to know it
 learns here: a pidfd says at once that a process has ended, and `waitid` with WNOWAIT how, without taking the status
-away from torchrun. A rank that is no child of the agent (started through a shell) has its last word instead.
+away from torchrun. A rank that is no child of the agent (forked warm, or started through a shell) has its last word
+instead.
+
+A script of the user's own that knows nothing of Tandem has no last word and obeys no orders. How it ended, torchrun
+says; and torchrun ends it, with SIGTERM and time to react.
 """
 
 import fcntl
@@ -18,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from tandem.exitcode import ExitCode
-from tandem.messages import RankReport
+from tandem.messages import SCRIPT, STOPPED, RankReport
 from tandem_trainer.pulse import Order, PulseView, Usage
 from tandem_trainer.stacks import Subject, is_stopped
 
@@ -93,10 +97,10 @@ class LocalRanks:
 
     def verdict(self) -> Verdict | None:
         """Why a new generation is needed, judged by the first rank that ended otherwise than done; None if none has."""
-        for code in self._codes.values():
+        for local_rank, code in self._codes.items():
             if code in HARMLESS:
                 return "MembershipChanged"
-            if code != ExitCode.DONE:
+            if code != ExitCode.DONE and not (code is None and self._runs_script(local_rank)):
                 return "WorkerFailed"
         return None
 
@@ -124,7 +128,7 @@ class LocalRanks:
                 RankReport(
                     rank=beat.rank,
                     step=beat.step,
-                    phase="stopped" if is_stopped(beat.pid) else beat.phase,
+                    phase=STOPPED if is_stopped(beat.pid) else beat.phase,
                     total_steps=beat.total_steps,
                     epoch=_finite(beat.epoch),
                     loss=_finite(beat.loss),
@@ -153,7 +157,8 @@ class LocalRanks:
             view = self._views[local_rank]
             beat = view.beat()
             assert beat is not None, "it is followed since its first beat"
-            doing = f"{beat.phase} after step {beat.step}, silent for {time.monotonic() - beat.at:.1f} s"
+            silent = f"{beat.phase} after step {beat.step}, silent for {time.monotonic() - beat.at:.1f} s"
+            doing = "a script of the user's own" if beat.phase == SCRIPT else silent
             found.append(Subject(beat.rank, beat.pid, os.dup(pidfd), os.dup(view.stacks), doing))
         return found
 
@@ -188,8 +193,18 @@ class LocalRanks:
         self._codes[local_rank] = code
         log.info("event=rank-ended generation=%d local_rank=%d code=%s", self.generation, local_rank, code)
 
+    def _runs_script(self, local_rank: int) -> bool:
+        beat = self._views[local_rank].beat()
+        return beat is not None and beat.phase == SCRIPT
+
+    def _is_stopped(self, local_rank: int) -> bool:
+        beat = self._views[local_rank].beat()
+        return beat is not None and is_stopped(beat.pid)
+
     def _kill(self) -> None:
         for local_rank, pidfd in self._pidfds.items():
+            if self._runs_script(local_rank) and not self._is_stopped(local_rank):
+                continue
             log.warning("event=rank-killed generation=%d local_rank=%d", self.generation, local_rank)
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)

@@ -98,7 +98,8 @@ def train(
     saver = None
     if journal is not None:
         parent = loaded.manifest.name if loaded else None
-        saver = Saver(rundir, Author(generation, parent, group.world_size), lambda outcome: _log_save(journal, outcome))
+        author = Author(generation, parent, group.world_size)
+        saver = Saver(rundir, author, journal.settle, lambda outcome: _log_save(journal, outcome))
         saver.last = loaded.manifest.reference if loaded else None
         for name, why in restored.passed_over.items():
             journal.write("passed", checkpoint=name, why=why)
@@ -140,7 +141,8 @@ def train(
             saver.prepare(weights(model), optimizer_state(model, optimizer))
 
         save_due = checkpoints.every_steps is not None and step % checkpoints.every_steps == 0
-        if step in (next_vote, total_steps):
+        # A vote before each save: no useless loss gets into a checkpoint, and its steps are logged before it counts.
+        if save_due or step in (next_vote, total_steps):
             interval = checkpoints.interval_seconds
             overdue = interval is not None and time.monotonic() - last_save >= interval
             verdict = group.vote(meter.pending_losses(), bool(stop), overdue, meter.mean_step_seconds())

@@ -37,10 +37,11 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from tandem.exitcode import ExitCode
 from tandem.launch import GENERATION, PULSE
+from tandem.messages import STARTING, TRAIN
 from tandem_trainer.stacks import answer_with_stacks
 
 Order = Literal["run", "save-and-leave", "abort"]
@@ -135,6 +136,8 @@ class _Slots:
 class Pulse:
     """The rank's end. One thread beats; any thread may read the order."""
 
+    _ours: ClassVar["Pulse | None"] = None
+
     def __init__(self, path: Path, rank: int, generation: int) -> None:
         self.path, self.rank, self.generation = path, rank, generation
         self._memory = _map(path)
@@ -149,8 +152,10 @@ class Pulse:
         self._sampler = threading.Thread(target=self._sample, name="tandem-usage", daemon=True)
 
     @classmethod
-    def open_for_rank(cls) -> Self | None:
+    def open_for_rank(cls, phase: str = STARTING) -> "Pulse | None":
         """The pulse of this rank as its environment names it, already beating; None outside of Tandem.
+
+        A process has one: its names are gone once the agent has heard it (see PulseView.unlink).
 
         Raises:
             FileNotFoundError, ValueError: TANDEM_PULSE names no folder with this rank's pulse.
@@ -159,8 +164,11 @@ class Pulse:
         if not folder:
             return None
         path = Path(folder) / f"rank-{os.environ.get('LOCAL_RANK', '0')}"
-        pulse = cls(path, int(os.environ.get("RANK", "0")), int(os.environ.get(GENERATION, "0")))
-        pulse.beat(step=0, phase="starting")
+        if cls._ours is not None and cls._ours.path == path:
+            cls._ours.beat(step=0, phase=phase)
+            return cls._ours
+        pulse = cls._ours = cls(path, int(os.environ.get("RANK", "0")), int(os.environ.get(GENERATION, "0")))
+        pulse.beat(step=0, phase=phase)
         pulse._sampler.start()
         return pulse
 
@@ -173,7 +181,7 @@ class Pulse:
         loss: float | None = None,
         throughput: float | None = None,
         busy_seconds: float | None = None,
-        phase: str = "train",
+        phase: str = TRAIN,
     ) -> None:
         """Say how far this rank is. Costs about a microsecond, so that it may follow every step."""
         self._beats.write(

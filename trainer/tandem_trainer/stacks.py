@@ -2,12 +2,22 @@
 
 A rank registers a signal handler in C (faulthandler), which needs neither the interpreter lock nor the main thread: a
 rank that hangs gives neither. The handler writes into a file beside the pulse that both rank and agent hold open. The
-agent sends the signal, waits until the file has stopped growing, and writes it into the run directory, with what the
-kernel says of the process. A rank that was stopped (SIGSTOP) is continued, so that it can answer.
+agent asks one thread after the other, the main thread first, reads what each wrote, and puts all of it into the run
+directory, with what the kernel says of the process. A rank that was stopped (SIGSTOP) is continued, so that it can
+answer.
+
+Each thread writes its own stack, while it can do nothing else. Rejected: one signal, whose handler writes the stacks of
+all threads. The others run on meanwhile, and one that returned from a call while it was written down crashed the
+rank, so that the rest was missing (seen once in some dozen times).
+
+The kernel tells when a handler has returned: its signal is neither pending for the thread nor blocked in it. (That the
+file has not grown for a while says nothing on a busy machine, where the handler has to wait for a processor.)
 """
 
+import ctypes
 import faulthandler
 import os
+import select
 import signal
 import time
 from contextlib import suppress
@@ -16,16 +26,17 @@ from pathlib import Path
 
 SIGNAL = signal.SIGRTMIN + 7
 """A script of the user's own has more use for SIGUSR1 and SIGUSR2."""
-WAIT_SECONDS = 1.0
-"""For the handler; it takes milliseconds."""
-QUIET_SECONDS = 0.05
-"""A file that has not grown for so long is complete."""
+WAIT_SECONDS = 1.5
+"""For all threads of all ranks of a replica; each takes a millisecond."""
+LOOK_SECONDS = 0.001
+SILENT_SECONDS = 0.01
+"""For a moment the signal is not pending any more, and the handler not begun yet."""
 MOST_BYTES = 2**20
 
 
 def answer_with_stacks(file: int) -> None:
-    """Have this process write the stacks of all its threads to a descriptor whenever it gets SIGNAL."""
-    faulthandler.register(SIGNAL, file, all_threads=True, chain=False)
+    """Have each thread of this process write its stack to a descriptor whenever it gets SIGNAL."""
+    faulthandler.register(SIGNAL, file, all_threads=False, chain=False)
 
 
 @dataclass(frozen=True)
@@ -40,10 +51,26 @@ class Subject:
     doing: str
     """What it said last of itself, in words."""
 
+    @property
+    def lives(self) -> bool:
+        """Whether the process number is still its own."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return not poll.poll(0)
+
     def close(self) -> None:
         """Let go of the descriptors."""
         os.close(self.pidfd)
         os.close(self.file)
+
+
+@dataclass(frozen=True)
+class _Thread:
+    number: int
+    name: str
+    state: str
+    waits_in: str
+    """Function of the kernel."""
 
 
 def collect(subjects: list[Subject], folder: Path) -> None:
@@ -52,46 +79,21 @@ def collect(subjects: list[Subject], folder: Path) -> None:
     Raises:
         OSError: the folder cannot be written to.
     """
-    states = [_of_the_kernel(subject.pid) for subject in subjects]
-    for subject in subjects:
-        for number in (SIGNAL, signal.SIGCONT):
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(subject.pidfd, number)
-    answers = _wait([subject.file for subject in subjects])
-    folder.mkdir(parents=True, exist_ok=True)
-    for subject, state, answer in zip(subjects, states, answers, strict=True):
-        head = f"rank {subject.rank}, process {subject.pid}, {subject.doing}\n"
-        missing = "" if answer else f"No answer within {WAIT_SECONDS:g} s: the process is stuck in the kernel.\n"
-        (folder / f"rank-{subject.rank}.txt").write_text(f"{head}\n{state}\n{missing}{answer}", encoding="utf-8")
-
-
-def _wait(files: list[int]) -> list[str]:
     deadline = time.monotonic() + WAIT_SECONDS
-    sizes, grown_at = [0] * len(files), time.monotonic()
-    while time.monotonic() < deadline:
-        now = [os.fstat(file).st_size for file in files]
-        if now != sizes:
-            sizes, grown_at = now, time.monotonic()
-        if all(sizes) and time.monotonic() - grown_at >= QUIET_SECONDS:
-            break
-        time.sleep(0.01)
-    return [os.pread(file, MOST_BYTES, 0).decode(errors="replace") for file in files]
-
-
-def _of_the_kernel(pid: int) -> str:
-    """State of each thread, and the kernel function it waits in."""
-    lines = ["thread     state         waits in               name"]
-    with suppress(OSError):
-        for task in sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda task: int(task.name)):
-            with suppress(OSError):
-                state = next(
-                    line.split(":", 1)[1].strip()
-                    for line in (task / "status").read_text().splitlines()
-                    if line.startswith("State")
-                )
-                name, waits = (task / "comm").read_text().strip(), (task / "wchan").read_text().strip()
-                lines.append(f"{task.name:<10} {state:<13} {waits:<22} {name}")
-    return "\n".join(lines) + "\n"
+    threads = {subject: _threads(subject.pid) for subject in subjects}
+    stacks: dict[Subject, list[str]] = {subject: [] for subject in subjects}
+    for subject in subjects:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(subject.pidfd, signal.SIGCONT)
+    # All main threads before any other, should time run out.
+    for place in range(max((len(found) for found in threads.values()), default=0)):
+        for subject, found in threads.items():
+            if place < len(found) and (stack := _stack(subject, found[place], deadline)):
+                stacks[subject].append(f"Thread {found[place].number} ({found[place].name}), {stack}")
+    folder.mkdir(parents=True, exist_ok=True)
+    for subject in subjects:
+        text = _written(subject, threads[subject], stacks[subject])
+        (folder / f"rank-{subject.rank}.txt").write_text(text, encoding="utf-8")
 
 
 def is_stopped(pid: int) -> bool:
@@ -101,3 +103,58 @@ def is_stopped(pid: int) -> bool:
     except OSError:
         return False
     return after_name.split()[0] in ("T", "t")
+
+
+def _stack(subject: Subject, thread: _Thread, deadline: float) -> str:
+    """What the thread writes; nothing if it knows no Python, blocks the signal, or does not answer in time."""
+    before = os.fstat(subject.file).st_size
+    if not subject.lives or _is_in_handler(subject, thread) or not _send(subject.pid, thread.number):
+        return ""
+    silent_until = time.monotonic() + SILENT_SECONDS
+    while _is_in_handler(subject, thread) or (
+        os.fstat(subject.file).st_size == before and time.monotonic() < silent_until
+    ):
+        if time.monotonic() > deadline:
+            return ""
+        time.sleep(LOOK_SECONDS)
+    answer = os.pread(subject.file, MOST_BYTES, before).decode(errors="replace")
+    return answer[:1].lower() + answer[1:]
+
+
+def _is_in_handler(subject: Subject, thread: _Thread) -> bool:
+    """Whether the signal is on its way to the thread, or blocked in it, as it is while its handler runs."""
+    try:
+        status = Path(f"/proc/{subject.pid}/task/{thread.number}/status").read_text()
+    except OSError:
+        return False
+    masks = dict(line.split(":", 1) for line in status.splitlines() if line.startswith(("SigPnd", "SigBlk")))
+    return any(int(mask, 16) >> (SIGNAL - 1) & 1 for mask in masks.values())
+
+
+def _send(process: int, thread: int) -> bool:
+    """Send SIGNAL to one thread."""
+    return int(ctypes.CDLL(None).tgkill(process, thread, int(SIGNAL))) == 0
+
+
+def _written(subject: Subject, threads: list[_Thread], stacks: list[str]) -> str:
+    lines = [f"rank {subject.rank}, process {subject.pid}, {subject.doing}", ""]
+    lines.append("thread     state         waits in               name")
+    lines += [f"{thread.number:<10} {thread.state:<13} {thread.waits_in:<22} {thread.name}" for thread in threads]
+    if not stacks:
+        lines += ["", f"No answer within {WAIT_SECONDS:g} s: the process is stuck in the kernel."]
+    return "\n".join(lines) + "\n\n" + "\n".join(stacks)
+
+
+def _threads(pid: int) -> list[_Thread]:
+    """All threads as the kernel sees them, the main thread first."""
+    found = []
+    with suppress(OSError):
+        for task in sorted(
+            Path(f"/proc/{pid}/task").iterdir(), key=lambda task: (int(task.name) != pid, int(task.name))
+        ):
+            with suppress(OSError):
+                status = (task / "status").read_text()
+                name, waits_in = (task / "comm").read_text().strip(), (task / "wchan").read_text().strip()
+                state = status.partition("\nState:")[2].splitlines()[0].strip()
+                found.append(_Thread(int(task.name), name, state, waits_in))
+    return found

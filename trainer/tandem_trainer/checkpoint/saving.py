@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,12 +52,16 @@ class Superseded(Exception):  # noqa: N818 - it is a state of this generation
 class Saver:
     """Saves of one generation. Not thread-safe: the training thread alone calls it."""
 
-    def __init__(self, rundir: RunDir, author: Author, report: Callable[[Outcome], None]) -> None:
+    def __init__(
+        self, rundir: RunDir, author: Author, before: Callable[[], None], report: Callable[[Outcome], None]
+    ) -> None:
         """
         Args:
+            before: called from another thread before each commit, while training goes on; returns when what must not
+                be newer than the checkpoint is on the disk.
             report: called from another thread with what became of each save.
         """
-        self._rundir, self._author, self._report = rundir, author, report
+        self._rundir, self._author, self._before, self._report = rundir, author, before, report
         self._descriptor = shared_memory()
         self._staging: Staging | None = None
         self._process: subprocess.Popen[str] | None = None
@@ -96,7 +101,6 @@ class Saver:
         self.prepare(weights, optimizer)
         assert self._staging is not None
         assert self._process is not None
-        assert self._process.stdin is not None
         files = {WEIGHTS: weights, OPTIMIZER: optimizer}
         self._staging.copy(files)
         reference = CheckpointRef(name=checkpoint_name(step), step=step, generation=self._author.generation)
@@ -115,14 +119,8 @@ class Saver:
         regions = [vars(region) for region in self._staging.regions]
         self._idle.clear()
         self._stall = time.perf_counter() - started
-        try:
-            self._process.stdin.write(json.dumps({"facts": facts, "regions": regions}) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            self._finish(reference, {"failed": "the writer process has died"})
-            self._start_writer()
-        else:
-            threading.Thread(target=self._await, args=(self._process, reference), daemon=True).start()
+        request = json.dumps({"facts": facts, "regions": regions})
+        threading.Thread(target=self._commit, args=(self._process, request, reference), daemon=True).start()
         return time.perf_counter() - started
 
     def wait(self) -> Outcome:
@@ -162,13 +160,19 @@ class Saver:
         self._process.stdout.close()
         self._process = None
 
-    def _await(self, process: "subprocess.Popen[str]", reference: CheckpointRef) -> None:
+    def _commit(self, process: "subprocess.Popen[str]", request: str, reference: CheckpointRef) -> None:
+        assert process.stdin is not None
         assert process.stdout is not None
-        line = process.stdout.readline()
-        if line:
-            self._finish(reference, json.loads(line))
-        else:
-            self._finish(reference, {"failed": "the writer process has died"})
+        self._before()
+        line = ""
+        # A broken pipe: it had died before.
+        with suppress(BrokenPipeError):
+            process.stdin.write(request + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        if not line:
+            self._start_writer()
+        self._finish(reference, json.loads(line) if line else {"failed": "the writer process has died"})
 
     def _finish(self, reference: CheckpointRef, outcome: Outcome) -> None:
         self._outcome = outcome | {"name": reference.name, "step": reference.step, "stallSeconds": self._stall}
