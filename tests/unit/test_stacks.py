@@ -1,0 +1,104 @@
+"""The stacks of a process that hangs, whatever its threads do meanwhile."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem_trainer.stacks import Subject, collect, is_stopped
+
+HANGS = """
+import os, sys, threading, time
+from tandem_trainer.stacks import answer_with_stacks
+answer_with_stacks(int(sys.argv[1]))
+def restless():
+    while True:
+        threading.Event().wait(0.00001)
+def spins():
+    while True:
+        pass  # the mistake
+for _ in range(3):
+    threading.Thread(target=restless, name="restless", daemon=True).start()
+print("ready", flush=True)
+{"waits": lambda: time.sleep(600), "spins": spins}[sys.argv[2]]()
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[int]:
+    descriptor = os.open(tmp_path / "answers", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.fixture
+def start(file: int) -> Iterator[Any]:
+    """Starts a Python that says when it is ready."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*arguments: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", *arguments]
+        started.append(subprocess.Popen(command, pass_fds=[file], stdout=subprocess.PIPE, text=True))
+        output = started[-1].stdout
+        assert output is not None
+        assert output.readline() == "ready\n"
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def stacks_of(process: "subprocess.Popen[str]", file: int, folder: Path) -> str:
+    subject = Subject(3, process.pid, os.pidfd_open(process.pid), os.dup(file), "train after step 7")
+    collect([subject], folder)
+    subject.close()
+    return (folder / "rank-3.txt").read_text()
+
+
+@pytest.mark.parametrize("how", ["waits", "spins"])
+def test_every_thread_is_written_down_and_none_harmed_again_and_again(
+    how: str, file: int, start: Any, tmp_path: Path
+) -> None:
+    process = start(HANGS, str(file), how)
+    for number in range(20):
+        if number % 2:
+            os.kill(process.pid, signal.SIGSTOP)
+            while not is_stopped(process.pid):
+                time.sleep(0.001)
+        text = stacks_of(process, file, tmp_path)
+        assert text.startswith(f"rank 3, process {process.pid}, train after step 7\n")
+        assert ("T (stopped)" in text) == bool(number % 2)
+        assert f"Thread {process.pid} (" in text
+        assert 'File "<string>", line 14 in <module>' in text, "the main thread, to its bottom"
+        assert text.count("stack (most recent call first)") >= 3
+        # A thread that is caught while it calls or returns shows what it can.
+        assert text.count("in restless\n") >= 1
+        assert process.poll() is None
+
+
+def test_a_process_that_cannot_answer_is_described_all_the_same(file: int, start: Any, tmp_path: Path) -> None:
+    process = start(
+        "import signal, time; signal.pthread_sigmask(0, {signal.SIGRTMIN + 7}); print('ready', flush=True)\n"
+        "time.sleep(600)"
+    )
+    text = stacks_of(process, file, tmp_path)
+    assert "No answer within" in text
+    assert f"{process.pid:<10} S (sleeping)" in text
+
+
+def test_a_process_that_has_ended_harms_nobody(file: int, tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""], text=True)
+    pidfd = os.pidfd_open(process.pid)
+    process.wait()
+    subject = Subject(3, process.pid, pidfd, os.dup(file), "starting after step 0")
+    collect([subject], tmp_path)
+    subject.close()
+    assert "No answer" in (tmp_path / "rank-3.txt").read_text()
