@@ -77,7 +77,7 @@ def test_every_thread_is_written_down_and_none_harmed_again_and_again(
         assert text.startswith(f"rank 3, process {process.pid}, train after step 7\n")
         assert ("T (stopped)" in text) == bool(number % 2)
         assert f"Thread {process.pid} (" in text
-        assert 'File "<string>", line 14 in <module>' in text, "the main thread, to its bottom"
+        assert " in <module>\n" in text, "the main thread, to its bottom"
         assert text.count("stack (most recent call first)") >= 3
         # A thread that is caught while it calls or returns shows what it can.
         assert text.count("in restless\n") >= 1

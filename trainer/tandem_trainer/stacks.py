@@ -10,8 +10,9 @@ Each thread writes its own stack, while it can do nothing else. Rejected: one si
 all threads. The others run on meanwhile, and one that returned from a call while it was written down crashed the
 rank, so that the rest was missing (seen once in some dozen times).
 
-The kernel tells when a handler has returned: its signal is neither pending for the thread nor blocked in it. (That the
-file has not grown for a while says nothing on a busy machine, where the handler has to wait for a processor.)
+The kernel tells when a handler has returned: its signal is neither pending for the thread nor blocked in it. That the
+file has not grown for a while would say nothing on a busy machine, where the handler has to wait for a processor. And
+no two handlers may overlap: faulthandler lets the second one return without a word.
 """
 
 import ctypes
@@ -23,14 +24,15 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 SIGNAL = signal.SIGRTMIN + 7
 """A script of the user's own has more use for SIGUSR1 and SIGUSR2."""
 WAIT_SECONDS = 1.5
 """For all threads of all ranks of a replica; each takes a millisecond."""
 LOOK_SECONDS = 0.001
-SILENT_SECONDS = 0.01
-"""For a moment the signal is not pending any more, and the handler not begun yet."""
+SILENT_SECONDS = 0.2
+"""For a moment the signal is not pending any more, and the handler not begun yet: so long that may take at most."""
 MOST_BYTES = 2**20
 
 
@@ -108,32 +110,35 @@ def is_stopped(pid: int) -> bool:
 def _stack(subject: Subject, thread: _Thread, deadline: float) -> str:
     """What the thread writes; nothing if it knows no Python, blocks the signal, or does not answer in time."""
     before = os.fstat(subject.file).st_size
-    if not subject.lives or _is_in_handler(subject, thread) or not _send(subject.pid, thread.number):
+    if not subject.lives or _is_answering(subject, thread) == "yes" or not _send(subject.pid, thread.number):
         return ""
     silent_until = time.monotonic() + SILENT_SECONDS
-    while _is_in_handler(subject, thread) or (
-        os.fstat(subject.file).st_size == before and time.monotonic() < silent_until
-    ):
-        if time.monotonic() > deadline:
-            return ""
+    while (answering := _is_answering(subject, thread)) != "no":
+        now = time.monotonic()
+        silent = os.fstat(subject.file).st_size == before
+        if now > deadline or (answering == "perhaps" and (not silent or now > silent_until)):
+            break
         time.sleep(LOOK_SECONDS)
     answer = os.pread(subject.file, MOST_BYTES, before).decode(errors="replace")
     return answer[:1].lower() + answer[1:]
 
 
-def _is_in_handler(subject: Subject, thread: _Thread) -> bool:
-    """Whether the signal is on its way to the thread, or blocked in it, as it is while its handler runs."""
-    try:
-        status = Path(f"/proc/{subject.pid}/task/{thread.number}/status").read_text()
-    except OSError:
-        return False
-    masks = dict(line.split(":", 1) for line in status.splitlines() if line.startswith(("SigPnd", "SigBlk")))
-    return any(int(mask, 16) >> (SIGNAL - 1) & 1 for mask in masks.values())
-
-
 def _send(process: int, thread: int) -> bool:
     """Send SIGNAL to one thread."""
     return int(ctypes.CDLL(None).tgkill(process, thread, int(SIGNAL))) == 0
+
+
+def _is_answering(subject: Subject, thread: _Thread) -> Literal["yes", "perhaps", "no"]:
+    """Whether the signal is on its way to the thread, or blocked in it, as it is while its handler runs. A thread that
+    sleeps has not got it, or is done with it; one that runs may be between the two."""
+    try:
+        status = Path(f"/proc/{subject.pid}/task/{thread.number}/status").read_text()
+    except OSError:
+        return "no"
+    fields = dict(line.split(":", 1) for line in status.splitlines() if line.startswith(("State", "SigPnd", "SigBlk")))
+    if any(int(fields[mask], 16) >> (SIGNAL - 1) & 1 for mask in ("SigPnd", "SigBlk")):
+        return "yes"
+    return "no" if fields["State"].strip().startswith("S") else "perhaps"
 
 
 def _written(subject: Subject, threads: list[_Thread], stacks: list[str]) -> str:
