@@ -24,24 +24,37 @@ class Keepers:
     """Checkpoints that somebody reads."""
 
 
-def expendable(
+def reasons(
     newest_first: Sequence[CheckpointRef], policy: Checkpoint, evaluators: Evaluators, keepers: Keepers
-) -> list[str]:
-    """Names of the checkpoints to delete, oldest first.
+) -> dict[str, list[str]]:
+    """For each checkpoint, in the same order, why it is kept, in the words of the job; nothing for one that may go.
 
     Args:
         newest_first: all committed checkpoints that count.
     """
-    keep = {reference.name for reference in newest_first[: policy.keep_last]}
     sign = -1 if evaluators.direction == "Maximize" else 1
     scored = [reference for reference in newest_first if reference.name in keepers.scores]
     ranked = sorted(scored, key=lambda reference: (sign * keepers.scores[reference.name], reference.step))
-    keep |= {reference.name for reference in ranked[: policy.keep_best]}
-    if policy.keep_every:
-        keep |= {reference.name for reference in newest_first if reference.step % policy.keep_every == 0}
-    if evaluators.policy == "Every" and evaluators.processes > 0:
-        keep |= {reference.name for reference in newest_first if reference.name not in keepers.scores}
-    keep |= set(keepers.leased)
-    if keepers.resumed_from:
-        keep.add(keepers.resumed_from)
-    return [reference.name for reference in reversed(newest_first) if reference.name not in keep]
+    best = {reference.name for reference in ranked[: policy.keep_best]}
+    awaits_all = evaluators.policy == "Every" and evaluators.processes > 0
+    found = {}
+    for index, reference in enumerate(newest_first):
+        name = reference.name
+        holds = {
+            "keepLast": index < policy.keep_last,
+            "keepBest": name in best,
+            "keepEvery": bool(policy.keep_every) and reference.step % (policy.keep_every or 1) == 0,
+            "waits for evaluation": awaits_all and name not in keepers.scores,
+            "leased": name in keepers.leased,
+            "resumed from": name == keepers.resumed_from,
+        }
+        found[name] = [reason for reason, is_so in holds.items() if is_so]
+    return found
+
+
+def expendable(
+    newest_first: Sequence[CheckpointRef], policy: Checkpoint, evaluators: Evaluators, keepers: Keepers
+) -> list[str]:
+    """Names of the checkpoints to delete, oldest first. Takes what `reasons` takes."""
+    found = reasons(newest_first, policy, evaluators, keepers)
+    return [name for name in reversed(found) if not found[name]]

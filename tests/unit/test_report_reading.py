@@ -16,8 +16,9 @@ from tandem.durable import replace_json
 from tandem.lineage import GenerationRecord
 from tandem.report import clock, lineage
 from tandem.report.figures import pictures
+from tandem.report.folder import NoRun
 from tandem.report.logs import busy_cores, natural
-from tandem.report.reading import NoRun, read
+from tandem.report.reading import read
 from tandem.report.run import Run, Steps
 from tandem.report.summary import summarize, time_by_phase
 from tandem.rundir import RunDir

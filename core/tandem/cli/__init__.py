@@ -1,4 +1,5 @@
-"""The `tandem` command. Each subcommand is a function of its own name in a module of its own name.
+"""The `tandem` command. Each subcommand is a function of its own name in a module of its own name, or, where it has
+subcommands itself, a typer application of that name.
 
 A module is imported when its command is called, and at no other time: `tandem validate` in an editor's save hook must
 not wait for matplotlib. So the help of the others is the sentence below, not their docstring. Rejected: a lazy subclass
@@ -7,7 +8,8 @@ of typer's group, which breaks whenever typer changes what is under it.
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -18,8 +20,10 @@ COMMANDS = {
     "run": "Train and evaluate a job on this machine.",
     "validate": "Check manifests, and say what is wrong and where.",
     "report": "Draw what happened in a run as one HTML page.",
+    "checkpoints": "List, verify, compare, export and delete the checkpoints of a run.",
 }
-"""Every command with its one-line help. To add one: a line here, and `tandem/cli/NAME.py` with a function NAME."""
+"""Every command with its one-line help. To add one: a line here, and `tandem/cli/NAME.py` with a function or a
+typer.Typer called NAME."""
 
 EXTRAS = {
     "matplotlib": "report",
@@ -56,7 +60,11 @@ def application(words: Sequence[str]) -> typer.Typer:
     )
     app.callback()(_options)
     for name, summary in COMMANDS.items():
-        app.command(name, short_help=summary)(_load(name) if name == wanted else _placeholder)
+        command = _load(name) if name == wanted else _placeholder
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, short_help=summary)
+        else:
+            app.command(name, short_help=summary)(command)
     return app
 
 
@@ -80,13 +88,24 @@ def _placeholder() -> None:
     raise AssertionError("a command that was not loaded is never called")
 
 
-def _load(name: str) -> Callable[..., Any]:
+def _load(name: str) -> Callable[..., Any] | typer.Typer:
+    with needing(name):
+        command: Callable[..., Any] | typer.Typer = getattr(importlib.import_module(f"tandem.cli.{name}"), name)
+    return command
+
+
+@contextmanager
+def needing(name: str) -> Iterator[None]:
+    """Imports inside it belong to a command, which may lack a module of an extra.
+
+    Raises:
+        UserError: it does; says which extra brings it.
+    """
     try:
-        function: Callable[..., Any] = getattr(importlib.import_module(f"tandem.cli.{name}"), name)
+        yield
     except ModuleNotFoundError as error:
         lacking = (error.name or "").partition(".")[0]
         if extra := EXTRAS.get(lacking):
             message = f"tandem {name} needs {lacking}; install it with: pip install 'tandem[{extra}]'"
             raise UserError(message) from error
         raise
-    return function

@@ -6,16 +6,14 @@ from typing import Annotated
 import matplotlib  # noqa: F401 - whoever lacks it is told which extra brings it, before numpy is missed
 import typer
 
+from tandem.cli.runs import RunArgument, other_runs
 from tandem.mistake import UserError
-from tandem.report.reading import NoRun
+from tandem.report.folder import NoRun
 from tandem.report.writing import Report, write
-
-RUNS = Path("runs")
-"""Where `tandem run` keeps runs unless told otherwise."""
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="The run directory, for instance runs/digits.", show_default=False)],
+    run: RunArgument,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -33,7 +31,7 @@ def report(
     try:
         written = write(run, output, png)
     except NoRun as error:
-        raise UserError(f"{error}{_hint(run)}") from error
+        raise UserError(f"{error}{other_runs(run)}") from error
     except OSError as error:
         raise UserError(f"the report cannot be written to {error.filename}: {error.strerror}") from error
     typer.echo(_told(written))
@@ -48,14 +46,3 @@ def _told(written: Report) -> str:
     if len(written.run.faults) > 10:
         lines.append(f"note      {len(written.run.faults) - 10} more are on the page")
     return "\n".join(lines)
-
-
-def _hint(run: Path) -> str:
-    """Runs that may have been meant."""
-    if (RUNS / run / "job.json").is_file():
-        return f". Did you mean {RUNS / run}?"
-    try:
-        known = sorted(str(folder) for folder in RUNS.iterdir() if (folder / "job.json").is_file())
-    except OSError:
-        known = []
-    return f". Runs here: {', '.join(known[:8])}" if known else ". Give the run directory that `tandem run` named"

@@ -1,6 +1,7 @@
 """A run as one page: what the files of a run directory say, drawn and written down.
 
     lines      JSON-lines logs as they are found: torn, growing, missing
+    folder     whether there is a run directory at all
     reading    a run directory -> `run.Run`, the only part that touches the run's files
     run        what a run was, as frozen values
     summary    the figures of merit that stand at the top of the page

@@ -20,6 +20,7 @@ from tandem.durable import read_json, read_json_or_none
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import GenerationRecord
 from tandem.report import checkpoints, generations, lineage
+from tandem.report.folder import TRAIN_LOG, expect_run
 from tandem.report.lines import mapping, moment, text
 from tandem.report.logs import (
     CoordinatorLog,
@@ -36,12 +37,7 @@ from tandem.rundir import RunDir
 SILENT_SECONDS = 20.0
 """A run without an end whose logs are silent for so long is not going on: the coordinator writes every second."""
 
-_TRAIN_LOG = re.compile(r"^train-g([0-9]{1,9})\.jsonl$")
 _EVALUATOR_LOG = re.compile(r"^evaluator-(.+)\.jsonl$")
-
-
-class NoRun(Exception):  # noqa: N818 - it is what was found, and reads as such
-    """The folder is not a run directory; says what was looked for."""
 
 
 def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
@@ -51,7 +47,7 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
         NoRun: there is none at `path`.
     """
     rundir = RunDir(path)
-    _expect_run(rundir)
+    expect_run(rundir)
     faults: list[str] = []
     job, job_text = _job(rundir, faults)
     train = _train_logs(rundir, faults)
@@ -97,25 +93,6 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
     )
 
 
-def _expect_run(rundir: RunDir) -> None:
-    path = rundir.path
-    if not path.exists():
-        raise NoRun(f"{path} does not exist")
-    if not path.is_dir():
-        raise NoRun(f"{path} is a file; a run is a folder")
-    try:
-        known = {entry.name for entry in path.iterdir()}
-    except OSError as error:
-        raise NoRun(f"{path} cannot be read: {error.strerror}") from error
-    logs = {entry.name for entry in _listed(rundir.log)}
-    if not known & {"job.json", "DONE", "FAILED.json", "generations", "checkpoints"} and not any(
-        _TRAIN_LOG.match(name) or name == "coordinator.jsonl" for name in logs
-    ):
-        raise NoRun(
-            f"{path} is not a run directory: it has neither job.json nor log/coordinator.jsonl nor log/train-*.jsonl"
-        )
-
-
 def _job(rundir: RunDir, faults: list[str]) -> tuple[DistributedTrainingJob | None, str]:
     try:
         data = read_json(rundir.job_file)
@@ -137,7 +114,7 @@ def _job(rundir: RunDir, faults: list[str]) -> tuple[DistributedTrainingJob | No
 
 
 def _train_logs(rundir: RunDir, faults: list[str]) -> list[TrainLog]:
-    named = [(path, _TRAIN_LOG.match(path.name)) for path in _listed(rundir.log)]
+    named = [(path, TRAIN_LOG.match(path.name)) for path in _listed(rundir.log)]
     found = [read_train_log(path, int(match[1]), faults) for path, match in named if match]
     return sorted(found, key=lambda log: log.generation)
 

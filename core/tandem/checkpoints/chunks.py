@@ -1,0 +1,104 @@
+"""A file of a checkpoint, read piece by piece: nothing is used before its chunk's checksum was compared.
+
+`tandem.manifest.verified_bytes` gives a whole file at once, which is what training needs. Here files may be larger than
+the memory of the machine that looks at them, so at most a few chunks are held.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+
+from tandem.manifest import CHUNK, READERS, Broken, FileEntry
+
+
+class ChunkedFile:
+    """An open file of a checkpoint. Not thread-safe."""
+
+    def __init__(self, folder: Path, entry: FileEntry) -> None:
+        """
+        Raises:
+            FileNotFoundError: the whole checkpoint is gone.
+            Broken: the file is missing, or of another size.
+        """
+        self.entry, self._where = entry, f"{folder.name}/{entry.path}"
+        try:
+            self._descriptor = os.open(folder / entry.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if folder.is_dir():
+                raise Broken(f"{folder.name} lacks {entry.path}") from None
+            raise
+        except NotADirectoryError as error:
+            raise Broken(f"{self._where} is not a file") from error
+        facts = os.fstat(self._descriptor)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size != entry.size:
+            os.close(self._descriptor)
+            wrong = "is not a file"
+            if stat.S_ISREG(facts.st_mode):
+                wrong = f"has {facts.st_size:,} bytes instead of {entry.size:,}"
+            raise Broken(f"{self._where} {wrong}")
+        self._held: tuple[int, bytes] = (-1, b"")
+
+    def soundness(self) -> Iterator[tuple[int, bool]]:
+        """Check all chunks, with several threads: of each in turn its bytes, and whether it is what was written.
+
+        Raises:
+            OSError: the disk does not give them.
+        """
+        numbers = range(len(self.entry.sha256))
+        readers = ThreadPoolExecutor(min(READERS, len(numbers)) or 1)
+        try:
+            yield from readers.map(self._is_sound, numbers)
+        finally:
+            readers.shutdown(cancel_futures=True)
+
+    def read(self, start: int, size: int) -> bytes:
+        """Bytes of the file, verified. Reading onwards reads each chunk once.
+
+        Raises:
+            Broken: they are not what was written.
+        """
+        parts = []
+        while size > 0:
+            number, offset = divmod(start, CHUNK)
+            part = self._chunk(number)[offset : offset + size]
+            if not part:
+                raise Broken(f"{self._where} ends before byte {start}")
+            parts.append(part)
+            start, size = start + len(part), size - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> "ChunkedFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _chunk(self, number: int) -> bytes:
+        if self._held[0] != number:
+            content = self._content(number)
+            if number >= len(self.entry.sha256) or hashlib.sha256(content).hexdigest() != self.entry.sha256[number]:
+                raise Broken(f"{self._where} does not match its checksum at byte {number * CHUNK}")
+            self._held = (number, content)
+        return self._held[1]
+
+    def _is_sound(self, number: int) -> tuple[int, bool]:
+        content = self._content(number)
+        return len(content), hashlib.sha256(content).hexdigest() == self.entry.sha256[number]
+
+    def _content(self, number: int) -> bytes:
+        parts, start = [], number * CHUNK
+        end = min(start + CHUNK, self.entry.size)
+        while start < end and (part := os.pread(self._descriptor, end - start, start)):
+            parts.append(part)
+            start += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,0 +1,269 @@
+"""A look at all checkpoints of a run: which are there, which count, how they scored, who reads them, why they are kept.
+
+The order of the look matters while the run goes on. Checkpoints are listed before the lineage is read: a generation
+writes its record before it commits anything, so every checkpoint seen has its generation's record in the lineage read
+afterwards. Read the other way round, the newest checkpoint of a generation that has just begun would look as if it did
+not count. Leases come last, because they change most.
+"""
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tandem import lease
+from tandem.checkpoints.entry import Entry, Inventory, Leftover, Progress, State
+from tandem.durable import TEMPORARY, read_json_or_none
+from tandem.job import DistributedTrainingJob
+from tandem.lineage import GenerationRecord, chain, counts
+from tandem.manifest import FILE, Broken
+from tandem.retention import Keepers, reasons
+from tandem.rewind import Rewind, is_rewound
+from tandem.rundir import BAD, RunDir
+from tandem.tasks import GOALS
+
+_ASIDE = re.compile(r"^(step-(\d{9,}))\.(bad|stale)(?:\.\d+)?$")
+_LEASE = re.compile(r"^([a-z]+)-(step-\d{9,})[-.]")
+
+
+def look(rundir: RunDir) -> Inventory:
+    """See what is there. What is missing or damaged is told in the result, never raised.
+
+    Raises:
+        OSError: the folder of checkpoints cannot be listed.
+    """
+    faults: list[str] = []
+    found = [entry for name in rundir.checkpoint_names() if (entry := _committed(rundir, name)) is not None]
+    lineage = _lineage(rundir, faults)
+    records, rewinds = lineage or ([], [])
+    job = _job(rundir, faults)
+    best = _mapping(read_json_or_none(rundir.best_file))
+    metric = job.spec.evaluation.metric if job else str(best.get("metric") or "accuracy")
+    final = _mapping(_mapping(rundir.done()).get("final")).get("name")
+    resumed = records[-1].resumed_from if records else None
+    readers = leases(rundir)
+
+    entries = [_placed(entry, records, rewinds) for entry in found] if lineage else found
+    entries = [_scored(entry, rundir, job) for entry in entries]
+    entries = [replace(entry, readers=readers.get(entry.name, ()), is_final=entry.name == final) for entry in entries]
+    entries = _compared(entries, job, metric, resumed.name if resumed else None)
+    aside, leftovers = _uncommitted(rundir)
+    names = {entry.name for entry in entries}
+    return Inventory(
+        rundir=rundir,
+        entries=tuple(sorted(entries + aside, key=lambda entry: (-entry.step, -(entry.generation or 0), entry.name))),
+        job=job,
+        metric=metric,
+        has_lineage=lineage is not None,
+        records=tuple(records),
+        resumed_from=resumed.name if resumed else None,
+        final=final if isinstance(final, str) else None,
+        lost_best=str(best["name"]) if "name" in best and best["name"] not in names else None,
+        leftovers=tuple(leftovers),
+        faults=tuple(faults),
+        free=_free(rundir.path),
+        now=time.time(),
+    )
+
+
+def leases(rundir: RunDir) -> dict[str, tuple[str, ...]]:
+    """For each checkpoint with a running lease, verb and holder of each: lease files are `<verb>-<checkpoint>-…`."""
+    found: dict[str, tuple[str, ...]] = {}
+    for path in _listed(rundir.leases):
+        if (match := _LEASE.match(path.name)) and lease.is_held(path):
+            holder = _mapping(read_json_or_none(path)).get("holder", "somebody")
+            found[match[2]] = (*found.get(match[2], ()), f"{match[1]} by {holder}")
+    return found
+
+
+def _committed(rundir: RunDir, name: str) -> Entry | None:
+    """A folder under its own name; None if it vanished."""
+    step = int(name.removeprefix("step-"))
+    folder = rundir.checkpoint(name)
+    try:
+        manifest = rundir.manifest(name)
+    except FileNotFoundError:
+        return None
+    except Broken as error:
+        return Entry(name=name, step=step, state="damaged", why=str(error), size=_size(folder), at=_changed(folder))
+    except OSError as error:
+        return Entry(name=name, step=step, state="unreadable", why=f"it cannot be read: {error.strerror}")
+    return Entry(
+        name=name,
+        step=manifest.step,
+        state="unknown",
+        generation=manifest.generation,
+        size=manifest.size,
+        at=manifest.created_at,
+        manifest=manifest,
+    )
+
+
+def _uncommitted(rundir: RunDir) -> tuple[list[Entry], list[Leftover]]:
+    """What was set aside, and what has a temporary name."""
+    aside, leftovers = [], []
+    for path in _listed(rundir.checkpoints):
+        if path.name.startswith(TEMPORARY):
+            with suppress(FileNotFoundError):
+                age = max(0.0, time.time() - path.lstat().st_mtime)
+                leftovers.append(Leftover(name=path.name, size=_size(path), age=age))
+        elif match := _ASIDE.match(path.name):
+            note = _mapping(read_json_or_none(rundir.checkpoints / f"{path.name}.why.json"))
+            body = _mapping(read_json_or_none(path / FILE))
+            state: State = "bad" if f".{match[3]}" == BAD else "stale"
+            aside.append(
+                Entry(
+                    name=path.name,
+                    step=int(match[2]),
+                    state=state,
+                    why=str(note.get("why", "")),
+                    generation=body["generation"] if isinstance(body.get("generation"), int) else None,
+                    size=_size(path),
+                    at=_changed(path),
+                )
+            )
+    return aside, leftovers
+
+
+def _lineage(rundir: RunDir, faults: list[str]) -> tuple[list[GenerationRecord], list[Rewind]] | None:
+    try:
+        records = rundir.generation_records()
+        chain(records)
+        return records, rundir.rewind_records()
+    except ValidationError:
+        faults.append(f"a file in {rundir.rewinds} is damaged; nobody can tell which checkpoints count without it")
+    except (ValueError, OSError) as error:
+        faults.append(str(error))
+    return None
+
+
+def _job(rundir: RunDir, faults: list[str]) -> DistributedTrainingJob | None:
+    try:
+        return rundir.read_job()
+    except FileNotFoundError:
+        faults.append("job.json is missing, so nobody can tell what the job's policy keeps")
+    except ValidationError:
+        faults.append("job.json is not a job that this version of Tandem knows")
+    except (OSError, ValueError) as error:
+        faults.append(f"job.json cannot be read: {error}")
+    return None
+
+
+def _placed(entry: Entry, records: Sequence[GenerationRecord], rewinds: Sequence[Rewind]) -> Entry:
+    """With its state: on the lineage or not."""
+    if entry.manifest is None:
+        return entry
+    reference, links = entry.manifest.reference, chain(records)
+    if is_rewound(rewinds, reference):
+        return replace(entry, state="rewound", why="it was taken after the loss had gone wrong")
+    if counts(links, reference):
+        return replace(entry, state="counts")
+    if reference.generation in links:
+        limit = links[reference.generation]
+        return replace(entry, state="off", why=f"of generation {reference.generation}, steps after {limit} were redone")
+    why = f"no later generation went on from generation {reference.generation}"
+    if reference.generation > max(links, default=0):
+        why = f"generation {reference.generation} has left no record"
+    return replace(entry, state="off", why=why)
+
+
+def _scored(entry: Entry, rundir: RunDir, job: DistributedTrainingJob | None) -> Entry:
+    if entry.manifest is None:
+        return entry
+    folder, stem = rundir.evaluations / entry.name, f"g{entry.manifest.generation:06d}"
+    result = _mapping(read_json_or_none(folder / f"{stem}.json"))
+    metrics = {
+        str(name): float(value)
+        for name, value in _mapping(result.get("metrics")).items()
+        if isinstance(value, int | float)
+    }
+    progress: Progress = "waits" if job and job.spec.evaluation.processes > 0 else "off"
+    if metrics:
+        progress = "evaluated"
+    elif (folder / f"{stem}.skipped.json").exists():
+        progress = "skipped"
+    samples = result.get("samples")
+    return replace(
+        entry,
+        evaluation=progress,
+        metrics=metrics,
+        evaluated_samples=samples if isinstance(samples, int) else None,
+    )
+
+
+def _compared(
+    entries: list[Entry], job: DistributedTrainingJob | None, metric: str, resumed_from: str | None
+) -> list[Entry]:
+    """With what follows from all of them: the latest, the best, and why each is kept."""
+    counting = sorted(
+        (entry for entry in entries if entry.state == "counts"),
+        key=lambda entry: (-entry.step, -(entry.generation or 0)),
+    )
+    if not counting:
+        return entries
+    direction = job.spec.evaluation.direction if job else GOALS.get(metric, "Maximize")
+    best = best_of(counting, metric, direction == "Maximize")
+    kept: dict[str, list[str]] = {}
+    if job:
+        scores = {entry.name: entry.metrics[metric] for entry in counting if metric in entry.metrics}
+        keepers = Keepers(scores, resumed_from, {entry.name for entry in counting if entry.readers})
+        references = [entry.manifest.reference for entry in counting if entry.manifest]
+        kept = reasons(references, job.spec.checkpoint, job.spec.evaluation, keepers)
+    return [
+        replace(
+            entry,
+            is_latest=entry is counting[0],
+            is_best=entry is best,
+            kept=tuple(kept.get(entry.name, ())) if entry.state == "counts" else (),
+        )
+        for entry in entries
+    ]
+
+
+def best_of(counting: Sequence[Entry], metric: str, maximize: bool) -> Entry | None:
+    """The best by score, as evaluators choose it: only with a finite loss, and the earlier one of equals."""
+    scored = [entry for entry in counting if metric in entry.metrics and "loss" in entry.metrics]
+    sign = -1 if maximize else 1
+    return min(scored, key=lambda entry: (sign * entry.metrics[metric], entry.step), default=None)
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder; of what vanishes meanwhile, none."""
+    total = 0
+    with suppress(OSError):
+        if not path.is_dir() or path.is_symlink():
+            return path.lstat().st_size
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):
+                total += (Path(folder) / name).lstat().st_size
+    return total
+
+
+def _changed(path: Path) -> float | None:
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return None
+
+
+def _free(path: Path) -> int | None:
+    with suppress(OSError):
+        return shutil.disk_usage(path).free
+    return None
+
+
+def _listed(folder: Path) -> list[Path]:
+    with suppress(FileNotFoundError):
+        return sorted(folder.iterdir())
+    return []
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

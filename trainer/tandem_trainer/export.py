@@ -1,0 +1,118 @@
+"""Write the weights of a checkpoint as one file that knows nothing of Tandem; started by `tandem checkpoints export`.
+
+    python -m tandem_trainer.export --checkpoint FOLDER --digest SHA256 --to FILE --form safetensors --dtype bfloat16
+
+Every byte is verified before it is used, and nothing is unpickled. The answer is one JSON line on standard output:
+`tensors`, `parameters` and `dtypes` of what was written, or `refused` with a sentence for the user.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tandem.manifest import Broken, Manifest
+from tandem_trainer.checkpoint.reading import read_weights
+
+FORMS = ("safetensors", "state-dict")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Refused(Exception):  # noqa: N818 - it is what happened
+    """The weights cannot be written like that; says why."""
+
+
+def export(checkpoint: Path, digest: str, to: Path, form: str, dtype: torch.dtype | None) -> dict[str, Any]:
+    """Read, cast, write.
+
+    Args:
+        digest: of the manifest that was meant: a name may have been given to another checkpoint meanwhile.
+        form: one of FORMS.
+        dtype: what floating-point tensors are cast to; None: as they are.
+
+    Raises:
+        Refused: the checkpoint is gone or damaged, a value does not fit the dtype, or the disk does not take the file.
+    """
+    try:
+        manifest = Manifest.load(checkpoint)
+        if manifest.digest != digest:
+            raise Refused(f"{checkpoint.name} was replaced by another checkpoint meanwhile; try again")
+        weights = read_weights(checkpoint, manifest)
+    except FileNotFoundError as error:
+        raise Refused(
+            f"{checkpoint.name} was deleted while it was read, as retention does; take a newer one"
+        ) from error
+    except Broken as error:
+        raise Refused(f"{checkpoint.name} is damaged and was not exported: {error}") from error
+    except OSError as error:
+        raise Refused(f"{checkpoint.name} cannot be read: {error.strerror or error}") from error
+    if dtype is not None:
+        weights = {name: cast(name, tensor, dtype) for name, tensor in weights.items()}
+    try:
+        write(weights, to, form)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        # torch and safetensors have errors of their own for a full disk.
+        raise Refused(f"{to.parent} does not take the copy: {error}") from error
+    return {
+        "tensors": len(weights),
+        "parameters": sum(tensor.numel() for tensor in weights.values()),
+        "dtypes": sorted(
+            {str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()},
+            key=lambda name: (not name.endswith(("16", "32", "64")) or name.startswith("int"), name),
+        ),
+    }
+
+
+def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor in another floating-point type; whole numbers stay what they are.
+
+    Raises:
+        Refused: a finite value is too large for the type.
+    """
+    if not tensor.is_floating_point():
+        return tensor
+    converted = tensor.to(dtype)
+    if not torch.equal(tensor.isfinite(), converted.isfinite()):
+        largest = tensor[tensor.isfinite()].abs().max().item()
+        raise Refused(f"{name} holds {largest:.4g}, which {str(dtype).removeprefix('torch.')} cannot; take bfloat16")
+    return converted
+
+
+def write(weights: dict[str, Tensor], to: Path, form: str) -> None:
+    """Write a file that is not there yet; not synced."""
+    if form == "safetensors":
+        # transformers refuses a file that does not say which framework it is for.
+        save_file(weights, to, metadata={"format": "pt"})
+        # The library makes files that nobody else may read, whatever the user's umask says.
+        mask = os.umask(0)
+        os.umask(mask)
+        to.chmod(0o666 & ~mask)
+    else:
+        torch.save(weights, to)
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description="Write a checkpoint's weights; started by tandem checkpoints export.")
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--digest", required=True)
+    parser.add_argument("--to", type=Path, required=True)
+    parser.add_argument("--form", choices=FORMS, required=True)
+    parser.add_argument("--dtype", choices=DTYPES)
+    given = parser.parse_args()
+    try:
+        dtype = DTYPES[given.dtype] if given.dtype else None
+        answer = export(given.checkpoint, given.digest, given.to, given.form, dtype)
+    except Refused as error:
+        answer = {"refused": str(error)}
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
