@@ -12,12 +12,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from tandem.memory import keep_freed_memory
 from tandem.tasks import Data
 from tandem_trainer.data import load
 from tandem_trainer.models import build
 
 
-def main(model_name: str, samples: int, image_size: int, batch_size: int, steps: int, skip: int) -> None:
+def main(model_name: str, samples: int, image_size: int, batch_size: int, steps: int, skip: int, keep: int) -> None:
+    if keep:
+        keep_freed_memory()
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)

@@ -7,7 +7,8 @@ a shared machine drifts. Reported: the median and the range of each side, and th
 The first steps, in which memory and caches warm up, are left out on both sides.
 
   loop        two ranks of one thread each: `tandem run` with its log, its coordinator and a checkpoint every 50 steps,
-              beside tests/bench/bare_ddp.py, which has nothing of the kind
+              beside tests/bench/bare_ddp.py, which has nothing of the kind; once as everybody writes it, and once
+              keeping freed memory as Tandem's ranks do (tandem.memory), so that what the loop alone costs is seen
   evaluators  one rank pinned to core 0: with one evaluator process pinned to core 1 (`tandem run --pin`, which
               uses sched_setaffinity) that evaluates every checkpoint, beside the same without evaluators
 """
@@ -61,7 +62,7 @@ def main() -> None:
         sound &= compare(
             "two ranks, one thread each",
             ("tandem run", lambda: tandem(steps, "workers.replicas=2", "evaluators.replicas=0")),
-            ("bare DDP loop", lambda: bare(steps)),
+            {"bare DDP loop": lambda: bare(steps), "bare, keeping memory": lambda: bare(steps, keep=True)},
             options.pairs,
             goal=0.99,
         )
@@ -69,37 +70,39 @@ def main() -> None:
         sound &= compare(
             "one rank pinned to core 0",
             ("with an evaluator on core 1", lambda: tandem(steps, "evaluators.policy=Every", pin=True)),
-            ("without evaluators", lambda: tandem(steps, "evaluators.replicas=0", pin=True)),
+            {"without evaluators": lambda: tandem(steps, "evaluators.replicas=0", pin=True)},
             options.pairs,
             goal=0.98,
         )
     sys.exit(0 if sound else 1)
 
 
-Side = tuple[str, Callable[[], float | None]]
+Measure = Callable[[], float | None]
 
 
-def compare(title: str, ours: Side, reference: Side, pairs: int, goal: float) -> bool:
-    """Measure both sides in turns and print what came out. Returns whether no measurement failed."""
+def compare(title: str, ours: tuple[str, Measure], references: dict[str, Measure], pairs: int, goal: float) -> bool:
+    """Measure all sides in turns and print what came out. Returns whether no measurement failed."""
     print(f"\n{title}")
-    results: dict[str, list[float | None]] = {ours[0]: [], reference[0]: []}
+    name, measure = ours
+    sides = {name: measure, **references}
+    results: dict[str, list[float | None]] = {side: [] for side in sides}
     for number in range(pairs):
-        order = (ours, reference) if number % 2 == 0 else (reference, ours)
-        for name, measure in order:
-            results[name].append(measure())
-            print(f"  {number + 1}/{pairs} {name}: {shown(results[name][-1])}", flush=True)
-    for name, values in results.items():
+        for side in list(sides) if number % 2 == 0 else reversed(list(sides)):
+            results[side].append(sides[side]())
+            print(f"  {number + 1}/{pairs} {side}: {shown(results[side][-1])}", flush=True)
+    for side, values in results.items():
         good = [value for value in values if value is not None]
         print(
-            f"  {name:<28} median {statistics.median(good):8.1f} samples/s"
+            f"  {side:<28} median {statistics.median(good):8.1f} samples/s"
             f"   range {min(good):.1f} to {max(good):.1f}   failed {len(values) - len(good)} of {len(values)}"
         )
-    ratios = [a / b for a, b in zip(results[ours[0]], results[reference[0]], strict=True) if a and b]
-    print(
-        f"  ratio of neighbours: median {statistics.median(ratios):.3f},"
-        f" range {min(ratios):.3f} to {max(ratios):.3f}; goal ≥ {goal}"
-    )
-    return len(ratios) == pairs
+    for reference in references:
+        ratios = [a / b for a, b in zip(results[name], results[reference], strict=True) if a and b]
+        print(
+            f"  {name} / {reference}: median of the ratios of neighbours {statistics.median(ratios):.3f},"
+            f" range {min(ratios):.3f} to {max(ratios):.3f}; goal ≥ {goal}"
+        )
+    return all(None not in values for values in results.values())
 
 
 def shown(value: float | None) -> str:
@@ -128,9 +131,9 @@ def tandem(steps: int, *overrides: str, pin: bool = False) -> float | None:
     return sum(line["samples"] for line in counted) / (counted[-1]["time"] - taken[SKIP - 1]["time"])
 
 
-def bare(steps: int) -> float | None:
-    """Samples a second of the bare loop; None if it failed."""
-    arguments = [MODEL, SAMPLES, IMAGE_SIZE, BATCH, steps, SKIP]
+def bare(steps: int, keep: bool = False) -> float | None:
+    """Samples a second of the bare loop; None if it failed. `keep`: with Tandem's setting of the allocator."""
+    arguments = [MODEL, SAMPLES, IMAGE_SIZE, BATCH, steps, SKIP, int(keep)]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += [str(HERE / "bare_ddp.py"), *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

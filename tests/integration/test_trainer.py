@@ -34,6 +34,21 @@ def test_one_two_and_three_ranks_learn_the_same_curve(tmp_path: Path) -> None:
         assert_same_curve(losses(runs[size]), losses(runs[1]))
 
 
+DROPS: dict[str, Any] = PLAIN | {"model": "cnn", "epochs": 1}
+
+
+def test_dropout_is_the_same_on_any_number_of_ranks_and_in_any_micro_batches(tmp_path: Path) -> None:
+    alone = make_rundir(tmp_path / "alone", DROPS)
+    run(alone)
+    for size, options in ((2, {}), (3, {"microBatchSize": 9})):
+        rundir = make_rundir(tmp_path / str(size), DROPS | options)
+        run(rundir, size)
+        assert_same_curve(losses(rundir), losses(alone))
+    other = make_rundir(tmp_path / "other", DROPS | {"seed": 1})
+    run(other)
+    assert losses(other)[1] != pytest.approx(losses(alone)[1], rel=1e-4)
+
+
 def test_micro_batches_change_nothing_but_memory(tmp_path: Path) -> None:
     whole = make_rundir(tmp_path / "whole", PLAIN)
     parts = make_rundir(tmp_path / "parts", PLAIN | {"microBatchSize": 7})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tandem.durable import encode, replace_json
-from tandem.manifest import FILE, Broken, DataPosition, FileEntry, Manifest, hash_file, verified_bytes
+from tandem.manifest import CHUNK, FILE, Broken, DataPosition, FileEntry, Manifest, hash_file, verified_bytes
 
 NAME = "step-000000500"
 
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def whole(folder: Path) -> dict[str, bytes]:
+def whole(folder: Path) -> dict[str, memoryview]:
     """What a careful reader gets of a checkpoint."""
     manifest = Manifest.load(folder)
     return {entry.path: verified_bytes(folder, entry) for entry in manifest.files}
@@ -145,7 +145,7 @@ def test_the_manifest_of_another_checkpoint_is_refused(folder: Path) -> None:
         Manifest.load(moved)
 
 
-@pytest.mark.parametrize("change", [{"format": 2}, {"colour": "red"}, {"step": "500"}, {"files": None}])
+@pytest.mark.parametrize("change", [{"format": 1}, {"colour": "red"}, {"step": "500"}, {"files": None}])
 def test_a_manifest_of_another_version_is_refused_even_if_whole(folder: Path, change: dict[str, object]) -> None:
     import hashlib
 
@@ -167,7 +167,30 @@ def test_garbage_is_broken(folder: Path, content: bytes) -> None:
 @pytest.mark.parametrize("path", ["../x", "/x", "a/../../x", ".hidden", "a//b", "a/", "", "a\nb", "ä"])
 def test_paths_cannot_leave_the_folder(path: str) -> None:
     with pytest.raises(ValueError, match="pattern"):
-        FileEntry(path=path, size=1, sha256="0" * 64)
+        FileEntry(path=path, size=1, sha256=["0" * 64])
+
+
+def test_a_file_of_several_chunks_is_read_in_order_and_the_damaged_chunk_is_named(tmp_path: Path) -> None:
+    content = random.Random(0).randbytes(2 * CHUNK + 5)
+    (tmp_path / "large").write_bytes(content)
+    entry = hash_file(tmp_path / "large")
+    assert len(entry.sha256) == 3
+    assert verified_bytes(tmp_path, entry) == content
+    altered = bytearray(content)
+    altered[CHUNK + 7] ^= 1
+    (tmp_path / "large").write_bytes(altered)
+    with pytest.raises(Broken, match=f"at byte {CHUNK}$"):
+        verified_bytes(tmp_path, entry)
+
+
+def test_an_empty_file_has_no_checksum_and_reads_as_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert verified_bytes(tmp_path, hash_file(tmp_path / "empty")) == b""
+
+
+def test_a_file_has_a_checksum_for_each_chunk() -> None:
+    with pytest.raises(ValueError, match="1 checksums"):
+        FileEntry(path="large", size=CHUNK + 1, sha256=["0" * 64])
 
 
 def test_an_unlisted_file_has_no_entry(folder: Path) -> None:

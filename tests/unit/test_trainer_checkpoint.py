@@ -26,7 +26,6 @@ from tandem_trainer.checkpoint import writer
 from tandem_trainer.checkpoint.reading import OPTIMIZER, read_optimizer, read_weights
 from tandem_trainer.checkpoint.restoring import Loaded, record_start, restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver, Superseded
-from tandem_trainer.checkpoint.staging import Staging, shared_memory
 from tandem_trainer.checkpoint.state import load_optimizer_state, load_weights, optimizer_state, weights
 from tandem_trainer.group import Group
 from tandem_trainer.models import build
@@ -85,30 +84,6 @@ def writing(rundir: RunDir) -> Iterator[Any]:
     yield make
     for one in made:
         one.saver.close()
-
-
-def test_staged_bytes_are_safetensors_files(tmp_path: Path) -> None:
-    import safetensors.torch
-
-    tensors = {
-        "small": torch.tensor(7, dtype=torch.int64),
-        "half": torch.randn(3, 5).to(torch.bfloat16),
-        "odd": torch.tensor([True, False, True]),
-        "wide": torch.randn(2, 2, dtype=torch.float64),
-        "strided": torch.randn(4, 6).t(),
-        "empty": torch.zeros(0, 3),
-    }
-    files = {"a.safetensors": tensors, "none.safetensors": {}, "b.safetensors": {"x": torch.randn(9)}}
-    descriptor = shared_memory()
-    staging = Staging(descriptor, files)
-    staging.copy(files)
-    for region in staging.regions:
-        content = os.pread(descriptor, region.size, region.offset)
-        read = safetensors.torch.load(content)
-        assert read.keys() == files[region.path].keys()
-        for name, tensor in files[region.path].items():
-            assert torch.equal(read[name], tensor), name
-    os.close(descriptor)
 
 
 def trained(kind: type[torch.optim.Optimizer], steps: int = 3, **options: Any) -> tuple[Any, Any]:
@@ -306,22 +281,24 @@ def test_a_writer_finishes_the_save_that_its_rank_died_in(rundir: RunDir) -> Non
     assert rundir.committed()[0].step == 10
 
 
-def test_a_full_disk_fails_the_save_and_leaves_nothing_behind(
-    rundir: RunDir, writing: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_fails_the_save_and_leaves_nothing_behind(rundir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(rundir, 1)
-    original = writer.write_file
+    written: list[int] = []
 
-    def full(folder: Path, path: str, content: memoryview) -> Any:
-        if path == OPTIMIZER:
-            raise OSError(28, "No space left on device")
-        return original(folder, path, content)
+    def full(descriptor: int, content: memoryview, at: int) -> int:
+        written.append(len(content))
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writer, "write_file", full)
-    facts = {"name": "step-000000010", "step": 10, "generation": 1, "createdAt": 0.0, "worldSize": 1}
-    regions = [{"path": WEIGHTS, "offset": 0, "size": 8}, {"path": OPTIMIZER, "offset": 8, "size": 8}]
+    monkeypatch.setattr(os, "pwrite", full)
+    request = {"name": "step-000000010", "generation": 1, "number": 1, "part": 0, "parts": 1, "stallSeconds": 0.0}
+    request["files"] = {WEIGHTS: 8, OPTIMIZER: 8}
+    request["regions"] = [
+        {"path": WEIGHTS, "start": 0, "size": 8, "offset": 0},
+        {"path": OPTIMIZER, "start": 0, "size": 8, "offset": 8},
+    ]
     with pytest.raises(OSError, match="No space left"):
-        writer.commit(rundir, facts, regions, memoryview(bytes(16)))
+        writer.commit(rundir, request, memoryview(bytes(16)))
+    assert written
     assert list(rundir.checkpoints.iterdir()) == []
 
 

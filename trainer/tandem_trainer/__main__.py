@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from tandem.exitcode import ExitCode
 from tandem.launch import GENERATION, REPLICA, RUN_DIR
+from tandem.memory import keep_freed_memory
 from tandem.rundir import RunDir
 from tandem_trainer.checkpoint.saving import SaveFailed, Superseded
 from tandem_trainer.group import Group
@@ -28,6 +29,7 @@ PEER_LOST = ("by peer", "Broken pipe", "Connection refused", "Socket Timeout", "
 def main() -> None:
     """Train, and leave with the exit code that says how it went."""
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s level=%(levelname)s %(message)s")
+    keep_freed_memory()
     pulse = Pulse.open_for_rank()
     if pulse is not None:
         Watchdog(pulse).start()

@@ -4,7 +4,8 @@ The gradient is that of the mean loss over the *global* batch, whatever the numb
 splits and however many micro-batches a rank needs. DistributedDataParallel averages over ranks, so each rank's sum of
 losses is scaled by ranks / global samples.
 
-Random numbers (dropout) follow from seed, step and rank, so that a resumed run needs no stored generator state.
+Dropout draws by seed, step and sample (tandem_trainer.models.dropout). Whatever else draws in a model follows from
+seed, step and rank. So a resumed run needs no stored generator state.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from tandem_trainer.data import Samples
 from tandem_trainer.data.order import mixed, share
 from tandem_trainer.group import Group
 from tandem_trainer.mistake import ConfigurationError
+from tandem_trainer.models.dropout import Draws
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -31,18 +33,20 @@ class Stepper:
         config: ImageClassification,
         group: Group,
         forward: nn.Module,
+        draws: Draws,
         optimizer: torch.optim.Optimizer,
         samples: Samples,
     ) -> None:
         """
         Args:
             forward: the model as it is called, wrapped for data parallelism if there are several ranks.
+            draws: what its dropout draws from.
             samples: the training data; moved to the device as a whole.
         """
         if config.precision == "float16" and group.device.type != "cuda":
             raise ConfigurationError("precision: float16 needs a GPU; on a CPU take bfloat16 or float32")
         self._config, self._group = config, group
-        self._forward, self._optimizer = forward, optimizer
+        self._forward, self._draws, self._optimizer = forward, draws, optimizer
         self._images = samples.images.to(group.device)
         self._labels = samples.labels.to(group.device)
         self._parameters = [p for parameters in optimizer.param_groups for p in parameters["params"]]
@@ -81,7 +85,7 @@ class Stepper:
         for number, chunk in enumerate(chunks, start=1):
             with self._synchronised(number == len(chunks)):
                 with self.busy:
-                    loss = self._loss(chunk)
+                    loss = self._loss(step, chunk)
                 self.scaler.scale(loss * (scale * group.world_size)).backward()  # type: ignore[no-untyped-call]
             total += loss.detach() * scale
         if self._config.gradient_clip_norm is not None:
@@ -92,10 +96,11 @@ class Stepper:
         self._optimizer.zero_grad(set_to_none=True)
         return total
 
-    def _loss(self, chunk: Tensor) -> Tensor:
+    def _loss(self, step: int, chunk: Tensor) -> Tensor:
         """Sum of the cross entropies of some samples. Scalar, float32."""
         if self._group.device.type == "cuda":
             chunk = chunk.to(self._group.device, non_blocking=True)
+        self._draws.set(self._config.seed, step, chunk)
         images, labels = self._images[chunk], self._labels[chunk]
         if self._config.precision == "float32":
             return F.cross_entropy(self._forward(images), labels, reduction="sum")

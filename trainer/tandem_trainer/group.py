@@ -35,6 +35,8 @@ class Verdict:
     """Somebody asks to save and leave."""
     save: bool
     """Rank 0 wants a checkpoint."""
+    busy: bool
+    """Somebody is still writing the last one."""
     step_seconds: float
     """Mean time of a step over the ranks."""
     steps_to_next: int
@@ -69,23 +71,26 @@ class Group:
             )
         return cls(rank, world_size, local_rank, device)
 
-    def vote(self, losses: Tensor, stop: bool, save: bool, step_seconds: float) -> Verdict:
+    def vote(self, losses: Tensor, stop: bool, save: bool, busy: bool, step_seconds: float) -> Verdict:
         """Agree with all other ranks. Collective.
 
         Args:
             losses: [steps since the last vote], float32 on the CPU; this rank's part of each global mean.
             stop: this rank wants to save and leave.
             save: a checkpoint is due (rank 0's word counts).
+            busy: this rank is still writing its part of the last one.
             step_seconds: mean time of a step here since the last vote.
         """
-        wants = torch.tensor([float(stop), float(save and self.rank == 0), step_seconds], dtype=torch.float32)
+        mine = [float(stop), float(save and self.rank == 0), float(busy), step_seconds]
+        wants = torch.tensor(mine, dtype=torch.float32)
         ballot = torch.cat([wants, losses])
         if self._control is not None:
             dist.all_reduce(ballot, group=self._control)
-        stops, saves, seconds, *agreed = ballot.tolist()
+        stops, saves, busies, seconds, *agreed = ballot.tolist()
         mean_seconds = seconds / self.world_size
         due = round(VOTE_SECONDS / mean_seconds) if mean_seconds > 0 else MOST_STEPS_BETWEEN_VOTES
-        return Verdict(agreed, stops > 0, saves > 0, mean_seconds, max(1, min(due, MOST_STEPS_BETWEEN_VOTES)))
+        steps_to_next = max(1, min(due, MOST_STEPS_BETWEEN_VOTES))
+        return Verdict(agreed, stops > 0, saves > 0, busies > 0, mean_seconds, steps_to_next)
 
     def gather(self, value: dict[str, Any]) -> list[dict[str, Any]]:
         """Every rank's small JSON value, in rank order, on every rank. Collective."""

@@ -29,6 +29,7 @@ from tandem_trainer.health import Health
 from tandem_trainer.journal import Journal
 from tandem_trainer.meter import Meter
 from tandem_trainer.models import build
+from tandem_trainer.models.dropout import key_dropout
 from tandem_trainer.optimization import build_optimizer, rate_factor
 from tandem_trainer.pulse import Pulse
 from tandem_trainer.strategies.replicated import distribute, prepare
@@ -75,7 +76,9 @@ def train(
     data_steps = steps_of(config, order)
     total_steps = data_steps - steps_left_out(data_steps, left_out)
     torch.manual_seed(mixed(config.seed))
-    model = prepare(build(config.model, samples.channels, samples.image_size, samples.classes), config, group)
+    model = build(config.model, samples.channels, samples.image_size, samples.classes)
+    draws = key_dropout(model)
+    model = prepare(model, config, group)
     optimizer = build_optimizer(config.optimizer, model)
 
     # Where to start
@@ -87,18 +90,19 @@ def train(
     loaded = restored.loaded
     record_start(rundir, group, generation, members, loaded)
     step = loaded.manifest.step if loaded else 0
-    stepper = Stepper(config, group, distribute(model, config, group), optimizer, samples)
+    stepper = Stepper(config, group, distribute(model, config, group), draws, optimizer, samples)
     if loaded and stepper.scaler.is_enabled():
         stepper.scaler.load_state_dict(loaded.manifest.loop["scaler"])
 
     health = Health(loaded.manifest.loop.get("health") if loaded else None)
 
-    # Rank 0 keeps the log and saves
+    # All ranks save, rank 0 keeps the log
+    parent = loaded.manifest.name if loaded else None
     journal = Journal(rundir, generation) if group.rank == 0 else None
-    saver = None
-    if journal is not None:
-        parent = loaded.manifest.name if loaded else None
-        author = Author(generation, parent, group.world_size)
+    author = Author(generation, parent, group.world_size, group.rank)
+    if journal is None:
+        saver = Saver(rundir, author, lambda: None, lambda outcome: None)
+    else:
         saver = Saver(rundir, author, journal.settle, lambda outcome: _log_save(journal, outcome))
         saver.last = loaded.manifest.reference if loaded else None
         for name, why in restored.passed_over.items():
@@ -110,12 +114,7 @@ def train(
         )
 
     def save() -> None:
-        """Stage a checkpoint of the state after `step`, unless the last one is still being written."""
-        assert journal is not None
-        assert saver is not None
-        if saver.busy:
-            journal.write("skipped", step=step, why="the checkpoint before is still being written")
-            return
+        """Stage a checkpoint of the state after `step`. Collective, without a word."""
         loop: dict[str, Any] = {"health": health.memory()}
         if stepper.scaler.is_enabled():
             loop["scaler"] = stepper.scaler.state_dict()
@@ -137,7 +136,7 @@ def train(
         loss = stepper.take(step, ids, rate)
         step += 1
         meter.end_step(step, ids, rate, loss)
-        if saver is not None and step == first + 1:
+        if step == first + 1:
             saver.prepare(weights(model), optimizer_state(model, optimizer))
 
         save_due = checkpoints.every_steps is not None and step % checkpoints.every_steps == 0
@@ -145,42 +144,44 @@ def train(
         if save_due or step in (next_vote, total_steps):
             interval = checkpoints.interval_seconds
             overdue = interval is not None and time.monotonic() - last_save >= interval
-            verdict = group.vote(meter.pending_losses(), bool(stop), overdue, meter.mean_step_seconds())
+            verdict = group.vote(meter.pending_losses(), bool(stop), overdue, saver.busy, meter.mean_step_seconds())
             next_vote = step + verdict.steps_to_next
             stopping = verdict.stop
             save_due = save_due or verdict.save
             meter.agreed(verdict.losses, stepper.busy.take())
             bad = health.first_bad(step - len(verdict.losses) + 1, verdict.losses)
             if bad is not None:
-                if saver is not None:
-                    saver.close()
+                saver.close()
                 worst = verdict.losses[bad - step - 1] if step - bad < len(verdict.losses) else math.nan
                 rewind = decide(rewinds, generation, bad, _finite(worst), data_steps)
                 code = go_back(rundir, journal, rewind, bad, len(rewinds))
                 group.barrier()
                 return code
-        if save_due and saver is not None and step < total_steps and not stopping:
-            if saver.superseded:
-                raise Superseded(f"generation {generation} was superseded")
-            save()
-            last_save = time.monotonic()
+            if save_due and step < total_steps and not stopping:
+                if saver.superseded:
+                    raise Superseded(f"generation {generation} was superseded")
+                if not verdict.busy:
+                    save()
+                elif journal is not None:
+                    journal.write("skipped", step=step, why="the checkpoint before is still being written")
+                last_save = time.monotonic()
 
     # The last checkpoint is waited for
-    if saver is not None:
-        meter.phase("saving")
-        for _ in range(LAST_SAVE_TRIES):
-            outcome = saver.wait()
-            if saver.superseded:
-                raise Superseded(f"generation {generation} was superseded")
-            if saver.last is not None and saver.last.step == step:
-                break
-            save()
+    meter.phase("saving")
+    for _ in range(LAST_SAVE_TRIES):
         outcome = saver.wait()
+        if saver.superseded:
+            raise Superseded(f"generation {generation} was superseded")
+        if group.tell({"saved": saver.last is not None and saver.last.step == step})["saved"]:
+            break
+        save()
+    outcome = saver.wait()
+    saver.close()
+    if group.rank == 0:
         if saver.last is None or saver.last.step != step:
             raise SaveFailed(f"the checkpoint after step {step} could not be written: {outcome.get('failed')}")
         if step == total_steps:
             rundir.mark_done(saver.last, totalSteps=total_steps)
-        saver.close()
     if journal is not None:
         journal.write("end", step=step, why="complete" if step == total_steps else "asked to leave")
         journal.close()

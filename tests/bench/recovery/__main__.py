@@ -1,6 +1,6 @@
 """Recovery from faults, Tandem beside plain torchrun: `make bench-recovery`, or
 
-    python -m tests.bench.recovery [--rounds 3] [--shots 4] [--only FAULT …] [--sides tandem,c10d,c10d-best]
+    python -m tests.bench.recovery [--rounds 3] [--shots 4 [--reference-shots 1]] [--only FAULT …] [--sides tandem,c10d]
     python -m tests.bench.recovery --table FILE…      a table and a picture of results that are there
 
 The sides take turns (A B C A B C), because the speed of a shared machine drifts; in each turn a job is started afresh
@@ -64,15 +64,15 @@ def main() -> None:
 
 def _turn(side: str, fault: str, number: int, options: argparse.Namespace) -> Generator[dict[str, Any], None, None]:
     """One side's turn, its records as they come. After a failure the job is started afresh."""
-    shot = 0
-    while shot < options.shots:
+    shot, shots = 0, options.shots if side.startswith("tandem") else options.reference_shots or options.shots
+    while shot < shots:
         folder = Path(tempfile.mkdtemp(prefix="tandem-recovery-"))
         sound = True
         with Network([AUTHORITY, "worker-0", "worker-1"]) as network:
             turn = Turn(SIDES[side], folder / side, network, options.limit)
             try:
                 turn.begin()
-                while shot < options.shots and sound:
+                while shot < shots and sound:
                     index = number * options.shots + shot
                     record = turn.play(FAULTS[fault], random.Random(f"{options.seed} {fault} {index}"), index)
                     record |= {"kind": "shot", "round": number, "shot": shot}
@@ -130,6 +130,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side")
     parser.add_argument("--shots", type=int, default=4, help="faults in each turn")
+    parser.add_argument("--reference-shots", type=int, help="faults in each turn of c10d, which takes longer")
     parser.add_argument("--only", nargs="+", choices=[*FAULTS, "all"], default=DEFAULT, metavar="FAULT", help=_faults())
     parser.add_argument("--sides", type=_sides, default=list(SIDES), help=f"some of {','.join(SIDES)}")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds after which a recovery has failed")

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import safetensors.torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from tandem.manifest import WEIGHTS, Broken, Manifest, verified_bytes
+from tandem_trainer.checkpoint.format import parse
 
 OPTIMIZER = "state/optimizer.safetensors"
 
@@ -27,8 +26,8 @@ def read_optimizer(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
 
 
 def _read(folder: Path, manifest: Manifest, path: str) -> dict[str, Tensor]:
-    data = verified_bytes(folder, manifest.entry(path))
+    content = verified_bytes(folder, manifest.entry(path))
     try:
-        return dict(safetensors.torch.load(data))
-    except SafetensorError as error:
-        raise Broken(f"{folder.name}/{path} is not a safetensors file: {error}") from error
+        return parse(content)
+    except Broken as error:
+        raise Broken(f"{folder.name}/{path}: {error}") from error

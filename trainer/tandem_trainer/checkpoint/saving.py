@@ -1,7 +1,8 @@
 """The training side of a save: copy the state into shared memory, hand it to the writer process, go on.
 
 One save is in flight at a time. A save that falls due meanwhile is skipped and counted, never waited for; the last one
-is waited for. Only rank 0 saves, since under data parallelism every rank holds the same state.
+is waited for. Every rank saves its part (tandem_trainer.checkpoint.layout); all ranks call `save` after the same steps,
+which is all that they have to agree on.
 """
 
 import json
@@ -23,8 +24,10 @@ import tandem
 from tandem.manifest import WEIGHTS, DataPosition
 from tandem.rundir import RunDir, checkpoint_name
 from tandem.status import CheckpointRef
+from tandem_trainer.checkpoint.layout import Layout
 from tandem_trainer.checkpoint.reading import OPTIMIZER
 from tandem_trainer.checkpoint.staging import Staging, shared_memory, signature
+from tandem_trainer.checkpoint.writer import aside_folder, say_why_not
 
 Outcome = dict[str, Any]
 
@@ -39,6 +42,8 @@ class Author:
     """The checkpoint it resumed from."""
     world_size: int
     """Ranks."""
+    rank: int = 0
+    """This one."""
 
 
 class SaveFailed(Exception):  # noqa: N818 - it says what happened
@@ -63,15 +68,17 @@ class Saver:
         """
         self._rundir, self._author, self._before, self._report = rundir, author, before, report
         self._descriptor = shared_memory()
+        self._layout: Layout | None = None
+        self._part: int | None = None
         self._staging: Staging | None = None
         self._process: subprocess.Popen[str] | None = None
+        self._signature: tuple[object, ...] | None = None
+        self._saves = 0
         self._idle = threading.Event()
         self._idle.set()
         self._outcome: Outcome = {}
-        self._stall = 0.0
         self.last: CheckpointRef | None = None
         self.superseded = False
-        self._start_writer()
 
     @property
     def busy(self) -> bool:
@@ -79,11 +86,19 @@ class Saver:
         return not self._idle.is_set()
 
     def prepare(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
-        """Lay out memory for such a state, if that has not been done; saves do it by themselves, but later."""
+        """Lay out memory for such a state and start the writer, if that has not been done; saves do it by themselves,
+        but later."""
         assert not self.busy
         files = {WEIGHTS: weights, OPTIMIZER: optimizer}
-        if self._staging is None or self._staging.signature != signature(files):
-            self._staging = Staging(self._descriptor, files)
+        if self._signature == signature(files):
+            return
+        self._signature = signature(files)
+        self._layout = Layout.of(files, self._author.world_size)
+        self._part = self._layout.part_of(self._author.rank, self._author.world_size)
+        if self._part is not None:
+            self._staging = Staging(self._descriptor, files, self._layout, self._part)
+            if self._process is None:
+                self._start_writer()
 
     def save(
         self,
@@ -93,33 +108,32 @@ class Saver:
         optimizer: Mapping[str, Tensor],
         loop: dict[str, Any],
     ) -> float:
-        """Stage the state and have it committed. Returns the seconds that training stood still.
+        """Stage our part of the state and have it committed. Returns the seconds that training stood still here.
 
         The tensors may change as soon as this returns. Must not be called while a save is in flight.
         """
         started = time.perf_counter()
         self.prepare(weights, optimizer)
+        self._saves += 1
+        if self._part is None:
+            return time.perf_counter() - started
+        assert self._layout is not None
         assert self._staging is not None
         assert self._process is not None
-        files = {WEIGHTS: weights, OPTIMIZER: optimizer}
-        self._staging.copy(files)
+        self._staging.copy({WEIGHTS: weights, OPTIMIZER: optimizer})
         reference = CheckpointRef(name=checkpoint_name(step), step=step, generation=self._author.generation)
-        facts = {
+        request = {
             "name": reference.name,
-            "step": step,
             "generation": self._author.generation,
-            "createdAt": time.time(),
-            "worldSize": self._author.world_size,
-            "mesh": {"data": self._author.world_size},
-            "data": position.dump(),
-            "rng": {"kind": "keyed", "by": ["seed", "step", "rank"]},
-            "loop": loop,
-            "versions": {"tandem": tandem.__version__, "torch": torch.__version__, "python": platform.python_version()},
-        } | ({"parent": self._author.parent} if self._author.parent else {})
-        regions = [vars(region) for region in self._staging.regions]
+            "number": self._saves,
+            "part": self._part,
+            "parts": self._layout.parts,
+            "files": self._layout.sizes,
+            "regions": [vars(region) for region in self._staging.regions],
+            "facts": self._facts(reference, position, loop) if self._part == 0 else {},
+        }
         self._idle.clear()
-        self._stall = time.perf_counter() - started
-        request = json.dumps({"facts": facts, "regions": regions})
+        request["stallSeconds"] = time.perf_counter() - started
         threading.Thread(target=self._commit, args=(self._process, request, reference), daemon=True).start()
         return time.perf_counter() - started
 
@@ -160,22 +174,40 @@ class Saver:
         self._process.stdout.close()
         self._process = None
 
-    def _commit(self, process: "subprocess.Popen[str]", request: str, reference: CheckpointRef) -> None:
+    def _facts(self, reference: CheckpointRef, position: DataPosition, loop: dict[str, Any]) -> dict[str, Any]:
+        """The manifest without its files."""
+        return {
+            "name": reference.name,
+            "step": reference.step,
+            "generation": reference.generation,
+            "createdAt": time.time(),
+            "worldSize": self._author.world_size,
+            "mesh": {"data": self._author.world_size},
+            "data": position.dump(),
+            "rng": {"kind": "keyed", "by": ["seed", "step", "sample"]},
+            "loop": loop,
+            "versions": {"tandem": tandem.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        } | ({"parent": self._author.parent} if self._author.parent else {})
+
+    def _commit(self, process: "subprocess.Popen[str]", request: dict[str, Any], reference: CheckpointRef) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self._before()
         line = ""
         # A broken pipe: it had died before.
         with suppress(BrokenPipeError):
-            process.stdin.write(request + "\n")
+            process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
         if not line:
+            aside = aside_folder(self._rundir, request["name"], request["generation"], request["number"])
+            say_why_not(aside, request["part"], "the writer process has died")
             self._start_writer()
-        self._finish(reference, json.loads(line) if line else {"failed": "the writer process has died"})
+        outcome = json.loads(line) if line else {"failed": "the writer process has died"}
+        self._finish(reference, {"stallSeconds": request["stallSeconds"]} | outcome)
 
     def _finish(self, reference: CheckpointRef, outcome: Outcome) -> None:
-        self._outcome = outcome | {"name": reference.name, "step": reference.step, "stallSeconds": self._stall}
+        self._outcome = outcome | {"name": reference.name, "step": reference.step}
         if "committed" in outcome:
             self.last = reference
         if "superseded" in outcome:

@@ -1,48 +1,45 @@
-"""A flat shared memory that holds the bytes of a checkpoint's files in exactly the order in which they are written.
+"""A flat shared memory that holds a rank's part of a checkpoint, in exactly the order in which it is written.
 
 Training stalls only while tensors are copied here; the writer process maps the same memory and writes it out as it is,
-so nothing is pickled, copied or sent a second time. The layout is the safetensors format's: a length, a JSON header,
-the bytes. Reused for every save of the same state; one save is in flight at a time.
+so nothing is pickled, copied or sent a second time. Reused for every save of the same state; one save is in flight at a
+time.
 """
 
-import json
-import math
 import mmap
 import os
-import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-ALIGNMENT = 64
-
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+from tandem_trainer.checkpoint.format import ALIGNMENT, ordered
+from tandem_trainer.checkpoint.layout import Files, Layout
 
 
 @dataclass(frozen=True)
 class Region:
-    """Where one file's bytes lie in the memory."""
+    """Where a piece of a file lies in the memory."""
 
     path: str
     """The file's path inside the checkpoint."""
-    offset: int
-    """First byte."""
+    start: int
+    """First byte in the file."""
     size: int
     """Bytes."""
+    offset: int
+    """First byte in the memory."""
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """A run of elements of one tensor, and where they go."""
+
+    path: str
+    name: str
+    first: int
+    last: int
+    place: Tensor
 
 
 def shared_memory() -> int:
@@ -51,69 +48,54 @@ def shared_memory() -> int:
 
 
 class Staging:
-    """Preallocated memory for the state of one run on one rank."""
+    """Preallocated memory for one rank's part of the state of one run."""
 
-    def __init__(self, descriptor: int, files: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Lay out files, each a dictionary of tensors, in shared memory; `regions` then tells where each lies."""
+    def __init__(self, descriptor: int, files: Files, layout: Layout, part: int) -> None:
+        """Lay out a part of such files in shared memory; `regions` then tells where each piece lies."""
         self.signature = signature(files)
-        headers = {path: _header(tensors) for path, tensors in files.items()}
         self.regions: list[Region] = []
         end = 0
-        for path, tensors in files.items():
-            size = len(headers[path]) + sum(tensor.nbytes for tensor in tensors.values())
-            self.regions.append(Region(path, end, size))
-            end += -(-size // ALIGNMENT) * ALIGNMENT
+        for piece in layout.pieces(part):
+            self.regions.append(Region(piece.path, piece.start, piece.size, end))
+            end += -(-piece.size // ALIGNMENT) * ALIGNMENT
         os.ftruncate(descriptor, max(end, 1))
         self._memory = mmap.mmap(descriptor, max(end, 1))
         self._flat = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._flat.zero_()  # touch every page now, not during the first save
-        self._views: list[Tensor] = []
-        for region, (path, tensors) in zip(self.regions, files.items(), strict=True):
-            header = headers[path]
-            self._memory[region.offset : region.offset + len(header)] = header
-            start = region.offset + len(header)
-            for tensor in _ordered(tensors).values():
-                view = self._flat[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-                self._views.append(view)
-                start += tensor.nbytes
+        self._slices = [slice_ for region in self.regions for slice_ in self._lay_out(region, files, layout)]
 
-    def copy(self, files: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Copy the tensors' values in; the layout must be the one this memory was made for."""
+    def copy(self, files: Files) -> None:
+        """Copy the tensors' values in; they must be like those that this memory was made for."""
         assert signature(files) == self.signature
-        live = [tensor.detach() for tensors in files.values() for tensor in _ordered(tensors).values()]
-        torch._foreach_copy_(self._views, live)
+        live = [files[one.path][one.name].detach().reshape(-1)[one.first : one.last] for one in self._slices]
+        if live:
+            torch._foreach_copy_([one.place for one in self._slices], live)
+
+    def _lay_out(self, region: Region, files: Files, layout: Layout) -> list[_Slice]:
+        """Write what belongs to the header, and find what of each tensor belongs to the region."""
+        head = layout.headers[region.path][region.start : region.start + region.size]
+        self._memory[region.offset : region.offset + len(head)] = head
+        found = []
+        begin = len(layout.headers[region.path])
+        for name, tensor in ordered(files[region.path]).items():
+            width, end = tensor.element_size(), begin + tensor.numel() * tensor.element_size()
+            # Chunks begin at multiples of every width, so an element never lies in two.
+            low, high = max(begin, region.start), min(end, region.start + region.size)
+            if low < high:
+                place = self._flat[region.offset + low - region.start : region.offset + high - region.start]
+                first, last = (low - begin) // width, (high - begin) // width
+                found.append(_Slice(region.path, name, first, last, place.view(tensor.dtype)))
+            begin = end
+        return found
 
 
-def signature(files: Mapping[str, Mapping[str, Tensor]]) -> tuple[object, ...]:
+def signature(files: Files) -> tuple[object, ...]:
     """What two sets of files must share to fit into the same memory."""
     return tuple(
         (path, name, tensor.dtype, tuple(tensor.shape))
         for path, tensors in files.items()
         for name, tensor in tensors.items()
     )
-
-
-def _ordered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Wide types first, so that every tensor is aligned to its own size, as the format asks."""
-    return dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
-
-
-def _header(tensors: Mapping[str, Tensor]) -> bytes:
-    entries: dict[str, object] = {}
-    start = 0
-    for name, tensor in _ordered(tensors).items():
-        if tensor.dtype not in DTYPES:
-            raise TypeError(f"{name} has dtype {tensor.dtype}, which a checkpoint cannot hold")
-        assert tensor.nbytes == math.prod(tensor.shape) * tensor.element_size()
-        entries[name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, start + tensor.nbytes],
-        }
-        start += tensor.nbytes
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + 8) % ALIGNMENT)
-    return struct.pack("<Q", len(text)) + text
 
 
 def _unlinked_file() -> int:

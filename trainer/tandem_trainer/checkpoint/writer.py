@@ -1,13 +1,20 @@
-"""The writer process: commits what rank 0 has staged in shared memory, while training goes on.
+"""The writer process: commits what its rank has staged in shared memory, while training goes on.
 
-Started once, before the first step, so that no save waits for a process to start; niced, and without torch, so that it
+Started once, before the first save, so that no save waits for a process to start; niced, and without torch, so that it
 costs little memory and never competes with training for a core. Requests come as JSON lines on standard input, one at a
 time; each is answered by one line on standard output. When its rank dies in the middle of a save the writer finishes
 first: the state in memory is whole, and a checkpoint more is a loss less. Whether that checkpoint counts is for the
 lineage to say.
 
-Commit: write each file aside, checksum what is written, fsync, write the manifest, refuse if a newer generation exists,
-rename. A folder of the same name can only be left by an older generation whose steps no longer count; it is set aside.
+**Several ranks write one checkpoint.** All write into the same folder aside, whose name they all know without a word:
+step, generation, and how many saves that generation has made. Each writes its pieces of the files, syncs them, and then
+leaves a note with the checksums of its chunks, `part-0001.json`. The writer of part 0 waits for all notes, puts the
+manifest together, and commits: refuse if a newer generation exists, rename. So a checkpoint needs no connection between
+writers but the shared disk; a rank that dies is missing a note at worst; and nothing is committed in part. A folder of
+the same name can only be left by an older generation whose steps no longer count; it is set aside.
+
+Rejected: a collective that says when all have written (a writer outlives its rank, and the training group must not wait
+for a disk), and a part 0 that reads the files to checksum them (it would read what it has never seen written).
 """
 
 import argparse
@@ -15,78 +22,219 @@ import hashlib
 import json
 import mmap
 import os
+import re
+import select
 import shutil
 import signal
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tandem import lease
-from tandem.durable import TEMPORARY, commit_folder, encode, read_json_or_none, temporary_beside
+from tandem.durable import (
+    TEMPORARY,
+    commit_folder,
+    encode,
+    read_json_or_none,
+    replace_json,
+    sync_folder,
+    temporary_beside,
+)
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import counts
-from tandem.manifest import CHUNK, FILE, Broken, FileEntry, Manifest
+from tandem.manifest import CHUNK, FILE, Broken, FileEntry, Manifest, chunks
 from tandem.retention import Keepers, expendable
 from tandem.rundir import STALE, RunDir
+from tandem.status import CheckpointRef
 
 NICENESS = 10
 FORGOTTEN_SECONDS = 3600.0
 """Temporary names older than this belong to nobody any more."""
+PARTS_SECONDS = 600.0
+"""How long part 0 waits for the notes of the others; a disk may be slow, but a save must end some day."""
+ORPHAN_SECONDS = 5.0
+"""How long it waits when its own rank is gone: what is missing by then will hardly come."""
+LOOK_SECONDS = 0.005
+REFRESH_SECONDS = 0.5
+"""How often an NFS client is made to ask the server what is new in a folder."""
+
+_ASIDE = re.compile(rf"{re.escape(TEMPORARY)}step-\d+-g(\d+)-(\d+)")
+
+Request = dict[str, Any]
+Digests = dict[str, dict[str, str]]
+"""For each file the checksum of each chunk, by its number."""
 
 
-class Superseded(Exception):  # noqa: N818 - it is a state of this generation
+class Superseded(Exception):  # noqa: N818 - it is a state of the generation
     """A newer generation exists; nothing of this one may be committed any more."""
 
 
-def write_file(folder: Path, path: str, content: memoryview) -> FileEntry:
-    """Write one file of a checkpoint, synced, and return its entry for the manifest."""
-    target = folder / path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
-    with target.open("xb", buffering=0) as file:
-        for start in range(0, len(content), CHUNK):
-            chunk = content[start : start + CHUNK]
-            digest.update(chunk)
-            written = 0
-            while written < len(chunk):
-                written += file.write(chunk[written:])
-        os.fsync(file.fileno())
-    return FileEntry(path=path, size=len(content), sha256=digest.hexdigest())
-
-
-def commit(rundir: RunDir, facts: dict[str, Any], regions: list[dict[str, Any]], memory: memoryview) -> Manifest:
-    """Write a checkpoint and give it its name.
+def aside_folder(rundir: RunDir, name: str, generation: int, number: int) -> Path:
+    """Where all parts of one save are written.
 
     Args:
-        facts: the manifest without its files.
-        regions: `path`, `offset` and `size` of each file in the memory.
+        number: of the save, counted over its generation.
+    """
+    return rundir.checkpoints / f"{TEMPORARY}{name}-g{generation:06d}-{number:06d}"
+
+
+def note_path(aside: Path, part: int) -> Path:
+    """Where a part says that it is written, or why not."""
+    return aside / f"part-{part:04d}.json"
+
+
+def write_pieces(folder: Path, regions: list[dict[str, Any]], memory: memoryview) -> Digests:
+    """Write pieces of files, synced, and return the checksums of their chunks.
+
+    Args:
+        regions: `path`, `start`, `size` and `offset` in the memory of each piece; see staging.Region.
+    """
+    digests: Digests = {}
+    for region in regions:
+        content = memory[region["offset"] : region["offset"] + region["size"]]
+        with _opened(folder / region["path"]) as descriptor:
+            for start in range(0, len(content), CHUNK):
+                chunk, at = content[start : start + CHUNK], region["start"] + start
+                digests.setdefault(region["path"], {})[str(at // CHUNK)] = hashlib.sha256(chunk).hexdigest()
+                _write(descriptor, chunk, at)
+            os.fsync(descriptor)
+        # The name of a file must be as durable as its bytes, and nobody else syncs this folder.
+        sync_folder((folder / region["path"]).parent)
+    return digests
+
+
+def commit(rundir: RunDir, request: Request, memory: memoryview) -> dict[str, Any]:
+    """Write our part of a checkpoint and leave the note; as part 0, give the whole its name.
+
+    Returns:
+        `committed`, the name, and `bytes` and `stallSeconds` of all parts; or, for other parts, `written`.
 
     Raises:
         Superseded: the generation is not the newest any more.
-        OSError: the disk is full, gone or read-only; nothing is left behind.
+        OSError: the disk is full, gone or read-only, here or at another part; nothing is left behind.
     """
-    final = rundir.checkpoint(str(facts["name"]))
-    aside = temporary_beside(final)
-    aside.mkdir(parents=True)
+    aside = aside_folder(rundir, request["name"], request["generation"], request["number"])
+    note: dict[str, Any] = {"stallSeconds": request["stallSeconds"]}
     try:
-        entries = [
-            write_file(aside, region["path"], memory[region["offset"] : region["offset"] + region["size"]])
-            for region in regions
-        ]
-        manifest = Manifest.parse(facts | {"files": [entry.dump() for entry in entries]})
-        write_file(aside, FILE, memoryview(encode(manifest.sealed())))
-        if rundir.newest_generation() > manifest.generation:
-            raise Superseded(f"generation {manifest.generation} was superseded while it saved {manifest.name}")
-        try:
-            commit_folder(aside, final)
-        except FileExistsError:
-            _set_stale_aside(rundir, manifest)
-            commit_folder(aside, final)
+        aside.mkdir(parents=True, exist_ok=True)
+        note["chunks"] = write_pieces(aside, request["regions"], memory)
+        replace_json(note_path(aside, request["part"]), note)
+        if request["part"] != 0:
+            return {"written": sum(region["size"] for region in request["regions"])}
+        notes = _gather(rundir, aside, request)
+        manifest = _manifest(request, notes)
+        _finish(rundir, aside, manifest, request["parts"])
+    except OSError as error:
+        if request["part"] != 0:
+            say_why_not(aside, request["part"], str(error))
+        raise
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return manifest
+        if request["part"] == 0:
+            shutil.rmtree(aside, ignore_errors=True)
+    stall = max(note["stallSeconds"] for note in notes)
+    return {"committed": manifest.name, "bytes": manifest.size, "stallSeconds": stall}
+
+
+def say_why_not(aside: Path, part: int, why: str) -> None:
+    """Leave a note that the part will not come, so that part 0 need not wait for it."""
+    with suppress(OSError):
+        replace_json(note_path(aside, part), {"failed": why}, durable=False)
+
+
+def _gather(rundir: RunDir, aside: Path, request: Request) -> list[dict[str, Any]]:
+    """The notes of all parts, in order."""
+    started = refreshed = time.monotonic()
+    patience = PARTS_SECONDS
+    missing = set(range(request["parts"]))
+    notes: dict[int, dict[str, Any]] = {}
+    while missing:
+        for part in sorted(missing):
+            note = read_json_or_none(note_path(aside, part))
+            if not isinstance(note, dict):
+                continue
+            if "failed" in note:
+                raise OSError(f"part {part} was not written: {note['failed']}")
+            notes[part] = note
+        missing -= notes.keys()
+        now = time.monotonic()
+        if missing and now - refreshed > REFRESH_SECONDS:
+            refreshed = now
+            os.utime(aside)
+            _refuse_if_superseded(rundir, request["name"], request["generation"])
+            if _rank_is_gone():
+                patience = min(patience, now - started + ORPHAN_SECONDS)
+            if now - started > patience:
+                raise OSError(f"parts {sorted(missing)} were not written within {patience:.0f} s")
+        if missing:
+            time.sleep(LOOK_SECONDS)
+    return [notes[part] for part in sorted(notes)]
+
+
+def _rank_is_gone() -> bool:
+    """Whether standard input has ended."""
+    poll = select.poll()
+    poll.register(sys.stdin, select.POLLIN)
+    return any(events & select.POLLHUP for _, events in poll.poll(0))
+
+
+def _manifest(request: Request, notes: list[dict[str, Any]]) -> Manifest:
+    found: Digests = {}
+    for note in notes:
+        for path, digests in note["chunks"].items():
+            found.setdefault(path, {}).update(digests)
+    entries = []
+    for path, size in request["files"].items():
+        digests = [found.get(path, {}).get(str(number)) for number in range(chunks(size))]
+        if None in digests:
+            raise OSError(f"nobody wrote chunk {digests.index(None)} of {path}")
+        entries.append(FileEntry.model_validate({"path": path, "size": size, "sha256": digests}))
+    return Manifest.parse(request["facts"] | {"files": [entry.dump() for entry in entries]})
+
+
+def _finish(rundir: RunDir, aside: Path, manifest: Manifest, parts: int) -> None:
+    for entry in manifest.files:
+        # Opened, not looked at: an NFS client may know an old size of what others have written.
+        with _opened(aside / entry.path) as descriptor:
+            written = os.fstat(descriptor).st_size
+        if written != entry.size:
+            raise OSError(f"{entry.path} has {written} bytes on the disk instead of {entry.size}")
+    for part in range(parts):
+        note_path(aside, part).unlink()
+    with _opened(aside / FILE) as descriptor:
+        _write(descriptor, memoryview(encode(manifest.sealed())), 0)
+        os.fsync(descriptor)
+    _refuse_if_superseded(rundir, manifest.name, manifest.generation)
+    final = rundir.checkpoint(manifest.name)
+    try:
+        commit_folder(aside, final)
+    except FileExistsError:
+        _set_stale_aside(rundir, manifest)
+        commit_folder(aside, final)
+
+
+def _refuse_if_superseded(rundir: RunDir, name: str, generation: int) -> None:
+    if rundir.newest_generation() > generation:
+        raise Superseded(f"generation {generation} was superseded while it saved {name}")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A file to write into, which another part may write into as well. Nothing of it may be there before."""
+    path.parent.mkdir(exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _write(descriptor: int, content: memoryview, at: int) -> None:
+    written = 0
+    while written < len(content):
+        written += os.pwrite(descriptor, content[written:], at + written)
 
 
 def _set_stale_aside(rundir: RunDir, ours: Manifest) -> None:
@@ -96,32 +244,70 @@ def _set_stale_aside(rundir: RunDir, ours: Manifest) -> None:
         Superseded: the name belongs to a generation that is not older.
     """
     with suppress(Broken, FileNotFoundError):
-        theirs = rundir.manifest(ours.name)
-        if theirs.generation >= ours.generation or counts(rundir.chain(), theirs.reference):
-            raise Superseded(f"{ours.name} was already committed by generation {theirs.generation}")
-    rundir.set_aside(ours.name, STALE, f"superseded by generation {ours.generation}")
+        _refuse_if_it_stays(rundir, ours, rundir.manifest(ours.name).generation)
+    moved = rundir.set_aside(ours.name, STALE, f"superseded by generation {ours.generation}")
+    if moved is None:
+        return
+    # Since we looked, somebody else may have freed the name and taken it: then it is theirs that we have moved.
+    found = read_json_or_none(moved / FILE)
+    generation = found.get("generation") if isinstance(found, dict) else None
+    try:
+        _refuse_if_it_stays(rundir, ours, generation if isinstance(generation, int) else 0)
+    except Superseded:
+        commit_folder(moved, rundir.checkpoint(ours.name))
+        moved.with_name(f"{moved.name}.why.json").unlink(missing_ok=True)
+        raise
 
 
-def clean(rundir: RunDir, job: DistributedTrainingJob, resumed_from: str | None) -> list[str]:
-    """Delete what retention lets go, and what crashed writers left behind. Returns the names deleted."""
+def _refuse_if_it_stays(rundir: RunDir, ours: Manifest, generation: int) -> None:
+    theirs = CheckpointRef(name=ours.name, step=ours.step, generation=generation)
+    if generation >= ours.generation or counts(rundir.chain(), theirs):
+        raise Superseded(f"{ours.name} was already committed by generation {generation}")
+
+
+def clean(rundir: RunDir, job: DistributedTrainingJob, request: Request) -> list[str]:
+    """Delete what retention lets go, and what crashed writers left behind. Returns the names deleted.
+
+    Args:
+        request: the save after which it is done.
+    """
     manifests = rundir.committed()
-    keepers = Keepers(_scores(rundir, job, manifests), resumed_from, _leased(rundir))
+    keepers = Keepers(_scores(rundir, job, manifests), request["facts"].get("parent"), _leased(rundir))
     names = expendable(
         [manifest.reference for manifest in manifests], job.spec.checkpoint, job.spec.evaluation, keepers
     )
+    deleted = []
     for name in names:
+        if rundir.newest_generation() > request["generation"]:
+            break  # what must stay is for the newest generation to say: it may have resumed from this one
         doomed = rundir.checkpoint(name)
         aside = temporary_beside(doomed)
         # A reader that comes in the middle must see the checkpoint whole or not at all.
         with suppress(FileNotFoundError):
             doomed.rename(aside)
+            deleted.append(name)
             shutil.rmtree(aside, ignore_errors=True)
     now = time.time()
-    for leftover in rundir.checkpoints.glob(f"{TEMPORARY}*"):
+    hints = rundir.path.glob(f"{TEMPORARY}{rundir.latest_file.name}-*")
+    for leftover in (*rundir.checkpoints.glob(f"{TEMPORARY}*"), *hints):
         with suppress(FileNotFoundError):
-            if now - leftover.stat().st_mtime > FORGOTTEN_SECONDS:
-                shutil.rmtree(leftover, ignore_errors=True)
-    return names
+            if _is_forgotten(leftover, request, now):
+                if leftover.is_dir():
+                    shutil.rmtree(leftover, ignore_errors=True)
+                else:
+                    leftover.unlink()
+    return deleted
+
+
+def _is_forgotten(leftover: Path, request: Request, now: float) -> bool:
+    """Whether nobody needs a temporary name any more.
+
+    The folder of an earlier save is waited for by nobody, because one save is in flight at a time; that of a later one
+    may be in use already, whatever the clocks of this machine and of the disk say about its age.
+    """
+    if found := _ASIDE.fullmatch(leftover.name):
+        return (int(found[1]), int(found[2])) < (request["generation"], request["number"])
+    return now - leftover.stat().st_mtime > FORGOTTEN_SECONDS
 
 
 def _scores(rundir: RunDir, job: DistributedTrainingJob, manifests: list[Manifest]) -> dict[str, float]:
@@ -153,24 +339,32 @@ def serve(run_dir: Path, descriptor: int) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         started = time.monotonic()
-        try:
-            with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as memory, memoryview(memory) as content:
-                manifest = commit(rundir, request["facts"], request["regions"], content)
+        with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as memory, memoryview(memory) as content:
+            answer = _answer(rundir, request, content)
+        answer["seconds"] = time.monotonic() - started
+        if "committed" in answer:
+            step, generation = request["facts"]["step"], request["generation"]
             with suppress(OSError):  # a hint that cannot be written does not undo the commit
-                rundir.hint_latest(manifest.reference)
-            answer = {"committed": manifest.name, "bytes": manifest.size, "seconds": time.monotonic() - started}
-        except Superseded as error:
-            answer = {"superseded": str(error)}
-        except OSError as error:
-            answer = {"failed": str(error)}
+                rundir.hint_latest(CheckpointRef(name=request["name"], step=step, generation=generation))
         print(json.dumps(answer), flush=True)
-        with suppress(OSError):  # what cannot be deleted now is deleted after the next save
-            clean(rundir, job, request["facts"].get("parent"))
+        if request["part"] == 0:
+            with suppress(OSError):  # what cannot be deleted now is deleted after the next save
+                clean(rundir, job, request)
+
+
+def _answer(rundir: RunDir, request: Request, content: memoryview) -> dict[str, Any]:
+    # An error holds on to the frames it came through, and so to the memory: it must be gone before that is closed.
+    try:
+        return commit(rundir, request, content)
+    except Superseded as error:
+        return {"superseded": str(error)}
+    except OSError as error:
+        return {"failed": str(error)}
 
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description="Commit staged checkpoints; started by rank 0 alone.")
+    parser = argparse.ArgumentParser(description="Commit staged checkpoints; started by ranks.")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--descriptor", type=int, required=True)
     arguments = parser.parse_args()

@@ -1,0 +1,107 @@
+"""Dropout by sample: like torch's in what it does, and the same wherever a sample is computed."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tandem_trainer.models import build
+from tandem_trainer.models.dropout import Draws, SampleDropout, key_dropout
+
+IDS = torch.arange(400)
+
+
+def dropped(
+    p: float = 0.25, seed: int = 0, step: int = 0, layer: int = 0, ids: Tensor = IDS, units: int = 500
+) -> Tensor:
+    """Which units are dropped. [samples, units], bool."""
+    draws = Draws()
+    draws.set(seed, step, ids)
+    return SampleDropout(p, layer, draws)(torch.ones(len(ids), units)) == 0
+
+
+@pytest.mark.parametrize("p", [0.01, 0.2, 0.25, 0.5, 0.9])
+def test_the_part_that_is_dropped_is_p_and_the_mean_stays(p: float) -> None:
+    draws = Draws()
+    draws.set(1, 2, IDS)
+    values = SampleDropout(p, 3, draws)(torch.ones(len(IDS), 5, 10, 10))
+    count = values.numel()
+    assert (values == 0).float().mean().item() == pytest.approx(p, abs=4 * (p * (1 - p) / count) ** 0.5)
+    assert values.max().item() == pytest.approx(1 / (1 - p))
+
+
+def correlation(one: Tensor, other: Tensor) -> float:
+    return torch.corrcoef(torch.stack([one.flatten().float(), other.flatten().float()]))[0, 1].item()
+
+
+def test_seeds_steps_layers_samples_and_units_draw_independently() -> None:
+    base = dropped()
+    few = 4 / base.numel() ** 0.5
+    for other in (dropped(seed=1), dropped(step=1), dropped(layer=1), dropped(ids=IDS + 400), dropped(ids=IDS + 1)):
+        assert abs(correlation(base, other)) < few
+    for lag in (1, 2, 3, 64):
+        assert abs(correlation(base[lag:], base[:-lag])) < few, "neighbouring samples"
+        assert abs(correlation(base[:, lag:], base[:, :-lag])) < few, "neighbouring units"
+    by_sample, by_unit = base.float().mean(1), base.float().mean(0)
+    assert by_sample.std().item() == pytest.approx((0.25 * 0.75 / 500) ** 0.5, rel=0.2)
+    assert by_unit.std().item() == pytest.approx((0.25 * 0.75 / 400) ** 0.5, rel=0.2)
+
+
+def test_a_sample_draws_the_same_in_whatever_batch_it_is() -> None:
+    order = torch.randperm(len(IDS), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(dropped(ids=IDS[order]), dropped()[order])
+    assert torch.equal(dropped(ids=IDS[7:8]), dropped()[7:8])
+
+
+def test_gradients_flow_through_what_is_kept() -> None:
+    draws = Draws()
+    draws.set(0, 0, IDS[:8])
+    layer = SampleDropout(0.5, 0, draws)
+    activations = torch.randn(8, 50, requires_grad=True)
+    layer(activations).sum().backward()
+    assert activations.grad is not None
+    assert set(activations.grad.unique().tolist()) == {0.0, 2.0}
+    assert torch.equal(activations.grad == 0, layer(torch.ones(8, 50)) == 0)
+
+
+def test_every_type_of_activation_keeps_its_type() -> None:
+    draws = Draws()
+    draws.set(0, 0, IDS[:8])
+    layer = SampleDropout(0.5, 0, draws)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        assert layer(torch.ones(8, 5, dtype=dtype)).dtype == dtype
+
+
+def test_evaluation_and_nothing_to_drop_change_nothing() -> None:
+    activations = torch.randn(3, 5)
+    layer = SampleDropout(0.5, 0, Draws())
+    assert layer.eval()(activations) is activations
+    assert SampleDropout(0.0, 0, Draws())(activations) is activations
+
+
+def test_a_batch_that_nobody_drew_for_is_refused() -> None:
+    draws = Draws()
+    draws.set(0, 0, IDS[:4])
+    with pytest.raises(RuntimeError, match="for 4 samples, not for 5"):
+        SampleDropout(0.5, 0, draws)(torch.ones(5, 2))
+
+
+@pytest.mark.parametrize(("name", "layers"), [("cnn", 2), ("simple-net", None), ("resnet-18", 0)])
+def test_every_dropout_of_a_model_is_replaced_and_nothing_else(name: str, layers: int | None) -> None:
+    model, reference = build(name, 1, 28, 10), build(name, 1, 28, 10)
+    draws = key_dropout(model)
+    found = [module for module in model.modules() if isinstance(module, SampleDropout)]
+    assert not [module for module in model.modules() if type(module) is nn.Dropout]
+    expected = [module.p for module in reference.modules() if isinstance(module, nn.Dropout)]
+    assert [module.p for module in found] == expected
+    assert layers is None or len(found) == layers
+    assert len({module._salt for module in found}) == len(found)
+    assert model.state_dict().keys() == reference.state_dict().keys()
+    draws.set(0, 0, IDS[:2])
+    assert model(torch.randn(2, 1, 28, 28)).shape == (2, 10)
+
+
+def test_numbers_of_any_size_are_keys() -> None:
+    draws = Draws()
+    draws.set(2**31 - 1, 2**40, torch.tensor([0, 2**31, 2**33 + 5, 2**62]))
+    assert draws.keys.dtype == torch.int32
+    assert len(set(draws.keys.tolist())) == 4
