@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tandem
 
-.PHONY: help setup run fmt lint type test e2e bench bench-scale bench-recovery soak generate clean
+.PHONY: help setup run fmt lint type test e2e bench bench-scale bench-recovery bench-checkpoint soak generate clean
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -49,6 +49,9 @@ bench-scale: $(STAMP) ## One coordinator under 1,000 and 10,000 simulated agents
 
 bench-recovery: $(STAMP) ## Recovery from faults beside plain torchrun (root; ARGS="--only all --rounds 5")
 	@$(BIN)/python -m tests.bench.recovery $(ARGS)
+
+bench-checkpoint: $(STAMP) ## Cost of a save beside torch.save, dcp, accelerate (two idle cores; ARGS="--rounds 5")
+	@$(BIN)/python -m tests.bench.checkpoint $(ARGS)
 
 soak: $(STAMP) ## Random faults against one job, everything checked after each (root; SECONDS=600 SEED=1)
 	@$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1) $(ARGS)

@@ -53,8 +53,8 @@ class Fault:
 
     kind: str
     """`kill`; `torn` (half of what is written, then killed); `error` (this step fails); `failing` (this step and all
-    later ones of the kinds in `refused`); `names`, `synced` (power cut, see tests.faults.power); `read-only` (the real
-    file system is made so)."""
+    later ones of the kinds in `refused`); `names`, `synced` (power cut) and `lost` (see tests.faults.power for
+    these); `read-only` (the real file system is made so)."""
     point: int
     """Before which step, counted from 1."""
     number: int = 0
@@ -73,7 +73,7 @@ class Points:
     Args:
         root: only what happens below it counts.
         tell: called with kind and place of each step before it is taken; may wait, to let others go first.
-        cut: plays a power cut: called with the kind of the fault, changes the disk.
+        harm: changes what is on the disk as the fault of this kind does.
         remount: makes the file system read-only; False if it cannot be done at this point.
     """
 
@@ -82,10 +82,10 @@ class Points:
         root: Path,
         fault: Fault | None,
         tell: Callable[[str, str], None],
-        cut: Callable[[str], None],
+        harm: Callable[[str], None],
         remount: Callable[[], bool],
     ) -> None:
-        self._root, self._fault, self._tell, self._cut, self._remount = str(root), fault, tell, cut, remount
+        self._root, self._fault, self._tell, self._harm, self._remount = str(root), fault, tell, harm, remount
         self._watching = False
         self._count = 0
 
@@ -135,9 +135,9 @@ class Points:
     def _play(self, fault: Fault) -> None:
         if fault.kind in ("error", "failing"):
             raise OSError(fault.number, os.strerror(fault.number))
-        if fault.kind in ("names", "synced"):
-            self._cut(fault.kind)
-        if fault.kind != "torn":
+        if fault.kind in ("names", "synced", "lost"):
+            self._harm(fault.kind)
+        if fault.kind not in ("torn", "lost"):
             die()
 
     def _write(self, place: str, half: Callable[[], Any]) -> None:

@@ -31,7 +31,7 @@ from tandem.lineage import GenerationRecord
 from tandem.rundir import RunDir
 from tandem_trainer.checkpoint import writer
 from tests.faults.points import Fault, Points
-from tests.faults.power import CASES, Disk
+from tests.faults.power import CASES, Disk, lose
 
 READ_ONLY, REMOUNT = 0x1, 0x20
 MOST_REPORT_BYTES = 2**20
@@ -162,7 +162,7 @@ def run(one: dict[str, Any], report: int, gate: tuple[int, int] | None) -> int:
     if one.get("fault"):
         fault = Fault(**one["fault"] | {"refused": frozenset(one["fault"]["refused"])})
     disk = Disk(root) if fault is not None and fault.kind in CASES else None
-    points = Points(root, fault, tell, disk.cut if disk else lambda case: None, remount)
+    points = Points(root, fault, tell, disk.cut if disk else lambda kind: lose(root / "checkpoints"), remount)
     if disk:
         disk.install(points.paused)
     points.install()

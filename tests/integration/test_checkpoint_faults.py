@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.points import CHANGING, GROWING, RENAME, SYNC, WRITE
+from tests.faults.points import CHANGING, CREATE, GROWING, RENAME, SYNC, WRITE
 from tests.faults.power import CASES
 from tests.faults.scene import PATIENCE, Findings, Save, Scene, Server, small_chunks
 
@@ -186,6 +186,19 @@ def test_a_power_cut_takes_nothing_that_was_committed(matrix: Matrix, case: str,
             died=0,
         )
     matrix.expect_all_right(at_least=40 if parts == 1 else 60)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_bytes_that_the_disk_lost_before_the_commit_are_missed(matrix: Matrix, parts: int) -> None:
+    def writers(**fault: Any) -> list[dict[str, Any]]:
+        return [matrix.scene.writer(matrix.scene.parts(parts=parts), fault or None)]
+
+    (steps,) = matrix.steps(writers)
+    noted = next(n for n, (kind, place) in enumerate(steps, start=1) if kind == RENAME and "part-0000" in place)
+    looked = next(number for number in of_kind(steps, {CREATE}) if number > noted)
+    for point in range(noted, looked + 1):
+        matrix.play(f"lost bytes at {point} of {parts}", lambda n=point: writers(kind="lost", point=n), committed=False)
+    matrix.expect_all_right(at_least=3)
 
 
 @pytest.mark.parametrize("parts", [1, 3])
