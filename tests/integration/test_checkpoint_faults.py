@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.points import CHANGING, CREATE, GROWING, RENAME, SYNC, WRITE
+from tests.faults.points import CHANGING, CREATE, GROWING, READ, RENAME, SYNC, WRITE
 from tests.faults.power import CASES
 from tests.faults.scene import PATIENCE, Findings, Save, Scene, Server, small_chunks
 
@@ -452,6 +452,33 @@ def test_a_writer_that_was_superseded_harms_nothing_whenever_it_wakes_up(
             scene.go_on(findings, Save(30, 2))
         matrix.count(f"a superseded writer at {turns[:3]}…", findings)
     matrix.expect_all_right(at_least=100)
+
+
+def test_a_writer_commits_nothing_once_a_newer_generation_has_begun(
+    server: Server, small: None, tally: Faults, tmp_path: Path
+) -> None:
+    scene = Succession(server, tmp_path)
+    matrix = Matrix(scene, server, tally)
+
+    def writers() -> list[dict[str, Any]]:
+        return [
+            scene.writer(scene.parts(Save(30, 1), number=3, parent=None)),
+            scene.writer([], record=scene.begin(2, Save(20, 1)).dump()),
+        ]
+
+    steps, _ = (report["points"] for report in replayed(matrix, writers, [0] * 1000))
+    named = next(n for n, (kind, place) in enumerate(steps, start=1) if kind == RENAME and place.endswith("-000003"))
+    looked = max(n for n in of_kind(steps, {READ}) if n < named and steps[n - 1][1].endswith("generations"))
+    for point in range(looked):
+        reports = replayed(matrix, writers, [0] * point + [1] * 1000)
+        findings = Findings()
+        findings.expect("superseded" in reports[0]["answers"][0], f"the old one: {reports[0]['answers']}")
+        findings.expect(30 not in scene.present(findings), "it committed")
+        scene.expect_restored(findings, Save(20, 1), passed_over=[])
+        if not findings.wrong:
+            scene.go_on(findings, Save(20, 1))
+        matrix.count(f"superseded at {point}", findings)
+    matrix.expect_all_right(at_least=15)
 
 
 def replayed(
