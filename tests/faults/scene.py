@@ -221,6 +221,7 @@ class Scene:
             return None
         if passed_over is not None:
             findings.expect(sorted(restored.passed_over) == sorted(passed_over), f"passed {restored.passed_over}")
+        restored.release()
         taken = restored.loaded
         if taken is None or expected is None:
             findings.expect(taken is expected, f"{taken and taken.manifest.reference} was taken instead of {expected}")

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from tandem_trainer.checkpoint.restoring import restore
+from tandem_trainer.group import Group
 from tests.faults.points import CHANGING, CREATE, GROWING, READ, RENAME, SYNC, WRITE
 from tests.faults.power import CASES
 from tests.faults.scene import PATIENCE, Findings, Save, Scene, Server, small_chunks
@@ -362,10 +365,11 @@ def test_three_writers_may_take_turns_as_they_like(matrix: Matrix) -> None:
             committed=True,
             turns=turns,
         )
+    all_steps = matrix.steps(lambda: [matrix.scene.writer([part]) for part in matrix.scene.parts(parts=3)])
     for seed in range(30):
         chance = random.Random(seed)
         turns, victim = [chance.randrange(3) for _ in range(300)], chance.randrange(3)
-        fault = {"kind": "kill", "point": chance.randint(1, 14)}
+        fault = {"kind": "kill", "point": chance.randint(1, len(all_steps[victim]))}
         matrix.play(
             f"turns of three, one killed at seed {seed}",
             lambda v=victim, f=fault: [
@@ -479,6 +483,27 @@ def test_a_writer_commits_nothing_once_a_newer_generation_has_begun(
             scene.go_on(findings, Save(20, 1))
         matrix.count(f"superseded at {point}", findings)
     matrix.expect_all_right(at_least=15)
+
+
+def test_what_a_starting_generation_has_read_is_kept_until_its_record_says_so(
+    server: Server, small: None, tmp_path: Path
+) -> None:
+    """Else a group that was cut off could save and delete it, and after a crash of the new one nothing would count."""
+    scene = Succession(server, tmp_path)
+    scene.reset()
+    group = Group(0, 1, 0, torch.device("cpu"))
+    restored = restore(scene.rundir, group, lambda loaded: None)
+    assert restored.loaded is not None
+    assert restored.loaded.manifest.step == 20
+    (report,) = server.play([scene.writer(scene.parts(Save(30, 1), number=3, parent=None))])
+    assert "committed" in report["answers"][0]
+    assert scene.rundir.record_generation(scene.begin(2, Save(20, 1)))
+    restored.release()
+    assert list(scene.rundir.leases.iterdir()) == []
+    findings = Findings()
+    scene.expect_restored(findings, Save(20, 1), passed_over=[])
+    scene.go_on(findings, Save(20, 1))
+    assert findings.wrong == []
 
 
 def replayed(

@@ -3,20 +3,26 @@
 Rank 0 proposes, newest first; every rank reads and checks every byte; only if all succeed is it taken. A broken one is
 set aside as `.bad` with the reason, one that has vanished or cannot be read now is passed over. Then rank 0 records
 where the generation starts, before its first step, which is what fences the generations before it (see tandem.lineage).
+Until then an older generation may still save, and let retention delete what was read here: so rank 0 holds a lease.
 """
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from tandem.lease import Lease, acquire, default_holder
 from tandem.lineage import GenerationRecord
 from tandem.manifest import Broken, Manifest
 from tandem.rundir import RunDir
 from tandem_trainer.checkpoint.reading import read_optimizer, read_weights
 from tandem_trainer.checkpoint.saving import Superseded
 from tandem_trainer.group import Group
+
+LEASE_SECONDS = 3600.0
+"""A large checkpoint may take long to read; a start that dies keeps retention from one checkpoint for so long."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,15 @@ class Restored:
     """The checkpoint taken; None: start from the beginning."""
     passed_over: dict[str, str] = field(default_factory=dict)
     """Checkpoints that could not be used, each with a sentence that says why."""
+    lease: Lease | None = None
+    """Keeps the checkpoint taken from being deleted; to be released once the generation's record is written."""
+
+    def release(self) -> None:
+        """Give the lease back."""
+        if self.lease is not None:
+            with suppress(OSError):  # it runs out by itself
+                self.lease.release()
+            self.lease = None
 
 
 def restore(rundir: RunDir, group: Group, apply: Callable[[Loaded], None]) -> Restored:
@@ -55,6 +70,8 @@ def restore(rundir: RunDir, group: Group, apply: Callable[[Loaded], None]) -> Re
     while name := group.tell({"name": _newest(rundir, group, result)})["name"]:
         verdict: dict[str, str] = {}
         loaded = None
+        if group.rank == 0:
+            result.lease = _held(rundir, name)
         try:
             loaded = _load(rundir, name)
             apply(loaded)
@@ -70,6 +87,7 @@ def restore(rundir: RunDir, group: Group, apply: Callable[[Loaded], None]) -> Re
         if not faults:
             result.loaded = loaded
             return result
+        result.release()
         if "unreadable" in faults:
             raise OSError(faults["unreadable"])
         result.passed_over[name] = faults.get("broken") or faults["vanished"]
@@ -85,6 +103,14 @@ def _newest(rundir: RunDir, group: Group, result: Restored) -> str | None:
         result.passed_over[name] = why
         rundir.set_aside(name, why=why)
     return next((found.name for found in rundir.committed() if found.name not in result.passed_over), None)
+
+
+def _held(rundir: RunDir, name: str) -> Lease | None:
+    # A disk that is full or read-only is no reason not to start from what it holds.
+    with suppress(OSError):
+        holder = default_holder()
+        return acquire(rundir.leases / f"read-{name}-{holder}.json", holder, LEASE_SECONDS)
+    return None
 
 
 def _load(rundir: RunDir, name: str) -> Loaded:
