@@ -27,12 +27,22 @@ class Data(Model):
     """Folder that holds (or receives) the data set's files; default `~/.cache/tandem/data`."""
     download: bool = True
     """Whether a missing data set may be downloaded."""
+    start: Annotated[int, Field(ge=0)] | None = None
+    """First training sample that is used, counted from 0; default: the first there is."""
+    end: Positive | None = None
+    """First training sample after those that are used; default: all there are. The test data is always whole."""
     samples: Positive | None = None
     """`synthetic` only: training samples to generate, default 8192; the test set has a fifth of it."""
     image_size: Annotated[int, Field(ge=4, le=512)] | None = None
     """`synthetic` only: height and width in pixels, default 28."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda d: d.end is None or (d.start or 0) < d.end,
+            "!has(self.end) || (has(self.start) ? self.start : 0) < self.end",
+            "end must be greater than start, or there is nothing to learn from",
+            "end",
+        ),
         Rule(
             lambda d: d.name == "synthetic" or d.samples is None,
             "self.name == 'synthetic' || !has(self.samples)",
@@ -80,6 +90,9 @@ class ImageClassification(Model):
     256-256; `resnet-18`: torchvision's, with the input layer fitted to the data."""
     data: Data = Data()
     """The data set."""
+    initial_weights: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """A safetensors file with weights to begin with, as `tandem checkpoints export` writes it: for instance of a run on
+    another slice of the data. Default: random ones."""
     epochs: Positive = 5
     """Passes over the training data."""
     max_steps: Positive | None = None

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tandem.exitcode import ExitCode
+from tandem.manifest import WEIGHTS
 from tandem.rewind import MOST_REWINDS, decide
 from tandem.rundir import RunDir
 from tandem_trainer.checkpoint.layout import LEAST_PART
@@ -114,19 +115,20 @@ def test_two_one_three_and_two_ranks_with_kills_between_are_one_undisturbed_run(
 
 def test_a_checkpoint_of_four_ranks_is_resumed_by_one_two_and_three(tmp_path: Path) -> None:
     """A state of 134 MB, of which three of the four write a part."""
-    config = {"model": "resnet-18", "data": {"name": "digits"}, "globalBatchSize": 16, "maxSteps": 5}
+    config = {"model": "resnet-18", "data": {"name": "digits"}, "globalBatchSize": 16, "maxSteps": 9}
     rundir = make_rundir(tmp_path / "four", config, checkpoint={"everySteps": 3})
     with Ranks(rundir, 4) as ranks:
         wait_until(lambda: rundir.checkpoint_names(), what="for a checkpoint")
         for process in ranks.processes:
             os.kill(process.pid, signal.SIGKILL)
-    (manifest,) = rundir.committed()
+    manifest = rundir.committed()[0]
     assert manifest.world_size == 4
+    assert not rundir.ended()
     assert manifest.size > 3 * LEAST_PART
     for size in (1, 2, 3):
         copy = RunDir(shutil.copytree(rundir.path, tmp_path / str(size)))
         run(copy, size)
-        assert records(copy, "start")[1]["step"] == 3
+        assert records(copy, "start")[1]["step"] == manifest.step
         assert copy.done() is not None
 
 
@@ -160,6 +162,41 @@ def test_a_truncated_checkpoint_is_passed_over_and_reported(tmp_path: Path) -> N
     assert records(rundir, "start")[1]["step"] == before.step
     assert (rundir.checkpoints / f"{newest.name}.bad").is_dir()
     assert rundir.done() is not None
+
+
+def test_a_slice_of_the_data_and_then_another_one_from_its_weights(tmp_path: Path) -> None:
+    first = make_rundir(tmp_path / "first", PLAIN | {"data": {"name": "digits", "end": 700}, "epochs": 10})
+    run(first, 2)
+    assert len(losses(first)) == 70
+    exported = first.checkpoint(first.committed()[0].name) / WEIGHTS
+    rest = {"data": {"name": "digits", "start": 700}, "initialWeights": str(exported)}
+    second = make_rundir(tmp_path / "second", PLAIN | rest)
+    run(second, 2)
+    untrained = make_rundir(tmp_path / "untrained", PLAIN | {"data": {"name": "digits", "start": 700}})
+    run(untrained, 1)
+    assert sample_ids(second) == sample_ids(untrained)
+    assert losses(second)[1] < 0.7 * losses(untrained)[1], "it begins where the first run ended"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"data": {"name": "digits", "start": 1442}}, "data.start 1442 is no slice of digits, which has 1442"),
+        ({"data": {"name": "digits", "end": 2000}}, "data.start 0 and data.end 2000 is no slice of digits"),
+        ({"initialWeights": "nowhere.safetensors"}, "initialWeights nowhere.safetensors cannot be read: No such file"),
+        ({"initialWeights": __file__}, "it is not a safetensors file"),
+    ],
+)
+def test_data_and_weights_that_are_not_there_are_a_mistake_in_one_sentence(
+    tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    rundir = make_rundir(tmp_path, PLAIN | options)
+    with Ranks(rundir, 1) as ranks:
+        codes, output = ranks.finish()
+    assert codes == [ExitCode.CONFIGURATION], output
+    failed = rundir.failed()
+    assert failed is not None
+    assert said in failed["message"]
 
 
 def test_a_finished_run_started_again_only_says_so(tmp_path: Path) -> None:

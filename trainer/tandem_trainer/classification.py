@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from tandem.tasks import ImageClassification
 from tandem_trainer.busy import Busy
 from tandem_trainer.data import Samples
-from tandem_trainer.data.order import mixed, share
+from tandem_trainer.data.order import share
+from tandem_trainer.data.seed import mixed
 from tandem_trainer.group import Group
 from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.models.dropout import Draws

@@ -8,26 +8,32 @@ import logging
 import math
 import signal
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
+from torch import nn
 
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
+from tandem.manifest import Broken
 from tandem.rewind import Rewind, data_step, decide, steps_left_out, windows
 from tandem.rundir import RunDir
 from tandem.tasks import ImageClassification
+from tandem_trainer.checkpoint.format import parse
 from tandem_trainer.checkpoint.restoring import Loaded, record_start, restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, SaveFailed, Saver, Superseded
 from tandem_trainer.checkpoint.state import load_optimizer_state, load_weights, optimizer_state, weights
 from tandem_trainer.classification import Stepper
 from tandem_trainer.data import load
-from tandem_trainer.data.order import Batches, Order, mixed
+from tandem_trainer.data.order import Batches, Order
+from tandem_trainer.data.seed import mixed
 from tandem_trainer.group import Group
 from tandem_trainer.health import Health
 from tandem_trainer.journal import Journal
 from tandem_trainer.meter import Meter
+from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.models import build
 from tandem_trainer.models.dropout import key_dropout
 from tandem_trainer.optimization import build_optimizer, rate_factor
@@ -70,7 +76,7 @@ def train(
     # Data and model
     torch.use_deterministic_algorithms(config.deterministic)
     samples = load(config.data, "train")
-    order = Order(len(samples), config.global_batch_size, config.seed)
+    order = order_of(config, len(samples))
     rewinds = rewinds_of_all(rundir, group)
     left_out = windows(rewinds)
     data_steps = steps_of(config, order)
@@ -88,7 +94,10 @@ def train(
 
     restored = restore(rundir, group, apply)
     loaded = restored.loaded
+    if loaded is None and config.initial_weights is not None:
+        load_initial(model, Path(config.initial_weights))
     record_start(rundir, group, generation, members, loaded)
+    restored.release()
     step = loaded.manifest.step if loaded else 0
     stepper = Stepper(config, group, distribute(model, config, group), draws, optimizer, samples)
     if loaded and stepper.scaler.is_enabled():
@@ -187,6 +196,33 @@ def train(
         journal.close()
     group.barrier()
     return ExitCode.DONE if step == total_steps else ExitCode.PREEMPTED
+
+
+def order_of(config: ImageClassification, samples: int) -> Order:
+    """The order of the slice that the job trains on.
+
+    Raises:
+        ConfigurationError: the data set has no such slice.
+    """
+    start, end = config.data.start or 0, config.data.end or samples
+    if end > samples or start >= end:
+        asked = f"data.start {start} and data.end {end}" if config.data.end else f"data.start {start}"
+        raise ConfigurationError(f"{asked} is no slice of {config.data.name}, which has {samples} training samples")
+    return Order(end - start, config.global_batch_size, config.seed, first=start)
+
+
+def load_initial(model: nn.Module, path: Path) -> None:
+    """Put weights from a file into a model.
+
+    Raises:
+        ConfigurationError: the file is not there, or holds other weights.
+    """
+    try:
+        load_weights(model, parse(memoryview(bytearray(path.read_bytes()))))
+    except OSError as error:
+        raise ConfigurationError(f"initialWeights {path} cannot be read: {error.strerror}") from error
+    except Broken as error:
+        raise ConfigurationError(f"initialWeights {path}: {error}") from error
 
 
 def steps_of(config: ImageClassification, order: Order) -> int:

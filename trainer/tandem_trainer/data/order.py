@@ -4,6 +4,9 @@ An epoch is one permutation of the training samples; a step takes the next `glob
 an epoch takes what is left); the ranks that are there split that. So a run that shrinks and grows sees every sample
 exactly once in each epoch, and after a restart goes on with the very batch that an undisturbed run would have seen.
 Rejected: DistributedSampler, whose split depends on the world size and which pads or drops the remainder.
+
+A run may take a slice of the data set. Ids are those of the whole set all the same, so that a log, a digest and a
+dropout mask speak of the same samples whatever the slice.
 """
 
 import hashlib
@@ -13,6 +16,11 @@ import torch
 from torch import Tensor
 
 from tandem.manifest import DataPosition
+from tandem_trainer.data.permutation import Permutation
+from tandem_trainer.data.seed import mixed
+
+MOST_LISTED = 2**22
+"""Of more samples the order of an epoch is computed step by step, and not listed: 32 MB are enough."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +28,13 @@ class Order:
     """The order of one run."""
 
     samples: int
-    """Training samples."""
+    """Training samples in the slice that is used."""
     global_batch_size: int
     """Samples in one optimizer step."""
     seed: int
     """Seed of the permutations."""
+    first: int = 0
+    """Id of the first sample of the slice."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -47,26 +57,30 @@ class Order:
             raise ValueError(f"{position} is no position of a run with {self}")
         return step
 
-    def permutation(self, epoch: int) -> Tensor:
-        """The sample ids of one epoch, in order. [samples], int64."""
-        generator = torch.Generator().manual_seed(mixed(self.seed, epoch))
-        return torch.randperm(self.samples, generator=generator)
+    def seed_of(self, epoch: int) -> int:
+        """Seed of the order of one epoch."""
+        return mixed(self.seed, epoch)
 
 
 class Batches:
-    """Walks an order step by step, keeping the permutation of the current epoch."""
+    """Walks an order step by step, keeping the current epoch's permutation where that is small."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
         self._epoch = -1
-        self._permutation = torch.empty(0, dtype=torch.int64)
+        self._listed = torch.empty(0, dtype=torch.int64)
 
     def ids(self, step: int) -> Tensor:
         """Sample ids of the global batch of a step (counted from 0). [at most global_batch_size], int64."""
-        position = self._order.position(step)
+        order, position = self._order, self._order.position(step)
+        end = min(position.cursor + order.global_batch_size, order.samples)
+        if order.samples > MOST_LISTED:
+            return Permutation(order.samples, order.seed_of(position.epoch)).at(position.cursor, end) + order.first
         if position.epoch != self._epoch:
-            self._epoch, self._permutation = position.epoch, self._order.permutation(position.epoch)
-        return self._permutation[position.cursor : position.cursor + self._order.global_batch_size]
+            generator = torch.Generator().manual_seed(order.seed_of(position.epoch))
+            self._listed = torch.randperm(order.samples, generator=generator) + order.first
+            self._epoch = position.epoch
+        return self._listed[position.cursor : end]
 
 
 def share(ids: Tensor, rank: int, world_size: int) -> Tensor:
@@ -78,9 +92,3 @@ def share(ids: Tensor, rank: int, world_size: int) -> Tensor:
 def digest(ids: Tensor) -> str:
     """Sixteen hex digits that tell whether two steps saw the same samples in the same order."""
     return hashlib.blake2b(ids.numpy().tobytes(), digest_size=8).hexdigest()
-
-
-def mixed(*parts: int) -> int:
-    """A 63-bit seed from several numbers, so that neighbouring numbers give unrelated streams."""
-    data = b"".join(part.to_bytes(8, "little") for part in parts)
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1

@@ -13,7 +13,7 @@ that dropout does not need).
 import torch
 from torch import Tensor, nn
 
-from tandem_trainer.data.order import mixed
+from tandem_trainer.data.seed import mixed
 
 _ODD = 0x9E3779B1
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B
