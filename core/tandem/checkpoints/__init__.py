@@ -9,7 +9,8 @@
     comparison    what differs between the files of two checkpoints (needs numpy)
     difference    the same as values
     naming        names of exported files, made from a pattern
-    exporting     a verified copy elsewhere (needs torch, in a process of its own)
+    exporting     where an exported copy goes, and what its config.json says
+    copying       writing it (torch does, in a process of its own)
     pruning       what may be deleted, and deleting it while the run goes on
     columns       rows that fit a terminal's width
     listing       all checkpoints as a table
@@ -17,5 +18,5 @@
     contrast      two checkpoints side by side
     telling       what verifying found, and what would be deleted
 
-Deciding functions take values and return values; `inventory`, `chunks`, `exporting` and `pruning` touch the disk.
+Deciding functions take values and return values; `inventory`, `chunks`, `copying` and `pruning` touch the disk.
 """

@@ -61,12 +61,12 @@ class ChunkedFile:
         Raises:
             Broken: they are not what was written.
         """
+        if start + size > self.entry.size:
+            raise Broken(f"{self._where} ends before byte {start + size}")
         parts = []
         while size > 0:
             number, offset = divmod(start, CHUNK)
             part = self._chunk(number)[offset : offset + size]
-            if not part:
-                raise Broken(f"{self._where} ends before byte {start}")
             parts.append(part)
             start, size = start + len(part), size - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -86,7 +86,7 @@ class ChunkedFile:
     def _chunk(self, number: int) -> bytes:
         if self._held[0] != number:
             content = self._content(number)
-            if number >= len(self.entry.sha256) or hashlib.sha256(content).hexdigest() != self.entry.sha256[number]:
+            if hashlib.sha256(content).hexdigest() != self.entry.sha256[number]:
                 raise Broken(f"{self._where} does not match its checksum at byte {number * CHUNK}")
             self._held = (number, content)
         return self._held[1]

@@ -22,7 +22,7 @@ from tandem import lease
 from tandem.checkpoints.entry import Entry, Inventory, Leftover, Progress, State
 from tandem.durable import TEMPORARY, read_json_or_none
 from tandem.job import DistributedTrainingJob
-from tandem.lineage import GenerationRecord, chain, counts
+from tandem.lineage import Chain, GenerationRecord, chain, counts
 from tandem.manifest import FILE, Broken
 from tandem.retention import Keepers, reasons
 from tandem.rewind import Rewind, is_rewound
@@ -50,7 +50,8 @@ def look(rundir: RunDir) -> Inventory:
     resumed = records[-1].resumed_from if records else None
     readers = leases(rundir)
 
-    entries = [_placed(entry, records, rewinds) for entry in found] if lineage else found
+    links = chain(records)
+    entries = [_placed(entry, links, rewinds) for entry in found] if lineage else found
     entries = [_scored(entry, rundir, job) for entry in entries]
     entries = [replace(entry, readers=readers.get(entry.name, ()), is_final=entry.name == final) for entry in entries]
     entries = _compared(entries, job, metric, resumed.name if resumed else None)
@@ -156,11 +157,11 @@ def _job(rundir: RunDir, faults: list[str]) -> DistributedTrainingJob | None:
     return None
 
 
-def _placed(entry: Entry, records: Sequence[GenerationRecord], rewinds: Sequence[Rewind]) -> Entry:
+def _placed(entry: Entry, links: Chain, rewinds: Sequence[Rewind]) -> Entry:
     """With its state: on the lineage or not."""
     if entry.manifest is None:
         return entry
-    reference, links = entry.manifest.reference, chain(records)
+    reference = entry.manifest.reference
     if is_rewound(rewinds, reference):
         return replace(entry, state="rewound", why="it was taken after the loss had gone wrong")
     if counts(links, reference):

@@ -5,12 +5,11 @@ from typing import Any
 
 from rich.text import Text
 
-from tandem.checkpoints.columns import paragraph
+from tandem.checkpoints.columns import paragraph, plain
 from tandem.checkpoints.entry import Entry, Inventory
 from tandem.checkpoints.listing import STATES, age, entry_json, state
 from tandem.lineage import GenerationRecord
 from tandem.manifest import Manifest
-from tandem.mistake import printable
 from tandem.report.words import metric_name, moment, score, several, size
 from tandem.view.words import number
 
@@ -31,7 +30,7 @@ def lines(entry: Entry, inventory: Inventory, width: int | None) -> list[Text]:
         rows.append(("size", f"{size(entry.size)} ({entry.size:,} bytes)"))
     if manifest := entry.manifest:
         rows += _position(manifest)
-        rows += [("by", _author(manifest))]
+        rows += [("written by", _author(manifest))]
         ancestors = lineage(manifest, inventory.records)
         rows += [("lineage" if index == 0 else "", text) for index, text in enumerate(_shortened(ancestors))]
         rows += _evaluation(entry, inventory)
@@ -42,7 +41,7 @@ def lines(entry: Entry, inventory: Inventory, width: int | None) -> list[Text]:
         if entry.manifest.versions:
             versions = ", ".join(f"{name} {version}" for name, version in sorted(entry.manifest.versions.items()))
             rows.append(("versions", versions))
-    head = Text.assemble((entry.name, "bold"), "  ", (printable(state(entry)), STATES[entry.state][1]))
+    head = Text.assemble((entry.name, "bold"), "  ", (plain(state(entry)), STATES[entry.state][1]))
     found = [head]
     for label, text in rows:
         found += paragraph(label, text, width)
@@ -95,10 +94,7 @@ def _position(manifest: Manifest) -> list[tuple[str, str]]:
 
 def _author(manifest: Manifest) -> str:
     mesh = " × ".join(f"{name} {count}" for name, count in manifest.mesh.items())
-    parent = f", which resumed from {manifest.parent}" if manifest.parent else ", which started from the beginning"
-    return f"generation {manifest.generation}{parent}; {several(manifest.world_size, 'rank')}" + (
-        f" ({mesh})" if mesh else ""
-    )
+    return f"generation {manifest.generation} with {several(manifest.world_size, 'rank')}{f' ({mesh})' if mesh else ''}"
 
 
 def _shortened(phrases: list[str]) -> list[str]:

@@ -54,6 +54,8 @@ def tensors(file: ChunkedFile) -> dict[str, Tensor]:
         Broken: it is not a safetensors file, or has a type that is not known here.
     """
     path = file.entry.path
+    if file.entry.size < _LENGTH.size:
+        raise Broken(f"{path} is not a safetensors file: it has {file.entry.size} bytes")
     try:
         (length,) = _LENGTH.unpack(file.read(0, _LENGTH.size))
         if length > min(MOST_HEADER_BYTES, file.entry.size - _LENGTH.size):

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.text import Text
 
-from tandem.checkpoints import contrast, exporting, listing, naming, pruning, story, telling, verification
+from tandem.checkpoints import contrast, copying, exporting, listing, naming, pruning, story, telling, verification
 from tandem.checkpoints.choice import choose, sound
 from tandem.checkpoints.columns import plain
 from tandem.checkpoints.difference import facts
@@ -163,7 +163,7 @@ def export(
     known = exporting.fields(entry, manifest, inventory)
     filled = naming.filled(pattern, known) if pattern is not None else None
     path = exporting.target(to, form, filled, f"{known['job'] or run.resolve().name}-{entry.name}", run)
-    written = exporting.export(inventory, entry, manifest, path, form, dtype, force)
+    written = copying.copy(inventory, entry, manifest, path, form, dtype, force)
     typer.echo(f"exported  {written.path}")
     typer.echo(
         f"          {entry.name}, verified: {several(written.tensors, 'tensor')}, "
