@@ -255,9 +255,9 @@ class TestMistakes:
         assert tandem("ls", path).returncode == tandem("prune", path).returncode == 0
 
     def test_a_name_with_fields_that_are_not_there(self, run: SmallRun, tmp_path: Path) -> None:
-        words = ("export", run.rundir.path, "best", "--to", tmp_path, "--name", "qwen2_{start}-{end}-epoch-{epoch}")
+        words = ("export", run.rundir.path, "best", "--to", tmp_path, "--name", "qwen2_{first}-{end}-epoch-{epoch}")
         message = self.refused(*words)
-        assert "there is no field {start}" in message
+        assert "there is no field {first}" in message
         assert "{job}, {name}, {step}, {epoch}, {generation}" in message
 
     @pytest.mark.parametrize("form", ["safetensors", "state-dict", "folder"])

@@ -17,6 +17,7 @@ from tandem.checkpoints.copying import copy
 from tandem.checkpoints.exporting import Dtype, Format, config, fields, refuse_to_overwrite, target
 from tandem.checkpoints.inventory import leases, look
 from tandem.checkpoints.naming import filled
+from tandem.job import DistributedTrainingJob
 from tandem.mistake import UserError
 from tandem_trainer.export import Refused, cast, export
 from tests.unit.checkpoints_run import SmallRun
@@ -55,7 +56,8 @@ class TestNames:
     @pytest.mark.parametrize(
         ("pattern", "message"),
         [
-            ("{start}-{end}", "there is no field {start}"),
+            ("{shard}", "there is no field {shard}"),
+            ("{start}-{end}", "{end} is not known of this checkpoint"),
             ("{stp}", "Did you mean {step}? Those there are: {job}, {name}, {step}, {epoch}"),
             ("{job.__class__}", "there is no field {job.__class__}"),
             ("{job[0]}", "there is no field {job[0]}"),
@@ -77,6 +79,12 @@ class TestNames:
         with pytest.raises(UserError) as error:
             self.name(run, pattern)
         assert message in str(error.value)
+
+    def test_have_the_slice_of_the_data_that_the_run_learnt_from(self, run: SmallRun) -> None:
+        body = run.rundir.read_job().dump()
+        body["spec"]["trainer"]["config"]["data"] |= {"start": 200, "end": 900}
+        run.rundir.write_job(DistributedTrainingJob.parse(body))
+        assert self.name(run, "qwen2_0.5B_{start}-{end}-epoch-{epoch}") == "qwen2_0.5B_200-900-epoch-2"
 
     def test_a_score_that_is_not_known_is_refused_and_those_known_are_named(self, run: SmallRun) -> None:
         with pytest.raises(UserError) as error:

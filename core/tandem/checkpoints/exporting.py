@@ -37,13 +37,17 @@ SUFFIXES = {Format.SAFETENSORS: ".safetensors", Format.STATE_DICT: ".pt", Format
 
 def fields(entry: Entry, manifest: Manifest, inventory: Inventory) -> Fields:
     """What a name's pattern may use; None for what is not known of this checkpoint."""
+    job = inventory.job
+    data = job.spec.trainer.settings.data if job and job.spec.trainer.task else None
     metrics = {metric: entry.metrics.get(metric) for metric in ("loss", "accuracy", "macroF1")}
     return {
-        "job": inventory.job.metadata.name if inventory.job else None,
+        "job": job.metadata.name if job else None,
         "name": entry.name,
         "step": entry.step,
         "epoch": manifest.data.epoch if manifest.data else None,
         "generation": manifest.generation,
+        "start": (data.start or 0) if data else None,
+        "end": data.end if data else None,
         **metrics,
         **{metric: value for metric, value in entry.metrics.items() if metric not in metrics},
     }

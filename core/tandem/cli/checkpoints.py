@@ -73,7 +73,7 @@ def verify(
     run: RunArgument,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME…]", help="Which ones; all that are there unless given.", show_default=False),
+        typer.Argument(metavar="NAME", help="Which ones; all that are there unless given.", show_default=False),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -155,8 +155,8 @@ def export(
 ) -> None:
     """Write a verified copy of a checkpoint's weights that knows nothing of Tandem.
 
-    Fields of PATTERN: job, name, step, epoch, generation, loss, accuracy, macroF1, each with a format if wanted, as in
-    {step:06d}.
+    Fields of PATTERN: job, name, step, epoch, generation, start and end of the slice of the data, loss, accuracy,
+    macroF1; each with a format if wanted, as in {step:06d}.
     """
     inventory = _inventory(run)
     entry, manifest = sound(inventory, name)
