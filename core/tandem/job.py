@@ -210,6 +210,9 @@ class Checkpoint(Model):
     """Keep the so many with the best score."""
     keep_every: Positive | None = None
     """Keep those whose step is a multiple of this for good."""
+    weights_precision: Literal["float32", "bfloat16"] = "float32"
+    """`bfloat16`: `weights.safetensors`, which evaluators read and which is exported, has half the size. Training
+    resumes from full precision either way."""
     storage: Storage = Storage()
     """Where they are stored. Not used by `tandem run`, which has a run directory."""
 

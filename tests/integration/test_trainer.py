@@ -132,6 +132,24 @@ def test_a_checkpoint_of_four_ranks_is_resumed_by_one_two_and_three(tmp_path: Pa
         assert copy.done() is not None
 
 
+def test_rounded_weights_for_evaluators_round_nothing_that_is_resumed(tmp_path: Path) -> None:
+    config = PLAIN | {"epochs": 20}
+    undisturbed = make_rundir(tmp_path / "undisturbed", config)
+    run(undisturbed)
+    rundir = make_rundir(tmp_path / "rounded", config, checkpoint={"everySteps": 10, "weightsPrecision": "bfloat16"})
+    with Ranks(rundir, 1) as ranks:
+        wait_until(lambda: rundir.checkpoint_names(), what="for a checkpoint")
+        os.kill(ranks.processes[0].pid, signal.SIGKILL)
+        ranks.finish()
+    assert not rundir.ended()
+    run(rundir)
+    assert records(rundir, "start")[1]["step"] > 0
+    assert losses(rundir) == losses(undisturbed), "to the last bit"
+    manifest = rundir.committed()[0]
+    weights = read_weights(rundir.checkpoint(manifest.name), manifest)
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+
+
 def test_sigterm_saves_at_a_step_and_leaves(tmp_path: Path) -> None:
     rundir = make_rundir(tmp_path, PLAIN | {"epochs": 100_000}, checkpoint={"everySeconds": 3600})
     with Ranks(rundir, 2) as ranks:

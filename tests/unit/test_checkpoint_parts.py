@@ -21,7 +21,13 @@ from tandem.rundir import RunDir
 from tandem_trainer.checkpoint import layout
 from tandem_trainer.checkpoint.format import header, parse
 from tandem_trainer.checkpoint.layout import LEAST_PART, Layout
-from tandem_trainer.checkpoint.reading import OPTIMIZER, read_optimizer, read_weights
+from tandem_trainer.checkpoint.reading import (
+    FULL_WEIGHTS,
+    OPTIMIZER,
+    read_full_weights,
+    read_optimizer,
+    read_weights,
+)
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
 from tandem_trainer.checkpoint.staging import Staging, shared_memory
 
@@ -63,12 +69,9 @@ def begin(rundir: RunDir, generation: int) -> None:
 class Ranks:
     """The savers of all ranks of a generation, in one process."""
 
-    def __init__(self, rundir: RunDir, generation: int, world_size: int) -> None:
-        self.outcomes: list[list[Outcome]] = [[] for _ in range(world_size)]
-        self.savers = [
-            Saver(rundir, Author(generation, None, world_size, rank), lambda: None, self.outcomes[rank].append)
-            for rank in range(world_size)
-        ]
+    def __init__(self, rundir: RunDir, generation: int, world_size: int, rounds: bool = False) -> None:
+        authors = [Author(generation, None, world_size, rank, rounds) for rank in range(world_size)]
+        self.savers = [Saver(rundir, author, lambda: None, lambda outcome: None) for author in authors]
 
     def save(self, step: int, weights: dict[str, Tensor], optimizer: dict[str, Tensor]) -> list[Outcome]:
         for saver in self.savers:
@@ -177,6 +180,21 @@ def test_three_ranks_write_what_one_reads(rundir: RunDir, three: Ranks) -> None:
         assert all(torch.equal(read[name], tensor) for name, tensor in written.items())
     with safetensors.safe_open(str(folder / WEIGHTS), framework="pt") as file:
         assert torch.equal(file.get_tensor("a"), weights["a"]), "a file for everybody"
+
+
+def test_rounded_weights_for_evaluators_and_full_ones_to_resume_from(rundir: RunDir) -> None:
+    weights = {"w": torch.randn(1000), "count": torch.tensor(3)}
+    ranks = Ranks(rundir, 1, 1, rounds=True)
+    assert "committed" in ranks.save(10, weights, {"w/step": torch.tensor(1.0)})[0]
+    ranks.close()
+    (manifest,) = rundir.committed()
+    folder = rundir.checkpoint(manifest.name)
+    rounded, full = read_weights(folder, manifest), read_full_weights(folder, manifest)
+    assert rounded["w"].dtype == torch.bfloat16
+    assert torch.equal(rounded["w"], weights["w"].to(torch.bfloat16))
+    assert rounded["count"].item() == 3
+    assert torch.equal(full["w"], weights["w"])
+    assert manifest.entry(WEIGHTS).size < 0.6 * manifest.entry(FULL_WEIGHTS).size
 
 
 def test_a_part_whose_writer_dies_fails_the_save_at_once_and_the_next_one_is_whole(

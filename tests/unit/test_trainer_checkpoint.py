@@ -193,7 +193,7 @@ def test_a_disk_that_does_not_answer_is_no_reason_to_start_over(
     def unreadable(folder: Path, manifest: object) -> dict[str, Tensor]:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("tandem_trainer.checkpoint.restoring.read_weights", unreadable)
+    monkeypatch.setattr("tandem_trainer.checkpoint.restoring.read_full_weights", unreadable)
     with pytest.raises(OSError, match="cannot be read"):
         restore(rundir, alone, lambda loaded: None)
     assert rundir.checkpoint_names() == ["step-000000010"]

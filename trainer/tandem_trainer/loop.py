@@ -108,7 +108,7 @@ def train(
     # All ranks save, rank 0 keeps the log
     parent = loaded.manifest.name if loaded else None
     journal = Journal(rundir, generation) if group.rank == 0 else None
-    author = Author(generation, parent, group.world_size, group.rank)
+    author = Author(generation, parent, group.world_size, group.rank, checkpoints.weights_precision == "bfloat16")
     if journal is None:
         saver = Saver(rundir, author, lambda: None, lambda outcome: None)
     else:

@@ -8,6 +8,8 @@ from tandem.manifest import WEIGHTS, Broken, Manifest, verified_bytes
 from tandem_trainer.checkpoint.format import parse
 
 OPTIMIZER = "state/optimizer.safetensors"
+FULL_WEIGHTS = "state/weights.safetensors"
+"""In full precision, where those for evaluators have less."""
 
 
 def read_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
@@ -18,6 +20,12 @@ def read_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
         Broken: it is damaged.
     """
     return _read(folder, manifest, WEIGHTS)
+
+
+def read_full_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
+    """The model's state_dict as training had it. Raises as read_weights does."""
+    listed = {entry.path for entry in manifest.files}
+    return _read(folder, manifest, FULL_WEIGHTS if FULL_WEIGHTS in listed else WEIGHTS)
 
 
 def read_optimizer(folder: Path, manifest: Manifest) -> dict[str, Tensor]:

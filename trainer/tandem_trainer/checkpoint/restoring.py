@@ -17,7 +17,7 @@ from tandem.lease import Lease, acquire, default_holder
 from tandem.lineage import GenerationRecord
 from tandem.manifest import Broken, Manifest
 from tandem.rundir import RunDir
-from tandem_trainer.checkpoint.reading import read_optimizer, read_weights
+from tandem_trainer.checkpoint.reading import read_full_weights, read_optimizer
 from tandem_trainer.checkpoint.saving import Superseded
 from tandem_trainer.group import Group
 
@@ -115,7 +115,7 @@ def _held(rundir: RunDir, name: str) -> Lease | None:
 
 def _load(rundir: RunDir, name: str) -> Loaded:
     folder, manifest = rundir.checkpoint(name), rundir.manifest(name)
-    return Loaded(manifest, read_weights(folder, manifest), read_optimizer(folder, manifest))
+    return Loaded(manifest, read_full_weights(folder, manifest), read_optimizer(folder, manifest))
 
 
 def record_start(rundir: RunDir, group: Group, generation: int, members: list[str], loaded: Loaded | None) -> None:

@@ -25,7 +25,7 @@ from tandem.manifest import WEIGHTS, DataPosition
 from tandem.rundir import RunDir, checkpoint_name
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint.layout import Layout
-from tandem_trainer.checkpoint.reading import OPTIMIZER
+from tandem_trainer.checkpoint.reading import FULL_WEIGHTS, OPTIMIZER
 from tandem_trainer.checkpoint.staging import Staging, shared_memory, signature
 from tandem_trainer.checkpoint.writer import aside_folder, say_why_not
 
@@ -44,6 +44,8 @@ class Author:
     """Ranks."""
     rank: int = 0
     """This one."""
+    rounds_weights: bool = False
+    """Weights for evaluators are rounded to bfloat16; those to resume from have a file of their own then."""
 
 
 class SaveFailed(Exception):  # noqa: N818 - it says what happened
@@ -89,14 +91,15 @@ class Saver:
         """Lay out memory for such a state and start the writer, if that has not been done; saves do it by themselves,
         but later."""
         assert not self.busy
-        files = {WEIGHTS: weights, OPTIMIZER: optimizer}
+        files = self._files(weights, optimizer)
         if self._signature == signature(files):
             return
         self._signature = signature(files)
-        self._layout = Layout.of(files, self._author.world_size)
+        laid_out = files | {WEIGHTS: _rounded(weights)} if self._author.rounds_weights else files
+        self._layout = Layout.of(laid_out, self._author.world_size)
         self._part = self._layout.part_of(self._author.rank, self._author.world_size)
         if self._part is not None:
-            self._staging = Staging(self._descriptor, files, self._layout, self._part)
+            self._staging = Staging(self._descriptor, laid_out, self._layout, self._part)
             if self._process is None:
                 self._start_writer()
 
@@ -120,7 +123,7 @@ class Saver:
         assert self._layout is not None
         assert self._staging is not None
         assert self._process is not None
-        self._staging.copy({WEIGHTS: weights, OPTIMIZER: optimizer})
+        self._staging.copy(self._files(weights, optimizer))
         reference = CheckpointRef(name=checkpoint_name(step), step=step, generation=self._author.generation)
         request = {
             "name": reference.name,
@@ -147,6 +150,10 @@ class Saver:
         self.wait()
         self._stop_writer()
         os.close(self._descriptor)
+
+    def _files(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> dict[str, Mapping[str, Tensor]]:
+        files = {WEIGHTS: weights, OPTIMIZER: optimizer}
+        return files | {FULL_WEIGHTS: weights} if self._author.rounds_weights else files
 
     def _start_writer(self) -> None:
         self._stop_writer()
@@ -214,3 +221,13 @@ class Saver:
             self.superseded = True
         self._report(self._outcome)
         self._idle.set()
+
+
+def _rounded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Shapes and types of weights whose floating-point numbers are rounded; without their values."""
+    return {
+        name: torch.empty_like(
+            tensor, device="meta", dtype=torch.bfloat16 if tensor.is_floating_point() else tensor.dtype
+        )
+        for name, tensor in weights.items()
+    }

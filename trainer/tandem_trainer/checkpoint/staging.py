@@ -51,8 +51,11 @@ class Staging:
     """Preallocated memory for one rank's part of the state of one run."""
 
     def __init__(self, descriptor: int, files: Files, layout: Layout, part: int) -> None:
-        """Lay out a part of such files in shared memory; `regions` then tells where each piece lies."""
-        self.signature = signature(files)
+        """Lay out a part of such files in shared memory; `regions` then tells where each piece lies.
+
+        Args:
+            files: only shapes and types matter, so tensors on the meta device will do.
+        """
         self.regions: list[Region] = []
         end = 0
         for piece in layout.pieces(part):
@@ -65,8 +68,7 @@ class Staging:
         self._slices = [slice_ for region in self.regions for slice_ in self._lay_out(region, files, layout)]
 
     def copy(self, files: Files) -> None:
-        """Copy the tensors' values in; they must be like those that this memory was made for."""
-        assert signature(files) == self.signature
+        """Copy the tensors' values in, in the types that were laid out; their shapes must be those."""
         live = [files[one.path][one.name].detach().reshape(-1)[one.first : one.last] for one in self._slices]
         if live:
             torch._foreach_copy_([one.place for one in self._slices], live)
