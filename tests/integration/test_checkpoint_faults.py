@@ -405,7 +405,7 @@ def test_two_writers_of_one_generation_do_not_mix_what_they_write(matrix: Matrix
 
     first, _ = (len(report["points"]) for report in replayed(matrix, writers, [0] * 1000))
     _, second = (len(report["points"]) for report in replayed(matrix, writers, [1] * 1000))
-    for turns in schedules(first, second, at_random=40):
+    for turns in schedules(first, second, at_random=20):
         reports = replayed(matrix, writers, turns)
         findings = Findings()
         winner = matrix.scene.present(findings).get(50)
@@ -442,7 +442,7 @@ def test_a_writer_that_was_superseded_harms_nothing_whenever_it_wakes_up(
 
     first, _ = (len(report["points"]) for report in replayed(matrix, writers, [0] * 1000))
     _, second = (len(report["points"]) for report in replayed(matrix, writers, [1] * 1000))
-    for turns in schedules(first, second, at_random=40):
+    for turns in schedules(first, second, at_random=20):
         reports = replayed(matrix, writers, turns)
         findings = Findings()
         there = scene.present(findings)
