@@ -6,6 +6,7 @@ import pty
 import re
 import resource
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -224,6 +225,21 @@ class TestWhatItLooksLike:
         whole = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
         assert "checkpoints" in whole
         assert tandem("export", "-h").returncode == 0
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+def test_an_export_that_is_ended_leaves_nothing_behind(run: SmallRun, tmp_path: Path, ending: signal.Signals) -> None:
+    out = tmp_path / "out"
+    process = subprocess.Popen([*COMMAND, "export", str(run.rundir.path), "best", "--to", str(out / "x")])
+    try:
+        until(lambda: out.exists() and list(run.rundir.leases.iterdir()), "the copy has begun")
+        process.send_signal(ending)
+        assert process.wait(60) != 0
+    finally:
+        process.kill()
+        process.wait()
+    assert list(out.iterdir()) == []
+    assert list(run.rundir.leases.iterdir()) == []
 
 
 class TestMistakes:

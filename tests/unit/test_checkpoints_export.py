@@ -153,7 +153,7 @@ class TestWeights:
         self.exported(run, tmp_path / "x", dtype=torch.bfloat16)
         found = load_file(tmp_path / "x")
         assert torch.equal(found["a"], WEIGHTS["a"].bfloat16())
-        assert torch.equal(found["norm.count"], torch.tensor(7))
+        assert found["norm.count"].dtype == torch.int64
 
     def test_a_value_that_does_not_fit_is_refused(self) -> None:
         with pytest.raises(Refused, match=r"a holds 7e\+04, which float16 cannot; take bfloat16"):

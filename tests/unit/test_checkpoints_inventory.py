@@ -87,6 +87,23 @@ class TestWhatIsThere:
         assert "2 temporary folders, 2.0 kB" in text(listing.lines(inventory, None))
 
 
+class TestWhileTheRunGoesOn:
+    def test_a_checkpoint_of_a_generation_that_begins_during_the_look_counts(
+        self, run: SmallRun, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run.begin(1)
+        parent = run.save(100)
+        real = run.rundir.checkpoint_names
+
+        def after_a_restart() -> list[str]:
+            run.begin(2, parent)
+            run.save(200, generation=2)
+            return real()
+
+        monkeypatch.setattr(run.rundir, "checkpoint_names", after_a_restart)
+        assert [entry.state for entry in look(run.rundir).entries] == ["counts", "counts"]
+
+
 class TestWhyItIsKept:
     def test_the_rules_of_the_job_are_named(self, tmp_path: Path) -> None:
         run = messy(tmp_path)

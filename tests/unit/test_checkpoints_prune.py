@@ -82,6 +82,12 @@ class TestThePlan:
         run.save(2000, generation=2)
         assert "step-000002000" not in doomed(planned(run, everything=True))
 
+    def test_spares_what_is_read_also_where_it_does_not_count(self, tmp_path: Path) -> None:
+        run = messy(tmp_path)
+        assert "step-000000450" in doomed(planned(run, everything=True))
+        with run.read("step-000000450", "export"):
+            assert "step-000000450" not in doomed(planned(run, everything=True))
+
     def test_is_refused_where_nobody_can_tell_what_counts(self, run: SmallRun) -> None:
         (run.rundir.generations / "000001.json").write_text("{")
         with pytest.raises(UserError, match=r"nothing is deleted from .*000001\.json is damaged"):

@@ -125,7 +125,8 @@ def _evaluation(entry: Entry, inventory: Inventory) -> list[tuple[str, str]]:
 
 def _kept(entry: Entry, inventory: Inventory) -> str:
     if entry.state == "counts" and inventory.job:
-        return ", ".join(entry.kept) if entry.kept else "nothing: the next save deletes it"
+        who = "`tandem checkpoints prune`" if inventory.final else "the next save"
+        return ", ".join(entry.kept) or f"nothing: {who} deletes it"
     match entry.state:
         case "off" | "rewound":
             return "nothing, but nobody deletes it: `tandem checkpoints prune --all` does"

@@ -1,6 +1,7 @@
 """`tandem checkpoints ls | show | verify | diff | export | prune`: the checkpoints of a run, for their keepers."""
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -158,6 +159,8 @@ def export(
     Fields of PATTERN: job, name, step, epoch, generation, start and end of the slice of the data, loss, accuracy,
     macroF1; each with a format if wanted, as in {step:06d}.
     """
+    # What is half written is removed on Ctrl-C; it must be when a scheduler ends us, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     inventory = _inventory(run)
     entry, manifest = sound(inventory, name)
     known = exporting.fields(entry, manifest, inventory)
