@@ -218,6 +218,24 @@ def test_a_part_whose_writer_dies_fails_the_save_at_once_and_the_next_one_is_who
         time.sleep(0.01)
 
 
+def test_a_part_that_fails_before_the_others_begin_is_not_waited_for(rundir: RunDir, three: Ranks) -> None:
+    weights, optimizer = large_state()
+    three.save(10, weights, optimizer)
+    process = three.savers[2]._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    three.savers[2].save(20, POSITION, weights, optimizer, {})
+    assert "failed" in three.savers[2].wait()
+    began = time.monotonic()
+    for saver in three.savers[:2]:
+        saver.save(20, POSITION, weights, optimizer, {})
+    assert "part 2 was not written: the writer process has died" in three.savers[0].wait()["failed"]
+    assert time.monotonic() - began < 30
+    three.savers[1].wait()
+    assert "committed" in three.save(30, weights, optimizer)[0]
+
+
 def test_without_a_part_nothing_is_committed_and_a_new_generation_ends_the_wait(rundir: RunDir, three: Ranks) -> None:
     weights, optimizer = large_state()
     for saver in three.savers[:2]:

@@ -139,8 +139,9 @@ def commit(rundir: RunDir, request: Request, memory: memoryview) -> dict[str, An
 
 
 def say_why_not(aside: Path, part: int, why: str) -> None:
-    """Leave a note that the part will not come, so that part 0 need not wait for it."""
+    """Leave a note that the part will not come, so that part 0 need not wait for it. It may not have begun itself."""
     with suppress(OSError):
+        aside.mkdir(parents=True, exist_ok=True)
         replace_json(note_path(aside, part), {"failed": why}, durable=False)
 
 
