@@ -264,6 +264,19 @@ class TestMistakes:
         assert "was set aside: weights" in self.refused("diff", path, "600", "step-000000150.bad")
         assert "no final checkpoint" in self.refused("export", path, "final", "--to", tmp_path / "x")
 
+    @pytest.mark.parametrize(
+        ("lacking", "words"), [("numpy", ["diff", "300", "400"]), ("torch", ["export", "best", "--to", "x"])]
+    )
+    def test_an_extra_that_is_not_installed(self, run: SmallRun, lacking: str, words: list[str]) -> None:
+        code = f"import sys; sys.modules[{lacking!r}] = None; from tandem.cli import main; main()"
+        command = [sys.executable, "-c", code, "checkpoints", words[0], str(run.rundir.path), *words[1:]]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert answer.returncode == 2
+        expected = (
+            f"error: tandem checkpoints {words[0]} needs {lacking}; install it with: pip install 'tandem[trainer]'\n"
+        )
+        assert answer.stderr == expected
+
     def test_a_run_without_checkpoints(self, tmp_path: Path) -> None:
         path = SmallRun(tmp_path / "run").rundir.path
         for words in (["verify"], ["show", "latest"], ["diff", "1", "2"]):
