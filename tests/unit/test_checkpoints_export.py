@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tandem.checkpoints import copying
 from tandem.checkpoints.choice import sound
 from tandem.checkpoints.copying import copy
-from tandem.checkpoints.exporting import Dtype, Format, config, fields, refuse_to_overwrite, target
+from tandem.checkpoints.exporting import Dtype, Format, Order, config, fields, refuse_to_overwrite, target
 from tandem.checkpoints.inventory import leases, look
 from tandem.checkpoints.naming import filled
 from tandem.job import DistributedTrainingJob
@@ -122,11 +122,11 @@ class TestPlaces:
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine" / "thesis.tex").touch()
         with pytest.raises(UserError, match="is no exported folder"):
-            refuse_to_overwrite(tmp_path / "mine", Format.FOLDER, force=True)
+            refuse_to_overwrite(Order(tmp_path / "mine", Format.FOLDER, force=True))
         with pytest.raises(UserError, match="is not a file"):
-            refuse_to_overwrite(tmp_path / "mine", Format.SAFETENSORS, force=True)
+            refuse_to_overwrite(Order(tmp_path / "mine", force=True))
         with pytest.raises(UserError, match="--force replaces it"):
-            refuse_to_overwrite(tmp_path / "mine", Format.FOLDER, force=False)
+            refuse_to_overwrite(Order(tmp_path / "mine", Format.FOLDER))
 
 
 class TestWeights:
@@ -208,7 +208,7 @@ class TestCopying:
 
     def copied(self, run: SmallRun, path: Path, form: Format = Format.SAFETENSORS, force: bool = False) -> Path:
         inventory = look(run.rundir)
-        return copy(inventory, *sound(inventory, "250"), path, form, Dtype.BFLOAT16, force).path
+        return copy(inventory, *sound(inventory, "250"), Order(path, form, Dtype.BFLOAT16, force)).path
 
     def test_makes_folders_leaves_nothing_beside_and_gives_the_lease_back(
         self, run: SmallRun, tmp_path: Path, program: list[str]
@@ -244,7 +244,7 @@ class TestCopying:
 
         monkeypatch.setattr(copying.lease, "acquire", refuse)
         inventory = look(run.rundir)
-        done = copy(inventory, *sound(inventory, "250"), tmp_path / "x", Format.SAFETENSORS, None, False)
+        done = copy(inventory, *sound(inventory, "250"), Order(tmp_path / "x"))
         assert "no lease could be taken" in done.note
 
     def test_a_folder_has_weights_and_config(self, run: SmallRun, tmp_path: Path, program: list[str]) -> None:

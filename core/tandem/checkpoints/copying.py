@@ -24,7 +24,7 @@ from typing import Any
 from tandem import lease
 from tandem.checkpoints.columns import plain
 from tandem.checkpoints.entry import Entry, Inventory
-from tandem.checkpoints.exporting import CONFIG, MODEL, Dtype, Format, config, refuse_to_overwrite
+from tandem.checkpoints.exporting import CONFIG, MODEL, Format, Order, config, refuse_to_overwrite
 from tandem.durable import encode, sync_folder, temporary_beside
 from tandem.manifest import WEIGHTS, Broken, Manifest
 from tandem.mistake import UserError
@@ -52,9 +52,7 @@ class Exported:
     """What the user should know."""
 
 
-def copy(
-    inventory: Inventory, entry: Entry, manifest: Manifest, path: Path, form: Format, dtype: Dtype | None, force: bool
-) -> Exported:
+def copy(inventory: Inventory, entry: Entry, manifest: Manifest, order: Order) -> Exported:
     """Write the copy.
 
     Raises:
@@ -62,62 +60,57 @@ def copy(
     """
     if importlib.util.find_spec("torch") is None:
         raise UserError("tandem checkpoints export needs torch; install it with: pip install 'tandem[trainer]'")
-    refuse_to_overwrite(path, form, force)
+    refuse_to_overwrite(order)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _need_space(path, manifest)
-        aside = temporary_beside(path)
+        order.path.parent.mkdir(parents=True, exist_ok=True)
+        _need_space(order.path, manifest)
+        # A file gets a folder, too: the library that writes it has temporary files of its own.
+        aside = temporary_beside(order.path)
+        aside.mkdir()
         try:
-            return _written(inventory, entry, manifest, path, aside, form, dtype, force)
+            exported = _written(inventory, entry, manifest, order, aside)
+            _place(aside, order)
+            return exported
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise UserError(f"{order.path} cannot be written: {error.strerror or error}") from error
 
 
-def _written(
-    inventory: Inventory,
-    entry: Entry,
-    manifest: Manifest,
-    path: Path,
-    aside: Path,
-    form: Format,
-    dtype: Dtype | None,
-    force: bool,
-) -> Exported:
-    rundir = inventory.rundir
-    # A file gets a folder, too: the library that writes it has temporary files of its own.
-    aside.mkdir()
-    file = aside / MODEL
+def _written(inventory: Inventory, entry: Entry, manifest: Manifest, order: Order, aside: Path) -> Exported:
+    """Write everything aside, synced."""
+    rundir, file = inventory.rundir, aside / MODEL
     with _leased(rundir.leases / f"export-{entry.name}-{lease.default_holder()}.json") as held:
-        answer = _converted(rundir.checkpoint(entry.name), manifest, file, form, dtype, held)
-    if form is Format.FOLDER:
-        (aside / CONFIG).write_bytes(
-            encode(config(entry, manifest, inventory.job, rundir.path) | {"torch_dtype": answer["dtypes"][0]})
-        )
+        answer = _converted(rundir.checkpoint(entry.name), manifest, file, order, held)
+    if order.form is Format.FOLDER:
+        known = config(entry, manifest, inventory.job, rundir.path)
+        (aside / CONFIG).write_bytes(encode(known | {"torch_dtype": next(iter(answer["dtypes"]), None)}))
         _sync(aside / CONFIG)
     _sync(file)
     sync_folder(aside)
-    refuse_to_overwrite(path, form, force)
-    if form is not Format.FOLDER:
-        file.replace(path)
-    elif path.exists():
-        _replace_folder(aside, path)
-    else:
-        aside.rename(path)
-    sync_folder(path.parent)
     note = "" if held else "no lease could be taken, so the checkpoint could have been deleted meanwhile; it was not"
-    written = (path / MODEL if form is Format.FOLDER else path).stat().st_size
-    return Exported(path, written, answer["tensors"], answer["parameters"], tuple(answer["dtypes"]), note)
+    return Exported(
+        order.path, file.stat().st_size, answer["tensors"], answer["parameters"], tuple(answer["dtypes"]), note
+    )
 
 
-def _converted(
-    folder: Path, manifest: Manifest, file: Path, form: Format, dtype: Dtype | None, held: lease.Lease | None
-) -> dict[str, Any]:
+def _place(aside: Path, order: Order) -> None:
+    """Give the copy its name."""
+    refuse_to_overwrite(order)
+    if order.form is not Format.FOLDER:
+        (aside / MODEL).replace(order.path)
+    elif order.path.exists():
+        _replace_folder(aside, order.path)
+    else:
+        aside.rename(order.path)
+    sync_folder(order.path.parent)
+
+
+def _converted(folder: Path, manifest: Manifest, file: Path, order: Order, held: lease.Lease | None) -> dict[str, Any]:
     """Have the weights written; what was written."""
     command = [sys.executable, "-m", "tandem_trainer.export", "--checkpoint", str(folder), "--digest", manifest.digest]
-    command += ["--to", str(file), "--form", "state-dict" if form is Format.STATE_DICT else "safetensors"]
-    command += ["--dtype", dtype] if dtype else []
+    command += ["--to", str(file), "--form", "state-dict" if order.form is Format.STATE_DICT else "safetensors"]
+    command += ["--dtype", order.dtype] if order.dtype else []
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

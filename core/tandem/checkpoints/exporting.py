@@ -1,5 +1,6 @@
 """What an exported checkpoint is called, where it goes, what it may replace, and what its config.json says."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,20 @@ class Dtype(StrEnum):
 
 
 SUFFIXES = {Format.SAFETENSORS: ".safetensors", Format.STATE_DICT: ".pt", Format.FOLDER: ""}
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the user wants."""
+
+    path: Path
+    """Where the copy goes."""
+    form: Format = Format.SAFETENSORS
+    """What it is."""
+    dtype: Dtype | None = None
+    """What floating-point tensors are cast to; None: they stay what they are."""
+    force: bool = False
+    """Whether an earlier copy is replaced."""
 
 
 def fields(entry: Entry, manifest: Manifest, inventory: Inventory) -> Fields:
@@ -77,16 +92,17 @@ def target(to: Path, form: Format, name: str | None, default: str, rundir: Path)
     return found
 
 
-def refuse_to_overwrite(path: Path, form: Format, force: bool) -> None:
+def refuse_to_overwrite(order: Order) -> None:
     """
     Raises:
         UserError: something is there, and must not or cannot be replaced.
     """
+    path = order.path
     if not (path.exists() or path.is_symlink()):
         return
-    if not force:
+    if not order.force:
         raise UserError(f"{path} is already there; --force replaces it")
-    if form is Format.FOLDER:
+    if order.form is Format.FOLDER:
         names = {entry.name for entry in path.iterdir()} if path.is_dir() else {path.name}
         if names - {MODEL, CONFIG}:
             some = ", ".join(sorted(names - {MODEL, CONFIG})[:3])

@@ -19,7 +19,7 @@ from tandem.checkpoints.choice import choose, sound
 from tandem.checkpoints.columns import plain
 from tandem.checkpoints.difference import facts
 from tandem.checkpoints.entry import Entry, Inventory
-from tandem.checkpoints.exporting import Dtype, Format
+from tandem.checkpoints.exporting import Dtype, Format, Order
 from tandem.checkpoints.inventory import look
 from tandem.cli import needing
 from tandem.cli.runs import RunArgument, opened
@@ -166,7 +166,7 @@ def export(
     known = exporting.fields(entry, manifest, inventory)
     filled = naming.filled(pattern, known) if pattern is not None else None
     path = exporting.target(to, form, filled, f"{known['job'] or run.resolve().name}-{entry.name}", run)
-    written = copying.copy(inventory, entry, manifest, path, form, dtype, force)
+    written = copying.copy(inventory, entry, manifest, Order(path, form, dtype, force))
     typer.echo(f"exported  {written.path}")
     typer.echo(
         f"          {entry.name}, verified: {several(written.tensors, 'tensor')}, "
