@@ -159,8 +159,18 @@ class TestDeleting:
         run.rundir.set_aside("step-000000100", ".stale")
         run.save(100, generation=7)
         spared = {one.name: why for one, why in carry_out(run.rundir, agreed, again)}
-        assert spared["step-000000100"] == "it is another one meanwhile, or gone"
+        assert spared["step-000000100"] == "it is another one meanwhile"
         assert run.rundir.manifest("step-000000100").generation == 7
+
+    def test_spares_a_sound_one_that_took_the_name_of_a_damaged_one(self, tmp_path: Path) -> None:
+        run = messy(tmp_path)
+        agreed, again = planned(run, everything=True), planned(run, everything=True)
+        assert "step-000000700" in doomed(agreed)
+        run.rundir.set_aside("step-000000700")
+        run.save(700, generation=2)
+        spared = {one.name: why for one, why in carry_out(run.rundir, agreed, again)}
+        assert spared["step-000000700"] == "it is another one meanwhile"
+        assert run.rundir.manifest("step-000000700").step == 700
 
     def test_passes_over_what_retention_deleted_first(self, run: SmallRun) -> None:
         agreed = planned(run)

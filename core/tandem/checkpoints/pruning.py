@@ -20,7 +20,7 @@ from tandem.checkpoints.entry import Entry, Inventory
 from tandem.checkpoints.inventory import leases
 from tandem.durable import read_json_or_none, temporary_beside
 from tandem.job import Checkpoint
-from tandem.manifest import FILE
+from tandem.manifest import FILE, Broken, Manifest
 from tandem.mistake import UserError
 from tandem.retention import Keepers, reasons
 from tandem.rundir import RunDir
@@ -142,9 +142,9 @@ def _delete(rundir: RunDir, one: Doomed) -> str:
         return "it is being read"
     aside = temporary_beside(folder)
     before = _digest(folder)
-    if one.digest is not None and before != one.digest:
-        return "it is another one meanwhile, or gone"
     try:
+        if _sound_digest(folder) != one.digest:
+            return "it is another one meanwhile"
         # A temporary folder's age says whether it is forgotten: while we may put it back, it must not look so.
         os.utime(folder)
         folder.rename(aside)
@@ -159,6 +159,18 @@ def _delete(rundir: RunDir, one: Doomed) -> str:
         aside.unlink(missing_ok=True)
     folder.with_name(f"{folder.name}.why.json").unlink(missing_ok=True)
     return ""
+
+
+def _sound_digest(folder: Path) -> str | None:
+    """The digest by which a plan knows a checkpoint; None for what is none, as .bad, or has no sound manifest.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    try:
+        return Manifest.load(folder).digest
+    except Broken:
+        return None
 
 
 def _put_back(aside: Path, folder: Path) -> None:
