@@ -90,6 +90,13 @@ def three(rundir: RunDir) -> Iterator[Ranks]:
     ranks.close()
 
 
+def kill_writer(saver: Saver) -> None:
+    process = saver._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def large_state() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Three parts and a bit, with tensors that cross their borders."""
     numbers = LEAST_PART * 3 // 4
@@ -202,10 +209,7 @@ def test_a_part_whose_writer_dies_fails_the_save_at_once_and_the_next_one_is_who
 ) -> None:
     weights, optimizer = large_state()
     three.save(10, weights, optimizer)
-    process = three.savers[2]._process
-    assert process is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    kill_writer(three.savers[2])
     began = time.monotonic()
     outcomes = three.save(20, weights, optimizer)
     assert time.monotonic() - began < 30
@@ -221,10 +225,7 @@ def test_a_part_whose_writer_dies_fails_the_save_at_once_and_the_next_one_is_who
 def test_a_part_that_fails_before_the_others_begin_is_not_waited_for(rundir: RunDir, three: Ranks) -> None:
     weights, optimizer = large_state()
     three.save(10, weights, optimizer)
-    process = three.savers[2]._process
-    assert process is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    kill_writer(three.savers[2])
     three.savers[2].save(20, POSITION, weights, optimizer, {})
     assert "failed" in three.savers[2].wait()
     began = time.monotonic()
