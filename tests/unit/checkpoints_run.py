@@ -17,8 +17,7 @@ from tandem.lineage import GenerationRecord
 from tandem.manifest import FILE, WEIGHTS, DataPosition, Manifest, hash_file
 from tandem.rundir import RunDir, checkpoint_name
 from tandem.status import CheckpointRef
-
-OPTIMIZER = "state/optimizer.safetensors"
+from tandem_trainer.checkpoint.reading import FULL_WEIGHTS, OPTIMIZER
 
 
 class SmallRun:
@@ -47,16 +46,29 @@ class SmallRun:
         assert self.rundir.record_generation(record)
 
     def save(
-        self, step: int, generation: int = 1, weights: Mapping[str, Tensor] | None = None, accuracy: float | None = None
+        self,
+        step: int,
+        generation: int = 1,
+        weights: Mapping[str, Tensor] | None = None,
+        accuracy: float | None = None,
+        full: Mapping[str, Tensor] | None = None,
     ) -> CheckpointRef:
-        """A committed checkpoint, evaluated if it has a score."""
+        """A committed checkpoint, evaluated if it has a score.
+
+        Args:
+            full: the weights in full precision, where those for evaluators are rounded.
+        """
         name = checkpoint_name(step)
         folder = self.rundir.checkpoint(name)
         (folder / "state").mkdir(parents=True)
         values = weights if weights is not None else {"layer.weight": torch.full((4, 3), float(step))}
         save_file(dict(values), folder / WEIGHTS)
         save_file({"layer.weight/exp_avg": torch.ones(4, 3)}, folder / OPTIMIZER)
-        entries = [hash_file(folder / path).model_copy(update={"path": path}) for path in (WEIGHTS, OPTIMIZER)]
+        paths = [WEIGHTS, OPTIMIZER]
+        if full is not None:
+            save_file(dict(full), folder / FULL_WEIGHTS)
+            paths.append(FULL_WEIGHTS)
+        entries = [hash_file(folder / path).model_copy(update={"path": path}) for path in paths]
         manifest = Manifest(
             name=name,
             step=step,

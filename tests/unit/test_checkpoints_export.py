@@ -155,6 +155,16 @@ class TestWeights:
         assert torch.equal(found["a"], WEIGHTS["a"].bfloat16())
         assert found["norm.count"].dtype == torch.int64
 
+    @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16, torch.float32])
+    def test_are_those_in_full_precision_only_where_the_type_holds_them(
+        self, tmp_path: Path, dtype: torch.dtype | None
+    ) -> None:
+        run, full = SmallRun(tmp_path / "run"), torch.randn(40)
+        run.begin(1)
+        run.save(250, weights={"a": full.bfloat16()}, full={"a": full})
+        self.exported(run, tmp_path / "x", dtype=dtype)
+        assert torch.equal(load_file(tmp_path / "x")["a"], full.to(dtype or torch.bfloat16))
+
     def test_a_value_that_does_not_fit_is_refused(self) -> None:
         with pytest.raises(Refused, match=r"a holds 7e\+04, which float16 cannot; take bfloat16"):
             cast("a", torch.tensor([1.0, 70000.0]), torch.float16)

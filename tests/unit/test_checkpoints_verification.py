@@ -13,7 +13,8 @@ from tandem.checkpoints import chunks, telling, verification
 from tandem.checkpoints.chunks import ChunkedFile
 from tandem.checkpoints.verification import verify
 from tandem.manifest import FILE, WEIGHTS, Broken
-from tests.unit.checkpoints_run import OPTIMIZER, SmallRun
+from tandem_trainer.checkpoint.reading import OPTIMIZER
+from tests.unit.checkpoints_run import SmallRun
 
 NAME = "step-000000100"
 

@@ -9,6 +9,7 @@ Every byte is verified before it is used, and nothing is unpickled. The answer i
 import argparse
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tandem.manifest import Broken, Manifest
-from tandem_trainer.checkpoint.reading import read_weights
+from tandem_trainer.checkpoint.reading import read_full_weights, read_weights
 
 FORMS = ("safetensors", "state-dict")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -43,7 +44,7 @@ def export(checkpoint: Path, digest: str, to: Path, form: str, dtype: torch.dtyp
         manifest = Manifest.load(checkpoint)
         if manifest.digest != digest:
             raise Refused(f"{checkpoint.name} was replaced by another checkpoint meanwhile; try again")
-        weights = read_weights(checkpoint, manifest)
+        weights = read_for(dtype)(checkpoint, manifest)
     except FileNotFoundError as error:
         raise Refused(
             f"{checkpoint.name} was deleted while it was read, as retention does; take a newer one"
@@ -67,6 +68,11 @@ def export(checkpoint: Path, digest: str, to: Path, form: str, dtype: torch.dtyp
             key=lambda name: (not name.endswith(("16", "32", "64")) or name.startswith("int"), name),
         ),
     }
+
+
+def read_for(dtype: torch.dtype | None) -> Callable[[Path, Manifest], dict[str, Tensor]]:
+    """Which weights to read: those that were evaluated, unless the type asked for holds more than they may have."""
+    return read_weights if dtype in (None, torch.bfloat16) else read_full_weights
 
 
 def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -26,7 +26,7 @@ from tandem.checkpoints.columns import plain
 from tandem.checkpoints.entry import Entry, Inventory
 from tandem.checkpoints.exporting import CONFIG, MODEL, Format, Order, config, refuse_to_overwrite
 from tandem.durable import encode, sync_folder, temporary_beside
-from tandem.manifest import WEIGHTS, Broken, Manifest
+from tandem.manifest import WEIGHTS, Manifest
 from tandem.mistake import UserError
 from tandem.report.words import size
 
@@ -165,10 +165,11 @@ def _leased(path: Path) -> Iterator[lease.Lease | None]:
 
 
 def _need_space(path: Path, manifest: Manifest) -> None:
-    try:
-        needed = manifest.entry(WEIGHTS).size + MARGIN
-    except Broken as error:
-        raise UserError(f"{manifest.name} has no {WEIGHTS}, so there are no weights to export") from error
+    # Beside weights for evaluators there may be some in full precision.
+    sizes = [entry.size for entry in manifest.files if Path(entry.path).name == WEIGHTS]
+    if not sizes:
+        raise UserError(f"{manifest.name} has no {WEIGHTS}, so there are no weights to export")
+    needed = max(sizes) + MARGIN
     free = shutil.disk_usage(path.parent).free
     if free < needed:
         raise UserError(plain(f"{path} needs up to {size(needed)}, and the disk has {size(free)} free"))
