@@ -25,6 +25,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tandem import lease
 from tandem.durable import create_json, read_json, read_json_or_none, replace_json
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import Chain, GenerationRecord, chain, counts
@@ -34,6 +35,7 @@ from tandem.status import CheckpointRef
 
 FOLDERS = ("generations", "rewinds", "checkpoints", "evaluations", "leases", "log")
 _STEP = re.compile(r"^step-(\d{9,})$")
+_LEASE = re.compile(r"^([a-z]+)-(step-\d{9,})[-.]")
 _GENERATION = re.compile(r"^(\d{6,})\.json$")
 BAD = ".bad"
 STALE = ".stale"
@@ -196,6 +198,15 @@ class RunDir:
                 replace_json(self.checkpoints / f"{target.name}.why.json", {"why": why, "at": time.time()})
             return target
         raise OSError(f"{source} was set aside a thousand times already")
+
+    def readers(self) -> dict[str, tuple[str, ...]]:
+        """For each checkpoint with a running lease, verb and holder of each; files are `<verb>-<checkpoint>-…`."""
+        found: dict[str, tuple[str, ...]] = {}
+        for path in self._listed(self.leases):
+            if (match := _LEASE.match(path.name)) and lease.is_held(path):
+                holder = (_object(read_json_or_none(path)) or {}).get("holder", "somebody")
+                found[match[2]] = (*found.get(match[2], ()), f"{match[1]} by {holder}")
+        return found
 
     # Hints
 

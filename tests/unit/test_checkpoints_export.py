@@ -15,7 +15,7 @@ from tandem.checkpoints import copying
 from tandem.checkpoints.choice import sound
 from tandem.checkpoints.copying import copy
 from tandem.checkpoints.exporting import Dtype, Format, Order, config, fields, refuse_to_overwrite, target
-from tandem.checkpoints.inventory import leases, look
+from tandem.checkpoints.inventory import look
 from tandem.checkpoints.naming import filled
 from tandem.job import DistributedTrainingJob
 from tandem.mistake import UserError
@@ -293,7 +293,7 @@ class TestCopying:
         assert "\n" not in str(error.value)
         assert (path / "model.safetensors").read_bytes() == b"weights"
         assert sorted(file.name for file in tmp_path.iterdir()) == ["run", "x"]
-        assert leases(run.rundir) == {}
+        assert run.rundir.readers() == {}
 
     def test_a_disk_without_room_is_refused_before(
         self, run: SmallRun, tmp_path: Path, program: list[str], monkeypatch: pytest.MonkeyPatch

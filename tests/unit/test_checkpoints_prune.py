@@ -1,6 +1,5 @@
 """What `tandem checkpoints prune` may delete, and that it deletes nothing else however the run goes on meanwhile."""
 
-import itertools
 import os
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from tandem.job import Checkpoint, Evaluators
 from tandem.manifest import FILE
 from tandem.mistake import UserError
 from tandem.retention import Keepers, expendable, reasons
+from tandem.rundir import RunDir
 from tandem.status import CheckpointRef
 from tests.unit.checkpoints_run import SmallRun, messy
 
@@ -128,11 +128,10 @@ class TestDeleting:
     def test_puts_back_what_somebody_began_to_read_in_the_last_moment(
         self, run: SmallRun, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        looks = itertools.count()
-        monkeypatch.setattr(
-            pruning, "leases", lambda rundir: {"step-000000100": ("evaluate by x",)} if next(looks) == 1 else {}
-        )
-        spared = carried_out(run, planned(run))
+        name = "step-000000100"
+        plan, reading = planned(run), {name: ("evaluate by x",)}
+        monkeypatch.setattr(RunDir, "readers", lambda rundir: {} if rundir.checkpoint(name).exists() else reading)
+        spared = carried_out(run, plan)
         assert spared["step-000000100"] == "somebody began to read it, or it was written anew"
         assert run.rundir.manifest("step-000000100").step == 100
         assert "step-000000200" not in run.names()

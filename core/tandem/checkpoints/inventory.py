@@ -18,7 +18,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tandem import lease
 from tandem.checkpoints.entry import Entry, Inventory, Leftover, Progress, State
 from tandem.durable import TEMPORARY, read_json_or_none
 from tandem.job import DistributedTrainingJob
@@ -30,7 +29,6 @@ from tandem.rundir import BAD, RunDir
 from tandem.tasks import GOALS
 
 _ASIDE = re.compile(r"^(step-(\d{9,}))\.(bad|stale)(?:\.\d+)?$")
-_LEASE = re.compile(r"^([a-z]+)-(step-\d{9,})[-.]")
 
 
 def look(rundir: RunDir) -> Inventory:
@@ -48,7 +46,7 @@ def look(rundir: RunDir) -> Inventory:
     metric = job.spec.evaluation.metric if job else str(best.get("metric") or "accuracy")
     final = _mapping(_mapping(rundir.done()).get("final")).get("name")
     resumed = records[-1].resumed_from if records else None
-    readers = leases(rundir)
+    readers = rundir.readers()
 
     links = chain(records)
     entries = [_placed(entry, links, rewinds) for entry in found] if lineage else found
@@ -72,16 +70,6 @@ def look(rundir: RunDir) -> Inventory:
         free=_free(rundir.path),
         now=time.time(),
     )
-
-
-def leases(rundir: RunDir) -> dict[str, tuple[str, ...]]:
-    """For each checkpoint with a running lease, verb and holder of each: lease files are `<verb>-<checkpoint>-…`."""
-    found: dict[str, tuple[str, ...]] = {}
-    for path in _listed(rundir.leases):
-        if (match := _LEASE.match(path.name)) and lease.is_held(path):
-            holder = _mapping(read_json_or_none(path)).get("holder", "somebody")
-            found[match[2]] = (*found.get(match[2], ()), f"{match[1]} by {holder}")
-    return found
 
 
 def _committed(rundir: RunDir, name: str) -> Entry | None:

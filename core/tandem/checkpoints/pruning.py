@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.checkpoints.entry import Entry, Inventory
-from tandem.checkpoints.inventory import leases
 from tandem.durable import read_json_or_none, temporary_beside
 from tandem.job import Checkpoint
 from tandem.manifest import FILE, Broken, Manifest
@@ -138,7 +137,7 @@ def _doomed(entry: Entry, why: str) -> Doomed:
 def _delete(rundir: RunDir, one: Doomed) -> str:
     """Delete it through a rename. Returns why it was spared, "" if it was not."""
     folder = rundir.checkpoint(one.name)
-    if one.name in leases(rundir):
+    if one.name in rundir.readers():
         return "it is being read"
     aside = temporary_beside(folder)
     before = _digest(folder)
@@ -150,7 +149,7 @@ def _delete(rundir: RunDir, one: Doomed) -> str:
         folder.rename(aside)
     except FileNotFoundError:
         return "it is gone"
-    if _digest(aside) != before or one.name in leases(rundir):
+    if _digest(aside) != before or one.name in rundir.readers():
         _put_back(aside, folder)
         return "somebody began to read it, or it was written anew"
     if aside.is_dir():

@@ -33,7 +33,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tandem import lease
 from tandem.durable import (
     TEMPORARY,
     commit_folder,
@@ -273,7 +272,7 @@ def clean(rundir: RunDir, job: DistributedTrainingJob, request: Request) -> list
         request: the save after which it is done.
     """
     manifests = rundir.committed()
-    keepers = Keepers(_scores(rundir, job, manifests), request["facts"].get("parent"), _leased(rundir))
+    keepers = Keepers(_scores(rundir, job, manifests), request["facts"].get("parent"), set(rundir.readers()))
     names = expendable(
         [manifest.reference for manifest in manifests], job.spec.checkpoint, job.spec.evaluation, keepers
     )
@@ -320,16 +319,6 @@ def _scores(rundir: RunDir, job: DistributedTrainingJob, manifests: list[Manifes
         if isinstance(value, int | float):
             scores[manifest.name] = float(value)
     return scores
-
-
-def _leased(rundir: RunDir) -> set[str]:
-    """Checkpoints with a running lease: lease files are named `<verb>-<checkpoint>-…`."""
-    names = set()
-    for path in rundir.leases.glob("*-step-*"):
-        parts = path.name.split("-")
-        if len(parts) > 2 and lease.is_held(path):
-            names.add(f"step-{parts[2]}")
-    return names
 
 
 def serve(run_dir: Path, descriptor: int) -> None:
