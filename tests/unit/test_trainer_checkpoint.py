@@ -319,10 +319,24 @@ def test_retention_keeps_the_newest_the_best_the_leased_and_the_parent(rundir: R
     saves.saver = Saver(rundir, Author(1, None, 1), lambda: None, saves.outcomes.append)
 
 
-def create_score(rundir: RunDir, number: int, accuracy: float) -> None:
+def create_score(rundir: RunDir, number: int, accuracy: float, loss: float | None = 1.0) -> None:
     folder = rundir.evaluations / f"step-{number:09d}"
     folder.mkdir()
-    create_json(folder / "g000001.json", {"metrics": {"accuracy": accuracy}})
+    create_json(folder / "g000001.json", {"metrics": {"accuracy": accuracy, "loss": loss}})
+
+
+def test_retention_does_not_keep_what_lost_its_mind_as_the_best(rundir: RunDir, writing: Any) -> None:
+    begin(rundir, 1)
+    saves = writing(1)
+    saves.save(1)
+    create_score(rundir, 1, 0.5)
+    saves.save(2)
+    create_score(rundir, 2, 0.9, loss=None)
+    for number in (3, 4):
+        saves.save(number)
+    saves.saver.close()
+    assert rundir.checkpoint_names() == [f"step-{number:09d}" for number in (1, 3, 4)]
+    saves.saver = Saver(rundir, Author(1, None, 1), lambda: None, saves.outcomes.append)
 
 
 def test_saving_does_not_wait_for_the_disk(rundir: RunDir, writing: Any) -> None:

@@ -315,7 +315,9 @@ def _scores(rundir: RunDir, job: DistributedTrainingJob, manifests: list[Manifes
     for manifest in manifests:
         result = read_json_or_none(rundir.evaluations / manifest.name / f"g{manifest.generation:06d}.json")
         metrics = result.get("metrics") if isinstance(result, dict) else None
-        value = metrics.get(job.spec.evaluation.metric) if isinstance(metrics, dict) else None
+        if not isinstance(metrics, dict) or metrics.get("loss", 0.0) is None:
+            continue  # as for best.json, a loss that is not finite is never the best
+        value = metrics.get(job.spec.evaluation.metric)
         if isinstance(value, int | float):
             scores[manifest.name] = float(value)
     return scores
