@@ -124,14 +124,14 @@ def measure_save(loop: Loop, side: Side, steps: int) -> dict[str, Any]:
         loop.step(finished=True)
     before = [loop.step(finished=True)[0] for _ in range(steps)]
     dist.barrier()
-    began = time.perf_counter()
+    began, computed = time.perf_counter(), time.thread_time()
     problem = ""
     try:
         side.save(loop.steps)
     except Exception as error:
         # A side that fails is counted; the others go on.
         problem = repr(error)
-    blocked = time.perf_counter() - began
+    blocked, computed = time.perf_counter() - began, time.thread_time() - computed
     after: list[float] = []
     finished = False
     while len(after) < LEAST_AFTER or not finished:
@@ -147,6 +147,7 @@ def measure_save(loop: Loop, side: Side, steps: int) -> dict[str, Any]:
         problem = problem or repr(error)
     record = {
         "blocked": max(over_ranks(blocked)),
+        "computed": max(over_ranks(computed)),
         "commit": max(over_ranks(commit)),
         "before": before,
         "after": after,

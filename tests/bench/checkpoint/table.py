@@ -18,6 +18,8 @@ class Cost:
     failed: int
     blocked: list[float]
     """Of each save, in order of size: training stood still on the slowest rank."""
+    computed: float
+    """What of that the training thread itself was on a processor: on busy cores it also waits for its turn."""
     commit: float
     """From the call until all ranks were done."""
     step: float
@@ -44,6 +46,7 @@ def cost(records: Sequence[dict[str, Any]], side: str) -> Cost | None:
         saves=len(saves),
         failed=len(saves) - len(good),
         blocked=sorted(record["blocked"] for record in good),
+        computed=statistics.median(record["computed"] for record in good),
         commit=statistics.median(record["commit"] for record in good),
         step=statistics.median(normal),
         slower=statistics.median(
@@ -65,22 +68,23 @@ def written(records: Sequence[dict[str, Any]], sides: Sequence[str]) -> str:
     """The table."""
     memory = {record["side"]: record for record in records if record["kind"] == "memory"}
     lines = [
-        "| side | saves | blocked, s: median, p95, range | done after, s | steps meanwhile | a save costs, s "
+        "| side | saves | blocked, s: median, p95, range | computing | done after, s | steps meanwhile | a save costs, s "
         f"| every {EVERY} steps | memory, GB: most, after |",
-        "|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for side in sides:
         found, held = cost(records, side), memory.get(side)
         space = "–" if held is None else f"{held['peak'] / 1e9:.2f}, {held['after'] / 1e9:.2f}"
         if found is None:
             failed = sum(record["kind"] == "save" and record["side"] == side for record in records)
-            lines.append(f"| {side} | 0 of {failed} | – | – | – | – | – | {space} |")
+            lines.append(f"| {side} | 0 of {failed} | – | – | – | – | – | – | {space} |")
             continue
         low, high = found.blocked[0], found.blocked[-1]
         middle = statistics.median(found.blocked)
         lines.append(
             f"| {side} | {found.saves - found.failed} of {found.saves} "
-            f"| **{middle:.3f}**, {p95(found.blocked):.3f}, {low:.3f} to {high:.3f} | {found.commit:.2f} "
+            f"| **{middle:.3f}**, {p95(found.blocked):.3f}, {low:.3f} to {high:.3f} "
+            f"| {found.computed:.3f} | {found.commit:.2f} "
             f"| × {found.slower:.2f} | {found.total:.2f} | {found.share:.1%} | {space} |"
         )
     return "\n".join(lines)

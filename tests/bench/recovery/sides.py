@@ -30,6 +30,8 @@ TOKEN = "recovery"
 FOREVER = 1_000_000
 LEAVE_SECONDS = 45.0
 """For a job to end after SIGTERM; torchrun gives ranks 30 s by default."""
+TEARDOWN_SECONDS = 2.0
+"""For the memory of processes that are dead already."""
 
 
 class Side(ABC):
@@ -134,7 +136,10 @@ class Side(ABC):
         for process in [*self.agents.values(), *self.others()]:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, deadline - time.monotonic()))
-        left = marked(self.network.mark)
+        # The kernel takes its time to end what an agent takes along.
+        deadline = time.monotonic() + TEARDOWN_SECONDS
+        while (left := marked(self.network.mark)) and time.monotonic() < deadline:
+            time.sleep(0.05)
         found = [f"process {_described(process)}" for process in left]
         end(left)
         found += [f"port {port} at {place}" for place, ports in self.network.listeners().items() for port in ports]
