@@ -68,8 +68,8 @@ def written(records: Sequence[dict[str, Any]], sides: Sequence[str]) -> str:
     """The table."""
     memory = {record["side"]: record for record in records if record["kind"] == "memory"}
     lines = [
-        "| side | saves | blocked, s: median, p95, range | computing | done after, s | steps meanwhile | a save costs, s "
-        f"| every {EVERY} steps | memory, GB: most, after |",
+        "| side | saves | blocked, s: median, p95, range | computing | done after, s | steps meanwhile "
+        f"| a save costs, s | every {EVERY} steps | memory, GB: most, after |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for side in sides:
