@@ -6,7 +6,7 @@ an untrained one. That is deliberately blunt. Ratios alone call every hard sampl
 a rewind that was not needed costs more than a spike that heals by itself.
 
 Every rank computes this from the losses that all have agreed on, so all come to the same answer after the same step.
-(Rewinding and skipping what came before a spike: Chowdhery et al. 2022, PaLM, section 5.1.)
+(Rewinding and skipping what came before a spike: "PaLM", arXiv 2204.02311, section 5.1.)
 """
 
 import math

@@ -2,7 +2,7 @@
 
 A Feistel network of six rounds permutes the numbers below 4^h; numbers that fall outside of the set are sent through it
 again until they fall inside (cycle walking), which keeps it a permutation, and takes four times as long at worst.
-(Black and Rogaway 2002, Ciphers with arbitrary finite domains, section 4.) So any part of the order of a trillion
+("Ciphers with arbitrary finite domains", CT-RSA 2002, section 4.) So any part of the order of a trillion
 samples costs as much as of a thousand: microseconds and no memory, where a list would take eight bytes for each.
 """
 
