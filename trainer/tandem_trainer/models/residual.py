@@ -3,7 +3,7 @@
 from torch import nn
 
 SMALL_IMAGE = 64
-"""Below this many pixels the stride-2 stem and its pooling would leave nothing to convolve (He et al. 2015, 4.2)."""
+"""Below this many pixels nothing is left after the stride-2 stem and its pooling ("Deep residual learning", 4.2)."""
 
 
 def resnet18(channels: int, image_size: int, classes: int) -> nn.Module:
