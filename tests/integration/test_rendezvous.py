@@ -113,6 +113,23 @@ def test_a_job_that_has_failed_ends_its_agents_with_the_reason(tmp_path: Path) -
         assert len({step.generation for step in group.steps()}) == 1
 
 
+def test_an_agent_that_is_leaving_is_not_disturbed_by_sigterm(tmp_path: Path) -> None:
+    """Whoever runs agents tells all of them to go when the first one has; the last words in their logs must stay."""
+    with Elastic(tmp_path).start("worker-0", "worker-1") as group:
+        group.step_after(0.0, world=2)
+        group.rundir.mark_failed("ConfigurationError", "there is no such folder", 78)
+        agent, log = group.agents["worker-0"], tmp_path / "worker-0.txt"
+        until(lambda: "event=over" in log.read_text(), what="the end of the job")
+        deadline = time.monotonic() + 60
+        while agent.poll() is None:
+            assert time.monotonic() < deadline
+            agent.terminate()
+            time.sleep(0.001)
+        assert agent.returncode == 78
+        assert "SignalException" not in log.read_text()
+        assert "Traceback" not in log.read_text()
+
+
 def test_an_agent_with_a_wrong_token_ends_with_a_sentence(tmp_path: Path) -> None:
     with Elastic(tmp_path, replicas=1) as group:
         group.start_coordinator()

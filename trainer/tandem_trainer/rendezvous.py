@@ -15,6 +15,7 @@ it does not have, so the agent would end with a stack trace. SystemExit passes t
 import atexit
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -99,6 +100,15 @@ class TandemRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for a generation with this agent in it, and connect to its store."""
+        try:
+            return self._next()
+        except SystemExit:
+            # This agent is leaving. torchrun's handler of SIGTERM raises wherever it hits, also in the interpreter's last
+            # lines, and what would then stand at the end of the log is that, and not why the job ended.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            raise
+
+    def _next(self) -> RendezvousInfo:
         while True:
             reason = self._heartbeat.why_again()
             listener = _listen()
