@@ -103,8 +103,8 @@ class TandemRendezvous(RendezvousHandler):
         try:
             return self._next()
         except SystemExit:
-            # This agent is leaving. torchrun's handler of SIGTERM raises wherever it hits, also in the interpreter's last
-            # lines, and what would then stand at the end of the log is that, and not why the job ended.
+            # This agent is leaving. torchrun's handler of SIGTERM raises wherever it hits, also in the interpreter's
+            # last lines, and what would then stand at the end of the log is that, and not why the job ended.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             raise
 
