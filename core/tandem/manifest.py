@@ -165,6 +165,34 @@ def hash_file(path: Path) -> FileEntry:
     return FileEntry(path=path.name, size=size, sha256=digests)
 
 
+def open_file(folder: Path, entry: FileEntry) -> int:
+    """Open one file of a checkpoint to read it. Returns its descriptor, which is the caller's to close.
+
+    Raises:
+        FileNotFoundError: the whole checkpoint is gone.
+        Broken: the file is missing, of another size, or no file.
+    """
+    where = f"{folder.name}/{entry.path}"
+    try:
+        descriptor = os.open(folder / entry.path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if folder.is_dir():
+            raise Broken(f"{folder.name} lacks {entry.path}") from None
+        raise
+    except NotADirectoryError as error:
+        raise Broken(f"{where} is not a file") from error
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise Broken(f"{where} is not a file")
+        if facts.st_size != entry.size:
+            raise Broken(f"{where} has {facts.st_size:,} bytes instead of {entry.size:,}")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def verified_bytes(folder: Path, entry: FileEntry) -> memoryview:
     """The content of one file of a checkpoint, writable: what was checked is what is used, not what is read again.
 
@@ -172,21 +200,8 @@ def verified_bytes(folder: Path, entry: FileEntry) -> memoryview:
         FileNotFoundError: the whole checkpoint is gone.
         Broken: the file is missing, of another size, or altered.
     """
-    path = folder / entry.path
+    descriptor = open_file(folder, entry)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        if folder.is_dir():
-            raise Broken(f"{folder.name} lacks {entry.path}") from None
-        raise
-    except NotADirectoryError as error:
-        raise Broken(f"{folder.name}/{entry.path} is not a file") from error
-    try:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise Broken(f"{folder.name}/{entry.path} is not a file")
-        if facts.st_size != entry.size:
-            raise Broken(f"{folder.name}/{entry.path} should have {entry.size} bytes and does not")
         # Not a bytearray, which would be filled with zeros first.
         content = memoryview(mmap.mmap(-1, max(entry.size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[: entry.size]
         numbers = range(len(entry.sha256))

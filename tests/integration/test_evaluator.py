@@ -155,7 +155,7 @@ def test_bad_checkpoints_are_reported_and_passed_over(tmp_path: Path) -> None:
     assert run.rundir.checkpoint(misfit.name).is_dir(), "it is whole, only not for us"
     assert run.merged(misfit) is None
     why = {line["checkpoint"]: line["why"] for line in run.log("evaluator-0-0", "bad")}
-    assert "should have" in why[truncated.name]
+    assert "bytes instead of" in why[truncated.name]
     assert "checksum" in why[flipped.name]
     assert "no manifest" in why[unlisted.name]
     assert "not those of the job's model" in why[misfit.name]

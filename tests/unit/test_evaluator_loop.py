@@ -73,7 +73,7 @@ def test_a_broken_final_checkpoint_is_set_aside_and_the_one_before_stands_in(run
     run.rundir.mark_done(final)
     assert evaluator.run() == ExitCode.DONE
     assert run.merged(older)
-    assert "should have" in why_bad(run)[final.name]
+    assert "bytes instead of" in why_bad(run)[final.name]
     assert (run.rundir.checkpoints / f"{final.name}.bad").is_dir()
 
 

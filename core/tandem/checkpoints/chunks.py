@@ -6,13 +6,12 @@ the memory of the machine that looks at them, so at most a few chunks are held.
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
-from tandem.manifest import CHUNK, READERS, Broken, FileEntry
+from tandem.manifest import CHUNK, READERS, Broken, FileEntry, open_file
 
 
 class ChunkedFile:
@@ -22,24 +21,10 @@ class ChunkedFile:
         """
         Raises:
             FileNotFoundError: the whole checkpoint is gone.
-            Broken: the file is missing, or of another size.
+            Broken: the file is missing, of another size, or no file.
         """
         self.entry, self._where = entry, f"{folder.name}/{entry.path}"
-        try:
-            self._descriptor = os.open(folder / entry.path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            if folder.is_dir():
-                raise Broken(f"{folder.name} lacks {entry.path}") from None
-            raise
-        except NotADirectoryError as error:
-            raise Broken(f"{self._where} is not a file") from error
-        facts = os.fstat(self._descriptor)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size != entry.size:
-            os.close(self._descriptor)
-            wrong = "is not a file"
-            if stat.S_ISREG(facts.st_mode):
-                wrong = f"has {facts.st_size:,} bytes instead of {entry.size:,}"
-            raise Broken(f"{self._where} {wrong}")
+        self._descriptor = open_file(folder, entry)
         self._held: tuple[int, bytes] = (-1, b"")
 
     def soundness(self) -> Iterator[tuple[int, bool]]:
