@@ -25,7 +25,7 @@ from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint import writer
 from tandem_trainer.checkpoint.reading import OPTIMIZER, read_optimizer, read_weights
 from tandem_trainer.checkpoint.restoring import Loaded, record_start, restore
-from tandem_trainer.checkpoint.saving import Author, Outcome, Saver, Superseded
+from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
 from tandem_trainer.checkpoint.state import load_optimizer_state, load_weights, optimizer_state, weights
 from tandem_trainer.group import Group
 from tandem_trainer.models import build
@@ -236,9 +236,9 @@ def test_a_generation_never_overwrites_its_own_checkpoint(rundir: RunDir, writin
 
 def test_two_groups_of_the_same_generation_cannot_both_start(rundir: RunDir, alone: Group) -> None:
     record_start(rundir, alone, 3, [], None)
-    with pytest.raises(Superseded, match="already started"):
+    with pytest.raises(writer.Superseded, match="already started"):
         record_start(rundir, alone, 3, [], None)
-    with pytest.raises(Superseded, match="generation 3 is already running"):
+    with pytest.raises(writer.Superseded, match="generation 3 is already running"):
         record_start(rundir, alone, 2, [], None)
 
 

@@ -14,7 +14,8 @@ from tandem.exitcode import ExitCode
 from tandem.launch import GENERATION, REPLICA, RUN_DIR
 from tandem.memory import keep_freed_memory
 from tandem.rundir import RunDir
-from tandem_trainer.checkpoint.saving import SaveFailed, Superseded
+from tandem_trainer.checkpoint.saving import SaveFailed
+from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.group import Group
 from tandem_trainer.loop import train
 from tandem_trainer.mistake import ConfigurationError

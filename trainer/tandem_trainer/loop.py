@@ -23,8 +23,9 @@ from tandem.rundir import RunDir
 from tandem.tasks import ImageClassification
 from tandem_trainer.checkpoint.format import parse
 from tandem_trainer.checkpoint.restoring import Loaded, record_start, restore
-from tandem_trainer.checkpoint.saving import Author, Outcome, SaveFailed, Saver, Superseded
+from tandem_trainer.checkpoint.saving import Author, Outcome, SaveFailed, Saver
 from tandem_trainer.checkpoint.state import load_optimizer_state, load_weights, optimizer_state, weights
+from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.classification import Stepper
 from tandem_trainer.data import load
 from tandem_trainer.data.order import Batches, Order

@@ -18,7 +18,7 @@ from tandem.lineage import GenerationRecord
 from tandem.manifest import Broken, Manifest
 from tandem.rundir import RunDir
 from tandem_trainer.checkpoint.reading import read_full_weights, read_optimizer
-from tandem_trainer.checkpoint.saving import Superseded
+from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.group import Group
 
 LEASE_SECONDS = 3600.0

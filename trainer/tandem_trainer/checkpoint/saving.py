@@ -52,10 +52,6 @@ class SaveFailed(Exception):  # noqa: N818 - it says what happened
     """The last checkpoint could not be written."""
 
 
-class Superseded(Exception):  # noqa: N818 - it is a state of this generation
-    """A newer generation exists; this one must stop."""
-
-
 class Saver:
     """Saves of one generation. Not thread-safe: the training thread alone calls it."""
 

@@ -68,7 +68,7 @@ Digests = dict[str, dict[str, str]]
 
 
 class Superseded(Exception):  # noqa: N818 - it is a state of the generation
-    """A newer generation exists; nothing of this one may be committed any more."""
+    """A newer generation exists: this one must stop, and nothing of it may be committed any more."""
 
 
 def aside_folder(rundir: RunDir, name: str, generation: int, number: int) -> Path:
