@@ -32,7 +32,6 @@ class _Mark:
     phase: str
     at: float
     """When, on the watch's own clock."""
-    stopped: bool
     steps_seen: bool = False
     """Whether it has made a step before our eyes; the first one may compile, and takes long."""
     complete: bool = False
@@ -69,6 +68,7 @@ class HangWatch:
         """A generation was formed."""
         self.generation = generation
         self._marks: dict[str, dict[int, _Mark]] = {}
+        # Whose process is stopped, by rank and replica, and since when on our clock.
         self._halted: dict[tuple[int, str], float] = {}
         self._clock = self._moved = 0.0
         self._heard: float | None = None
@@ -99,7 +99,7 @@ class HangWatch:
             return self._halt()
         marks = {(rank, replica): mark for replica, ranks in self._marks.items() for rank, mark in ranks.items()}
         # A process that is stopped will not go on by itself, whatever it was doing.
-        if all(mark.trains for mark in marks.values()) or any(mark.stopped for mark in marks.values()):
+        if all(mark.trains for mark in marks.values()) or self._halted:
             if still < self._training:
                 return None
             told = f"no rank has made a step for {still:.0f} s; {self._blamed(marks)}"
@@ -137,14 +137,13 @@ class HangWatch:
         if before is None or before.step != report.step or before.phase != phase or report.phase == SCRIPT:
             seen = before is not None and (before.steps_seen or (before.phase == TRAIN and before.step != report.step))
             self._moved = self._clock
-            return _Mark(report.step, phase, self._clock, stopped, seen, complete)
-        before.stopped = stopped
+            return _Mark(report.step, phase, self._clock, seen, complete)
         return before
 
     def _blamed(self, marks: dict[tuple[int, str], _Mark]) -> str:
         steps = {mark.step for mark in marks.values()}
         newest = max(mark.at for mark in marks.values())
-        stopped = {key: mark for key, mark in marks.items() if mark.stopped}
+        stopped = {key: mark for key, mark in marks.items() if key in self._halted}
         behind = {key: mark for key, mark in marks.items() if mark.step == min(steps)} if len(steps) > 1 else {}
         oldest = {key: mark for key, mark in marks.items() if newest - mark.at > self._most_between}
         if stopped:
