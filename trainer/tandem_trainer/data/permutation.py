@@ -9,11 +9,10 @@ samples costs as much as of a thousand: microseconds and no memory, where a list
 import torch
 from torch import Tensor
 
+from tandem_trainer.data.hashing import LOWER, hashed
 from tandem_trainer.data.seed import mixed
 
 ROUNDS = 6
-_MASK = 0xFFFF_FFFF
-_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B
 
 
 class Permutation:
@@ -27,7 +26,7 @@ class Permutation:
     def __init__(self, size: int, seed: int) -> None:
         self._size = size
         self._half = max(1, -(-max(size - 1, 1).bit_length() // 2))
-        self._keys = [mixed(seed, number) & _MASK for number in range(ROUNDS)]
+        self._keys = [mixed(seed, number) & LOWER for number in range(ROUNDS)]
 
     def at(self, start: int, end: int) -> Tensor:
         """What stands at the places from `start` to `end` (exclusive). [end - start], int64."""
@@ -40,12 +39,5 @@ class Permutation:
         low = (1 << self._half) - 1
         left, right = numbers >> self._half, numbers & low
         for key in self._keys:
-            left, right = right, left ^ (_hashed(right ^ key) & low)
+            left, right = right, left ^ (hashed(right ^ key) & low)
         return left << self._half | right
-
-
-def _hashed(numbers: Tensor) -> Tensor:
-    """A well mixed 32-bit number for each number below 2^32."""
-    numbers = (numbers ^ numbers >> 16) * _FIRST & _MASK
-    numbers = (numbers ^ numbers >> 15) * _SECOND & _MASK
-    return numbers ^ numbers >> 16

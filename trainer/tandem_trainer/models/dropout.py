@@ -4,19 +4,18 @@ So the same units are dropped for the same sample whichever rank computes it, in
 shrinks, grows and resumes has the loss curve of an undisturbed one. torch's own dropout draws from the generator of the
 rank, in the order in which samples come.
 
-The draw is a 32-bit hash: multiply, xor-shift, multiply, of which the upper bits are compared (the constants were found
-by search: https://nullprogram.com/blog/2018/07/31/). It costs a quarter of what torch's generator costs on a CPU.
-Rejected: a generator per sample (a kernel for each), Philox written in tensor operations (ten rounds, for a quality
-that dropout does not need).
+The draw is a 32-bit hash of which the upper bits are compared (tandem_trainer.data.hashing). It costs a quarter of what
+torch's generator costs on a CPU. Rejected: a generator per sample (a kernel for each), Philox written in tensor
+operations (ten rounds, for a quality that dropout does not need).
 """
 
 import torch
 from torch import Tensor, nn
 
+from tandem_trainer.data.hashing import FIRST, LOWER, hash_in_place, wrapped
 from tandem_trainer.data.seed import mixed
 
 _ODD = 0x9E3779B1
-_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B
 
 
 class Draws:
@@ -27,8 +26,8 @@ class Draws:
 
     def set(self, seed: int, step: int, ids: Tensor) -> None:
         """The samples with these ids, [N] int64, are about to be computed in this step."""
-        keys = (ids ^ (ids >> 32) * _FIRST) * _ODD + (mixed(seed, step) & 0xFFFF_FFFF)
-        self.keys = _hashed(_hashed(_wrapped(keys)))
+        keys = (ids ^ (ids >> 32) * FIRST) * _ODD + (mixed(seed, step) & LOWER)
+        self.keys = hash_in_place(hash_in_place(wrapped(keys)))
 
 
 class SampleDropout(nn.Module):
@@ -43,7 +42,7 @@ class SampleDropout(nn.Module):
     def __init__(self, p: float, layer: int, draws: Draws) -> None:
         super().__init__()
         self.p, self._draws = p, draws
-        self._salt = mixed(layer) & 0xFFFF_FFFF
+        self._salt = mixed(layer) & LOWER
         self._units = torch.empty(0, dtype=torch.int32)
 
     def forward(self, activations: Tensor) -> Tensor:
@@ -56,8 +55,8 @@ class SampleDropout(nn.Module):
         count = activations[0].numel()
         if len(self._units) != count or self._units.device != keys.device:
             units = torch.arange(count, dtype=torch.int64, device=keys.device)
-            self._units = _wrapped(units * _ODD + self._salt)
-        hashed = _hashed(keys.unsqueeze(1) ^ self._units)
+            self._units = wrapped(units * _ODD + self._salt)
+        hashed = hash_in_place(keys.unsqueeze(1) ^ self._units)
         # A hash is any 32-bit number with the same chance; p of them lie below this one.
         kept = hashed >= int(self.p * 2**32) - 2**31
         scale = kept.view(activations.shape).to(activations.dtype).mul_(1.0 / (1.0 - self.p))
@@ -80,21 +79,3 @@ def key_dropout(model: nn.Module) -> Draws:
     for layer, (parent, name, child) in enumerate(found):
         setattr(parent, name, SampleDropout(child.p, layer, draws))
     return draws
-
-
-def _wrapped(numbers: Tensor) -> Tensor:
-    """The lower 32 bits of each number."""
-    return (numbers & 0xFFFF_FFFF).sub_(2**31).to(torch.int32)
-
-
-def _hashed(numbers: Tensor) -> Tensor:
-    """A number for each whose upper bits are well mixed; changes what it is given."""
-    numbers *= _signed(_FIRST)
-    # A signed shift copies the sign; what is wanted are zeros.
-    numbers ^= (numbers >> 15).bitwise_and_(0x1_FFFF)
-    numbers *= _signed(_SECOND)
-    return numbers
-
-
-def _signed(number: int) -> int:
-    return number - 2**32 if number >= 2**31 else number
