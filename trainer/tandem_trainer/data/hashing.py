@@ -2,7 +2,7 @@
 (https://nullprogram.com/blog/2018/07/31/).
 
 There are two forms of it, because two things are wanted. The order of the samples needs any of the 32 bits, of a few
-numbers at a time: `hashed` mixes the lower ones as well. Dropout compares the upper bits alone, and draws for every unit
+numbers at a time: `hashed` mixes the lower ones as well. Dropout compares the upper bits alone and draws for every unit
 of every sample: `hash_in_place` leaves two of the three shifts out, needs numbers of half the width and less memory.
 The data order and the dropout of every run follow from these values, so they must never change.
 """
