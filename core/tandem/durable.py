@@ -117,6 +117,13 @@ def read_json_or_none(path: Path) -> Any:
         return None
 
 
+def listed(folder: Path) -> list[Path]:
+    """What is in a folder, by name; nothing if the folder is not there."""
+    with suppress(FileNotFoundError):
+        return sorted(folder.iterdir())
+    return []
+
+
 def commit_folder(aside: Path, final: Path) -> None:
     """Give a complete, synced folder its name, which must never have been used.
 

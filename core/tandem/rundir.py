@@ -18,7 +18,6 @@ Readers poll, trust only a committed folder whose manifest verifies, and treat a
 
 import re
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tandem import lease
-from tandem.durable import create_json, read_json, read_json_or_none, replace_json
+from tandem.durable import create_json, listed, read_json, read_json_or_none, replace_json
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import Chain, GenerationRecord, chain, counts
 from tandem.manifest import Broken, Manifest
@@ -96,7 +95,7 @@ class RunDir:
             ValueError: one is damaged. To go on without it could make a checkpoint count that does not, or lose all
                 that came before, so a person has to look.
         """
-        found = (_GENERATION.match(path.name) for path in self._listed(self.generations))
+        found = (_GENERATION.match(path.name) for path in listed(self.generations))
         records = [self._record(int(match[1]), match[0]) for match in found if match]
         return sorted(records, key=lambda record: record.generation)
 
@@ -112,7 +111,7 @@ class RunDir:
 
     def newest_generation(self) -> int:
         """The highest generation that has a record, 0 if none has."""
-        found = (_GENERATION.match(path.name) for path in self._listed(self.generations))
+        found = (_GENERATION.match(path.name) for path in listed(self.generations))
         return max((int(match[1]) for match in found if match), default=0)
 
     def chain(self) -> Chain:
@@ -132,7 +131,7 @@ class RunDir:
 
     def rewind_records(self) -> list[Rewind]:
         """All rewinds, oldest first."""
-        paths = (path for path in self._listed(self.rewinds) if _GENERATION.match(path.name))
+        paths = (path for path in listed(self.rewinds) if _GENERATION.match(path.name))
         return [Rewind.parse(read_json(path)) for path in paths]
 
     # Checkpoints
@@ -176,7 +175,7 @@ class RunDir:
 
     def checkpoint_names(self) -> list[str]:
         """Names of the committed checkpoint folders, lowest step first, on the chain or not, sound or not."""
-        found = (_STEP.match(path.name) for path in self._listed(self.checkpoints))
+        found = (_STEP.match(path.name) for path in listed(self.checkpoints))
         return [match[0] for match in sorted((match for match in found if match), key=lambda match: int(match[1]))]
 
     def set_aside(self, name: str, mark: str = BAD, why: str = "") -> Path | None:
@@ -202,7 +201,7 @@ class RunDir:
     def readers(self) -> dict[str, tuple[str, ...]]:
         """For each checkpoint with a running lease, verb and holder of each; files are `<verb>-<checkpoint>-…`."""
         found: dict[str, tuple[str, ...]] = {}
-        for path in self._listed(self.leases):
+        for path in listed(self.leases):
             if (match := _LEASE.match(path.name)) and lease.is_held(path):
                 holder = (_object(read_json_or_none(path)) or {}).get("holder", "somebody")
                 found[match[2]] = (*found.get(match[2], ()), f"{match[1]} by {holder}")
@@ -244,11 +243,6 @@ class RunDir:
     def ended(self) -> bool:
         """Whether training is over, either way."""
         return self.done_file.exists() or self.failed_file.exists()
-
-    @staticmethod
-    def _listed(folder: Path) -> Iterator[Path]:
-        with suppress(FileNotFoundError):
-            yield from sorted(folder.iterdir())
 
 
 def _object(value: Any) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tandem.checkpoints.entry import Entry, Inventory, Leftover, Progress, State
-from tandem.durable import TEMPORARY, read_json_or_none
+from tandem.durable import TEMPORARY, listed, read_json_or_none
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import Chain, GenerationRecord, chain, counts
 from tandem.manifest import FILE, Broken
@@ -98,7 +98,7 @@ def _committed(rundir: RunDir, name: str) -> Entry | None:
 def _uncommitted(rundir: RunDir) -> tuple[list[Entry], list[Leftover]]:
     """What was set aside, and what has a temporary name."""
     aside, leftovers = [], []
-    for path in _listed(rundir.checkpoints):
+    for path in listed(rundir.checkpoints):
         if path.name.startswith(TEMPORARY):
             with suppress(FileNotFoundError):
                 age = max(0.0, time.time() - path.lstat().st_mtime)
@@ -246,12 +246,6 @@ def _free(path: Path) -> int | None:
     with suppress(OSError):
         return shutil.disk_usage(path).free
     return None
-
-
-def _listed(folder: Path) -> list[Path]:
-    with suppress(FileNotFoundError):
-        return sorted(folder.iterdir())
-    return []
 
 
 def _mapping(value: Any) -> dict[str, Any]:

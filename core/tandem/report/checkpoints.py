@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from tandem.durable import read_json_or_none
 from tandem.job import DistributedTrainingJob
 from tandem.manifest import Broken
+from tandem.report.folder import folders, listed
 from tandem.report.lineage import Limits, counts
 from tandem.report.lines import Record, mapping, moment, number, text, whole, within
 from tandem.report.logs import EvaluatorLog, TrainLog
@@ -87,11 +87,7 @@ def _finite_loss(evaluation: Evaluation) -> bool:
 
 
 def _add_folders(found: Found, rundir: RunDir) -> None:
-    try:
-        folders = sorted(path for path in rundir.checkpoints.iterdir() if path.is_dir())
-    except OSError:
-        return
-    for folder in folders:
+    for folder in folders(rundir.checkpoints):
         match = _FOLDER.match(folder.name)
         if match is None:
             continue
@@ -121,15 +117,11 @@ def _add_committed(found: Found, rundir: RunDir, name: str, step: int) -> None:
 
 
 def _add_evaluations(found: Found, rundir: RunDir, faults: list[str]) -> None:
-    try:
-        folders = sorted(path for path in rundir.evaluations.iterdir() if path.is_dir())
-    except OSError:
-        return
-    for folder in folders:
+    for folder in folders(rundir.evaluations):
         match = _FOLDER.match(folder.name)
         if match is None:
             continue
-        for path in _listed(folder):
+        for path in listed(folder):
             if result := _RESULT.match(path.name):
                 evaluation = _evaluation(mapping(read_json_or_none(path)))
                 if evaluation is None:
@@ -191,9 +183,3 @@ def _matrix(value: object) -> Ints:
             if matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] and (matrix >= 0).all() and matrix.sum() < 2**53:
                 return matrix
     return np.empty((0, 0), np.int64)
-
-
-def _listed(folder: Path) -> list[Path]:
-    with suppress(OSError):
-        return sorted(folder.iterdir())
-    return []

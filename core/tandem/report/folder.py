@@ -1,6 +1,8 @@
-"""Whether a folder is a run directory at all; apart from `reading`, so that it can be asked without numpy."""
+"""What is in a run directory, and whether a folder is one at all; apart from `reading`, so that it needs no numpy."""
 
 import re
+from contextlib import suppress
+from pathlib import Path
 
 from tandem.rundir import RunDir
 
@@ -32,9 +34,19 @@ def expect_run(rundir: RunDir) -> None:
         )
 
 
+def listed(folder: Path) -> list[Path]:
+    """What is in a folder, by name; nothing if it is not there or cannot be read: a report is of what there is."""
+    with suppress(OSError):
+        return sorted(folder.iterdir())
+    return []
+
+
+def folders(folder: Path) -> list[Path]:
+    """The folders in it alone, in the same way."""
+    with suppress(OSError):
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    return []
+
+
 def _has_logs(rundir: RunDir) -> bool:
-    try:
-        names = [entry.name for entry in rundir.log.iterdir()]
-    except OSError:
-        return False
-    return any(TRAIN_LOG.match(name) or name == "coordinator.jsonl" for name in names)
+    return any(TRAIN_LOG.match(path.name) or path.name == "coordinator.jsonl" for path in listed(rundir.log))

@@ -9,7 +9,6 @@ import json
 import re
 import time as clock
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from tandem.durable import read_json, read_json_or_none
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import GenerationRecord
 from tandem.report import checkpoints, generations, lineage
-from tandem.report.folder import TRAIN_LOG, expect_run
+from tandem.report.folder import TRAIN_LOG, expect_run, listed
 from tandem.report.lines import mapping, moment, text
 from tandem.report.logs import (
     CoordinatorLog,
@@ -114,20 +113,20 @@ def _job(rundir: RunDir, faults: list[str]) -> tuple[DistributedTrainingJob | No
 
 
 def _train_logs(rundir: RunDir, faults: list[str]) -> list[TrainLog]:
-    named = [(path, TRAIN_LOG.match(path.name)) for path in _listed(rundir.log)]
+    named = [(path, TRAIN_LOG.match(path.name)) for path in listed(rundir.log)]
     found = [read_train_log(path, int(match[1]), faults) for path, match in named if match]
     return sorted(found, key=lambda log: log.generation)
 
 
 def _evaluator_logs(rundir: RunDir, faults: list[str]) -> list[EvaluatorLog]:
-    named = [(path, _EVALUATOR_LOG.match(path.name)) for path in _listed(rundir.log)]
+    named = [(path, _EVALUATOR_LOG.match(path.name)) for path in listed(rundir.log)]
     found = [read_evaluator_log(path, match[1], faults) for path, match in named if match]
     return sorted(found, key=lambda log: natural(log.name))
 
 
 def _records(rundir: RunDir, faults: list[str]) -> dict[int, GenerationRecord]:
     found = {}
-    for path in _listed(rundir.generations):
+    for path in listed(rundir.generations):
         if not path.name.endswith(".json") or path.name.startswith("."):
             continue
         try:
@@ -198,9 +197,3 @@ def _span(
     if not moments:
         return 0.0, 0.0
     return min(first or moments), max(moments)
-
-
-def _listed(folder: Path) -> list[Path]:
-    with suppress(OSError):
-        return sorted(folder.iterdir())
-    return []
