@@ -205,10 +205,14 @@ class Scene:
             findings.expect(step in there, f"step {step} is gone")
         findings.expect(is_new or 30 in there, "step 30 was deleted before there was a newer one")
         expected = self.NEW if is_new else self.NEWEST
-        self.expect_restored(findings, expected, passed_over=[])
-        if not findings.wrong:
-            self.go_on(findings, expected)
+        self.expect_continued(findings, expected)
         return findings
+
+    def expect_continued(self, findings: Findings, expected: Save | None) -> None:
+        """Start afresh from exactly this checkpoint; if nothing was wrong so far, go on from it."""
+        self.expect_restored(findings, expected, passed_over=[])
+        if expected is not None and not findings.wrong:
+            self.go_on(findings, expected)
 
     def expect_restored(
         self, findings: Findings, expected: Save | None, passed_over: Sequence[str] | None

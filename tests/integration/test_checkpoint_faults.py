@@ -10,7 +10,7 @@ import os
 import random
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +340,16 @@ def schedules(first: int, second: int, at_random: int) -> Iterator[list[int]]:
         yield turns
 
 
+def interrupted(
+    matrix: Matrix, writers: Callable[[], Sequence[Mapping[str, Any]]]
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """How two writers take turns, and what they report: either undisturbed first, then by all of the schedules."""
+    first, _ = (len(report["points"]) for report in replayed(matrix, writers, [0] * 1000))
+    _, second = (len(report["points"]) for report in replayed(matrix, writers, [1] * 1000))
+    for turns in schedules(first, second, at_random=20):
+        yield f"{turns[:3]}…", replayed(matrix, writers, turns)
+
+
 def test_two_writers_of_one_generation_do_not_mix_what_they_write(matrix: Matrix) -> None:
     """It should not happen: a generation's record is written once. If it does, one of both is there, whole."""
     twins = Save(50, 2), Save(50, 2, twin=1)
@@ -347,18 +357,13 @@ def test_two_writers_of_one_generation_do_not_mix_what_they_write(matrix: Matrix
     def writers() -> list[dict[str, Any]]:
         return [matrix.scene.writer(matrix.scene.parts(twin, number=3 + twin.twin)) for twin in twins]
 
-    first, _ = (len(report["points"]) for report in replayed(matrix, writers, [0] * 1000))
-    _, second = (len(report["points"]) for report in replayed(matrix, writers, [1] * 1000))
-    for turns in schedules(first, second, at_random=20):
-        reports = replayed(matrix, writers, turns)
+    for turns, reports in interrupted(matrix, writers):
         findings = Findings()
         winner = matrix.scene.present(findings).get(50)
         claims = [twin for twin, report in zip(twins, reports, strict=True) if "committed" in report["answers"][0]]
         findings.expect(claims == [winner], f"{claims} say that they are committed, and {winner} is there")
-        matrix.scene.expect_restored(findings, winner, passed_over=[])
-        if not findings.wrong:
-            matrix.scene.go_on(findings, Save(50, 2, twin=winner.twin if winner else 0))
-        matrix.count(f"two writers of one generation at {turns[:3]}…", findings)
+        matrix.scene.expect_continued(findings, winner)
+        matrix.count(f"two writers of one generation at {turns}", findings)
     matrix.expect_all_right(at_least=100)
 
 
@@ -371,48 +376,44 @@ class Succession(Scene):
     KEEP_LAST = 1
     NEWEST, NEW = Save(20, 1), Save(30, 2)
 
+    def old_writer(self) -> dict[str, Any]:
+        """That of generation 1, which is late."""
+        return self.writer(self.parts(Save(30, 1), number=3, parent=None))
+
+    def new_writer(self, *, saves: bool) -> dict[str, Any]:
+        """That of generation 2, which begins, and perhaps saves."""
+        return self.writer(self.parts(self.NEW, number=1) if saves else [], record=self.begin(2, Save(20, 1)).dump())
+
+
+@pytest.fixture
+def succession(server: Server, small: None, tmp_path: Path) -> Succession:
+    return Succession(server, tmp_path)
+
 
 def test_a_writer_that_was_superseded_harms_nothing_whenever_it_wakes_up(
-    server: Server, small: None, tally: Faults, tmp_path: Path
+    succession: Succession, server: Server, tally: Faults
 ) -> None:
-    scene = Succession(server, tmp_path)
-    matrix = Matrix(scene, server, tally)
-
-    def writers() -> list[dict[str, Any]]:
-        return [
-            scene.writer(scene.parts(Save(30, 1), number=3, parent=None)),
-            scene.writer(scene.parts(Save(30, 2), number=1), record=scene.begin(2, Save(20, 1)).dump()),
-        ]
-
-    first, _ = (len(report["points"]) for report in replayed(matrix, writers, [0] * 1000))
-    _, second = (len(report["points"]) for report in replayed(matrix, writers, [1] * 1000))
-    for turns in schedules(first, second, at_random=20):
-        reports = replayed(matrix, writers, turns)
+    matrix = Matrix(succession, server, tally)
+    for turns, reports in interrupted(matrix, lambda: [succession.old_writer(), succession.new_writer(saves=True)]):
         findings = Findings()
-        there = scene.present(findings)
+        there = succession.present(findings)
         findings.expect("committed" in reports[1]["answers"][0], f"the new one: {reports[1]['answers']}")
         findings.expect(there.get(30) == Save(30, 2), f"30 is {there.get(30)}")
         # A writer that was interrupted between its look at the records and its deletion cannot know of the new one.
         looked_before = "committed" in reports[0]["answers"][0]
         findings.expect(20 in there or looked_before, "what the running generation resumed from is gone")
-        scene.expect_restored(findings, Save(30, 2), passed_over=[])
-        if not findings.wrong:
-            scene.go_on(findings, Save(30, 2))
-        matrix.count(f"a superseded writer at {turns[:3]}…", findings)
+        succession.expect_continued(findings, Save(30, 2))
+        matrix.count(f"a superseded writer at {turns}", findings)
     matrix.expect_all_right(at_least=100)
 
 
 def test_a_writer_commits_nothing_once_a_newer_generation_has_begun(
-    server: Server, small: None, tally: Faults, tmp_path: Path
+    succession: Succession, server: Server, tally: Faults
 ) -> None:
-    scene = Succession(server, tmp_path)
-    matrix = Matrix(scene, server, tally)
+    matrix = Matrix(succession, server, tally)
 
     def writers() -> list[dict[str, Any]]:
-        return [
-            scene.writer(scene.parts(Save(30, 1), number=3, parent=None)),
-            scene.writer([], record=scene.begin(2, Save(20, 1)).dump()),
-        ]
+        return [succession.old_writer(), succession.new_writer(saves=False)]
 
     steps, _ = (report["points"] for report in replayed(matrix, writers, [0] * 1000))
     named = next(n for n, (kind, place) in enumerate(steps, start=1) if kind == RENAME and place.endswith("-000003"))
@@ -421,30 +422,26 @@ def test_a_writer_commits_nothing_once_a_newer_generation_has_begun(
         reports = replayed(matrix, writers, [0] * point + [1] * 1000)
         findings = Findings()
         findings.expect("superseded" in reports[0]["answers"][0], f"the old one: {reports[0]['answers']}")
-        findings.expect(30 not in scene.present(findings), "it committed")
-        scene.expect_restored(findings, Save(20, 1), passed_over=[])
-        if not findings.wrong:
-            scene.go_on(findings, Save(20, 1))
+        findings.expect(30 not in succession.present(findings), "it committed")
+        succession.expect_continued(findings, Save(20, 1))
         matrix.count(f"superseded at {point}", findings)
     matrix.expect_all_right(at_least=15)
 
 
 def test_what_a_starting_generation_has_read_is_kept_until_its_record_says_so(
-    server: Server, small: None, tmp_path: Path
+    succession: Succession, server: Server
 ) -> None:
     """Else a group that was cut off could save and delete it, and after a crash of the new one nothing would count."""
-    scene = Succession(server, tmp_path)
-    scene.reset()
+    succession.reset()
     group = Group(0, 1, 0, torch.device("cpu"))
-    restored = restore(scene.rundir, group, lambda loaded: None)
+    restored = restore(succession.rundir, group, lambda loaded: None)
     assert restored.loaded is not None
     assert restored.loaded.manifest.step == 20
-    (report,) = server.play([scene.writer(scene.parts(Save(30, 1), number=3, parent=None))])
+    (report,) = server.play([succession.old_writer()])
     assert "committed" in report["answers"][0]
-    assert scene.rundir.record_generation(scene.begin(2, Save(20, 1)))
+    assert succession.rundir.record_generation(succession.begin(2, Save(20, 1)))
     restored.release()
-    assert list(scene.rundir.leases.iterdir()) == []
+    assert list(succession.rundir.leases.iterdir()) == []
     findings = Findings()
-    scene.expect_restored(findings, Save(20, 1), passed_over=[])
-    scene.go_on(findings, Save(20, 1))
+    succession.expect_continued(findings, Save(20, 1))
     assert findings.wrong == []
