@@ -119,11 +119,17 @@ def test_several_that_must_go_are_all_named_and_all_may_go() -> None:
     assert job.members() == ["worker-2"]
 
 
-def test_who_must_go_while_the_group_saves_for_another_reason_is_part_of_it() -> None:
+def two_that_are_about_to_be_one() -> Job:
+    """Two train, one is wished for, and so the group is asked to save."""
     job = Job(target=2)
     job.trains("worker-0", "worker-1")
     job.tell(Retarget(1))
     job.passes(0.2)
+    return job
+
+
+def test_who_must_go_while_the_group_saves_for_another_reason_is_part_of_it() -> None:
+    job = two_that_are_about_to_be_one()
     assert job.runs("worker-0", 1).order == "save"
     job.must_go("worker-0")
     job.save_and_stop("worker-0", "worker-1", gone=("worker-0",))
@@ -132,10 +138,7 @@ def test_who_must_go_while_the_group_saves_for_another_reason_is_part_of_it() ->
 
 
 def test_who_must_go_when_others_have_saved_already_does_not_break_off_the_save() -> None:
-    job = Job(target=2)
-    job.trains("worker-0", "worker-1")
-    job.tell(Retarget(1))
-    job.passes(0.2)
+    job = two_that_are_about_to_be_one()
     job.save_and_stop("worker-0")
     job.training = False  # worker-0's ranks have ended, and worker-1's report is late
     assert job.must_go("worker-1").order == "save"
@@ -143,10 +146,7 @@ def test_who_must_go_when_others_have_saved_already_does_not_break_off_the_save(
 
 
 def test_a_group_that_was_closed_while_it_saved_is_not_asked_again_in_its_next_generation() -> None:
-    job = Job(target=2)
-    job.trains("worker-0", "worker-1")
-    job.tell(Retarget(1))
-    job.passes(0.2)
+    job = two_that_are_about_to_be_one()
     job.runs("worker-0", 1, reason="WorkerFailed")
     job.training = False
     job.passes(0.5)
@@ -255,11 +255,8 @@ def test_a_script_that_is_not_known_to_save_when_asked_is_asked_all_the_same_if_
 
 
 def test_the_next_generation_has_not_made_a_step_because_the_last_one_had() -> None:
-    saved, failed = Job(target=2), Job(target=2)
-    for job in (saved, failed):
-        job.trains("worker-0", "worker-1")
-    saved.tell(Retarget(1))
-    saved.passes(0.2)
+    saved, failed = two_that_are_about_to_be_one(), Job(target=2)
+    failed.trains("worker-0", "worker-1")
     failed.runs("worker-0", 1, reason="WorkerFailed")
     for job in (saved, failed):
         job.save_and_stop("worker-0", "worker-1")
