@@ -1,4 +1,8 @@
-"""Starts a coordinator: `python -m tandem_coordinator --host HOST --port PORT [--port-file FILE]`."""
+"""Starts a coordinator: `python -m tandem_coordinator --host HOST --port PORT [--port-file FILE] [--job FILE]`.
+
+The job is in the run directory already, where `tandem run` starts it; in a pod it comes in a file of its own, and the
+coordinator records it for all others.
+"""
 
 import argparse
 import asyncio
@@ -14,10 +18,13 @@ from pathlib import Path
 
 from aiohttp import web
 
+from tandem.difference import differences
 from tandem.durable import temporary_beside
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
-from tandem.launch import RUN_DIR, TOKEN
+from tandem.launch import JOB, RUN_DIR, TOKEN
+from tandem.mistake import UserError
+from tandem.reading import read_job
 from tandem.rundir import RunDir
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.ledger import Ledger, TakenOver
@@ -48,6 +55,13 @@ def main() -> None:
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on (default: all)")  # noqa: S104
     parser.add_argument("--port", type=int, default=7070, help="port to listen on; 0 takes a free one")
     parser.add_argument("--port-file", type=Path, help="file to write the port to, once it is open")
+    parser.add_argument(
+        "--job",
+        type=Path,
+        default=os.environ.get(JOB) or None,
+        metavar="FILE",
+        help=f"manifest of the job, to be recorded in the run directory (default: what {JOB} names; else it is there)",
+    )
     args = parser.parse_args()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
@@ -55,7 +69,7 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
-        code = asyncio.run(_serve(args.host, args.port, args.port_file))
+        code = asyncio.run(_serve(args.host, args.port, args.port_file, args.job))
     except CannotStart as error:
         print(f"tandem_coordinator: {error}", file=sys.stderr)
         code = ExitCode.USAGE
@@ -68,15 +82,17 @@ def main() -> None:
     os._exit(code)
 
 
-async def _serve(host: str, port: int, port_file: Path | None) -> ExitCode:
+async def _serve(host: str, port: int, port_file: Path | None, manifest: Path | None) -> ExitCode:
     token = os.environ.get(TOKEN, "")
     if not token:
         raise CannotStart(f"set {TOKEN} to the job's secret; without one anybody could steer the job")
     rundir = _rundir()
-    job = _job(rundir)
+    job = _job(rundir) if manifest is None else _given_job(rundir, manifest)
     ledger = Ledger(rundir)
     try:
         rundir.create()
+        if manifest is not None:
+            rundir.write_job(job)
         remembered = ledger.claim(job.spec.workers.replicas)
     except OSError as error:
         raise CannotStart(f"the run directory {rundir.path} cannot be written: {error.strerror or error}") from None
@@ -117,9 +133,31 @@ def _job(rundir: RunDir) -> DistributedTrainingJob:
     try:
         return rundir.read_job()
     except FileNotFoundError:
-        raise CannotStart(f"{rundir.job_file} is missing; tandem run and the operator write it") from None
+        raise CannotStart(
+            f"{rundir.job_file} is missing; tandem run writes it, and --job FILE or {JOB} have it written"
+        ) from None
     except (OSError, ValueError) as error:
         raise CannotStart(f"{rundir.job_file} is not a job: {str(error).splitlines()[0]}") from None
+
+
+def _given_job(rundir: RunDir, manifest: Path) -> DistributedTrainingJob:
+    """The job of a manifest, unless the run directory belongs to one that trains something else."""
+    try:
+        job = read_job(manifest)
+    except UserError as error:
+        raise CannotStart(str(error)) from None
+    try:
+        found = differences(rundir.read_job(), job)
+    except FileNotFoundError:
+        return job
+    except (OSError, ValueError) as error:
+        raise CannotStart(f"{rundir.job_file} is not a job: {str(error).splitlines()[0]}") from None
+    if found:
+        raise CannotStart(
+            f"{rundir.path} belongs to a job that trains something else ({'; '.join(found)}); "
+            "give this job another volume, or another folder on it"
+        )
+    return job
 
 
 async def _listen(runner: web.AppRunner, host: str, port: int) -> int:

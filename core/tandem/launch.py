@@ -14,6 +14,7 @@ COORDINATOR = "TANDEM_COORDINATOR"
 REPLICA = "TANDEM_REPLICA"
 GENERATION = "TANDEM_GENERATION"
 PULSE = "TANDEM_PULSE"
+JOB = "TANDEM_JOB"
 
 AGENT_RESTARTS = 1_000_000_000
 """torchrun counts every restart of its own workers; the budget that matters is the coordinator's."""

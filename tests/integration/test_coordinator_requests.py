@@ -1,20 +1,23 @@
 """What a coordinator answers to requests that are wrong, hostile or too large, and how it starts and stops."""
 
 import json
+import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from tandem import launch
 from tandem.coordinator_client import Refused
 from tandem.exitcode import ExitCode
 from tandem.rundir import RunDir
 from tests.integration.coordinator_process import Agent, Coordinator, spawn
-from tests.integration.elastic import TOKEN
+from tests.integration.elastic import TOKEN, until
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +131,42 @@ def test_what_keeps_it_from_starting_is_one_sentence(tmp_path: Path) -> None:
     assert "job.json is not a job" in refusal(rundir)
     rundir.job_file.unlink()
     assert "job.json is missing" in refusal(rundir)
+
+
+def test_a_job_that_comes_in_a_file_is_recorded_for_all_others(tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path)
+    given = coordinator.rundir.read_job()
+    coordinator.rundir.job_file.rename(tmp_path / "given.json")
+    with mock.patch.dict(os.environ, {launch.JOB: str(tmp_path / "given.json")}):
+        coordinator.start()
+    assert coordinator.kill(signal.SIGTERM) == 0
+    assert coordinator.rundir.read_job() == given
+
+
+def test_a_file_with_another_number_of_workers_is_recorded_anew(tmp_path: Path) -> None:
+    rundir = Coordinator(tmp_path, workers={"replicas": 1}).rundir
+    changed = Coordinator(tmp_path / "changed", workers={"replicas": 3}).rundir.job_file
+    port_file = tmp_path / "port"
+    command = [*launch.coordinator_command("127.0.0.1", 0, port_file), "--job", str(changed)]
+    process = spawn(rundir, command)
+    try:
+        until(port_file.exists, what="the coordinator's start")
+        assert rundir.read_job().spec.workers.replicas == 3
+    finally:
+        process.kill()
+        process.communicate(timeout=20)
+
+
+def test_a_file_that_is_no_job_or_another_job_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    rundir = Coordinator(tmp_path).rundir
+    before = rundir.job_file.read_bytes()
+    missing = tmp_path / "missing.json"
+    assert f"{missing}" in refusal(rundir, "--job", str(missing))
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text(before.decode().replace('"replicas"', '"replica"'))
+    assert "did you mean replicas?" in refusal(rundir, "--job", str(wrong))
+    other = Coordinator(tmp_path / "other", trainer={"task": "image-classification", "config": {"epochs": 7}})
+    complaint = refusal(rundir, "--job", str(other.rundir.job_file))
+    assert f"{rundir.path} belongs to a job that trains something else (spec.trainer.config.epochs: " in complaint
+    assert "another volume" in complaint
+    assert rundir.job_file.read_bytes() == before

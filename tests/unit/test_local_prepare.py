@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tandem.difference import differences
 from tandem.job import DistributedTrainingJob
 from tandem.local import prepare
-from tandem.local.prepare import Claim, claim, differences
+from tandem.local.prepare import Claim, claim
 from tandem.mistake import UserError
 from tandem.rundir import RunDir
 

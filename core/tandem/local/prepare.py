@@ -20,8 +20,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tandem.difference import differences
 from tandem.durable import TEMPORARY, encode
-from tandem.job import DistributedTrainingJob, Spec
+from tandem.job import DistributedTrainingJob
 from tandem.local.guardian import sweep
 from tandem.mistake import UserError
 from tandem.rundir import FOLDERS, RunDir
@@ -103,34 +104,6 @@ def claim(path: Path, job: DistributedTrainingJob, fresh: bool, again: str) -> C
         os.close(lock)
         raise
     return Claim(run_dir, lock, tuple(notes))
-
-
-def differences(there: DistributedTrainingJob, given: DistributedTrainingJob) -> list[str]:
-    """What keeps a run from being gone on with: its name and what is trained. The rest of the spec may change."""
-    found = []
-    if there.metadata.name != given.metadata.name:
-        found.append(f"metadata.name: there {there.metadata.name}, now {given.metadata.name}")
-    return found + list(_compare("spec.trainer", _trained(there.spec), _trained(given.spec)))
-
-
-def _trained(spec: Spec) -> dict[str, Any]:
-    whole = spec.trainer.dump()
-    whole.pop("image", None)
-    if spec.trainer.task is not None:
-        whole["config"] = spec.trainer.settings.dump()
-    return whole
-
-
-def _compare(path: str, there: Any, given: Any) -> Iterator[str]:
-    if isinstance(there, dict) and isinstance(given, dict):
-        for key in sorted({*there, *given}):
-            yield from _compare(f"{path}.{key}", there.get(key), given.get(key))
-    elif there != given:
-        yield f"{path}: there {_shown(there)}, now {_shown(given)}"
-
-
-def _shown(value: Any) -> str:
-    return "not set" if value is None else json.dumps(value)
 
 
 def _make(path: Path) -> None:
