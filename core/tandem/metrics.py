@@ -77,3 +77,23 @@ EVALUATOR_CPU = Metric("tandem_evaluator_cpu_cores", "gauge", "Cores that an eva
 
 ALL: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 """All of them, in the order above."""
+
+
+@dataclass(frozen=True)
+class OperatorMetric:
+    """One metric of the operator: it has no job."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+OPERATOR_RECONCILES = OperatorMetric("tandem_operator_reconciles_total", "Looks at a job.")
+OPERATOR_ERRORS = OperatorMetric("tandem_operator_reconcile_errors_total", "Looks that failed and are repeated.")
+OPERATOR_SECONDS = OperatorMetric("tandem_operator_reconcile_seconds_total", "Time spent on looks, waiting included.")
+OPERATOR_REQUESTS = OperatorMetric("tandem_operator_api_requests_total", "Requests sent to the API server.")
+OPERATOR_QUEUE = OperatorMetric("tandem_operator_queue_depth", "Jobs that are due and wait to be looked at.")
+OPERATOR_JOBS = OperatorMetric("tandem_operator_jobs", "Jobs by phase.", ("phase",))
+OPERATOR_AGE = OperatorMetric(
+    "tandem_operator_last_list_seconds", "Time since everything was last compared with the API server."
+)

@@ -1,4 +1,4 @@
-"""`python -m tandem_evaluator --index I`: one evaluator process.
+"""`python -m tandem_evaluator --index I`: one evaluator process. `--processes N`: so many, for a pod.
 
 Exit codes: DONE when training is over and everything is merged. PREEMPTED on SIGTERM and INTERRUPTED on SIGINT, not
 DONE: an Indexed Job would take a drained node's 0 for an index that has completed, and nobody would evaluate the
@@ -17,6 +17,7 @@ from tandem import launch
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
 from tandem.rundir import RunDir
+from tandem_evaluator.crew import run_crew
 
 JOB_POLL_SECONDS = 0.2
 SAY_WAITING_SECONDS = 10.0
@@ -34,8 +35,13 @@ class Refused(Exception):  # noqa: N818 - it says what happened
 def main(arguments: list[str] | None = None) -> int:
     """Entry point. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tandem_evaluator", description="Evaluate a run's checkpoints.")
-    parser.add_argument("--index", type=int, required=True, help="number of this process within its replica, from 0")
-    index = parser.parse_args(arguments).index
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--index", type=int, help="number of this process within its replica, from 0")
+    which.add_argument("--processes", type=int, help="start so many, with the indices from 0")
+    given = parser.parse_args(arguments)
+    if given.processes is not None:
+        return run_crew(given.processes)
+    index: int = given.index
     # One thread unless the user wishes otherwise, set before anything loads a mathematics library: several evaluators
     # share a machine with each other and with data loading, and idle cores are used by more processes.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

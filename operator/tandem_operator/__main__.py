@@ -1,0 +1,108 @@
+"""`python -m tandem_operator`: the operator, until SIGTERM.
+
+--operator-image, --trainer-image, --evaluator-image   what the pods of jobs run
+--namespace NAME                                       only there (may be repeated); default: everywhere
+--port PORT                                            /metrics, /healthz and /readyz
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from kubernetes.aio.config import ConfigException
+
+from tandem.exitcode import ExitCode
+from tandem_operator.api import ApiServer
+from tandem_operator.controller import Controller
+from tandem_operator.coordinators import Coordinators
+from tandem_operator.gauges import Gauges
+from tandem_operator.health import serve_health
+from tandem_operator.pods import Images
+from tandem_operator.store import Store
+from tandem_operator.watching import Watching
+
+log = logging.getLogger("tandem.operator")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    images: Images
+    namespaces: tuple[str, ...]
+    port: int
+
+
+def main() -> int:
+    """Operate until SIGTERM. Returns the exit code."""
+    options = _options()
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s level=%(levelname)s %(message)s")
+    # What kopf says about each watch is said a hundred times a minute.
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    try:
+        asyncio.run(_operate(options))
+    except ConfigException as error:
+        print(f"tandem_operator: no cluster to operate in: {error}; set KUBECONFIG", file=sys.stderr)
+        return ExitCode.USAGE
+    return ExitCode.DONE
+
+
+async def _operate(options: Options) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    store, gauges = Store(), Gauges()
+    async with await ApiServer.connect() as api, Coordinators() as coordinators:
+        controller = Controller(api, coordinators, store, options.images, gauges)
+        watching = Watching(api, store, controller.backlog.add, options.namespaces)
+        gauges.depth, gauges.requests = lambda: len(controller.backlog), lambda: api.requests
+        gauges.age = lambda: watching.age
+        tasks = [
+            asyncio.create_task(watching.sweep(), name="sweep"),
+            asyncio.create_task(watching.watch(), name="watch"),
+            asyncio.create_task(_control(watching, controller), name="control"),
+            asyncio.create_task(serve_health(options.port, watching, gauges), name="health"),
+        ]
+        stop = asyncio.create_task(stopping.wait(), name="stop")
+        log.info("event=started version=%s namespaces=%s", version("tandem"), ",".join(options.namespaces) or "all")
+        done, _ = await asyncio.wait([*tasks, stop], return_when=asyncio.FIRST_COMPLETED)
+        for task in [*tasks, stop]:
+            task.cancel()
+        await asyncio.gather(*tasks, stop, return_exceptions=True)
+        for task in done - {stop}:
+            # None of them ends by itself. Better to start anew than to go on with a part missing.
+            error = None if task.cancelled() else task.exception()
+            raise RuntimeError(f"{task.get_name()} has ended") from error
+    log.info("event=stopped")
+
+
+async def _control(watching: Watching, controller: Controller) -> None:
+    await watching.listed.wait()
+    log.info("event=listed")
+    await controller.run()
+
+
+def _options(arguments: Sequence[str] | None = None) -> Options:
+    parser = argparse.ArgumentParser(prog="python -m tandem_operator", description="Operate DistributedTrainingJobs.")
+    for role in ("operator", "trainer", "evaluator"):
+        variable = f"TANDEM_{role.upper()}_IMAGE"
+        default = os.environ.get(variable) or None
+        parser.add_argument(
+            f"--{role}-image", default=default, required=default is None, help=f"default: the variable {variable}"
+        )
+    parser.add_argument("--namespace", action="append", default=[], help="operate only there; may be repeated")
+    parser.add_argument("--port", type=int, default=8080, help="for /metrics, /healthz, /readyz (default: 8080)")
+    given = parser.parse_args(arguments)
+    images = Images(operator=given.operator_image, trainer=given.trainer_image, evaluator=given.evaluator_image)
+    return Options(images, tuple(given.namespace), given.port)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""Requests to the API server, with plain dicts.
+
+Plain, because typed models refuse fields that are newer than themselves, and because a user's pod template goes through
+as it is. The official client's connection is used (its configuration, its renewal of tokens), and not its dynamic
+client: that asks the server what kinds it has before the first request, and the paths of nine kinds are known.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from tandem_operator.kinds import Kind
+
+MANAGER = "tandem-operator"
+"""Our name as the writer of fields."""
+REQUEST_SECONDS = 30.0
+PAGE = 500
+"""Objects in one answer of a list."""
+APPLY, MERGE, PLAIN = "application/apply-patch+yaml", "application/merge-patch+json", "application/json"
+
+Object = dict[str, Any]
+
+
+class Unavailable(Exception):  # noqa: N818 - it is a state of the API server, and normal
+    """It did not answer, or not now. Worth trying again."""
+
+
+class Refused(Exception):  # noqa: N818 - reads as the sentence it is
+    """The API server said no, and why."""
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.reason = code, reason
+
+
+@dataclass(frozen=True)
+class Page:
+    """A part of a list."""
+
+    items: list[Object]
+    version: int
+    """The resource version of the whole list."""
+
+
+class ApiServer:
+    """A connection to the API server. Close it, or use it as an asynchronous context."""
+
+    def __init__(self, connection: client.ApiClient) -> None:
+        self._client = connection
+        self.requests = 0
+        """So many were sent."""
+
+    @classmethod
+    async def connect(cls) -> Self:
+        """Connect with the pod's service account, or else as kubectl would.
+
+        Raises:
+            kubernetes.aio.config.ConfigException: neither is there.
+        """
+        settings = client.Configuration()
+        settings.connection_pool_maxsize = 64
+        try:
+            config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+        except config.ConfigException:
+            await config.load_kube_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+        return cls(client.ApiClient(settings))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()  # type: ignore[no-untyped-call]
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """One object, None if there is none.
+
+        Raises:
+            Unavailable, Refused: see there.
+        """
+        try:
+            return await self._request("GET", kind.path(namespace, name))
+        except Refused as error:
+            if error.code == 404:
+                return None
+            raise
+
+    async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[Page]:
+        """All objects, some hundred at a time.
+
+        Raises:
+            Unavailable, Refused: see there. Refused with 410 if it took so long that the rest has expired.
+        """
+        query = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
+        while True:
+            found = await self._request("GET", kind.path(namespace), query)
+            metadata = found.get("metadata", {})
+            # Items of a list do not say what they are.
+            items = [{"apiVersion": kind.api, "kind": kind.name, **one} for one in found.get("items") or []]
+            yield Page(items, int(metadata.get("resourceVersion") or 0))
+            if not metadata.get("continue"):
+                return
+            query["continue"] = metadata["continue"]
+
+    async def create(self, kind: Kind, manifest: Object) -> Object:
+        """Make an object.
+
+        Raises:
+            Unavailable, Refused: see there. Refused with 409 if the name is taken.
+        """
+        path = kind.path(manifest["metadata"]["namespace"])
+        return await self._request("POST", path, {"fieldManager": MANAGER}, manifest)
+
+    async def apply(self, kind: Kind, manifest: Object) -> Object:
+        """Have the fields of a manifest be so, whoever set them before.
+
+        Raises:
+            Unavailable, Refused: see there.
+        """
+        metadata = manifest["metadata"]
+        path = kind.path(metadata["namespace"], metadata["name"])
+        return await self._request("PATCH", path, {"fieldManager": MANAGER, "force": "true"}, manifest, APPLY)
+
+    async def patch_status(self, kind: Kind, namespace: str, name: str, changes: Object) -> Object | None:
+        """Change fields of a status; None if the object is gone.
+
+        Raises:
+            Unavailable, Refused: see there.
+        """
+        path = kind.path(namespace, name, "status")
+        try:
+            return await self._request("PATCH", path, {"fieldManager": MANAGER}, {"status": changes}, MERGE)
+        except Refused as error:
+            if error.code == 404:
+                return None
+            raise
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """Delete an object with what belongs to it, if it is still the one with this UID.
+
+        Raises:
+            Unavailable, Refused: see there.
+        """
+        options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        try:
+            await self._request("DELETE", kind.path(namespace, name), body=options)
+        except Refused as error:
+            # Gone, or another one has its name by now.
+            if error.code not in (404, 409):
+                raise
+
+    async def _request(
+        self, method: str, path: str, query: dict[str, str] | None = None, body: Object | None = None, kind: str = PLAIN
+    ) -> Object:
+        self.requests += 1
+        address = f"{path}?{urlencode(query)}" if query else path
+        headers = {"Accept": PLAIN, "Content-Type": kind}
+        try:
+            prepared = await self._client.param_serialize(
+                method, address, header_params=headers, auth_settings=["BearerToken"]
+            )
+            url, sent = prepared[1], prepared[2]
+            answer = await self._client.call_api(method, url, sent, body, _request_timeout=REQUEST_SECONDS)
+            content = await answer.read()  # type: ignore[no-untyped-call]
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise Unavailable(f"{method} {path}: {error or type(error).__name__}") from error
+        try:
+            found: Object = json.loads(content or b"{}")
+        except ValueError as error:
+            raise Unavailable(f"{method} {path}: what answers is not an API server ({answer.status})") from error
+        if answer.status == 429 or answer.status >= 500:
+            raise Unavailable(f"{method} {path}: {answer.status} {found.get('message', '')}")
+        if answer.status >= 400:
+            raise Refused(answer.status, found.get("reason", ""), found.get("message", str(answer.status)))
+        return found

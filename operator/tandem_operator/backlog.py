@@ -1,0 +1,91 @@
+"""Which jobs have to be looked at, and when: each at most once at a time, with a growing pause after errors."""
+
+import asyncio
+import heapq
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
+"""Seconds after an error, doubled for each further one in a row."""
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Backlog(Generic[K]):
+    """Keys that are due now or later. A key that is being worked on is not given out a second time before it is done.
+
+    Args:
+        least: seconds between two times that a key is given out, so that a burst of news is looked at once.
+    """
+
+    def __init__(self, least: float = 0.0) -> None:
+        self._least = least
+        self._due: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []
+        self._count = 0
+        self._busy: set[K] = set()
+        self._given: dict[K, float] = {}
+        self._failures: dict[K, int] = {}
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        """How many are due now and wait."""
+        now = asyncio.get_running_loop().time()
+        return sum(1 for key, due in self._due.items() if due <= now and key not in self._busy)
+
+    def add(self, key: K, seconds: float = 0.0) -> None:
+        """Have a key given out in so many seconds, or earlier if it is due earlier already."""
+        now = asyncio.get_running_loop().time()
+        due = max(now + seconds, self._given.get(key, -self._least) + self._least)
+        if key in self._due and self._due[key] <= due:
+            return
+        self._due[key] = due
+        self._push(key, due)
+
+    async def take(self) -> K:
+        """The next key that is due. Give it back with `done`."""
+        while True:
+            now = asyncio.get_running_loop().time()
+            while self._heap and not self._counts(*self._heap[0]):
+                heapq.heappop(self._heap)
+            if self._heap and self._heap[0][0] <= now:
+                key = heapq.heappop(self._heap)[2]
+                del self._due[key]
+                self._busy.add(key)
+                self._given[key] = now
+                return key
+            patience = self._heap[0][0] - now if self._heap else None
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(patience):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def done(self, key: K, again_in: float | None = None, failed: bool = False) -> None:
+        """It was looked at, and wants to be again in so many seconds, or soon because that failed."""
+        self._busy.discard(key)
+        if failed:
+            count = self._failures[key] = self._failures.get(key, 0) + 1
+            again_in = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (count - 1))
+        else:
+            self._failures.pop(key, None)
+        if again_in is not None:
+            self.add(key, again_in)
+        if key in self._due:
+            self._push(key, self._due[key])
+
+    def forget(self, key: K) -> None:
+        """It does not exist any more."""
+        self._due.pop(key, None)
+        self._given.pop(key, None)
+        self._failures.pop(key, None)
+
+    def _counts(self, due: float, _: int, key: K) -> bool:
+        """Whether an entry of the heap is the one that says when its key is due, and the key may be given out."""
+        return self._due.get(key) == due and key not in self._busy
+
+    def _push(self, key: K, due: float) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (due, self._count, key))
+        self._changed.set()

@@ -1,0 +1,297 @@
+"""The shell around `reconcile`: looks at one job after the other, and does what is decided.
+
+Watches only say which job to look at. A look takes what is known of the job's objects, asks its coordinator, decides,
+and writes. What a write answers is known at once, so that the next look does not do it again because the watch is late.
+"""
+
+import asyncio
+import base64
+import logging
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from tandem.job import DistributedTrainingJob
+from tandem.snapshot import Snapshot
+from tandem.status import Condition, Status
+from tandem_operator import kinds, names, objects, pods, reporting
+from tandem_operator.api import ApiServer, Refused, Unavailable
+from tandem_operator.backlog import Backlog
+from tandem_operator.coordinators import Coordinators
+from tandem_operator.gauges import Gauges
+from tandem_operator.observed import observe
+from tandem_operator.pods import Images
+from tandem_operator.reconcile import Plan, Situation, is_ours, name_taken, reconcile
+from tandem_operator.reporting import Notice, Trouble, rfc3339
+from tandem_operator.store import Key, Object, Store
+
+AT_ONCE = 16
+"""Jobs that are looked at side by side; most of a look is waiting for an answer."""
+LEAST_SECONDS = 0.2
+"""Between two looks at one job."""
+LIVELY_SECONDS = 10.0
+"""Between two writes of a status of which only step, loss and the like have changed."""
+
+log = logging.getLogger("tandem.operator")
+
+
+@dataclass
+class _Memory:
+    """What is only kept to save requests; all of it can be lost."""
+
+    uid: str
+    token: str = ""
+    written: float = 0.0
+    """When the status was written last."""
+    endpoint: str = ""
+
+
+class Controller:
+    """Looks at jobs as they become due.
+
+    Args:
+        images: what pods run, unless the job says something else.
+    """
+
+    def __init__(
+        self, api: ApiServer, coordinators: Coordinators, store: Store, images: Images, gauges: Gauges
+    ) -> None:
+        self._api, self._coordinators, self._store = api, coordinators, store
+        self._images, self._gauges = images, gauges
+        self.backlog: Backlog[Key] = Backlog(LEAST_SECONDS)
+        self._memories: dict[Key, _Memory] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(AT_ONCE):
+                tasks.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        while True:
+            key = await self.backlog.take()
+            began = time.monotonic()
+            again_in, failed = None, True
+            try:
+                again_in = await self.look(key)
+                failed = False
+            except (Unavailable, Refused) as error:
+                log.warning("event=look-failed job=%s/%s error=%r", *key, str(error))
+            except Exception:
+                # A defect must not stop the other jobs; it is counted, and this job tried again later.
+                log.exception("event=look-broken job=%s/%s", *key)
+            finally:
+                self._gauges.looked(time.monotonic() - began, failed)
+                self.backlog.done(key, again_in, failed)
+            if self._store.job(key) is None:
+                self.backlog.forget(key)
+
+    async def look(self, key: Key) -> float | None:
+        """Do for one job what there is to do; returns in how many seconds to look again.
+
+        Raises:
+            Unavailable, Refused: the API server did not do what it was asked. To be tried again later.
+        """
+        body = self._store.job(key)
+        if body is None or "deletionTimestamp" in body["metadata"]:
+            # Owner references take care of what is left.
+            self._memories.pop(key, None)
+            self._gauges.forget(key)
+            return None
+        uid = body["metadata"]["uid"]
+        memory = self._memories.get(key)
+        if memory is None or memory.uid != uid:
+            memory = self._memories[key] = _Memory(uid)
+        try:
+            job = _parsed(body)
+        except ValidationError as error:
+            await self._refuse(key, body, error)
+            return None
+        situation = Situation(
+            job=job,
+            uid=uid,
+            generation=body["metadata"].get("generation", 1),
+            children=self._store.children(key),
+            heard=await self._ask(job, memory, key),
+            has_token=bool(memory.token) or await self._read_token(job, memory),
+            now=time.time(),
+            entropy=secrets.token_hex(8),
+        )
+        plan = reconcile(situation, self._images)
+        refused = await self._carry_out(key, plan, situation, memory)
+        if refused:
+            plan = reconcile(situation, self._images, refused)
+        wrote = await self._report(key, job, plan, memory)
+        self._gauges.phase(key, plan.status.phase)
+        if plan.expired:
+            log.info("event=expired job=%s/%s", *key)
+            await self._api.delete(kinds.JOB, *key, uid)
+        if refused:
+            raise Unavailable("; ".join(trouble.message for trouble in refused))
+        return plan.again_in if wrote else min(plan.again_in or LIVELY_SECONDS, LIVELY_SECONDS)
+
+    async def _ask(self, job: DistributedTrainingJob, memory: _Memory, key: Key) -> Snapshot | None:
+        if job.status is not None and job.status.phase in ("Succeeded", "Failed"):
+            return None
+        found = [pod for pod in self._store.children(key).pods(names.COORDINATOR) if pod.live and pod.address]
+        if not found or not memory.token:
+            return None
+        address = found[-1].address
+        memory.endpoint = f"[{address}]:{pods.PORT}" if ":" in address else f"{address}:{pods.PORT}"
+        return await self._coordinators.ask(memory.endpoint, memory.token)
+
+    async def _read_token(self, job: DistributedTrainingJob, memory: _Memory) -> bool:
+        name = names.token(job.metadata.name)
+        found = await self._api.get(kinds.SECRET, job.metadata.namespace, name)
+        if found is None or observe(kinds.SECRET, found).owner != memory.uid:
+            return False
+        memory.token = base64.b64decode(found["data"]["token"]).decode()
+        return True
+
+    # Doing
+
+    async def _carry_out(self, key: Key, plan: Plan, at: Situation, memory: _Memory) -> list[Trouble]:
+        """Returns what the API server refused."""
+        troubles: list[Trouble] = []
+        if plan.needs_token:
+            token = secrets.token_urlsafe(32)
+            made, trouble = await self._create(kinds.SECRET, objects.secret(at.job, at.uid, token))
+            memory.token = token if made else ""
+            troubles += trouble
+        for manifest in plan.create:
+            troubles += (await self._create(_kind(manifest), manifest))[1]
+        for manifest in plan.update:
+            try:
+                self._store.see(_kind(manifest), await self._api.apply(_kind(manifest), manifest))
+            except Refused as error:
+                troubles.append(_trouble(manifest, error))
+        for removal in plan.remove:
+            await self._api.delete(removal.kind, key[0], removal.name, removal.uid)
+            log.info("event=removed job=%s/%s kind=%s name=%s", *key, removal.kind.name, removal.name)
+        if plan.target is not None:
+            await self._coordinators.tell(memory.endpoint, memory.token, plan.target)
+        return troubles
+
+    async def _create(self, kind: kinds.Kind, manifest: Object) -> tuple[bool, list[Trouble]]:
+        metadata = manifest["metadata"]
+        try:
+            made = await self._api.create(kind, manifest)
+        except Refused as error:
+            if error.code != 409 or error.reason != "AlreadyExists":
+                return False, [_trouble(manifest, error)]
+            # Ours, and the watch has not told of it yet; or somebody else's.
+            there = await self._api.get(kind, metadata["namespace"], metadata["name"])
+            if there is not None and not is_ours(observe(kind, there), manifest):
+                return False, [name_taken(kind, metadata["name"])]
+            if there is not None and kind in kinds.WATCHED and metadata["labels"].items() <= _labels(there).items():
+                self._store.see(kind, there)
+            return False, []
+        if kind in kinds.WATCHED:
+            self._store.see(kind, made)
+        log.info("event=made job=%s/%s kind=%s name=%s", *_job(metadata), kind.name, metadata["name"])
+        return True, []
+
+    # Telling
+
+    async def _report(self, key: Key, job: DistributedTrainingJob, plan: Plan, memory: _Memory) -> bool:
+        """Write the status if it is worth it; False if it will be later."""
+        body = self._store.job(key)
+        if body is None or body["metadata"]["uid"] != memory.uid:
+            return True
+        changes = reporting.patch(body.get("status") or {}, plan.status.dump())
+        now = time.monotonic()
+        if changes and changes.keys() <= reporting.LIVELY and now - memory.written < LIVELY_SECONDS:
+            return False
+        if changes:
+            memory.written = now
+            written = await self._api.patch_status(kinds.JOB, *key, changes)
+            if written is not None:
+                self._store.see(kinds.JOB, written)
+                before = job.status.phase if job.status else "none"
+                if before != plan.status.phase:
+                    log.info("event=phase job=%s/%s from=%s to=%s", *key, before, plan.status.phase)
+        await self._tell(key, body, plan.notices)
+        return True
+
+    async def _tell(self, key: Key, body: Object, notices: Iterable[Notice]) -> None:
+        now = rfc3339(time.time())
+        for notice in notices:
+            event = {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {"namespace": key[0], "name": f"{names.stem(key[1])}.{secrets.token_hex(8)}"},
+                "involvedObject": {
+                    "apiVersion": body["apiVersion"],
+                    "kind": body["kind"],
+                    "namespace": key[0],
+                    "name": key[1],
+                    "uid": body["metadata"]["uid"],
+                    "resourceVersion": body["metadata"]["resourceVersion"],
+                },
+                "reason": notice.reason,
+                "message": notice.message[:1024],
+                "type": "Warning" if notice.warning else "Normal",
+                "source": {"component": "tandem-operator"},
+                "firstTimestamp": now,
+                "lastTimestamp": now,
+                "count": 1,
+            }
+            try:
+                await self._api.create(kinds.EVENT, event)
+            except (Refused, Unavailable) as error:
+                # The status says the same; an Event is a courtesy.
+                log.warning("event=not-told job=%s/%s error=%r", *key, str(error))
+
+    async def _refuse(self, key: Key, body: Object, error: ValidationError) -> None:
+        """What the API server took and we do not understand: an older CRD, or a newer one."""
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = f"{where}: {first['msg']}; the CRD and the operator may be of different versions"
+        state = Condition(
+            type="Initialized",
+            status="False",
+            reason="InvalidSpec",
+            message=message,
+            last_transition_time=rfc3339(time.time()),
+        )
+        known = {one.get("type"): one for one in (body.get("status") or {}).get("conditions", [])}
+        if known.get("Initialized", {}).get("message") != message:
+            log.error("event=unreadable job=%s/%s error=%r", *key, message)
+            status = Status(phase="Pending", conditions=[state], message=message)
+            changes = reporting.patch(body.get("status") or {}, status.dump())
+            if (written := await self._api.patch_status(kinds.JOB, *key, changes)) is not None:
+                self._store.see(kinds.JOB, written)
+
+
+def _parsed(body: Object) -> DistributedTrainingJob:
+    metadata = {"name": body["metadata"]["name"], "namespace": body["metadata"]["namespace"]}
+    whole = {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": metadata, "spec": body["spec"]}
+    job = DistributedTrainingJob.parse(whole)
+    if not body.get("status"):
+        return job
+    try:
+        return job.model_copy(update={"status": Status.parse(body["status"])})
+    except ValidationError:
+        # Of another version of the operator, or somebody's handiwork: what can be known again is known again.
+        kept = {key: body["status"][key] for key in ("phase", "completionTime") if key in body["status"]}
+        return job.model_copy(update={"status": Status.parse(kept)})
+
+
+def _trouble(manifest: Object, error: Refused) -> Trouble:
+    reason = "QuotaExceeded" if error.code == 403 and "exceeded quota" in str(error) else "Refused"
+    return Trouble(reason, f"{manifest['kind']} {manifest['metadata']['name']}: {error}")
+
+
+def _kind(manifest: Object) -> kinds.Kind:
+    return next(kind for kind in kinds.WATCHED if kind.name == manifest["kind"])
+
+
+def _labels(body: Object) -> dict[str, str]:
+    return dict(body["metadata"].get("labels") or {})
+
+
+def _job(metadata: Object) -> Key:
+    return metadata["namespace"], metadata["labels"][names.JOB]

@@ -1,0 +1,65 @@
+"""Asks the coordinators of jobs how they are, and tells them how many replicas are wished for."""
+
+import logging
+
+import aiohttp
+from pydantic import ValidationError
+
+from tandem.messages import Target
+from tandem.snapshot import Snapshot
+
+PATIENCE_SECONDS = 3.0
+"""A coordinator that is there answers in milliseconds; one that restarts must not hold up other jobs."""
+
+log = logging.getLogger("tandem.operator")
+
+
+class Coordinators:
+    """One connection pool to all coordinators. Open it as an asynchronous context."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "Coordinators":
+        timeout = aiohttp.ClientTimeout(total=PATIENCE_SECONDS, sock_connect=1.0)
+        # A connection for each job would be kept open for seconds each time it is asked.
+        connector = aiohttp.TCPConnector(limit=256, keepalive_timeout=15, use_dns_cache=False)
+        self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def ask(self, endpoint: str, token: str) -> Snapshot | None:
+        """What a coordinator says, None if it does not answer: that is normal while it starts or moves."""
+        assert self._session is not None
+        try:
+            async with self._session.get(f"http://{endpoint}/status", headers=_headers(token)) as answer:
+                if answer.status != 200:
+                    log.warning("event=coordinator-refused endpoint=%s status=%d", endpoint, answer.status)
+                    return None
+                return Snapshot.model_validate_json(await answer.read(), by_alias=True, by_name=False)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            log.debug("event=coordinator-silent endpoint=%s error=%r", endpoint, error)
+            return None
+        except ValidationError as error:
+            log.warning("event=coordinator-unreadable endpoint=%s error=%r", endpoint, str(error).splitlines()[0])
+            return None
+
+    async def tell(self, endpoint: str, token: str, replicas: int) -> bool:
+        """Tell it how many replicas are wished for; whether it took that."""
+        assert self._session is not None
+        body = Target(replicas=replicas).dump()
+        try:
+            async with self._session.post(f"http://{endpoint}/v1/target", json=body, headers=_headers(token)) as answer:
+                if answer.status != 200:
+                    log.warning("event=target-refused endpoint=%s why=%r", endpoint, await answer.text())
+                return answer.status == 200
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            log.debug("event=coordinator-silent endpoint=%s error=%r", endpoint, error)
+            return False
+
+
+def _headers(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}

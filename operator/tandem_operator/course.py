@@ -1,0 +1,159 @@
+"""What is to become of a job: train, drain, be suspended, or end. Pure.
+
+    train      every place in the group is filled again and again
+    drain      training is complete: workers go by themselves, evaluators finish what is left, within limits
+    suspend    workers save and leave, then the coordinator goes; the volume stays
+    end        nothing more is made; what still runs is ended: workers, then evaluators, then the coordinator
+
+Where it has ended, `status.phase` remembers: Succeeded and Failed are never left again. A job drains once the
+coordinator has said so, or `status.phase` remembers that it did.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tandem.exitcode import ExitCode
+from tandem.job import DistributedTrainingJob
+from tandem.snapshot import Snapshot
+from tandem.status import Condition, Phase, Status
+from tandem_operator.observed import Pod, Workload, seconds
+
+DRAIN_SECONDS = 600.0
+"""How long evaluators may work on after training; a job whose evaluators find no place must still end."""
+LAST_WORDS_SECONDS = 30.0
+"""How long to wait for the coordinator's last word once the evaluators are done."""
+
+Mood = Literal["train", "drain", "suspend", "end"]
+
+_CODES = {
+    ExitCode.DIVERGED: ("Diverged", "the loss stayed useless"),
+    ExitCode.HUNG: ("Hung", "no step within the hang time"),
+    ExitCode.CONFIGURATION: ("InvalidConfiguration", "the job cannot work as it is written"),
+}
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is to become of a job."""
+
+    mood: Mood
+    phase: Phase | None = None
+    """None: whatever the coordinator says."""
+    reason: str = ""
+    """One CamelCase word."""
+    message: str = ""
+    at_once: bool = False
+    """Workers need no time to end by themselves: nobody has told them that it is over."""
+
+
+def course(
+    job: DistributedTrainingJob,
+    heard: Snapshot | None,
+    workers: Sequence[Pod],
+    stuck: Sequence[Pod],
+    evaluators: Workload | None,
+    now: float,
+) -> Course:
+    """What is to become of the job.
+
+    Args:
+        heard: what the coordinator said just now, None if it did not answer.
+        stuck: the last pods of places that cannot be filled.
+        evaluators: their Job, None if there is none.
+    """
+    old = job.status or Status()
+    if old.phase in ("Succeeded", "Failed"):
+        return _remembered(old)
+    complete = old.phase == "Draining" or (heard is not None and heard.status.phase in ("Draining", "Succeeded"))
+    if not complete and (failure := _failure(job, old, heard, workers, stuck, now)) is not None:
+        return failure
+    if complete:
+        return _drain(job, old, heard, evaluators, now)
+    if _is_through(job, workers):
+        return Course("end", "Succeeded", "Completed", "every worker has ended with exit code 0")
+    if job.spec.run_policy.suspend:
+        saving = [pod for pod in workers if not pod.ended]
+        if saving:
+            return Course("suspend", "Suspended", "Saving", f"{len(saving)} workers save and leave")
+        return Course("suspend", "Suspended", "Suspended", "suspended by runPolicy.suspend")
+    return Course("train")
+
+
+def deadline(job: DistributedTrainingJob) -> float | None:
+    """When the job is to end as failed, seconds since the epoch. Its time begins when its coordinator has answered for
+    the first time, and again after a suspension."""
+    limit = job.spec.run_policy.active_deadline_seconds
+    began = condition(job.status, "Initialized")
+    if limit is None or began is None or began.status != "True" or job.spec.run_policy.suspend:
+        return None
+    resumed = condition(job.status, "Suspended")
+    stamps = [began.last_transition_time, resumed.last_transition_time if resumed is not None else None]
+    return max(seconds(stamp) or 0.0 for stamp in stamps) + limit
+
+
+def condition(status: Status | None, kind: str) -> Condition | None:
+    """One condition of a status."""
+    return next((one for one in (status.conditions if status else []) if one.type == kind), None)
+
+
+def _remembered(old: Status) -> Course:
+    kind = "Failed" if old.phase == "Failed" else "Complete"
+    why = condition(old, kind)
+    reason, message = (why.reason, why.message) if why is not None else ("", "")
+    return Course("end", old.phase, reason, message, at_once=reason in ("DeadlineExceeded", "DoesNotStart"))
+
+
+def _failure(
+    job: DistributedTrainingJob,
+    old: Status,
+    heard: Snapshot | None,
+    workers: Sequence[Pod],
+    stuck: Sequence[Pod],
+    now: float,
+) -> Course | None:
+    by_code = {pod.code: pod for pod in workers if pod.ended}
+    if heard is not None and heard.status.phase == "Failed":
+        known = next((reason for code, (reason, _) in _CODES.items() if code in by_code), "TrainingFailed")
+        return Course("end", "Failed", known, heard.status.message or "the coordinator says no more")
+    if (pod := by_code.get(ExitCode.CONFIGURATION)) is not None:
+        reason, words = _CODES[ExitCode.CONFIGURATION]
+        return Course("end", "Failed", reason, f"{pod.name}: {pod.words or words}", at_once=True)
+    limit = deadline(job)
+    if limit is not None and now >= limit:
+        words = f"its {job.spec.run_policy.active_deadline_seconds} s (activeDeadlineSeconds) have passed"
+        return Course("end", "Failed", "DeadlineExceeded", words, at_once=True)
+    if stuck and (heard is None or heard.status.world_size is None):
+        pod = stuck[0]
+        words = f"{pod.name} ended soon after its start like {pod.failures} before it{_ending(pod)}"
+        return Course("end", "Failed", "DoesNotStart", words, at_once=True)
+    return None
+
+
+def _ending(pod: Pod) -> str:
+    code = f", with exit code {pod.code}" if pod.code is not None else ""
+    return f"{code}: {pod.words}" if pod.words else code
+
+
+def _drain(
+    job: DistributedTrainingJob, old: Status, heard: Snapshot | None, evaluators: Workload | None, now: float
+) -> Course:
+    ended = seconds(old.completion_time or (heard.status.completion_time if heard is not None else None)) or now
+    said = heard is not None and heard.status.phase == "Succeeded"
+    if job.spec.evaluation.processes == 0:
+        return Course("end", "Succeeded", "Completed", "training is complete")
+    if evaluators is not None and evaluators.complete and (said or now - ended > LAST_WORDS_SECONDS):
+        return Course("end", "Succeeded", "Completed", "training is complete, and its checkpoints are evaluated")
+    if now - ended > DRAIN_SECONDS:
+        words = f"training is complete; its evaluators have not finished within {DRAIN_SECONDS:.0f} s"
+        return Course("end", "Succeeded", "EvaluationUnfinished", words, at_once=True)
+    return Course("drain", "Draining", "Draining", "training is complete; evaluators finish what is left")
+
+
+def _is_through(job: DistributedTrainingJob, workers: Sequence[Pod]) -> bool:
+    """Whether a script of the user's own has ended well in every place: nobody else knows when it is complete."""
+    if job.spec.trainer.command is None or any(not pod.ended for pod in workers):
+        return False
+    last = {pod.index: pod for pod in workers}
+    places = range(job.spec.workers.replicas)
+    return all(index in last and last[index].code == ExitCode.DONE for index in places)

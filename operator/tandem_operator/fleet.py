@@ -1,0 +1,132 @@
+"""Which worker pods to make and which to remove: a pure function of the pods that there are, and the time.
+
+Every place in the group has an index. A place is taken while a live pod has it; otherwise the way its last pod went
+decides when the next one is made:
+
+    deleted, evicted, preempted, lost with its node          at once
+    failed after it was at work, or lived for a minute       at once
+    failed before, or for want of memory                     after a pause that grows
+
+A replacement is made while the old pod still terminates or its node is silent: the coordinator's generations keep the
+two apart. The last pod that ended stays, for its logs and because it carries the count of failures; the ones before go.
+
+Rejected: a batch Job (its controller delays each replacement by 10, 20, 40, 80 s), and a StatefulSet (it never makes a
+second pod of a name, so a silent node blocks its place until somebody deletes the pod by force).
+"""
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+from tandem.exitcode import ExitCode
+from tandem_operator.observed import Pod
+
+HEALTHY_SECONDS = 60.0
+"""A pod whose container ran for so long did start well."""
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 300.0
+"""Seconds before the second replacement in a row, doubled for each further one; the first is immediate."""
+RESULT_SECONDS = 10.0
+"""An agent that ended well may be so much ahead of the coordinator's word that training is complete."""
+MOST_FAILURES = 6
+"""So many failures soon after the start, in a row, and a place is not going to be filled."""
+
+OUT_OF_MEMORY = "OOMKilled"
+
+
+@dataclass(frozen=True)
+class New:
+    """A pod to make."""
+
+    index: int
+    failures: int
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What to do with the worker pods."""
+
+    make: tuple[New, ...] = ()
+    remove: tuple[Pod, ...] = ()
+    again_in: float | None = None
+    """Seconds until something is due that no event announces."""
+    stuck: tuple[Pod, ...] = ()
+    """The last pods of places whose pods failed too often in a row."""
+
+
+def plan(
+    pods: Sequence[Pod],
+    replicas: int,
+    endpoint: str,
+    now: float,
+    proven: Container[str] = (),
+    ends_by_itself: bool = False,
+) -> Fleet:
+    """What to do so that every place is taken.
+
+    Args:
+        pods: all worker pods of the job, oldest first.
+        endpoint: where the coordinator is; a pod that was told something else is of no use.
+        proven: names of pods that were in the group: what ends them is not that they cannot start.
+        ends_by_itself: an agent that ended well is done, and not replaced (a script of the user's own).
+    """
+    make: list[New] = []
+    remove: list[Pod] = []
+    stuck: list[Pod] = []
+    again: list[float] = []
+    places: dict[int, list[Pod]] = {index: [] for index in range(replicas)}
+    for pod in pods:
+        if pod.index in places:
+            places[pod.index].append(pod)
+        elif not pod.deleting:
+            remove.append(pod)
+    for index, candidates in places.items():
+        useful = [pod for pod in candidates if pod.live and pod.endpoint == endpoint]
+        best = min(useful, key=_merit, default=None)
+        remove += [pod for pod in candidates if not pod.ended and not pod.deleting and pod is not best]
+        ended = [pod for pod in candidates if pod.ended and not pod.deleting]
+        last = max(ended, key=lambda pod: (pod.finished or pod.created, pod.name), default=None)
+        remove += [pod for pod in ended if pod is not last]
+        if best is not None:
+            continue
+        gone = [pod for pod in candidates if not pod.ended]
+        due, failures = _next(None if gone else last, now, proven, ends_by_itself)
+        if last is not None and not gone and failures >= MOST_FAILURES:
+            stuck.append(last)
+        if due is None:
+            continue
+        if due <= now:
+            make.append(New(index, failures))
+        else:
+            again.append(due - now)
+    # The highest places go first: ranks are given out in the order of names, and the others keep theirs.
+    remove.sort(key=lambda pod: -pod.index)
+    return Fleet(tuple(make), tuple(remove), min(again, default=None), tuple(stuck))
+
+
+def pause(failures: int) -> float:
+    """Seconds between the failure of a pod and its replacement."""
+    return 0.0 if failures <= 1 else min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (failures - 2))
+
+
+def failures_of(pod: Pod, proven: Container[str] = ()) -> int:
+    """Failures in a row up to and with this pod, which has ended."""
+    if pod.disrupted or pod.code == ExitCode.DONE:
+        return 0
+    lived = 0.0 if pod.started is None or pod.finished is None else pod.finished - pod.started
+    healthy = pod.name in proven or lived >= HEALTHY_SECONDS
+    return 1 if healthy and pod.ending != OUT_OF_MEMORY else pod.failures + 1
+
+
+def _next(last: Pod | None, now: float, proven: Container[str], ends_by_itself: bool) -> tuple[float | None, int]:
+    """When the next pod of a place is due, None for never, and its count of failures."""
+    if last is None:
+        return now, 0
+    finished = last.finished if last.finished is not None else last.created
+    if last.code == ExitCode.DONE and not last.disrupted:
+        return (None if ends_by_itself else finished + RESULT_SECONDS), 0
+    failures = failures_of(last, proven)
+    return finished + pause(failures), failures
+
+
+def _merit(pod: Pod) -> tuple[bool, bool, float, str]:
+    """Of several live pods of one place the one that is furthest stays."""
+    return not pod.ready, pod.phase != "Running", pod.created, pod.name

@@ -1,0 +1,47 @@
+"""The kinds of objects that the operator works with, and where the API server has them."""
+
+from dataclasses import dataclass
+
+from tandem.job import API_VERSION, KIND
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of objects in a namespace."""
+
+    api: str
+    """apiVersion, for instance `apps/v1`."""
+    name: str
+    """As in `kind:`."""
+    plural: str
+    """As in paths."""
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """The path of one object, or of all in a namespace, or of all."""
+        root = "/api" if "/" not in self.api else "/apis"
+        parts = [root, self.api, *(["namespaces", namespace] if namespace else []), self.plural]
+        return "/".join([*parts, *(part for part in (name, subresource) if part)])
+
+    @property
+    def group(self) -> str:
+        """Its API group, empty for the core."""
+        return self.api.rpartition("/")[0]
+
+    @property
+    def version(self) -> str:
+        """The version within the group."""
+        return self.api.rpartition("/")[2]
+
+
+JOB = Kind(API_VERSION, KIND, "distributedtrainingjobs")
+POD = Kind("v1", "Pod", "pods")
+SECRET = Kind("v1", "Secret", "secrets")
+CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
+CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+SERVICE = Kind("v1", "Service", "services")
+EVENT = Kind("v1", "Event", "events")
+DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
+BATCH = Kind("batch/v1", "Job", "jobs")
+
+WATCHED = (POD, CONFIG_MAP, CLAIM, SERVICE, DEPLOYMENT, BATCH)
+"""What belongs to jobs and is watched. Secrets are not: whoever may watch some may read all."""

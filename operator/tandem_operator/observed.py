@@ -1,0 +1,256 @@
+"""What there is of a job: the few facts of each object that decisions depend on, taken from what the API server says.
+
+The rest of an object is not kept: a thousand jobs have several thousand objects of ten kilobytes each.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from tandem_operator import kinds, names
+from tandem_operator.kinds import Kind
+
+BROKEN_WAITING = {
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+    "CrashLoopBackOff",
+}
+"""Reasons of a waiting container that do not go away by waiting a moment."""
+DISRUPTED = {"Evicted", "Preempting", "Terminated", "NodeLost", "NodeShutdown", "NodeAffinity", "Shutdown"}
+"""Reasons of a failed pod that are not its own doing."""
+
+MOST_WORDS = 500
+"""Characters of a container's last line that are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thing:
+    """One object."""
+
+    kind: Kind
+    name: str
+    uid: str = ""
+    version: int = 0
+    """Its resource version."""
+    owner: str = ""
+    """UID of the job that owns it; empty for a volume that outlives its job."""
+    applied: str = ""
+    """The hash of what the operator wanted of it."""
+    deleting: bool = False
+    """It has been told to go."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pod(Thing):
+    """A pod."""
+
+    kind: Kind = kinds.POD
+    role: str = ""
+    index: int = 0
+    failures: int = 0
+    """How many of its forerunners in a row failed soon after their start."""
+    endpoint: str = ""
+    """Where it was told that the coordinator is."""
+    created: float = 0.0
+    """Seconds since the epoch, as all times here."""
+    started: float | None = None
+    """When its container started."""
+    finished: float | None = None
+    """When its container ended, None while it may still run."""
+    phase: str = "Pending"
+    code: int | None = None
+    """Its container's exit code."""
+    ending: str = ""
+    """Kubernetes' word for how its container ended, for instance OOMKilled."""
+    ready: bool = False
+    silent: bool = False
+    """Its containers are ready and it is not: its node does not answer any more."""
+    disrupted: bool = False
+    """It was evicted, preempted, or lost with its node."""
+    address: str = ""
+    waiting: str = ""
+    """Why it does not start, one word, where that is known."""
+    words: str = ""
+    """The same in a sentence, or the last that it said before it ended."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def live(self) -> bool:
+        """Whether it is at work, or will be."""
+        return not (self.ended or self.deleting or self.silent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service(Thing):
+    """The coordinator's Service."""
+
+    kind: Kind = kinds.SERVICE
+    address: str = ""
+    """Its cluster IP."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim(Thing):
+    """A claim on a volume."""
+
+    kind: Kind = kinds.CLAIM
+    phase: str = "Pending"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload(Thing):
+    """A Deployment, or a Job."""
+
+    complete: bool = False
+    failed: bool = False
+    template: str = ""
+    """A hash of what cannot be changed in a Job."""
+    words: str = ""
+    """Why it cannot make its pods, or failed."""
+
+
+@dataclass(frozen=True)
+class Children:
+    """All objects of one job."""
+
+    things: Mapping[tuple[Kind, str], Thing] = field(default_factory=dict)
+    """By kind and name."""
+
+    def get(self, kind: Kind, name: str) -> Thing | None:
+        """One object."""
+        return self.things.get((kind, name))
+
+    def pods(self, role: str) -> list[Pod]:
+        """All pods of a role, oldest first."""
+        found = [thing for thing in self.things.values() if isinstance(thing, Pod) and thing.role == role]
+        return sorted(found, key=lambda pod: (pod.created, pod.name))
+
+
+def children(things: Iterable[Thing]) -> Children:
+    """The objects as children."""
+    return Children({(thing.kind, thing.name): thing for thing in things})
+
+
+def observe(kind: Kind, body: Mapping[str, Any]) -> Thing:
+    """The facts of one object."""
+    metadata = body.get("metadata", {})
+    annotations = metadata.get("annotations") or {}
+    common: dict[str, Any] = {
+        "name": metadata.get("name", ""),
+        "uid": metadata.get("uid", ""),
+        "version": int(metadata.get("resourceVersion") or 0),
+        "owner": _owner(metadata),
+        "applied": annotations.get(names.APPLIED, ""),
+        "deleting": "deletionTimestamp" in metadata,
+    }
+    status = body.get("status") or {}
+    if kind is kinds.POD:
+        return _pod(common, metadata, annotations, status)
+    if kind is kinds.SERVICE:
+        return Service(**common, address=(body.get("spec") or {}).get("clusterIP") or "")
+    if kind is kinds.CLAIM:
+        return Claim(**common, phase=status.get("phase", "Pending"))
+    if kind in (kinds.DEPLOYMENT, kinds.BATCH):
+        return _workload(kind, common, annotations, status)
+    return Thing(kind=kind, **common)
+
+
+def job_of(metadata: Mapping[str, Any]) -> str:
+    """The job that an object belongs to, by its label."""
+    return str((metadata.get("labels") or {}).get(names.JOB, ""))
+
+
+def seconds(stamp: str | None) -> float | None:
+    """Seconds since the epoch of an RFC 3339 time."""
+    return datetime.fromisoformat(stamp).timestamp() if stamp else None
+
+
+def _owner(metadata: Mapping[str, Any]) -> str:
+    for reference in metadata.get("ownerReferences") or []:
+        if reference.get("kind") == kinds.JOB.name and reference.get("controller"):
+            return str(reference.get("uid", ""))
+    return ""
+
+
+def _pod(
+    common: dict[str, Any], metadata: Mapping[str, Any], annotations: Mapping[str, str], status: Mapping[str, Any]
+) -> Pod:
+    labels = metadata.get("labels") or {}
+    role = labels.get(names.ROLE, "")
+    conditions = {one["type"]: one for one in status.get("conditions") or []}
+    # A container of the user's own beside ours (template) does not decide.
+    statuses: list[dict[str, Any]] = status.get("containerStatuses") or []
+    container = next((one for one in statuses if one.get("name") == role), {})
+    state = container.get("state") or {}
+    terminated = state.get("terminated") or {}
+    ended = status.get("phase") in ("Succeeded", "Failed")
+    finished = seconds(terminated.get("finishedAt"))
+    ready, contents = _holds(conditions, "Ready"), _holds(conditions, "ContainersReady")
+    last_words = _last_line(((container.get("lastState") or {}).get("terminated") or {}).get("message"))
+    waiting, words = _why_waiting(conditions, state.get("waiting") or {}, last_words)
+    return Pod(
+        **common,
+        role=role,
+        index=_number(labels.get(names.INDEX)),
+        failures=_number(annotations.get(names.FAILURES)),
+        endpoint=annotations.get(names.ENDPOINT, ""),
+        created=seconds(metadata.get("creationTimestamp")) or 0.0,
+        started=seconds((state.get("running") or terminated).get("startedAt")),
+        finished=finished if finished is not None or not ended else seconds(status.get("startTime")),
+        phase=status.get("phase", "Pending"),
+        code=terminated.get("exitCode"),
+        ending=terminated.get("reason", ""),
+        ready=ready,
+        silent=contents and not ready and status.get("phase") == "Running",
+        disrupted=_holds(conditions, "DisruptionTarget") or status.get("reason") in DISRUPTED,
+        address=status.get("podIP", ""),
+        waiting=waiting,
+        words=words or _last_line(terminated.get("message")) or status.get("message", ""),
+    )
+
+
+def _why_waiting(conditions: Mapping[str, Any], waiting: Mapping[str, Any], last_words: str) -> tuple[str, str]:
+    if waiting.get("reason") in BROKEN_WAITING:
+        return str(waiting["reason"]), last_words or str(waiting.get("message") or waiting["reason"])
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        return scheduled.get("reason") or "Unschedulable", scheduled.get("message", "")
+    return "", ""
+
+
+def _workload(
+    kind: Kind, common: dict[str, Any], annotations: Mapping[str, str], status: Mapping[str, Any]
+) -> Workload:
+    conditions = {one["type"]: one for one in status.get("conditions") or []}
+    trouble = conditions.get("ReplicaFailure") or conditions.get("Failed") or {}
+    return Workload(
+        kind=kind,
+        **common,
+        complete=_holds(conditions, "Complete"),
+        failed=_holds(conditions, "Failed"),
+        template=annotations.get(names.TEMPLATE, ""),
+        words=trouble.get("message", "") if trouble.get("status") == "True" else "",
+    )
+
+
+def _holds(conditions: Mapping[str, Any], kind: str) -> bool:
+    return bool(conditions.get(kind, {}).get("status") == "True")
+
+
+def _last_line(text: str | None) -> str:
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    return lines[-1][:MOST_WORDS] if lines else ""
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0

@@ -1,0 +1,198 @@
+"""The pods of a job: what those of each role run and with which rights.
+
+All pass the `restricted` Pod Security Standard. A user's template is laid over (tandem_operator.overlay), and then what
+the operator relies on is put back: its labels, and that a worker's container is never restarted in place.
+
+Everything a job must keep is in one folder of its volume, called like the job: one volume may serve several jobs.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandem import launch
+from tandem.job import GPU, DistributedTrainingJob
+from tandem_operator import names
+from tandem_operator.overlay import overlay
+
+USER = 65532
+"""The user and group of the images."""
+PORT = 7070
+"""Where the coordinator listens."""
+VOLUME = "/tandem"
+JOB_FOLDER, JOB_FILE = "/etc/tandem", "job.json"
+PYTHON = "python"
+ADDRESS = "TANDEM_POD_IP"
+SHUTDOWN_SECONDS = 30
+"""What ranks get between SIGTERM and SIGKILL; longer than a save takes."""
+HOME = {"HOME": "/tmp"}  # noqa: S108
+"""The root of the file system is read-only; caches go where something may be written."""
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
+GRACE = {names.WORKER: 60, names.COORDINATOR: 10, names.EVALUATOR: 15}
+"""Seconds between SIGTERM and SIGKILL of a pod."""
+UNREACHABLE_SECONDS = 5
+"""A node that is not ready loses our pods after so long; by default it would be five minutes."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """What pods run, unless the job says something else."""
+
+    operator: str
+    """Also the coordinator's."""
+    trainer: str
+    evaluator: str
+
+
+def run_dir(job: DistributedTrainingJob) -> Path:
+    """The job's run directory, as its pods see it."""
+    return Path(VOLUME, job.metadata.name)
+
+
+def coordinator(job: DistributedTrainingJob, images: Images) -> dict[str, Any]:
+    """The pod template of the coordinator."""
+    command = [*launch.coordinator_command("0.0.0.0", PORT, python=PYTHON), "--job", f"{JOB_FOLDER}/{JOB_FILE}"]  # noqa: S104
+    probe = {"httpGet": {"path": "/healthz", "port": PORT}}
+    container = {
+        **_container(names.COORDINATOR, images.operator, command),
+        "env": [*_literal(HOME | {launch.RUN_DIR: str(run_dir(job))}), _token(job)],
+        "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
+        "readinessProbe": {**probe, "periodSeconds": 1, "failureThreshold": 3},
+        "livenessProbe": {**probe, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
+    }
+    container["volumeMounts"] = [*container["volumeMounts"], {"name": "job", "mountPath": JOB_FOLDER, "readOnly": True}]
+    template = _template(job, names.COORDINATOR, container)
+    template["spec"]["volumes"].append({"name": "job", "configMap": {"name": names.job_file(job.metadata.name)}})
+    return template
+
+
+def worker(job: DistributedTrainingJob, images: Images, endpoint: str) -> dict[str, Any]:
+    """The pod template of a worker.
+
+    Args:
+        endpoint: host:port of the coordinator. An address, so that no agent ever waits for DNS.
+    """
+    spec = job.spec
+    command = launch.agent_command(job, endpoint, f"$({ADDRESS})", SHUTDOWN_SECONDS, python=PYTHON)
+    begin = command.index("--")
+    # Kubernetes replaces $(NAME) in commands; what the user wrote is the user's.
+    command = command[:begin] + [word.replace("$(", "$$(") for word in command[begin:]]
+    variables = launch.environment(job, run_dir(job), "") | {launch.COORDINATOR: endpoint}
+    fields = {launch.REPLICA: "metadata.name", ADDRESS: "status.podIP"}
+    container = {
+        **_container(names.WORKER, spec.trainer.image or images.trainer, command),
+        "env": [*_of_pod(fields), _token(job), *_literal(HOME | variables, fields, launch.TOKEN)],
+        "resources": spec.workers.resources,
+    }
+    template = overlay(_template(job, names.WORKER, container), spec.workers.template)
+    template["spec"]["restartPolicy"] = "Never"
+    return _labelled(template, job, names.WORKER)
+
+
+def evaluator(job: DistributedTrainingJob, images: Images) -> dict[str, Any]:
+    """The pod template of an evaluator. It never holds a GPU, whatever the job says, and goes where none is if it
+    can."""
+    evaluation = job.spec.evaluation
+    command = [PYTHON, "-m", "tandem_evaluator", "--processes", str(evaluation.processes_per_replica)]
+    fields = {launch.REPLICA: "metadata.name"}
+    variables = HOME | {"OMP_NUM_THREADS": "1"} | launch.environment(job, run_dir(job), "") | NO_GPU
+    container = {
+        **_container(names.EVALUATOR, images.evaluator, command),
+        "env": [*_of_pod(fields), *_literal(variables, fields)],
+        "resources": {
+            part: {name: amount for name, amount in amounts.items() if name != GPU}
+            for part, amounts in evaluation.resources.items()
+        },
+    }
+    ours = _template(job, names.EVALUATOR, container)
+    without = [{"key": f"{GPU}.{label}", "operator": "DoesNotExist"} for label in ("present", "count")]
+    preferred = [{"weight": 100, "preference": {"matchExpressions": without}}]
+    ours["spec"]["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+    template = overlay(ours, evaluation.template)
+    template["spec"]["restartPolicy"] = "Never"
+    return _labelled(template, job, names.EVALUATOR)
+
+
+def _template(job: DistributedTrainingJob, role: str, container: Mapping[str, Any]) -> dict[str, Any]:
+    policy = job.spec.run_policy
+    claim = job.spec.checkpoint.storage.claim_name or names.checkpoints(job.metadata.name)
+    spec: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": GRACE[role],
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "tolerations": [
+            {
+                "key": f"node.kubernetes.io/{taint}",
+                "operator": "Exists",
+                "effect": "NoExecute",
+                "tolerationSeconds": UNREACHABLE_SECONDS,
+            }
+            for taint in ("not-ready", "unreachable")
+        ],
+        "containers": [dict(container)],
+        "volumes": [
+            {"name": "checkpoints", "persistentVolumeClaim": {"claimName": claim}},
+            {"name": "tmp", "emptyDir": {}},
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        ],
+    }
+    if policy.priority_class_name:
+        spec["priorityClassName"] = policy.priority_class_name
+    if policy.scheduler_name:
+        spec["schedulerName"] = policy.scheduler_name
+    return {"metadata": {"labels": names.labels(job.metadata.name, role)}, "spec": spec}
+
+
+def _container(role: str, image: str, command: list[str]) -> dict[str, Any]:
+    return {
+        "name": role,
+        "image": image,
+        # Not `command`: the image's own entry point reaps what is left of processes.
+        "args": command,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": "checkpoints", "mountPath": VOLUME},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a folder of the pod's own
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
+        ],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def _labelled(template: dict[str, Any], job: DistributedTrainingJob, role: str) -> dict[str, Any]:
+    metadata = template.setdefault("metadata", {})
+    metadata["labels"] = {**metadata.get("labels", {}), **names.labels(job.metadata.name, role)}
+    return template
+
+
+def _token(job: DistributedTrainingJob) -> dict[str, Any]:
+    reference = {"name": names.token(job.metadata.name), "key": "token"}
+    return {"name": launch.TOKEN, "valueFrom": {"secretKeyRef": reference}}
+
+
+def _of_pod(fields: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
+
+
+def _literal(variables: Mapping[str, str], fields: Iterable[str] = (), *more: str) -> list[dict[str, str]]:
+    """Variables as they are written, without those that come from elsewhere."""
+    elsewhere = {*fields, *more}
+    return [
+        {"name": name, "value": value.replace("$(", "$$(")}
+        for name, value in variables.items()
+        if name not in elsewhere
+    ]

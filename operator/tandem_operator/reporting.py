@@ -1,0 +1,228 @@
+"""The job's status and the events for people, from what is so and what is to become of it. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from tandem.job import DistributedTrainingJob
+from tandem.snapshot import GenerationView, Snapshot
+from tandem.status import Condition, Members, Phase, Status
+from tandem_operator.course import Course, condition
+from tandem_operator.observed import Pod
+
+MOST_GENERATIONS = 5
+"""Of more new generations at once only the last are told as events; the coordinator's log has them all."""
+LIVELY = {
+    "progress",
+    "loss",
+    "throughput",
+    "utilization",
+    "stragglers",
+    "latestCheckpoint",
+    "latestEvaluation",
+    "evaluationLagSteps",
+}
+"""Fields that change all the time; a change of them alone may wait."""
+
+Report = dict[str, tuple[bool, str, str]]
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A Kubernetes Event about the job."""
+
+    reason: str
+    """One CamelCase word."""
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Something that keeps the job from getting what it needs."""
+
+    reason: str
+    """One CamelCase word."""
+    message: str
+
+
+def status(
+    job: DistributedTrainingJob,
+    generation: int,
+    heard: Snapshot | None,
+    ahead: Course,
+    workers: Sequence[Pod],
+    troubles: Sequence[Trouble],
+    now: float,
+) -> Status:
+    """The status as it should be.
+
+    Args:
+        generation: metadata.generation of the job.
+        heard: what the coordinator said just now, None if it did not answer.
+        ahead: what is to become of the job.
+        troubles: the gravest first.
+    """
+    old = job.status or Status()
+    base = heard.status if heard is not None else old
+    phase = ahead.phase or _phase(old, heard)
+    spec = job.spec
+    ready = base.workers.ready if heard is not None and base.workers is not None else sum(pod.ready for pod in workers)
+    over = ahead.mood in ("end", "suspend")
+    message = ahead.message or (base.message if heard is not None else None)
+    if ahead.mood == "train" and troubles and (phase != "Running" or message is None):
+        message = troubles[0].message
+    changes: dict[str, Any] = {
+        "phase": phase,
+        "conditions": _conditions(old, generation, heard, ahead, phase, troubles, now),
+        "observed_generation": generation,
+        "workers": Members(
+            desired=spec.workers.replicas,
+            ready=0 if over else min(ready, spec.workers.most),
+            min=spec.workers.min_replicas,
+            max=spec.workers.most,
+        ),
+        "evaluators": Members(
+            desired=spec.evaluation.processes,
+            ready=base.evaluators.ready if base.evaluators is not None and not over else 0,
+        ),
+        "generation": base.generation or old.generation,
+        "restarts": max(base.restarts, old.restarts),
+        "progress": base.progress or old.progress,
+        "loss": base.loss if base.loss is not None else old.loss,
+        "start_time": base.start_time or old.start_time,
+        "completion_time": _completion(old, heard, ahead, now),
+        "message": message,
+        "latest_checkpoint": base.latest_checkpoint or old.latest_checkpoint,
+        "latest_evaluation": base.latest_evaluation or old.latest_evaluation,
+        "best_checkpoint": base.best_checkpoint or old.best_checkpoint,
+    }
+    if over or heard is None:
+        changes |= {"throughput": None, "utilization": None, "stragglers": []}
+    if over:
+        changes |= {"world_size": None}
+    return base.model_copy(update=changes)
+
+
+def notices(old: Status, new: Status, heard: Snapshot | None) -> list[Notice]:
+    """What a person following the job wants to read, as the status goes from one to the other."""
+    found = [_generation(view) for view in _news(old, heard)]
+    if new.phase != old.phase and new.phase not in ("Pending", "Starting", "Restarting"):
+        why = next((one.message for one in new.conditions if one.status == "True" and one.type in _LAST), "")
+        found.append(Notice(new.phase, why or f"the job is {new.phase}", new.phase == "Failed"))
+    for one in new.conditions:
+        before = condition(old, one.type)
+        told = one.type == "Running" and one.status == "False" and one.reason in _WORTH_A_WARNING
+        if told and (before is None or before.reason != one.reason):
+            found.append(Notice(one.reason, one.message, warning=True))
+    return found
+
+
+def patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """A JSON merge patch (RFC 7396) from one object to the other, empty if they are the same."""
+    changes: dict[str, Any] = {key: None for key in old if key not in new}
+    for key, value in new.items():
+        before = old.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            if inner := patch(before, value):
+                changes[key] = inner
+        elif value != before:
+            changes[key] = value
+    return changes
+
+
+def rfc3339(now: float) -> str:
+    """A time as Kubernetes writes it."""
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+_LAST = ("Complete", "Failed", "Suspended", "Running")
+_WORTH_A_WARNING = {"NameTaken", "QuotaExceeded", "Refused", "Unschedulable", "ImagePullBackOff", "ErrImagePull"}
+
+
+def _phase(old: Status, heard: Snapshot | None) -> Phase:
+    if heard is not None:
+        return heard.status.phase
+    # A coordinator that restarts does not disturb training, and is not shown as if it did.
+    return old.phase if old.phase in ("Starting", "Running", "Restarting") else "Pending"
+
+
+def _completion(old: Status, heard: Snapshot | None, ahead: Course, now: float) -> str | None:
+    if ahead.mood not in ("drain", "end"):
+        return None
+    said = heard.status.completion_time if heard is not None else None
+    return old.completion_time or said or rfc3339(now)
+
+
+def _conditions(
+    old: Status,
+    generation: int,
+    heard: Snapshot | None,
+    ahead: Course,
+    phase: Phase,
+    troubles: Sequence[Trouble],
+    now: float,
+) -> list[Condition]:
+    report = dict(_report(old, heard, ahead, phase, troubles))
+    return [
+        _condition(old, kind, holds, reason, message, generation, now)
+        for kind, (holds, reason, message) in report.items()
+        if holds or kind in ("Initialized", "Running") or condition(old, kind) is not None
+    ]
+
+
+def _report(
+    old: Status, heard: Snapshot | None, ahead: Course, phase: Phase, troubles: Sequence[Trouble]
+) -> Iterator[tuple[str, tuple[bool, str, str]]]:
+    before = condition(old, "Initialized")
+    initialized = heard is not None or (before is not None and before.status == "True")
+    trouble = troubles[0] if troubles else Trouble("", "")
+    yield (
+        "Initialized",
+        (initialized, "CoordinatorAnswered", "the coordinator has taken the job up")
+        if initialized
+        else (False, trouble.reason or "CoordinatorStarts", trouble.message or "the coordinator has not answered yet"),
+    )
+    running = phase == "Running"
+    why = trouble.reason or ahead.reason or phase
+    yield "Running", (running, why, trouble.message or ahead.message or f"the job is {phase}")
+    yield "Restarting", (phase == "Restarting", phase, _message(heard) if phase == "Restarting" else "")
+    yield "Suspended", (ahead.mood == "suspend", ahead.reason if ahead.mood == "suspend" else "Resumed", ahead.message)
+    complete = phase == "Succeeded"
+    yield "Complete", (complete, ahead.reason or phase, ahead.message)
+    yield "Failed", (phase == "Failed", ahead.reason or phase, ahead.message)
+
+
+def _condition(
+    old: Status, kind: Any, holds: bool, reason: str, message: str, generation: int, now: float
+) -> Condition:
+    value: Literal["True", "False"] = "True" if holds else "False"
+    before = condition(old, kind)
+    same = before is not None and before.status == value
+    return Condition(
+        type=kind,
+        status=value,
+        reason=reason,
+        message=message,
+        observed_generation=generation,
+        last_transition_time=before.last_transition_time if before is not None and same else rfc3339(now),
+    )
+
+
+def _message(heard: Snapshot | None) -> str:
+    return (heard.status.message if heard is not None else None) or ""
+
+
+def _news(old: Status, heard: Snapshot | None) -> Sequence[GenerationView]:
+    if heard is None:
+        return []
+    return [view for view in heard.generations if view.generation > (old.generation or 0)][-MOST_GENERATIONS:]
+
+
+def _generation(view: GenerationView) -> Notice:
+    count = len(view.members)
+    size = "1 worker" if count == 1 else f"{count} workers"
+    planned = view.reason in ("Started", "MemberJoined", "TargetChanged", "Preempted", "MemberLeft")
+    detail = f": {view.detail}" if view.detail else ""
+    return Notice(view.reason, f"generation {view.generation} with {size}{detail}", warning=not planned)

@@ -1,0 +1,153 @@
+"""Keeps the store true: kopf's watches for what happens, and a list of everything at the start and every minute.
+
+A watch can lose the news that an object is gone (it was interrupted, and the object went meanwhile), and a watch that
+has stalled looks like one in which nothing happens. So everything is listed now and then and compared. If a list finds
+something new and the watch says nothing until the next list, it has stalled, and the operator is not healthy. Nothing
+is decided before the first list is complete, or workers that are there would be made a second time.
+
+Rejected: kopf's own indices as the store. They cannot take in the answers to our writes, and what a watch loses stays
+in them until the operator starts again.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import kopf
+
+from tandem_operator import kinds, names
+from tandem_operator.api import ApiServer, Refused, Unavailable
+from tandem_operator.kinds import Kind
+from tandem_operator.store import Key, Store
+
+SWEEP_SECONDS = 60.0
+"""Between two lists of everything."""
+RETRY_SECONDS = 2.0
+STALE_SECONDS = 4 * SWEEP_SECONDS
+"""Without a complete list for so long, the operator does not know what is going on."""
+
+log = logging.getLogger("tandem.operator")
+
+
+class Watching:
+    """Feeds the store, and says which jobs there is news for.
+
+    Args:
+        news: called with each job that there is news for.
+        namespaces: the only ones to look at; none for all.
+    """
+
+    def __init__(self, api: ApiServer, store: Store, news: Callable[[Key], None], namespaces: Sequence[str]) -> None:
+        self._api, self._store, self._news = api, store, news
+        self._namespaces = tuple(namespaces)
+        self._listed_at: float | None = None
+        self._started = time.monotonic()
+        self._told: dict[Kind, float] = {}
+        self._owed: dict[Kind, float] = {}
+        self._stalled: set[Kind] = set()
+        self.listed = asyncio.Event()
+        """Set once everything was listed for the first time."""
+
+    async def watch(self) -> None:
+        """Have kopf watch, until cancelled."""
+        registry = kopf.OperatorRegistry()
+        for kind in (kinds.JOB, *kinds.WATCHED):
+            kopf.on.event(kind.group, kind.version, kind.plural, id=f"see-{kind.plural}", registry=registry)(
+                self._handler(kind)
+            )
+        kopf.on.login(id="login", registry=registry)(kopf.login_via_client)
+        await kopf.operator(
+            registry=registry,
+            settings=_settings(),
+            standalone=True,
+            clusterwide=not self._namespaces,
+            namespaces=self._namespaces,
+        )
+
+    async def sweep(self) -> None:
+        """List everything, and again every minute, until cancelled."""
+        while True:
+            try:
+                await self._list_all()
+            except (Unavailable, Refused) as error:
+                log.warning("event=not-listed error=%r", str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                self._listed_at = time.monotonic()
+                self.listed.set()
+                await asyncio.sleep(SWEEP_SECONDS)
+
+    @property
+    def age(self) -> float:
+        """Seconds since everything was listed last."""
+        return time.monotonic() - (self._listed_at if self._listed_at is not None else self._started)
+
+    @property
+    def complaint(self) -> str:
+        """Why what is known may be wrong, empty if it is right."""
+        if self.age > STALE_SECONDS:
+            return f"nothing could be listed for {self.age:.0f} s"
+        stalled = sorted(kind.plural for kind in self._stalled)
+        return f"the watch of {', '.join(stalled)} has stalled" if stalled else ""
+
+    async def _list_all(self) -> None:
+        for kind in (kinds.JOB, *kinds.WATCHED):
+            self._judge(kind)
+            began, found = time.monotonic(), False
+            for namespace in self._namespaces or ("",):
+                found |= await self._list(kind, namespace)
+            if found and self.listed.is_set():
+                self._owed[kind] = began
+
+    def _judge(self, kind: Kind) -> None:
+        """Whether the watch has told since what the last list found."""
+        owed_since = self._owed.pop(kind, None)
+        if owed_since is not None and self._told.get(kind, 0.0) < owed_since:
+            log.error("event=watch-stalled kind=%s", kind.name)
+            self._stalled.add(kind)
+
+    async def _list(self, kind: Kind, namespace: str) -> bool:
+        """Whether it found something new."""
+        uids: set[str] = set()
+        found, version = False, 0
+        async for page in self._api.pages(kind, namespace, "" if kind is kinds.JOB else names.JOB):
+            version = page.version
+            for body in page.items:
+                uids.add(body["metadata"]["uid"])
+                if (key := self._store.see(kind, body)) is not None:
+                    found = True
+                    self._news(key)
+        for key in list(self._store.compare(kind, namespace, uids, version)):
+            found = True
+            self._news(key)
+        return found
+
+    def _handler(self, kind: Kind) -> Callable[..., Any]:
+        async def see(event: Any, **_: Any) -> None:
+            self._told[kind] = time.monotonic()
+            self._stalled.discard(kind)
+            body = dict(event["object"])
+            metadata = body["metadata"] = dict(body["metadata"])
+            if event["type"] == "DELETED":
+                key = self._store.lose(kind, metadata["namespace"], metadata["name"], metadata["uid"])
+            else:
+                key = self._store.see(kind, {"apiVersion": kind.api, "kind": kind.name, **body})
+            if key is not None:
+                self._news(key)
+
+        return see
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    # Neither asks for rights on CRDs and namespaces, and all our kinds exist before the operator starts.
+    settings.scanning.disabled = True
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 330
+    settings.watching.connect_timeout = 10
+    for kind in kinds.WATCHED:
+        settings.watching.label_selectors[kind.group, kind.version, kind.plural] = names.JOB
+    return settings
