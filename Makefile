@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tandem
 
-.PHONY: help setup run fmt lint type test e2e bench bench-scale bench-recovery bench-checkpoint soak generate clean
+.PHONY: help setup run fmt lint type test e2e bench bench-scale bench-recovery bench-checkpoint soak generate images clean
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -58,6 +58,11 @@ soak: $(STAMP) ## Random faults against one job, everything checked after each (
 
 generate: $(STAMP) ## Write the CRD, the JSON schema and the reference pages from the models
 	@$(BIN)/python -m tandem.schema
+
+# Not $(STAMP): whoever builds images needs a builder and Python, and no torch on this machine.
+images: ## Build the images with Docker or buildah (TAG= REGISTRY=host/team/ TORCH_INDEX= PLATFORMS= PUSH=1; docs/images.md)
+	@$(PYTHON) images/build.py $(foreach name,TAG REGISTRY BASE_IMAGE TORCH_INDEX CPU_ONLY PLATFORMS PIP_CONF SOURCE PUSH, \
+		$(if $($(name)),--$(subst _,-,$(shell echo $(name) | tr A-Z a-z))=$($(name))))
 
 clean: ## Remove the environment and the runs
 	@rm -rf $(VENV) runs

@@ -20,6 +20,7 @@ PROGRAMS = {
     "openssl": "openssl",
     "buildah": "buildah",
     "docker-registry": "docker-registry",
+    "debootstrap": "debootstrap",
 }
 """Each program that is needed, and the Debian package it comes in."""
 PLUGINS = "containernetworking-plugins"

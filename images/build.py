@@ -1,0 +1,115 @@
+"""Builds the images with Docker or buildah, whichever is there: `make images`, or `python3 images/build.py --help`.
+
+What stands after `--` goes to the builder as it is. Needs nothing but Python: who builds images may have no .venv.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+IMAGES = ("operator", "trainer", "evaluator")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Build, and say what was built. Returns 1 with a message if there is no builder, or the builder's own code."""
+    if "--" in arguments:
+        at = list(arguments).index("--")
+        arguments, more = arguments[:at], list(arguments[at + 1 :])
+    else:
+        more = []
+    options = _options(arguments)
+    builder = options.builder or _builder()
+    if builder is None:
+        print("make images: no builder; install Docker and start it, or install buildah", file=sys.stderr)
+        return 1
+    if builder == "docker" and "," in options.platforms and not options.push:
+        print("make images: Docker cannot keep images of several platforms; add PUSH=1 to push them", file=sys.stderr)
+        return 1
+    for image in options.images or IMAGES:
+        name = f"{options.registry}tandem-{image}:{options.tag}"
+        print(f"building {name}", flush=True)
+        for command in commands(builder, image, name, options, more):
+            # BuildKit is what understands the secrets; older versions of Docker have to be told.
+            code = subprocess.run(command, cwd=ROOT, env={**os.environ, "DOCKER_BUILDKIT": "1"}).returncode
+            if code != 0:
+                print(f"make images: {builder} could not build {name}", file=sys.stderr)
+                return code
+    return 0
+
+
+def commands(builder: str, image: str, name: str, options: argparse.Namespace, more: list[str]) -> list[list[str]]:
+    """What to run, one after the other, to build one image and perhaps push it."""
+    what = [f"--file=images/{image}.Dockerfile", *_arguments(image, options), *_labels(options), *more]
+    platforms = [f"--platform={options.platforms}"] if options.platforms else []
+    if builder == "docker":
+        several = ["buildx", "build", *platforms, "--push"] if "," in options.platforms else ["build", *platforms]
+        push = [["docker", "push", name]] if options.push and "," not in options.platforms else []
+        return [["docker", *several, *what, f"--tag={name}", "."], *push]
+    build = ["buildah", "bud", "--layers", "--force-rm", *what]
+    if "," in options.platforms:
+        push = [["buildah", "manifest", "push", "--all", name, f"docker://{name}"]] if options.push else []
+        return [[*build, *platforms, f"--manifest={name}", "."], *push]
+    return [[*build, *platforms, f"--tag={name}", "."], *([["buildah", "push", name]] if options.push else [])]
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="images/build.py", description="Build the images.", epilog=__doc__)
+    parser.add_argument("images", nargs="*", choices=[[], *IMAGES], help="which (default: all)", metavar="IMAGE")
+    parser.add_argument("--builder", choices=("docker", "buildah"), help="(default: what is there, Docker first)")
+    parser.add_argument("--tag", default=version(), help="their tag (default: the version, %(default)s)")
+    parser.add_argument("--registry", default="", help="what stands before their names, with its slash")
+    parser.add_argument("--base-image", default="", help="a Debian with Python 3.11 or newer")
+    parser.add_argument("--torch-index", default="", help="the package index that torch comes from")
+    parser.add_argument("--cpu-only", default="", help="1 removes from a torch for CUDA what a CPU never loads")
+    parser.add_argument("--platforms", default="", help="say linux/amd64,linux/arm64 (default: this machine's)")
+    parser.add_argument("--pip-conf", default="", help="pip's configuration, used while building and left in no image")
+    parser.add_argument("--source", default="", help="where the sources are, for the label")
+    parser.add_argument("--push", default="", help="1 pushes what was built")
+    return parser.parse_args(arguments)
+
+
+def _arguments(image: str, options: argparse.Namespace) -> list[str]:
+    given = {"BASE_IMAGE": options.base_image}
+    if image != "operator":
+        given |= {"TORCH_INDEX": options.torch_index, "CPU_ONLY": options.cpu_only}
+    secret = [f"--secret=id=pip.conf,src={options.pip_conf}"] if options.pip_conf else []
+    return [*(f"--build-arg={name}={value}" for name, value in given.items() if value), *secret]
+
+
+def _labels(options: argparse.Namespace) -> list[str]:
+    labels = {"version": version(), "revision": revision(), "source": options.source}
+    return [f"--label=org.opencontainers.image.{name}={value}" for name, value in labels.items() if value]
+
+
+def version() -> str:
+    """Of the distribution."""
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+
+
+@cache
+def revision() -> str:
+    """The commit that is built; `…-modified` if more than that is, empty where there is no repository."""
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    described = [git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=-modified"]
+    return subprocess.run(described, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+
+def _builder() -> str | None:
+    # A Docker without its daemon is often there, and builds nothing.
+    docker = shutil.which("docker")
+    if docker and subprocess.run([docker, "info"], capture_output=True, timeout=60).returncode == 0:
+        return "docker"
+    return "buildah" if shutil.which("buildah") else None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,54 @@
+# What steers: the operator, and the coordinator of each job. No torch. `make images` builds it; docs/images.md tells the rest.
+#
+#   BASE_IMAGE   a Debian with Python 3.11 or newer
+
+ARG BASE_IMAGE=python:3.11-slim
+
+FROM ${BASE_IMAGE} AS requirements
+WORKDIR /source
+COPY pyproject.toml constraints.txt images/requirements.py ./
+RUN python3 requirements.py operator /requirements
+
+FROM ${BASE_IMAGE} AS dependencies
+WORKDIR /work
+RUN command -v tini > /dev/null || { apt-get update && apt-get install -y --no-install-recommends tini \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*; }
+# Some images bring Python's own modules without bytecode. Pods cannot write it, and would compile at each start.
+RUN echo "tandem:x:65532:65532::/tmp:/sbin/nologin" >> /etc/passwd && echo "tandem:x:65532:" >> /etc/group \
+    && python3 -m venv --without-pip /opt/tandem \
+    && python3 -m compileall -qq "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
+COPY images/install.sh /requirements/
+COPY --from=requirements /requirements/rest.txt /requirements/constraints.txt /requirements/
+# Three quarters of all this would be classes that a generator wrote for every kind of object in Kubernetes, and few are
+# ever loaded: of those only the compiled form stays, without its comments.
+RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf sh /requirements/install.sh -r rest.txt \
+    && rm -rf /requirements \
+    && for folder in /opt/tandem/lib/python3*/site-packages/kubernetes/client/api \
+                     /opt/tandem/lib/python3*/site-packages/kubernetes/client/models \
+                     /opt/tandem/lib/python3*/site-packages/kubernetes/aio/client/api \
+                     /opt/tandem/lib/python3*/site-packages/kubernetes/aio/client/models; do \
+           rm -r "$folder/__pycache__" \
+           && python3 -OO -m compileall -qq -b --invalidation-mode unchecked-hash "$folder" \
+           && find "$folder" -name "*.py" -delete || exit 1; \
+       done
+
+FROM dependencies AS code
+COPY --from=requirements /requirements /source
+COPY images/install.sh pyproject.toml README.md /source/
+COPY core /source/core
+COPY coordinator /source/coordinator
+COPY operator /source/operator
+RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf \
+    sh /source/install.sh --root /overlay ".[operator]"
+
+FROM dependencies
+COPY --from=code /overlay /
+LABEL org.opencontainers.image.title="tandem-operator" \
+      org.opencontainers.image.description="Runs distributed training jobs on Kubernetes: operator and coordinator"
+# Pods have a read-only root, and write to /tmp alone.
+ENV PATH=/opt/tandem/bin:$PATH \
+    HOME=/tmp TMPDIR=/tmp USER=tandem \
+    PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 65532:65532
+ENTRYPOINT ["tini", "--"]
+CMD ["python", "-m", "tandem_operator"]
