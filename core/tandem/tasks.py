@@ -109,6 +109,9 @@ class ImageClassification(Model):
     """Automatic mixed precision; `float16` scales the loss and needs a GPU."""
     gradient_clip_norm: Annotated[float, Field(gt=0)] | None = None
     """Clip the global gradient norm to this."""
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Keep an exponential moving average of the weights with this decay for each step, such as 0.999, and evaluate and
+    export that instead of the weights themselves. Batch-norm statistics are those of the model."""
     sync_batch_norm: bool = False
     """Share batch-norm statistics over all ranks (GPUs only; ignored with a warning on CPUs)."""
     activation_checkpointing: bool = False

@@ -29,8 +29,8 @@ from tandem.manifest import WEIGHTS
 from tandem.rundir import RunDir, checkpoint_name
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint import layout, writer
+from tandem_trainer.checkpoint.contents import OPTIMIZER
 from tandem_trainer.checkpoint.layout import Layout
-from tandem_trainer.checkpoint.reading import OPTIMIZER
 from tandem_trainer.checkpoint.restoring import Loaded, Restored, restore
 from tandem_trainer.checkpoint.staging import Staging, shared_memory
 from tandem_trainer.group import Group
@@ -342,7 +342,7 @@ def is_state(loaded: Loaded, save: Save) -> bool:
     saved = state_of(save)
     return all(
         read.keys() == known.keys() and all(same(read[name], tensor) for name, tensor in known.items())
-        for read, known in ((loaded.weights, saved[WEIGHTS]), (loaded.optimizer, saved[OPTIMIZER]))
+        for read, known in ((loaded.contents.weights, saved[WEIGHTS]), (loaded.contents.optimizer, saved[OPTIMIZER]))
     )
 
 

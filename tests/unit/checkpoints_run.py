@@ -17,7 +17,7 @@ from tandem.lineage import GenerationRecord
 from tandem.manifest import FILE, WEIGHTS, DataPosition, Manifest, hash_file
 from tandem.rundir import RunDir, checkpoint_name
 from tandem.status import CheckpointRef
-from tandem_trainer.checkpoint.reading import FULL_WEIGHTS, OPTIMIZER
+from tandem_trainer.checkpoint.contents import FULL_WEIGHTS, OPTIMIZER
 
 
 class SmallRun:

@@ -19,15 +19,10 @@ from tandem.lineage import GenerationRecord
 from tandem.manifest import CHUNK, WEIGHTS, Broken, DataPosition, chunks
 from tandem.rundir import RunDir
 from tandem_trainer.checkpoint import layout
+from tandem_trainer.checkpoint.contents import FULL_WEIGHTS, OPTIMIZER, Contents
 from tandem_trainer.checkpoint.format import header, parse
 from tandem_trainer.checkpoint.layout import LEAST_PART, Layout
-from tandem_trainer.checkpoint.reading import (
-    FULL_WEIGHTS,
-    OPTIMIZER,
-    read_full_weights,
-    read_optimizer,
-    read_weights,
-)
+from tandem_trainer.checkpoint.reading import read_contents, read_full_weights, read_weights
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
 from tandem_trainer.checkpoint.staging import Staging, shared_memory
 
@@ -75,7 +70,7 @@ class Ranks:
 
     def save(self, step: int, weights: dict[str, Tensor], optimizer: dict[str, Tensor]) -> list[Outcome]:
         for saver in self.savers:
-            saver.save(step, POSITION, weights, optimizer, {})
+            saver.save(step, POSITION, Contents(weights, optimizer))
         return [saver.wait() for saver in self.savers]
 
     def close(self) -> None:
@@ -182,7 +177,10 @@ def test_three_ranks_write_what_one_reads(rundir: RunDir, three: Ranks) -> None:
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == sorted(
         ["manifest.json", WEIGHTS, OPTIMIZER]
     )
-    for read, written in ((read_weights(folder, manifest), weights), (read_optimizer(folder, manifest), optimizer)):
+    for read, written in (
+        (read_weights(folder, manifest), weights),
+        (read_contents(folder, manifest).optimizer, optimizer),
+    ):
         assert read.keys() == written.keys()
         assert all(torch.equal(read[name], tensor) for name, tensor in written.items())
     with safetensors.safe_open(str(folder / WEIGHTS), framework="pt") as file:
@@ -226,11 +224,11 @@ def test_a_part_that_fails_before_the_others_begin_is_not_waited_for(rundir: Run
     weights, optimizer = large_state()
     three.save(10, weights, optimizer)
     kill_writer(three.savers[2])
-    three.savers[2].save(20, POSITION, weights, optimizer, {})
+    three.savers[2].save(20, POSITION, Contents(weights, optimizer))
     assert "failed" in three.savers[2].wait()
     began = time.monotonic()
     for saver in three.savers[:2]:
-        saver.save(20, POSITION, weights, optimizer, {})
+        saver.save(20, POSITION, Contents(weights, optimizer))
     assert "part 2 was not written: the writer process has died" in three.savers[0].wait()["failed"]
     assert time.monotonic() - began < 30
     three.savers[1].wait()
@@ -240,7 +238,7 @@ def test_a_part_that_fails_before_the_others_begin_is_not_waited_for(rundir: Run
 def test_without_a_part_nothing_is_committed_and_a_new_generation_ends_the_wait(rundir: RunDir, three: Ranks) -> None:
     weights, optimizer = large_state()
     for saver in three.savers[:2]:
-        saver.save(10, POSITION, weights, optimizer, {})
+        saver.save(10, POSITION, Contents(weights, optimizer))
     assert "written" in three.savers[1].wait()
     time.sleep(0.5)
     assert three.savers[0].busy
@@ -252,7 +250,7 @@ def test_without_a_part_nothing_is_committed_and_a_new_generation_ends_the_wait(
 
 def test_a_writer_whose_rank_has_died_does_not_wait_for_ever(rundir: RunDir, three: Ranks) -> None:
     weights, optimizer = large_state()
-    three.savers[0].save(10, POSITION, weights, optimizer, {})
+    three.savers[0].save(10, POSITION, Contents(weights, optimizer))
     process = three.savers[0]._process
     assert process is not None
     assert process.stdin is not None

@@ -23,7 +23,8 @@ from tandem.manifest import WEIGHTS, Broken, DataPosition
 from tandem.rundir import RunDir
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint import writer
-from tandem_trainer.checkpoint.reading import OPTIMIZER, read_optimizer, read_weights
+from tandem_trainer.checkpoint.contents import OPTIMIZER, Contents
+from tandem_trainer.checkpoint.reading import read_contents, read_weights
 from tandem_trainer.checkpoint.restoring import Loaded, record_start, restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
 from tandem_trainer.checkpoint.state import load_optimizer_state, load_weights, optimizer_state, weights
@@ -69,7 +70,7 @@ class Writing:
         self.saver = Saver(rundir, Author(generation, parent, 1), lambda: None, self.outcomes.append)
 
     def save(self, step: int, value: float = 0.0) -> Outcome:
-        self.saver.save(step, POSITION, {"w": torch.full((3,), value)}, {"w/step": torch.tensor(float(step))}, {})
+        self.saver.save(step, POSITION, Contents({"w": torch.full((3,), value)}, {"w/step": torch.tensor(float(step))}))
         return self.saver.wait()
 
 
@@ -135,7 +136,7 @@ def test_a_save_is_read_back_whole(rundir: RunDir, writing: Any) -> None:
     (manifest,) = rundir.committed()
     folder = rundir.checkpoint(manifest.name)
     assert read_weights(folder, manifest)["w"].tolist() == [2.5] * 3
-    assert read_optimizer(folder, manifest)["w/step"].item() == 10
+    assert read_contents(folder, manifest).optimizer["w/step"].item() == 10
     assert rundir.latest_hint() == manifest.reference
 
 
@@ -143,7 +144,7 @@ def test_a_state_that_grows_is_laid_out_anew(rundir: RunDir, writing: Any) -> No
     begin(rundir, 1)
     saver = writing(1).saver
     for number, size in enumerate((3, 3000, 5), start=1):
-        saver.save(number, POSITION, {"w": torch.full((size,), float(number))}, {}, {})
+        saver.save(number, POSITION, Contents({"w": torch.full((size,), float(number))}, {}))
         assert "committed" in saver.wait()
         manifest = rundir.manifest(f"step-{number:09d}")
         assert read_weights(rundir.checkpoint(manifest.name), manifest)["w"].tolist() == [float(number)] * size
@@ -193,7 +194,7 @@ def test_a_disk_that_does_not_answer_is_no_reason_to_start_over(
     def unreadable(folder: Path, manifest: object) -> dict[str, Tensor]:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("tandem_trainer.checkpoint.restoring.read_full_weights", unreadable)
+    monkeypatch.setattr("tandem_trainer.checkpoint.restoring.read_contents", unreadable)
     with pytest.raises(OSError, match="cannot be read"):
         restore(rundir, alone, lambda loaded: None)
     assert rundir.checkpoint_names() == ["step-000000010"]
@@ -261,11 +262,12 @@ from pathlib import Path
 import torch
 from tandem.manifest import DataPosition
 from tandem.rundir import RunDir
+from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.saving import Author, Saver
 
 rundir = RunDir(Path(sys.argv[1]))
 saver = Saver(rundir, Author(1, None, 1), lambda: None, lambda outcome: None)
-saver.save(10, DataPosition(seed=0, epoch=0, cursor=0), {"w": torch.zeros(4_000_000)}, {}, {})
+saver.save(10, DataPosition(seed=0, epoch=0, cursor=0), Contents({"w": torch.zeros(4_000_000)}, {}))
 while not list(rundir.checkpoints.iterdir()):
     time.sleep(0.001)
 os._exit(0)
@@ -343,8 +345,8 @@ def test_saving_does_not_wait_for_the_disk(rundir: RunDir, writing: Any) -> None
     begin(rundir, 1)
     saver = writing(1).saver
     state = {"w": torch.zeros(8_000_000)}
-    saver.prepare(state, {})
-    saver.save(1, POSITION, state, {}, {})
+    saver.prepare(Contents(state, {}))
+    saver.save(1, POSITION, Contents(state, {}))
     assert saver.busy
     state["w"].fill_(5.0)  # training goes on at once
     saver.wait()
@@ -360,7 +362,7 @@ def test_outcomes_are_reported_from_another_thread(rundir: RunDir) -> None:
         names.append(threading.current_thread().name)
 
     saver = Saver(rundir, Author(1, None, 1), lambda: None, note)
-    saver.save(1, POSITION, {"w": torch.zeros(1)}, {}, {})
+    saver.save(1, POSITION, Contents({"w": torch.zeros(1)}, {}))
     saver.close()
     assert names
     assert names[0] != threading.main_thread().name
@@ -375,7 +377,7 @@ def test_nothing_is_committed_before_its_log_is_written_and_training_does_not_wa
     written = threading.Event()
     outcomes: list[Outcome] = []
     saver = Saver(rundir, Author(1, None, 1), lambda: assert_true(written.wait(30)), outcomes.append)
-    saver.save(1, POSITION, {"w": torch.zeros(1)}, {}, {})
+    saver.save(1, POSITION, Contents({"w": torch.zeros(1)}, {}))
     time.sleep(0.3)
     assert saver.busy
     assert not list(rundir.checkpoints.iterdir())

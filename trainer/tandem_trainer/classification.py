@@ -36,23 +36,24 @@ class Stepper:
         forward: nn.Module,
         draws: Draws,
         optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
         samples: Samples,
     ) -> None:
         """
         Args:
             forward: the model as it is called, wrapped for data parallelism if there are several ranks.
             draws: what its dropout draws from.
+            scaler: of the loss; enabled for float16 alone.
             samples: the training data; moved to the device as a whole.
         """
         if config.precision == "float16" and group.device.type != "cuda":
             raise ConfigurationError("precision: float16 needs a GPU; on a CPU take bfloat16 or float32")
         self._config, self._group = config, group
-        self._forward, self._draws, self._optimizer = forward, draws, optimizer
+        self._forward, self._draws, self._optimizer, self._scaler = forward, draws, optimizer, scaler
         self._images = samples.images.to(group.device)
         self._labels = samples.labels.to(group.device)
         self._parameters = [p for parameters in optimizer.param_groups for p in parameters["params"]]
         self.busy = Busy(group.device)
-        self.scaler = torch.amp.GradScaler(group.device.type, enabled=config.precision == "float16")
         # Not torch.manual_seed: that seeds every kind of device there could be, and takes a hundred times as long.
         self._generator = (
             torch.cuda.default_generators[group.device.index]
@@ -87,13 +88,13 @@ class Stepper:
             with self._synchronised(number == len(chunks)):
                 with self.busy:
                     loss = self._loss(step, chunk)
-                self.scaler.scale(loss * (scale * group.world_size)).backward()  # type: ignore[no-untyped-call]
+                self._scaler.scale(loss * (scale * group.world_size)).backward()  # type: ignore[no-untyped-call]
             total += loss.detach() * scale
         if self._config.gradient_clip_norm is not None:
-            self.scaler.unscale_(self._optimizer)
+            self._scaler.unscale_(self._optimizer)
             nn.utils.clip_grad_norm_(self._parameters, self._config.gradient_clip_norm)
-        self.scaler.step(self._optimizer)
-        self.scaler.update()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
         return total
 

@@ -1,202 +1,105 @@
-"""Training, from top to bottom: data, model, where to start, steps, checkpoints, the end.
+"""Training a built-in task, from top to bottom: data, model, where to start, steps, the end.
 
-Everything that makes it elastic stands at the edges: it starts from the newest checkpoint that counts, its data order
-is a function of the step, it may be told to save and leave, and its last act names the final checkpoint.
+What makes it elastic, and the checkpoints, are the business of its course (tandem_trainer.course).
 """
 
-import logging
-import math
-import signal
-import time
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
-from tandem.manifest import Broken
-from tandem.rewind import Rewind, data_step, decide, steps_left_out, windows
-from tandem.rundir import RunDir
+from tandem.manifest import Broken, DataPosition
 from tandem.tasks import ImageClassification
 from tandem_trainer.checkpoint.format import parse
-from tandem_trainer.checkpoint.restoring import Loaded, record_start, restore
-from tandem_trainer.checkpoint.saving import Author, Outcome, SaveFailed, Saver
-from tandem_trainer.checkpoint.state import load_optimizer_state, load_weights, optimizer_state, weights
-from tandem_trainer.checkpoint.writer import Superseded
+from tandem_trainer.checkpoint.kept import Kept
+from tandem_trainer.checkpoint.state import load_weights
 from tandem_trainer.classification import Stepper
+from tandem_trainer.course import Course, Place, StopRequest
 from tandem_trainer.data import load
 from tandem_trainer.data.order import Batches, Order
 from tandem_trainer.data.seed import mixed
-from tandem_trainer.group import Group
-from tandem_trainer.health import Health
-from tandem_trainer.journal import Journal
-from tandem_trainer.meter import Meter
 from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.models import build
 from tandem_trainer.models.dropout import key_dropout
 from tandem_trainer.optimization import build_optimizer, rate_factor
-from tandem_trainer.pulse import Pulse
 from tandem_trainer.strategies.replicated import distribute, prepare
 
-log = logging.getLogger(__name__)
 
-LAST_SAVE_TRIES = 3
-
-
-class StopRequest:
-    """Whether somebody asked this rank to save and leave: by SIGTERM, or through its pulse."""
-
-    def __init__(self, pulse: Pulse | None) -> None:
-        self._pulse, self._signalled = pulse, False
-        signal.signal(signal.SIGTERM, self._on_signal)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signalled = True
-
-    def __bool__(self) -> bool:
-        return self._signalled or (self._pulse is not None and self._pulse.order == "save-and-leave")
-
-
-def train(
-    job: DistributedTrainingJob, rundir: RunDir, group: Group, generation: int, members: list[str], pulse: Pulse | None
-) -> ExitCode:
+def train(job: DistributedTrainingJob, place: Place) -> ExitCode:
     """Train the built-in task until its end or until asked to leave. Collective: every rank of the generation calls it.
 
     Raises:
         ConfigurationError: the job cannot work as it is written.
         Superseded: a newer generation has taken over.
         SaveFailed: the last checkpoint could not be written.
+        WentBack: the loss has become useless.
     """
-    stop = StopRequest(pulse)
-    config = job.spec.trainer.settings
-    checkpoints = job.spec.checkpoint
+    stop = StopRequest(place.pulse)
+    config, group = job.spec.trainer.settings, place.group
 
     # Data and model
     torch.use_deterministic_algorithms(config.deterministic)
     samples = load(config.data, "train")
-    order = order_of(config, len(samples))
-    rewinds = rewinds_of_all(rundir, group)
-    left_out = windows(rewinds)
-    data_steps = steps_of(config, order)
-    total_steps = data_steps - steps_left_out(data_steps, left_out)
+    course = Course(place, job.spec.checkpoint, stop)
+    passes = Passes(order_of(config, len(samples)), config)
     torch.manual_seed(mixed(config.seed))
     model = build(config.model, samples.channels, samples.image_size, samples.classes)
     draws = key_dropout(model)
     model = prepare(model, config, group)
+    average = averaged(model, config.ema_decay)
     optimizer = build_optimizer(config.optimizer, model)
+    scaler = torch.amp.GradScaler(group.device.type, enabled=config.precision == "float16")
+
+    def begin() -> None:
+        if config.initial_weights is not None:
+            load_initial(model, Path(config.initial_weights))
+            if average is not None:
+                average.module.load_state_dict(model.state_dict())
 
     # Where to start
-    def apply(loaded: Loaded) -> None:
-        load_weights(model, loaded.weights)
-        load_optimizer_state(model, optimizer, loaded.optimizer)
-
-    restored = restore(rundir, group, apply)
-    loaded = restored.loaded
-    if loaded is None and config.initial_weights is not None:
-        load_initial(model, Path(config.initial_weights))
-    record_start(rundir, group, generation, members, loaded)
-    restored.release()
-    step = loaded.manifest.step if loaded else 0
-    stepper = Stepper(config, group, distribute(model, config, group), draws, optimizer, samples)
-    if loaded and stepper.scaler.is_enabled():
-        stepper.scaler.load_state_dict(loaded.manifest.loop["scaler"])
-
-    health = Health(loaded.manifest.loop.get("health") if loaded else None)
-
-    # All ranks save, rank 0 keeps the log
-    parent = loaded.manifest.name if loaded else None
-    journal = Journal(rundir, generation) if group.rank == 0 else None
-    author = Author(generation, parent, group.world_size, group.rank, checkpoints.weights_precision == "bfloat16")
-    if journal is None:
-        saver = Saver(rundir, author, lambda: None, lambda outcome: None)
-    else:
-        saver = Saver(rundir, author, journal.settle, lambda outcome: _log_save(journal, outcome))
-        saver.last = loaded.manifest.reference if loaded else None
-        for name, why in restored.passed_over.items():
-            journal.write("passed", checkpoint=name, why=why)
-            log.warning("checkpoint=%s passed over: %s", name, why)
-        journal.write("start", step=step, totalSteps=total_steps, worldSize=group.world_size, resumedFrom=parent)
-        log.info(
-            "generation=%d world=%d step=%d of %d from=%s", generation, group.world_size, step, total_steps, parent
-        )
-
-    def save() -> None:
-        """Stage a checkpoint of the state after `step`. Collective, without a word."""
-        loop: dict[str, Any] = {"health": health.memory()}
-        if stepper.scaler.is_enabled():
-            loop["scaler"] = stepper.scaler.state_dict()
-        position = order.position(data_step(step, left_out))
-        meter.checkpoint_seconds += saver.save(step, position, weights(model), optimizer_state(model, optimizer), loop)
+    scaling = {"scaler": scaler} if scaler.is_enabled() else {}
+    course.begin(Kept(model, optimizer, None if average is None else average.module, scaling), passes, begin)
+    stepper = Stepper(config, group, distribute(model, config, group), draws, optimizer, scaler, samples)
 
     # Steps
-    batches = Batches(order)
-    meter = Meter(order, group.world_size, total_steps, journal, pulse)
-    next_vote = step + 1
-    last_save = time.monotonic()
-    stopping = False
-    first = step
-    while step < total_steps and not stopping:
-        meter.begin_step()
-        ids = batches.ids(data_step(step, left_out))
-        rate = config.optimizer.learning_rate * rate_factor(config.schedule, step, total_steps)
-        meter.data_ready()
+    assert course.total_steps is not None
+    batches = Batches(passes.order)
+    for step in course.steps(stepper.busy.take):
+        ids = batches.ids(course.data_step)
+        rate = config.optimizer.learning_rate * rate_factor(config.schedule, step, course.total_steps)
+        course.meter.data_ready()
         loss = stepper.take(step, ids, rate)
-        step += 1
-        meter.end_step(step, ids, rate, loss)
-        if step == first + 1:
-            saver.prepare(weights(model), optimizer_state(model, optimizer))
+        if average is not None:
+            average.update_parameters(model)
+        course.took(ids, rate, loss)
+    return course.end()
 
-        save_due = checkpoints.every_steps is not None and step % checkpoints.every_steps == 0
-        # A vote before each save: no useless loss gets into a checkpoint, and its steps are logged before it counts.
-        if save_due or step in (next_vote, total_steps):
-            interval = checkpoints.interval_seconds
-            overdue = interval is not None and time.monotonic() - last_save >= interval
-            verdict = group.vote(meter.pending_losses(), bool(stop), overdue, saver.busy, meter.mean_step_seconds())
-            next_vote = step + verdict.steps_to_next
-            stopping = verdict.stop
-            save_due = save_due or verdict.save
-            meter.agreed(verdict.losses, stepper.busy.take())
-            bad = health.first_bad(step - len(verdict.losses) + 1, verdict.losses)
-            if bad is not None:
-                saver.close()
-                worst = verdict.losses[bad - step - 1] if step - bad < len(verdict.losses) else math.nan
-                rewind = decide(rewinds, generation, bad, _finite(worst), data_steps)
-                code = go_back(rundir, journal, rewind, bad, len(rewinds))
-                group.barrier()
-                return code
-            if save_due and step < total_steps and not stopping:
-                if saver.superseded:
-                    raise Superseded(f"generation {generation} was superseded")
-                if not verdict.busy:
-                    save()
-                elif journal is not None:
-                    journal.write("skipped", step=step, why="the checkpoint before is still being written")
-                last_save = time.monotonic()
 
-    # The last checkpoint is waited for
-    meter.phase("saving")
-    for _ in range(LAST_SAVE_TRIES):
-        outcome = saver.wait()
-        if saver.superseded:
-            raise Superseded(f"generation {generation} was superseded")
-        if group.tell({"saved": saver.last is not None and saver.last.step == step})["saved"]:
-            break
-        save()
-    outcome = saver.wait()
-    saver.close()
-    if group.rank == 0:
-        if saver.last is None or saver.last.step != step:
-            raise SaveFailed(f"the checkpoint after step {step} could not be written: {outcome.get('failed')}")
-        if step == total_steps:
-            rundir.mark_done(saver.last, totalSteps=total_steps)
-    if journal is not None:
-        journal.write("end", step=step, why="complete" if step == total_steps else "asked to leave")
-        journal.close()
-    group.barrier()
-    return ExitCode.DONE if step == total_steps else ExitCode.PREEMPTED
+class Passes:
+    """The steps of a run over an order of samples."""
+
+    def __init__(self, order: Order, config: ImageClassification) -> None:
+        self.order = order
+        steps = config.epochs * order.steps_per_epoch
+        self.data_steps = steps if config.max_steps is None else min(steps, config.max_steps)
+        self.steps_per_epoch = order.steps_per_epoch
+
+    def position(self, step: int) -> DataPosition:
+        """Where the data stands before a step."""
+        return self.order.position(step)
+
+
+def averaged(model: nn.Module, decay: float | None) -> AveragedModel | None:
+    """An exponential moving average of the weights; None without a decay."""
+    if decay is None:
+        return None
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))  # type: ignore[no-untyped-call]
+    # It begins as a copy, and goes on as what a checkpoint held: its first update is one like all others.
+    average.n_averaged.fill_(1)
+    return average
 
 
 def order_of(config: ImageClassification, samples: int) -> Order:
@@ -224,60 +127,3 @@ def load_initial(model: nn.Module, path: Path) -> None:
         raise ConfigurationError(f"initialWeights {path} cannot be read: {error.strerror}") from error
     except Broken as error:
         raise ConfigurationError(f"initialWeights {path}: {error}") from error
-
-
-def steps_of(config: ImageClassification, order: Order) -> int:
-    """Optimizer steps of the whole run."""
-    steps = config.epochs * order.steps_per_epoch
-    return min(steps, config.max_steps) if config.max_steps is not None else steps
-
-
-def _log_save(journal: Journal, outcome: Outcome) -> None:
-    facts = {"name": outcome["name"], "step": outcome["step"], "stallSeconds": round(outcome["stallSeconds"], 6)}
-    if "committed" in outcome:
-        journal.write("checkpoint", **facts, commitSeconds=round(outcome["seconds"], 6), bytes=outcome["bytes"])
-    else:
-        why = outcome.get("failed") or outcome["superseded"]
-        journal.write("skipped", **facts, why=why)
-        log.warning("checkpoint=%s not written: %s", outcome["name"], why)
-
-
-def rewinds_of_all(rundir: RunDir, group: Group) -> list[Rewind]:
-    """The rewinds of the run, as rank 0 reads them. Collective."""
-    mine = [rewind.dump() for rewind in rundir.rewind_records()] if group.rank == 0 else []
-    return [Rewind.parse(rewind) for rewind in group.tell({"rewinds": mine})["rewinds"]]
-
-
-def go_back(rundir: RunDir, journal: Journal | None, rewind: Rewind | None, bad_step: int, earlier: int) -> ExitCode:
-    """The loss is useless: write down from where the next generation starts, or, after too many times, the end."""
-    if rewind is None:
-        code, why = (
-            ExitCode.DIVERGED,
-            (
-                f"the training loss became NaN, infinite or worse than untrained at step {bad_step}, "
-                f"and going back and leaving data out has not helped {earlier} times. "
-                "Try a lower learningRate, a warm-up, or a gradientClipNorm."
-            ),
-        )
-    else:
-        code, why = (
-            ExitCode.REWOUND,
-            (
-                f"the loss became useless at step {rewind.bad_step}: going back to before step {rewind.resume_before} "
-                f"and leaving out {rewind.skip_to - rewind.skip_from} batches"
-            ),
-        )
-    if journal is not None:
-        if rewind is None:
-            rundir.mark_failed("Diverged", why, code)
-        else:
-            rundir.record_rewind(rewind)
-            journal.write("rewind", **rewind.dump())
-        journal.write("end", step=bad_step, why=why)
-        journal.close()
-        log.error("%s", why)
-    return code
-
-
-def _finite(loss: float) -> float | None:
-    return loss if math.isfinite(loss) else None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem_trainer.data.order import Order, digest
+from tandem_trainer.data.order import digest
 from tandem_trainer.group import MOST_STEPS_BETWEEN_VOTES
 from tandem_trainer.journal import Journal
 from tandem_trainer.pulse import Pulse
@@ -22,9 +22,14 @@ class Meter:
     """The measurements of one rank; rank 0 has the journal."""
 
     def __init__(
-        self, order: Order, world_size: int, total_steps: int, journal: Journal | None, pulse: Pulse | None
+        self,
+        steps_per_epoch: int | None,
+        world_size: int,
+        total_steps: int | None,
+        journal: Journal | None,
+        pulse: Pulse | None,
     ) -> None:
-        self._order, self._world_size, self._total_steps = order, world_size, total_steps
+        self._steps_per_epoch, self._world_size, self._total_steps = steps_per_epoch, world_size, total_steps
         self._journal, self._pulse = journal, pulse
         self._losses: list[Tensor] = []
         self._steps: list[dict[str, Any]] = []
@@ -48,13 +53,13 @@ class Meter:
         self._ready = time.perf_counter()
         self._data_seconds += self._ready - self._began
 
-    def end_step(self, step: int, ids: Tensor, learning_rate: float, loss: Tensor) -> None:
+    def end_step(self, step: int, ids: Tensor, learning_rate: float | None, loss: Tensor) -> None:
         """A step is complete.
 
         Args:
             step: steps completed.
             ids: [global batch], its sample ids.
-            learning_rate: that it was taken with.
+            learning_rate: that it was taken with; None where there is none.
             loss: this rank's part of the global mean; scalar, may still be being computed on a GPU.
         """
         now = time.perf_counter()
@@ -64,16 +69,8 @@ class Meter:
         self._window_samples += len(ids)
         self._window_steps += 1
         if self._journal is not None:
-            self._steps.append(
-                {
-                    "kind": "step",
-                    "time": time.time(),
-                    "step": step,
-                    "lr": learning_rate,
-                    "samples": len(ids),
-                    "ids": digest(ids),
-                }
-            )
+            record = {"kind": "step", "time": time.time(), "step": step, "samples": len(ids), "ids": digest(ids)}
+            self._steps.append(record if learning_rate is None else record | {"lr": learning_rate})
         if self._pulse is not None:
             self._beat("train")
         assert len(self._losses) <= MOST_STEPS_BETWEEN_VOTES
@@ -118,19 +115,23 @@ class Meter:
         compute = max(0.0, elapsed - self._data_seconds - self.checkpoint_seconds)
         return {
             "step": self._step,
-            "epoch": self._step / self._order.steps_per_epoch,
+            "epoch": self._epoch,
             "throughput": self._throughput,
             "stepSeconds": elapsed / self._window_steps,
             "worldSize": self._world_size,
             "phases": {"data": self._data_seconds, "compute": compute, "checkpoint": self.checkpoint_seconds},
         }
 
+    @property
+    def _epoch(self) -> float | None:
+        return None if self._steps_per_epoch is None else self._step / self._steps_per_epoch
+
     def _beat(self, phase: str) -> None:
         assert self._pulse is not None
         self._pulse.beat(
             step=self._step,
             total_steps=self._total_steps,
-            epoch=self._step / self._order.steps_per_epoch,
+            epoch=self._epoch,
             loss=self._loss,
             throughput=self._throughput,
             busy_seconds=self._busy_seconds,

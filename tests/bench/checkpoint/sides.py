@@ -23,6 +23,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.lineage import GenerationRecord
 from tandem.manifest import DataPosition
 from tandem.rundir import RunDir
+from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.saving import Author, Saver
 from tandem_trainer.checkpoint.state import optimizer_state, weights
 
@@ -72,12 +73,13 @@ class Tandem:
             rundir.record_generation(GenerationRecord(generation=1, world_size=world_size, started_at=time.time()))
         dist.barrier()
         self._saver = Saver(rundir, Author(1, None, world_size, rank), lambda: None, self._report)
-        self._saver.prepare(weights(model), optimizer_state(model, optimizer))
+        self._saver.prepare(Contents(weights(model), optimizer_state(model, optimizer)))
         self._ended, self._problem = 0.0, ""
 
     def save(self, step: int) -> None:
         position = DataPosition(seed=0, epoch=0, cursor=step)
-        self._saver.save(step, position, weights(self._model), optimizer_state(self._model, self._optimizer), {})
+        contents = Contents(weights(self._model), optimizer_state(self._model, self._optimizer))
+        self._saver.save(step, position, contents)
 
     def _report(self, outcome: dict[str, Any]) -> None:
         self._ended = time.perf_counter()

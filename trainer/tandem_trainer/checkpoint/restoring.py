@@ -11,13 +11,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from tandem.lease import Lease, acquire, default_holder
 from tandem.lineage import GenerationRecord
 from tandem.manifest import Broken, Manifest
 from tandem.rundir import RunDir
-from tandem_trainer.checkpoint.reading import read_full_weights, read_optimizer
+from tandem_trainer.checkpoint.contents import Contents
+from tandem_trainer.checkpoint.reading import read_contents
 from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.group import Group
 
@@ -31,10 +30,8 @@ class Loaded:
 
     manifest: Manifest
     """What it is."""
-    weights: dict[str, Tensor]
-    """The model's state_dict."""
-    optimizer: dict[str, Tensor]
-    """The optimizer's state, flat."""
+    contents: Contents
+    """What a run resumes."""
 
 
 @dataclass
@@ -115,7 +112,7 @@ def _held(rundir: RunDir, name: str) -> Lease | None:
 
 def _load(rundir: RunDir, name: str) -> Loaded:
     folder, manifest = rundir.checkpoint(name), rundir.manifest(name)
-    return Loaded(manifest, read_full_weights(folder, manifest), read_optimizer(folder, manifest))
+    return Loaded(manifest, read_contents(folder, manifest))
 
 
 def record_start(rundir: RunDir, group: Group, generation: int, members: list[str], loaded: Loaded | None) -> None:

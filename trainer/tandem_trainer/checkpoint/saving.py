@@ -12,20 +12,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import tandem
 from tandem.manifest import WEIGHTS, DataPosition
 from tandem.rundir import RunDir, checkpoint_name
 from tandem.status import CheckpointRef
+from tandem_trainer.checkpoint.contents import Contents, rounded
 from tandem_trainer.checkpoint.layout import Layout
-from tandem_trainer.checkpoint.reading import FULL_WEIGHTS, OPTIMIZER
 from tandem_trainer.checkpoint.staging import Staging, shared_memory, signature
 from tandem_trainer.checkpoint.writer import aside_folder, say_why_not
 
@@ -83,15 +82,15 @@ class Saver:
         """Whether a save is in flight."""
         return not self._idle.is_set()
 
-    def prepare(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
+    def prepare(self, contents: Contents) -> None:
         """Lay out memory for such a state and start the writer, if that has not been done; saves do it by themselves,
         but later."""
         assert not self.busy
-        files = self._files(weights, optimizer)
+        files = contents.files(self._author.rounds_weights)
         if self._signature == signature(files):
             return
         self._signature = signature(files)
-        laid_out = files | {WEIGHTS: _rounded(weights)} if self._author.rounds_weights else files
+        laid_out = files | {WEIGHTS: rounded(contents.evaluated)} if self._author.rounds_weights else files
         self._layout = Layout.of(laid_out, self._author.world_size)
         self._part = self._layout.part_of(self._author.rank, self._author.world_size)
         if self._part is not None:
@@ -99,27 +98,20 @@ class Saver:
             if self._process is None:
                 self._start_writer()
 
-    def save(
-        self,
-        step: int,
-        position: DataPosition,
-        weights: Mapping[str, Tensor],
-        optimizer: Mapping[str, Tensor],
-        loop: dict[str, Any],
-    ) -> float:
+    def save(self, step: int, position: DataPosition, contents: Contents) -> float:
         """Stage our part of the state and have it committed. Returns the seconds that training stood still here.
 
         The tensors may change as soon as this returns. Must not be called while a save is in flight.
         """
         started = time.perf_counter()
-        self.prepare(weights, optimizer)
+        self.prepare(contents)
         self._saves += 1
         if self._part is None:
             return time.perf_counter() - started
         assert self._layout is not None
         assert self._staging is not None
         assert self._process is not None
-        self._staging.copy(self._files(weights, optimizer))
+        self._staging.copy(contents.files(self._author.rounds_weights))
         reference = CheckpointRef(name=checkpoint_name(step), step=step, generation=self._author.generation)
         request = {
             "name": reference.name,
@@ -129,7 +121,7 @@ class Saver:
             "parts": self._layout.parts,
             "files": self._layout.sizes,
             "regions": [vars(region) for region in self._staging.regions],
-            "facts": self._facts(reference, position, loop) if self._part == 0 else {},
+            "facts": self._facts(reference, position, contents.loop) if self._part == 0 else {},
         }
         self._idle.clear()
         request["stallSeconds"] = time.perf_counter() - started
@@ -146,10 +138,6 @@ class Saver:
         self.wait()
         self._stop_writer()
         os.close(self._descriptor)
-
-    def _files(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> dict[str, Mapping[str, Tensor]]:
-        files = {WEIGHTS: weights, OPTIMIZER: optimizer}
-        return files | {FULL_WEIGHTS: weights} if self._author.rounds_weights else files
 
     def _start_writer(self) -> None:
         self._stop_writer()
@@ -217,13 +205,3 @@ class Saver:
             self.superseded = True
         self._report(self._outcome)
         self._idle.set()
-
-
-def _rounded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Shapes and types of weights whose floating-point numbers are rounded; without their values."""
-    return {
-        name: torch.empty_like(
-            tensor, device="meta", dtype=torch.bfloat16 if tensor.is_floating_point() else tensor.dtype
-        )
-        for name, tensor in weights.items()
-    }

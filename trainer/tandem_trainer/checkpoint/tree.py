@@ -1,0 +1,100 @@
+"""State of any shape as JSON and named tensors: what a `state_dict()` gives, without pickle.
+
+Numbers, strings and lists stand in the JSON as they are. An object with one key says what else there is:
+
+    {"dict": {…}}  {"pairs": [[key, value], …]}  {"tuple": […]}  {"tensor": name}  {"array": name}  {"number": "nan"}
+
+Rejected: pickle (it runs what it reads), torch.save with weights_only (one file that cannot be verified and written in
+parts), JSON alone (an average of the weights is as large as the weights).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tandem.manifest import Broken
+
+MOST_DEPTH = 64
+"""State that is nested more deeply is taken for one that holds itself."""
+
+
+def split(name: str, state: object) -> tuple[Any, dict[str, Tensor]]:
+    """State as JSON, and the tensors in it, which alias the live ones, under names that begin with `name`.
+
+    Raises:
+        TypeError: it holds something that is no number, text, tensor, array, or list, tuple or dict of such.
+    """
+    tensors: dict[str, Tensor] = {}
+    return _split(name, state, tensors, 0), tensors
+
+
+def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The state that `split` took apart.
+
+    Raises:
+        Broken: the tree is not one, or a tensor is missing.
+    """
+    try:
+        return _join(tree, tensors)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise Broken(f"the state that is kept beside the model does not fit together: {error!r}") from error
+
+
+def _split(path: str, value: object, tensors: dict[str, Tensor], depth: int) -> Any:
+    if depth > MOST_DEPTH:
+        raise TypeError(f"{path} is nested more than {MOST_DEPTH} levels deep; does it hold itself?")
+    if isinstance(value, Tensor):
+        return {"tensor": _named(path, value, tensors)}
+    if isinstance(value, np.ndarray):
+        return {"array": _named(path, torch.from_numpy(np.ascontiguousarray(value)), tensors)}
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"number": repr(value)}
+    if isinstance(value, Mapping):
+        items = [(key, _split(f"{path}/{key}", item, tensors, depth + 1)) for key, item in value.items()]
+        if all(isinstance(key, str) for key, _ in items):
+            return {"dict": dict(items)}
+        return {"pairs": [[_split(path, key, {}, depth + 1), item] for key, item in items]}
+    if isinstance(value, list | tuple):
+        parts = [_split(f"{path}/{number}", item, tensors, depth + 1) for number, item in enumerate(value)]
+        return parts if isinstance(value, list) else {"tuple": parts}
+    raise TypeError(
+        f"{path} is a {type(value).__name__}, which a checkpoint cannot hold; it takes numbers, text, tensors, arrays, "
+        "and lists, tuples and dicts of these"
+    )
+
+
+def _named(path: str, tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+    while path in tensors:  # {"a/b": …, "a": {"b": …}}
+        path += "'"
+    tensors[path] = tensor
+    return path
+
+
+def _join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(tree, list):
+        return [_join(item, tensors) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, content),) = tree.items()
+    match kind:
+        case "dict":
+            return {key: _join(item, tensors) for key, item in content.items()}
+        case "pairs":
+            return {_join(key, tensors): _join(item, tensors) for key, item in content}
+        case "tuple":
+            return tuple(_join(item, tensors) for item in content)
+        case "tensor":
+            return tensors[content]
+        case "array":
+            return tensors[content].numpy()
+        case "number":
+            return float(content)
+    raise ValueError(f"nothing is called {kind!r}")

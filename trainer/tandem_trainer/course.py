@@ -1,0 +1,329 @@
+"""The course of one generation: where it starts, what follows each step, its last checkpoint.
+
+Everything that makes training elastic is here, and nothing of what is trained: the built-in loop (tandem_trainer.loop)
+and a script of the user's own (tandem_trainer.session) both hand their steps to it. It starts from the newest
+checkpoint that counts; after each step it may be told to save, to leave, or that the loss has become useless; and its
+last act names the final checkpoint.
+"""
+
+import logging
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Protocol
+
+from torch import Tensor
+
+from tandem.exitcode import ExitCode
+from tandem.job import Checkpoint
+from tandem.launch import GENERATION, REPLICA
+from tandem.manifest import DataPosition
+from tandem.rewind import Rewind, data_step, decide, steps_left_out, windows
+from tandem.rundir import RunDir
+from tandem_trainer.checkpoint.contents import Contents
+from tandem_trainer.checkpoint.kept import Kept
+from tandem_trainer.checkpoint.restoring import Loaded, record_start, restore
+from tandem_trainer.checkpoint.saving import Author, Outcome, SaveFailed, Saver
+from tandem_trainer.checkpoint.writer import Superseded
+from tandem_trainer.group import Group
+from tandem_trainer.health import Health
+from tandem_trainer.journal import Journal
+from tandem_trainer.meter import Meter
+from tandem_trainer.pulse import Pulse
+
+log = logging.getLogger(__name__)
+
+LAST_SAVE_TRIES = 3
+NO_END = 2**62
+"""Stands for the number of steps of a run whose data does not say how long it is."""
+
+
+class WentBack(Exception):  # noqa: N818 - it says what happened
+    """The loss became useless, and every rank knows; carries the exit code."""
+
+    def __init__(self, code: ExitCode) -> None:
+        super().__init__(code.name)
+        self.code = code
+
+
+class StopRequest:
+    """Whether somebody asked this rank to save and leave: by SIGTERM, or through its pulse."""
+
+    def __init__(self, pulse: Pulse | None) -> None:
+        self._pulse, self._signalled = pulse, False
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signalled = True
+
+    def __bool__(self) -> bool:
+        return self._signalled or (self._pulse is not None and self._pulse.order == "save-and-leave")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which process of which job this is."""
+
+    rundir: RunDir
+    """The job's run directory."""
+    group: Group
+    """The ranks of this generation."""
+    generation: int
+    """Its number."""
+    members: list[str]
+    """Its replicas in rank order."""
+    pulse: Pulse | None
+    """What the agent hears of it; None where there is no agent."""
+
+
+def place_of(rundir: RunDir, group: Group, pulse: Pulse | None) -> Place:
+    """This process's place as its environment names it. Collective.
+
+    Without a coordinator the generation is one more than the newest there is.
+    """
+    number = int(os.environ.get(GENERATION, "0"))
+    if not number:
+        number = int(group.tell({"generation": rundir.newest_generation() + 1})["generation"])
+    members = [str(view["replica"]) for view in group.gather({"replica": os.environ.get(REPLICA, "alone")})]
+    return Place(rundir, group, number, list(dict.fromkeys(members)), pulse)
+
+
+class Data(Protocol):
+    """The data of a run, counted in data steps: the steps of a run that leaves nothing out."""
+
+    @property
+    def data_steps(self) -> int | None:
+        """How many there are; None where only the end tells."""
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """How many make one pass; None where only its end tells."""
+
+    def position(self, step: int) -> DataPosition:
+        """Where the data stands before a data step."""
+
+
+class Course:
+    """The steps of one generation. Every rank of it does the same."""
+
+    def __init__(self, place: Place, checkpoints: Checkpoint, stop: StopRequest) -> None:
+        self._place, self._checkpoints, self._stop = place, checkpoints, stop
+        self._rewinds = _rewinds_of_all(place.rundir, place.group)
+        self._left_out = windows(self._rewinds)
+        self._total: int | None = None
+        self._journal: Journal | None = None
+        self.step = 0
+        """Optimizer steps completed."""
+
+    @property
+    def data_step(self) -> int:
+        """The data step that is next, counted from 0."""
+        return data_step(self.step, self._left_out)
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole run, without those that are left out; None where only the end tells."""
+        return self._total
+
+    def begin(self, kept: Kept, data: Data, fresh: Callable[[], None] = lambda: None) -> Loaded | None:
+        """Find out where to start, put the state there, and write it down. Collective.
+
+        Args:
+            fresh: called when there is no checkpoint to start from.
+
+        Raises:
+            Superseded: a newer generation has taken over.
+        """
+        place, group = self._place, self._place.group
+        self._kept, self._data = kept, data
+        if data.data_steps is not None:
+            self._total = data.data_steps - steps_left_out(data.data_steps, self._left_out)
+        restored = restore(place.rundir, group, lambda found: kept.load(found.contents))
+        loaded = restored.loaded
+        if loaded is None:
+            fresh()
+        record_start(place.rundir, group, place.generation, place.members, loaded)
+        restored.release()
+        self.step = loaded.manifest.step if loaded else 0
+        self._health = Health(loaded.manifest.loop.get("health") if loaded else None)
+
+        # All ranks save, rank 0 keeps the log
+        parent = loaded.manifest.name if loaded else None
+        rounds = self._checkpoints.weights_precision == "bfloat16"
+        author = Author(place.generation, parent, group.world_size, group.rank, rounds)
+        if group.rank == 0:
+            journal = self._journal = Journal(place.rundir, place.generation)
+            self._saver = Saver(place.rundir, author, journal.settle, lambda outcome: _log_save(journal, outcome))
+            for name, why in restored.passed_over.items():
+                journal.write("passed", checkpoint=name, why=why)
+                log.warning("checkpoint=%s passed over: %s", name, why)
+            journal.write(
+                "start", step=self.step, totalSteps=self._total, worldSize=group.world_size, resumedFrom=parent
+            )
+            log.info(
+                "generation=%d world=%d step=%d of %s from=%s",
+                *(place.generation, group.world_size, self.step, self._total, parent),
+            )
+        else:
+            self._saver = Saver(place.rundir, author, lambda: None, lambda outcome: None)
+        self._saver.last = loaded.manifest.reference if loaded else None
+        self.meter = Meter(data.steps_per_epoch, group.world_size, self._total, self._journal, place.pulse)
+        self._next_vote = self.step + 1
+        self._last_save = time.monotonic()
+        self._first = self.step
+        self._stopping = False
+        return loaded
+
+    def steps(
+        self, busy_seconds: Callable[[], float] = lambda: 0.0, more: Callable[[], bool] | None = None
+    ) -> Iterator[int]:
+        """The steps that are left, each counted from 0; between two of them everything else is done.
+
+        Args:
+            busy_seconds: this rank's own work since the last call, without waiting for other ranks.
+            more: whether there is data for another step; asked where `total_steps` is None.
+
+        Raises:
+            WentBack: the loss has become useless.
+            Superseded: a newer generation has taken over.
+        """
+        while not self._stopping and self._is_more(more):
+            self.meter.begin_step()
+            yield self.step
+            self.step += 1
+            if self.step == self._first + 1:
+                self._saver.prepare(self._contents())
+            self._after_step(busy_seconds, is_last=not self._is_more(more))
+
+    def took(self, ids: Tensor, rate: float | None, loss: Tensor) -> None:
+        """The step that `steps` asked for is taken; to be said once for each.
+
+        Args:
+            ids: [global batch], its sample ids.
+            rate: learning rate; None where there is none.
+            loss: this rank's part of the global mean; scalar.
+        """
+        self.meter.end_step(self.step + 1, ids, rate, loss)
+
+    def end(self) -> ExitCode:
+        """Wait for the last checkpoint and name it, if the run is complete. Collective.
+
+        Raises:
+            SaveFailed: it could not be written.
+            Superseded: a newer generation has taken over.
+        """
+        group, rundir, saver = self._place.group, self._place.rundir, self._saver
+        complete = not self._stopping
+        self.meter.phase("saving")
+        for _ in range(LAST_SAVE_TRIES):
+            saver.wait()
+            if saver.superseded:
+                raise Superseded(f"generation {self._place.generation} was superseded")
+            if group.tell({"saved": saver.last is not None and saver.last.step == self.step})["saved"]:
+                break
+            self._save()
+        outcome = saver.wait()
+        saver.close()
+        if group.rank == 0:
+            if saver.last is None or saver.last.step != self.step:
+                raise SaveFailed(f"the checkpoint after step {self.step} could not be written: {outcome.get('failed')}")
+            if complete:
+                rundir.mark_done(saver.last, totalSteps=self.step)
+        if self._journal is not None:
+            self._journal.write("end", step=self.step, why="complete" if complete else "asked to leave")
+            self._journal.close()
+        group.barrier()
+        return ExitCode.DONE if complete else ExitCode.PREEMPTED
+
+    def _is_more(self, more: Callable[[], bool] | None) -> bool:
+        if self._total is not None:
+            return self.step < self._total
+        assert more is not None
+        return more()
+
+    def _after_step(self, busy_seconds: Callable[[], float], is_last: bool) -> None:
+        step, group, saver, meter = self.step, self._place.group, self._saver, self.meter
+        every = self._checkpoints.every_steps
+        save_due = every is not None and step % every == 0
+        # A vote before each save: no useless loss gets into a checkpoint, and its steps are logged before it counts.
+        if not (save_due or is_last or step == self._next_vote):
+            return
+        interval = self._checkpoints.interval_seconds
+        overdue = interval is not None and time.monotonic() - self._last_save >= interval
+        verdict = group.vote(meter.pending_losses(), bool(self._stop), overdue, saver.busy, meter.mean_step_seconds())
+        self._next_vote = step + verdict.steps_to_next
+        self._stopping = verdict.stop and not is_last
+        meter.agreed(verdict.losses, busy_seconds())
+        bad = self._health.first_bad(step - len(verdict.losses) + 1, verdict.losses)
+        if bad is not None:
+            self._go_back(bad, verdict.losses)
+        if (save_due or verdict.save) and not is_last and not self._stopping:
+            if saver.superseded:
+                raise Superseded(f"generation {self._place.generation} was superseded")
+            if not verdict.busy:
+                self._save()
+            elif self._journal is not None:
+                self._journal.write("skipped", step=step, why="the checkpoint before is still being written")
+            self._last_save = time.monotonic()
+
+    def _save(self) -> None:
+        """Stage a checkpoint of the state after `step`. Collective, without a word."""
+        position = self._data.position(self.data_step)
+        self.meter.checkpoint_seconds += self._saver.save(self.step, position, self._contents())
+
+    def _contents(self) -> Contents:
+        return self._kept.contents({"health": self._health.memory()})
+
+    def _go_back(self, bad_step: int, losses: list[float]) -> None:
+        """The loss is useless: write down from where the next generation starts, or, after too many times, the end."""
+        self._saver.close()
+        at = bad_step - self.step - 1
+        loss = losses[at] if -at <= len(losses) else math.nan
+        steps = self._data.data_steps or NO_END
+        generation = self._place.generation
+        rewind = decide(self._rewinds, generation, bad_step, loss if math.isfinite(loss) else None, steps)
+        code, why = _decision(rewind, bad_step, len(self._rewinds))
+        if self._journal is not None:
+            if rewind is None:
+                self._place.rundir.mark_failed("Diverged", why, code)
+            else:
+                self._place.rundir.record_rewind(rewind)
+                self._journal.write("rewind", **rewind.dump())
+            self._journal.write("end", step=bad_step, why=why)
+            self._journal.close()
+            log.error("%s", why)
+        self._place.group.barrier()
+        raise WentBack(code)
+
+
+def _decision(rewind: Rewind | None, bad_step: int, earlier: int) -> tuple[ExitCode, str]:
+    if rewind is None:
+        return ExitCode.DIVERGED, (
+            f"the training loss became NaN, infinite or worse than untrained at step {bad_step}, "
+            f"and going back and leaving data out has not helped {earlier} times. "
+            "Try a lower learningRate, a warm-up, or a gradientClipNorm."
+        )
+    return ExitCode.REWOUND, (
+        f"the loss became useless at step {rewind.bad_step}: going back to before step {rewind.resume_before} "
+        f"and leaving out {rewind.skip_to - rewind.skip_from} batches"
+    )
+
+
+def _rewinds_of_all(rundir: RunDir, group: Group) -> list[Rewind]:
+    """The rewinds of the run, as rank 0 reads them. Collective."""
+    mine = [rewind.dump() for rewind in rundir.rewind_records()] if group.rank == 0 else []
+    return [Rewind.parse(rewind) for rewind in group.tell({"rewinds": mine})["rewinds"]]
+
+
+def _log_save(journal: Journal, outcome: Outcome) -> None:
+    facts = {"name": outcome["name"], "step": outcome["step"], "stallSeconds": round(outcome["stallSeconds"], 6)}
+    if "committed" in outcome:
+        journal.write("checkpoint", **facts, commitSeconds=round(outcome["seconds"], 6), bytes=outcome["bytes"])
+    else:
+        why = outcome.get("failed") or outcome["superseded"]
+        journal.write("skipped", **facts, why=why)
+        log.warning("checkpoint=%s not written: %s", outcome["name"], why)

@@ -1,0 +1,57 @@
+"""How a training process ends: which exit code an error means, and how to leave with it."""
+
+import logging
+import os
+import sys
+import traceback
+
+from tandem.exitcode import ExitCode
+from tandem.rundir import RunDir
+from tandem_trainer.checkpoint.saving import SaveFailed
+from tandem_trainer.checkpoint.writer import Superseded
+from tandem_trainer.course import WentBack
+from tandem_trainer.mistake import ConfigurationError
+from tandem_trainer.pulse import Pulse
+
+log = logging.getLogger("tandem_trainer")
+
+PEER_LOST = ("by peer", "Broken pipe", "Connection refused", "Socket Timeout", "NCCL", "Timed out waiting", "store")
+"""What torch's collectives say when another rank is gone; they have no type of exception for it."""
+
+
+def code_of(error: Exception, rundir: RunDir, has_peers: bool) -> ExitCode:
+    """The exit code for what ended training; says on the log what it was, and on the disk if trying again is no use.
+
+    Args:
+        has_peers: whether there are other ranks, or may be.
+    """
+    match error:
+        case ConfigurationError():
+            log.error("configuration: %s", error)
+            rundir.mark_failed("ConfigurationError", str(error), ExitCode.CONFIGURATION)
+            return ExitCode.CONFIGURATION
+        case WentBack():
+            return error.code
+        case Superseded():
+            log.warning("%s", error)
+            return ExitCode.SUPERSEDED
+        case SaveFailed():
+            log.error("%s", error)
+            return ExitCode.FAILED
+        case RuntimeError() if has_peers and any(sign in str(error) for sign in PEER_LOST):
+            log.warning("another rank is gone: %s", str(error).splitlines()[0])
+            return ExitCode.PEER_LOST
+        case _:
+            traceback.print_exception(error)
+            return ExitCode.FAILED
+
+
+def leave(code: int, pulse: Pulse | None) -> None:
+    """End this process at once."""
+    if pulse is not None:
+        pulse.last_word(code)
+    logging.shutdown()
+    # Not sys.exit: with a peer gone, destroying the process group would wait for it.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
