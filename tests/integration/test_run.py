@@ -3,13 +3,14 @@
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.integration.local_run import DIGITS, ROOT, LocalRun, evaluations, until
+from tests.integration.local_run import DIGITS, ROOT, TANDEM, LocalRun, evaluations, until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -68,6 +69,16 @@ class TestFromBeginningToEnd:
         assert "nothing is left to do" in again.output
         assert "--fresh" in again.output
         assert sorted(complete.path.rglob("*")) == before
+
+    def test_how_it_went_is_said_by_the_exit_code_even_if_nobody_reads_the_rest(self, complete: LocalRun) -> None:
+        reading, writing = os.pipe()
+        os.close(reading)
+        command = [*TANDEM, str(DIGITS), "--run-dir", str(complete.path), *SHORT]
+        try:
+            again = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
+        finally:
+            os.close(writing)
+        assert (again.returncode, again.stderr) == (0, b"")
 
     def test_another_job_is_refused_there(self, complete: LocalRun) -> None:
         other = LocalRun(complete.path.parent, *SHORT, "--set", "trainer.config.model=baby-cnn")

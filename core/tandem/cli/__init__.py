@@ -7,6 +7,8 @@ of typer's group, which breaks whenever typer changes what is under it.
 """
 
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,8 +38,29 @@ EXTRAS = {
 """Which extra of the distribution brings a module that a command may lack."""
 
 
+READER_GONE = 128 + signal.SIGPIPE
+"""How a command ends whose output nobody reads any more, as in `tandem checkpoints verify RUN | head -1`: quietly, with
+the 141 that a shell shows for its own tools, which SIGPIPE kills. Not with 0: a `verify` that was cut short has not
+found all to be sound. Not with 1, which says that it has found damage. Rejected: to let SIGPIPE kill us, too. It also
+comes when the other end of a connection is closed, or the input of a child, and would leave what is half done."""
+
+
 def main() -> None:
     """The entry point of the command line."""
+    try:
+        _call()
+    except SystemExit as end:
+        # rich and typer make an exit with 1 of a broken pipe, which is known by what they were handling then.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        # What is still buffered would be written at the end of the interpreter, and fail again.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in (1, 2):
+            os.dup2(nowhere, descriptor)
+        sys.exit(READER_GONE)
+
+
+def _call() -> None:
     try:
         application(sys.argv[1:])(prog_name="tandem")
     except UserError as error:

@@ -11,7 +11,8 @@ from tandem.mistake import ManifestError, Problem, UserError, printable
 def tell(error: UserError) -> None:
     """Write a mistake to standard error."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    sys.stdout.flush()
+    if sys.stdout is not None:  # None if the command was started without an output (`>&-`)
+        sys.stdout.flush()
     if not isinstance(error, ManifestError):
         console.print(Text.assemble(("error: ", "bold red"), printable(str(error))))
         return

@@ -9,6 +9,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -63,7 +64,16 @@ def run(
     requests = Requests()
     with requests.caught():
         job = read_job(file, command.overrides)
-        raise typer.Exit(_Run(command, job, requests, Console(highlight=False, soft_wrap=False)).until_its_end(fresh))
+        raise typer.Exit(_Run(command, job, requests, _Output(highlight=False, soft_wrap=False)).until_its_end(fresh))
+
+
+class _Output(Console):
+    """Where nobody reads any more, nothing more is shown: the run goes on, and its exit code says how it went."""
+
+    def on_broken_pipe(self) -> None:
+        """Be quiet from now on, as rich would, but do not exit."""
+        with suppress(SystemExit):
+            super().on_broken_pipe()
 
 
 @dataclass(frozen=True)
