@@ -24,6 +24,8 @@ from tandem.model import Model
 from tandem.status import CheckpointRef
 
 FILE = "manifest.json"
+FORMAT = 2
+"""Version of the layout of a checkpoint. Format 1 had one checksum for each file."""
 WEIGHTS = "weights.safetensors"
 CHUNK = 16 * 2**20
 """Bytes under one checksum; the last chunk of a file may be smaller."""
@@ -116,7 +118,7 @@ class Manifest(Model):
 
         Raises:
             FileNotFoundError: the folder is gone.
-            Broken: the manifest is missing, damaged or of another folder.
+            Broken: the manifest is missing, damaged, of another folder or of another format.
         """
         try:
             body = read_json(folder / FILE)
@@ -130,6 +132,9 @@ class Manifest(Model):
             raise Broken(f"the manifest of {folder.name} is not JSON") from error
         if not isinstance(body, dict) or body.get("digest") != _digest(body):
             raise Broken(f"the manifest of {folder.name} does not match its own digest")
+        written = body.get("format")
+        if isinstance(written, int) and written != FORMAT:
+            raise Broken(f"{folder.name} is of format {written}, and this version reads format {FORMAT} only")
         try:
             manifest = cls.parse(body)
         except ValidationError as error:

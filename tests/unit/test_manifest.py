@@ -1,5 +1,6 @@
 """The manifest: whatever is altered in a checkpoint is noticed before it is used."""
 
+import hashlib
 import json
 import random
 from pathlib import Path
@@ -145,15 +146,26 @@ def test_the_manifest_of_another_checkpoint_is_refused(folder: Path) -> None:
         Manifest.load(moved)
 
 
-@pytest.mark.parametrize("change", [{"format": 1}, {"colour": "red"}, {"step": "500"}, {"files": None}])
-def test_a_manifest_of_another_version_is_refused_even_if_whole(folder: Path, change: dict[str, object]) -> None:
-    import hashlib
-
-    body = json.loads((folder / FILE).read_bytes()) | change
+def seal(folder: Path, **changes: object) -> None:
+    """Write the manifest as a version would that wants it otherwise: with a digest that is right."""
+    body = json.loads((folder / FILE).read_bytes()) | changes
     rest = {key: value for key, value in body.items() if key != "digest"}
     canonical = json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
     (folder / FILE).write_bytes(encode(body | {"digest": hashlib.sha256(canonical).hexdigest()}))
+
+
+@pytest.mark.parametrize("change", [{"format": "1"}, {"colour": "red"}, {"step": "500"}, {"files": None}])
+def test_a_manifest_of_another_version_is_refused_even_if_whole(folder: Path, change: dict[str, object]) -> None:
+    seal(folder, **change)
     with pytest.raises(Broken, match="not one this version reads"):
+        Manifest.load(folder)
+
+
+@pytest.mark.parametrize("written", [1, 3])
+def test_a_checkpoint_of_another_format_is_called_that_and_not_damaged(folder: Path, written: int) -> None:
+    files = [entry | {"sha256": "0" * 64} for entry in json.loads((folder / FILE).read_bytes())["files"]]
+    seal(folder, format=written, files=files)
+    with pytest.raises(Broken, match=f"^{NAME} is of format {written}, and this version reads format 2 only$"):
         Manifest.load(folder)
 
 
