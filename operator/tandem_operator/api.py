@@ -119,7 +119,7 @@ class ApiServer:
         """Have the fields of a manifest be so, whoever set them before.
 
         Raises:
-            Unavailable, Refused: see there.
+            Unavailable, Refused: see there. Refused with 409 if it has a UID and there is no such object.
         """
         metadata = manifest["metadata"]
         path = kind.path(metadata["namespace"], metadata["name"])

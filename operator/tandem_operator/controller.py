@@ -167,7 +167,12 @@ class Controller:
             try:
                 self._store.see(_kind(manifest), await self._api.apply(_kind(manifest), manifest))
             except Refused as error:
-                troubles.append(_trouble(manifest, error))
+                if error.code == 409:
+                    # It is not the one that we know any more; the next look finds out what is there.
+                    self._store.lose(_kind(manifest), key[0], manifest["metadata"]["name"], manifest["metadata"]["uid"])
+                    self.backlog.add(key)
+                else:
+                    troubles.append(_trouble(manifest, error))
         for removal in plan.remove:
             await self._api.delete(removal.kind, key[0], removal.name, removal.uid)
             log.info("event=removed job=%s/%s kind=%s name=%s", *key, removal.kind.name, removal.name)

@@ -136,7 +136,7 @@ def _read_at_the_start(job: DistributedTrainingJob) -> Manifest:
     """How many replicas are wished for, the coordinator is told while it runs."""
     spec = resolved(job)["spec"]
     workers = {**spec["workers"], "maxReplicas": job.spec.workers.most, "replicas": 0, "template": {}, "resources": {}}
-    evaluators = {**spec.get("evaluators", {}), "template": {}, "resources": {}}
+    evaluators = {**job.spec.evaluation.dump(), "template": {}, "resources": {}}
     return {**spec, "workers": workers, "evaluators": evaluators, "runPolicy": {}}
 
 

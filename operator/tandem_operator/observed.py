@@ -221,7 +221,9 @@ def _pod(
 
 def _why_waiting(conditions: Mapping[str, Any], waiting: Mapping[str, Any], last_words: str) -> tuple[str, str]:
     if waiting.get("reason") in BROKEN_WAITING:
-        return str(waiting["reason"]), last_words or str(waiting.get("message") or waiting["reason"])
+        # The first and the second try of the same thing.
+        reason = str(waiting["reason"]).replace("ErrImagePull", "ImagePullBackOff")
+        return reason, last_words or str(waiting.get("message") or waiting["reason"])
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         return scheduled.get("reason") or "Unschedulable", scheduled.get("message", "")

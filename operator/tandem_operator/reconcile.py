@@ -208,7 +208,8 @@ def _compared(at: Situation, wanted: Sequence[Manifest]) -> tuple[list[Manifest]
         elif not is_ours(there, manifest):
             taken.append(name_taken(kind, name))
         elif there.applied != objects.applied(manifest) and not there.deleting and not _is_outdated(there, manifest):
-            update.append(manifest)
+            # The UID keeps the API server from making what is gone, or changing what has taken its name.
+            update.append({**manifest, "metadata": {**manifest["metadata"], "uid": there.uid}})
     return create, update, taken
 
 

@@ -1,0 +1,433 @@
+"""What the operator does about a job, for each thing that can be the matter with it."""
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.snapshot import GenerationView
+from tandem_operator import kinds, names
+from tandem_operator.course import DRAIN_SECONDS
+from tandem_operator.observed import Children, Claim, Pod, Thing, children
+from tandem_operator.reconcile import ENDING_SECONDS, reconcile
+from tandem_operator.reporting import Trouble
+from tests.unit.operator_job import (
+    IMAGES,
+    NOW,
+    SCRIPT,
+    UID,
+    decided,
+    ended,
+    heard,
+    initialized,
+    job,
+    made,
+    removed,
+    situation,
+    surroundings,
+    worker,
+)
+
+EVERYTHING = [
+    "ConfigMap digits-job",
+    "PersistentVolumeClaim digits-checkpoints",
+    "Service digits-coordinator",
+    "Deployment digits-coordinator",
+    "Job digits-evaluator",
+]
+
+
+def running(*more: Thing, status: dict[str, object] | None = None, **spec: object) -> tuple[object, Children]:
+    """A job that trains with two workers."""
+    of = job(status=initialized(**(status or {})), **spec)
+    return of, surroundings(of, worker(0), worker(1), *more)
+
+
+# Creation
+
+
+def test_a_new_job_gets_everything_but_workers_which_need_a_coordinator_that_has_recorded_the_job() -> None:
+    plan = decided(job(), Children(), has_token=False)
+    assert plan.needs_token
+    assert made(plan) == EVERYTHING
+    assert plan.status.phase == "Pending"
+
+
+def test_workers_are_made_once_the_coordinator_has_answered() -> None:
+    assert made(decided(job())) == []
+    assert made(decided(job(), heard=heard("Pending"))) == ["worker 0", "worker 1"]
+
+
+def test_that_it_has_answered_is_remembered() -> None:
+    of = job(status=initialized())
+    assert made(decided(of, heard=None)) == ["worker 0", "worker 1"]
+
+
+def test_there_is_nothing_to_do_about_a_job_that_trains() -> None:
+    of, there = running()
+    plan = decided(of, there, heard=heard())
+    assert (plan.create, plan.update, plan.remove, plan.target, plan.expired) == ((), (), (), None, False)
+
+
+def test_what_somebody_removed_is_made_again() -> None:
+    of, there = running()
+    rest = {key: thing for key, thing in there.things.items() if key[0] is not kinds.SERVICE}
+    assert made(decided(of, Children(rest), heard=heard())) == ["Service digits-coordinator"]
+
+
+def test_an_object_is_written_again_when_what_is_wanted_of_it_has_changed() -> None:
+    _, there = running()
+    changed = job(status=initialized(), elasticity={"hangSeconds": 7.0})
+    plan = decided(changed, there, heard=heard())
+    assert [manifest["kind"] for manifest in plan.update] == ["ConfigMap", "Deployment"]
+
+
+def test_another_number_of_replicas_does_not_restart_the_coordinator() -> None:
+    of = job(status=initialized(), workers={"replicas": 2, "maxReplicas": 4})
+    there = surroundings(of, worker(0), worker(1))
+    scaled = job(status=initialized(), workers={"replicas": 3, "maxReplicas": 4})
+    plan = decided(scaled, there, heard=heard(workers={"desired": 2, "ready": 2, "min": 1, "max": 4}))
+    assert [manifest["kind"] for manifest in plan.update] == ["ConfigMap"]
+    assert (made(plan), plan.target) == (["worker 2"], 3)
+
+
+def test_a_claim_that_is_named_is_used_and_none_is_made() -> None:
+    of = job(checkpoint={"storage": {"claimName": "shared"}})
+    assert "PersistentVolumeClaim digits-checkpoints" not in made(decided(of, Children()))
+
+
+@pytest.mark.parametrize("retain", [True, False])
+def test_a_volume_that_is_to_outlive_its_job_has_no_owner(retain: bool) -> None:
+    of = job(checkpoint={"storage": {"retain": retain}})
+    claim = next(one for one in decided(of, Children()).create if one["kind"] == "PersistentVolumeClaim")
+    assert ("ownerReferences" in claim["metadata"]) != retain
+
+
+def test_a_volume_that_outlived_an_earlier_job_of_that_name_is_taken_up_again() -> None:
+    of = job()
+    kept = Claim(name=names.checkpoints("digits"), owner="", applied="of an earlier one", phase="Bound")
+    plan = decided(of, children([kept]))
+    assert "PersistentVolumeClaim digits-checkpoints" not in made(plan)
+    assert not [trouble for trouble in plan.status.conditions if trouble.reason == "NameTaken"]
+
+
+def test_a_name_that_somebody_else_has_taken_is_told_and_left_alone() -> None:
+    foreign = Thing(kind=kinds.CONFIG_MAP, name="digits-job", uid="x", owner="another")
+    plan = decided(job(), children([foreign]))
+    assert "ConfigMap digits-job" not in made(plan)
+    assert "digits-job" not in removed(plan)
+    assert plan.status.message is not None
+    assert "ConfigMap digits-job exists and is not this job's" in plan.status.message
+
+
+def test_evaluators_that_have_changed_are_made_anew_once_the_old_ones_have_gone() -> None:
+    _, there = running()
+    changed = job(status=initialized(), evaluators={"resources": {"requests": {"cpu": "2"}}})
+    plan = decided(changed, there, heard=heard())
+    assert removed(plan) == ["digits-evaluator"]
+    assert [manifest["kind"] for manifest in plan.update] == ["ConfigMap"]
+
+
+def test_evaluators_that_are_turned_off_go() -> None:
+    _, there = running()
+    off = job(status=initialized(), evaluators={"replicas": 0})
+    assert removed(decided(off, there, heard=heard())) == ["digits-evaluator"]
+
+
+# Loss
+
+
+def test_a_worker_that_is_lost_is_replaced_and_that_is_told() -> None:
+    of = job(status=initialized())
+    plan = decided(of, surroundings(of, worker(0, deleting=True), worker(1)), heard=heard())
+    assert made(plan) == ["worker 0"]
+    assert "worker 0 is replaced: digits-worker-0-aaaaa was deleted" in [notice.message for notice in plan.notices]
+
+
+def test_a_coordinator_that_is_silent_does_not_change_the_phase_and_workers_are_still_replaced() -> None:
+    of = job(status=initialized(phase="Running"))
+    plan = decided(of, surroundings(of, ended(0), worker(1)), heard=None)
+    assert (plan.status.phase, made(plan)) == ("Running", ["worker 0"])
+
+
+def test_workers_that_never_get_into_the_group_end_the_job() -> None:
+    of = job(status=initialized(phase="Starting"))
+    pod = ended(0, failures=8, words="ModuleNotFoundError: No module named 'tandem_trainer'")
+    plan = decided(of, surroundings(of, pod, worker(1)), heard=heard("Starting", worldSize=None))
+    assert plan.status.phase == "Failed"
+    assert "No module named" in (plan.status.message or "")
+
+
+def test_as_long_as_others_train_a_place_that_cannot_be_filled_is_tried_again() -> None:
+    of, _ = running()
+    plan = decided(of, surroundings(job(), ended(0, failures=8), worker(1)), heard=heard())
+    assert plan.status.phase == "Running"
+
+
+def test_a_job_that_cannot_work_as_it_is_written_is_not_tried_again() -> None:
+    of = job(status=initialized(phase="Starting"))
+    pod = ended(0, code=78, words="no data set at /data")
+    plan = decided(of, surroundings(of, pod, worker(1)), heard=heard("Starting"))
+    failed = next(one for one in plan.status.conditions if one.type == "Failed")
+    assert (plan.status.phase, failed.reason) == ("Failed", "InvalidConfiguration")
+    assert "no data set at /data" in failed.message
+    assert removed(plan) == ["digits-worker-1-aaaaa"]
+
+
+# The end
+
+
+def test_when_training_is_complete_evaluators_finish_what_is_left() -> None:
+    of, there = running()
+    plan = decided(of, there, heard=heard("Succeeded", completionTime="1970-01-12T13:46:40Z"))
+    assert (plan.status.phase, made(plan), removed(plan)) == ("Draining", [], [])
+
+
+def test_a_job_succeeds_when_its_evaluators_have_finished() -> None:
+    of = job(status=initialized(phase="Draining"))
+    there = surroundings(of, ended(0, code=0), ended(1, code=0), complete=True)
+    plan = decided(of, there, heard=heard("Succeeded"))
+    assert plan.status.phase == "Succeeded"
+    assert removed(plan) == ["digits-coordinator"]
+
+
+def test_evaluators_that_find_no_place_do_not_keep_a_job_for_ever() -> None:
+    of = job(status=initialized(phase="Draining", completionTime="1970-01-12T13:46:40Z"))
+    assert decided(of, now=NOW + 1, heard=heard("Draining")).status.phase == "Draining"
+    late = decided(of, now=NOW + DRAIN_SECONDS + 1, heard=heard("Draining"))
+    condition = next(one for one in late.status.conditions if one.type == "Complete")
+    assert (late.status.phase, condition.reason) == ("Succeeded", "EvaluationUnfinished")
+    assert [manifest["spec"]["suspend"] for manifest in late.update] == [True]
+
+
+def test_without_evaluators_a_job_succeeds_with_its_training() -> None:
+    of = job(status=initialized(), evaluators={"replicas": 0})
+    assert decided(of, heard=heard("Succeeded")).status.phase == "Succeeded"
+
+
+def test_a_script_of_the_users_own_is_complete_when_it_ended_well_everywhere() -> None:
+    of = job(status=initialized(), trainer=SCRIPT)
+    assert decided(of, surroundings(of, ended(0, code=0), worker(1)), heard=heard()).status.phase == "Running"
+    through = surroundings(of, ended(0, code=0), ended(1, code=0))
+    assert decided(of, through, heard=heard("Restarting")).status.phase == "Succeeded"
+
+
+def test_a_job_that_its_coordinator_gave_up_has_failed_and_says_why() -> None:
+    of, there = running()
+    plan = decided(of, there, heard=heard("Failed", message="the restart budget of 10 is used up"))
+    assert (plan.status.phase, plan.status.message) == ("Failed", "the restart budget of 10 is used up")
+    # They hear it from the coordinator, and end by themselves.
+    assert removed(plan) == []
+
+
+def test_workers_that_do_not_end_by_themselves_are_ended_and_then_the_coordinator() -> None:
+    of, there = running(status={"phase": "Failed", "completionTime": "1970-01-12T13:46:40Z"})
+    plan = decided(of, there, now=NOW + ENDING_SECONDS + 1)
+    assert removed(plan) == ["digits-worker-0-aaaaa", "digits-worker-1-aaaaa"]
+    assert removed(decided(of, surroundings(job(), ended(0), ended(1)))) == ["digits-coordinator"]
+
+
+def test_what_has_ended_stays_so_whatever_the_coordinator_says() -> None:
+    of, there = running(status={"phase": "Succeeded", "completionTime": "1970-01-12T13:46:40Z"})
+    plan = decided(of, there, heard=heard("Running"))
+    assert (plan.status.phase, made(plan)) == ("Succeeded", [])
+
+
+def test_a_job_is_deleted_when_its_time_after_the_end_is_over() -> None:
+    policy = {"ttlSecondsAfterFinished": 60}
+    of = job(status=initialized(phase="Succeeded", completionTime="1970-01-12T13:46:40Z"), runPolicy=policy)
+    waiting = decided(of, now=NOW + 10)
+    assert (waiting.expired, waiting.again_in) == (False, 50.0)
+    assert decided(of, now=NOW + 61).expired
+
+
+def test_a_deadline_counts_from_the_coordinators_first_answer() -> None:
+    of = job(status=initialized(), runPolicy={"activeDeadlineSeconds": 3600})
+    there = surroundings(of, worker(0), worker(1))
+    assert decided(of, there, heard=heard()).status.phase == "Running"
+    late = decided(of, there, now=NOW + 3600, heard=heard())
+    assert (late.status.phase, len(late.remove)) == ("Failed", 2)
+
+
+# Scaling
+
+
+def test_a_smaller_group_is_told_once_its_pods_have_gone() -> None:
+    of = job(status=initialized(), workers={"replicas": 1, "maxReplicas": 3})
+    said = heard(workers={"desired": 2, "ready": 2, "min": 1, "max": 3})
+    before = decided(of, surroundings(of, worker(0), worker(1)), heard=said)
+    assert (removed(before), before.target) == (["digits-worker-1-aaaaa"], None)
+    leaving = decided(of, surroundings(of, worker(0), worker(1, deleting=True)), heard=said)
+    assert leaving.target is None
+    assert decided(of, surroundings(of, worker(0)), heard=said).target == 1
+
+
+# Suspension
+
+
+def test_a_suspended_job_gives_its_pods_back_but_not_its_volume() -> None:
+    of, there = running(runPolicy={"suspend": True})
+    plan = decided(of, there, heard=heard())
+    assert sorted(removed(plan)) == ["digits-worker-0-aaaaa", "digits-worker-1-aaaaa"]
+    assert [manifest["spec"]["suspend"] for manifest in plan.update if manifest["kind"] == "Job"] == [True]
+    assert plan.status.phase == "Suspended"
+
+
+def test_the_coordinator_stays_until_the_workers_have_saved_and_left() -> None:
+    of = job(status=initialized(phase="Suspended"), runPolicy={"suspend": True})
+    leaving = surroundings(of, worker(0, deleting=True), suspended=True)
+    assert removed(decided(of, leaving, heard=heard())) == []
+    left = decided(of, surroundings(of, suspended=True), heard=heard())
+    assert removed(left) == ["digits-coordinator"]
+
+
+def test_a_resumed_job_gets_its_coordinator_evaluators_and_workers_back() -> None:
+    of = job(status=initialized(phase="Suspended"))
+    there = surroundings(of, suspended=True)
+    rest = {key: one for key, one in there.things.items() if key[0] is not kinds.DEPLOYMENT}
+    plan = decided(of, Children(rest))
+    assert made(plan) == ["Deployment digits-coordinator", "worker 0", "worker 1"]
+    assert [manifest["spec"]["suspend"] for manifest in plan.update] == [False]
+
+
+# What is told
+
+
+def test_why_pods_do_not_start_stands_in_the_status() -> None:
+    of = job(status=initialized(phase="Starting"))
+    words = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+    pod = worker(1, phase="Pending", ready=False, waiting="Unschedulable", words=words)
+    plan = decided(of, surroundings(of, worker(0), pod), heard=heard("Starting"))
+    condition = next(one for one in plan.status.conditions if one.type == "Running")
+    assert (condition.status, condition.reason) == ("False", "Unschedulable")
+    assert plan.status.message == f"{pod.name}: {words}"
+
+
+def test_what_the_api_server_refused_stands_in_the_status() -> None:
+    trouble = Trouble("QuotaExceeded", "Pod digits-worker-0-x: exceeded quota")
+    plan = reconcile(situation(job(status=initialized())), IMAGES, [trouble])
+    assert plan.status.message == trouble.message
+
+
+def test_step_and_loss_come_from_the_coordinator_and_stay_when_it_is_silent() -> None:
+    of = job()
+    said = heard(progress={"step": 40, "totalSteps": 100}, loss=0.5, throughput=900.0)
+    told = decided(of, surroundings(of, worker(0), worker(1)), heard=said).status
+    assert (told.progress is not None and told.progress.step, told.loss, told.throughput) == (40, 0.5, 900.0)
+    later = of.model_copy(update={"status": told})
+    silent = decided(later, surroundings(of, worker(0), worker(1)), heard=None).status
+    assert (silent.loss, silent.throughput) == (0.5, None)
+
+
+def test_a_new_generation_is_told_once() -> None:
+    view = GenerationView(
+        generation=2, world_size=1, members=["a"], opened_at=NOW, reason="MemberLost", detail="a was lost"
+    )
+    of, there = running(status={"generation": 1})
+    said = heard(generation=2).model_copy(update={"generations": [view]})
+    first = decided(of, there, heard=said)
+    assert [notice.message for notice in first.notices] == ["generation 2 with 1 worker: a was lost"]
+    assert decided(of.model_copy(update={"status": first.status}), there, heard=said).notices == ()  # type: ignore[attr-defined]
+
+
+def test_a_condition_keeps_its_time_while_it_holds() -> None:
+    of, there = running()
+    first = decided(of, there, heard=heard()).status
+    later = decided(of.model_copy(update={"status": first}), there, heard=heard(), now=NOW + 100).status  # type: ignore[attr-defined]
+    assert [one.last_transition_time for one in later.conditions] == [
+        one.last_transition_time for one in first.conditions
+    ]
+
+
+# Pods
+
+
+def test_every_pod_is_restricted_and_holds_no_service_account() -> None:
+    plan = decided(job(), Children())
+    workers = decided(job(), heard=heard("Pending")).create
+    templates = [one["spec"]["template"]["spec"] for one in plan.create if "template" in one.get("spec", {})]
+    for spec in [*templates, *(one["spec"] for one in workers)]:
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_a_template_of_the_users_is_laid_over_ours() -> None:
+    template = {
+        "metadata": {"labels": {"team": "vision", names.JOB: "another"}},
+        "spec": {
+            "restartPolicy": "Always",
+            "nodeSelector": {"disk": "fast"},
+            "containers": [
+                {"name": "worker", "volumeMounts": [{"name": "data", "mountPath": "/data"}]},
+                {"name": "beside", "image": "beside:1"},
+            ],
+            "volumes": [{"name": "data", "emptyDir": {}}],
+        },
+    }
+    of = job(status=initialized(), workers={"replicas": 1, "template": template})
+    pod = decided(of).create[0]
+    spec, labels = pod["spec"], pod["metadata"]["labels"]
+    assert (labels["team"], labels[names.JOB], spec["restartPolicy"]) == ("vision", "digits", "Never")
+    assert spec["nodeSelector"] == {"disk": "fast"}
+    assert [one["name"] for one in spec["containers"]] == ["worker", "beside"]
+    assert [mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]] == [
+        "/tandem",
+        "/tmp",
+        "/dev/shm",
+        "/data",
+    ]
+
+
+def test_an_evaluator_never_holds_a_gpu() -> None:
+    of = job(evaluators={"resources": {"limits": {"nvidia.com/gpu": 1, "cpu": "2"}}})
+    evaluator = next(one for one in decided(of, Children()).create if one["kind"] == "Job")
+    container = evaluator["spec"]["template"]["spec"]["containers"][0]
+    assert container["resources"] == {"limits": {"cpu": "2"}}
+
+
+def test_what_a_user_writes_into_a_command_is_not_replaced_by_kubernetes() -> None:
+    script = {"command": ["python", "train.py"], "args": ["$(HOME)"], "env": [{"name": "HOME", "value": "/home/$(X)"}]}
+    pod = decided(job(status=initialized(), trainer=script)).create[0]
+    container = pod["spec"]["containers"][0]
+    assert container["args"][-1] == "$$(HOME)"
+    assert [one["value"] for one in container["env"] if one["name"] == "HOME"] == ["/home/$$(X)"]
+
+
+def test_pods_of_a_job_with_a_queue_are_a_group_for_kueue() -> None:
+    pod = decided(job(status=initialized(), runPolicy={"queueName": "gpus"})).create[0]["metadata"]
+    assert pod["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert pod["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "2"
+
+
+# Names
+
+
+@pytest.mark.parametrize("name", ["a", "9lives", "x" * 63, "x" * 45, "x" * 46, f"{'y' * 36}-{'z' * 26}"])
+def test_names_are_valid_whatever_the_job_is_called(name: str) -> None:
+    every = [
+        names.token(name),
+        names.job_file(name),
+        names.checkpoints(name),
+        names.coordinator(name),
+        names.evaluator(name),
+        names.worker(name, 9999, "e"),
+    ]
+    for one in every:
+        assert len(one) <= 63
+        assert one[0].isalpha()
+        assert "--" not in one
+
+
+def test_long_names_stay_different() -> None:
+    assert names.coordinator("x" * 62 + "a") != names.coordinator("x" * 62 + "b")
+
+
+def test_a_pod_that_waits_for_ever_is_no_reason_to_remove_it() -> None:
+    of = job(status=initialized(phase="Starting"))
+    pod = replace(worker(0), phase="Pending", ready=False, waiting="Unschedulable")
+    assert isinstance(pod, Pod)
+    assert removed(decided(of, surroundings(of, pod, worker(1)), heard=heard("Starting"))) == []
+    assert pod.owner == UID
