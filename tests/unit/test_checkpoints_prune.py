@@ -40,7 +40,12 @@ def doomed(found: Plan) -> list[str]:
 
 
 def carried_out(run: SmallRun, agreed: Plan, policy: Checkpoint = POLICY, everything: bool = False) -> dict[str, str]:
-    return {one.name: spared for one, spared in carry_out(run.rundir, agreed, planned(run, policy, everything))}
+    return spared(run, agreed, planned(run, policy, everything))
+
+
+def spared(run: SmallRun, agreed: Plan, again: Plan) -> dict[str, str]:
+    """Delete what was agreed on: of each why it was spared, if it was."""
+    return {one.name: why for one, why in carry_out(run.rundir, agreed, again)}
 
 
 class TestThePlan:
@@ -149,16 +154,14 @@ class TestDeleting:
 
         agreed, again = planned(run), planned(run)
         monkeypatch.setattr(pruning.os, "utime", utime)
-        spared = {one.name: why for one, why in carry_out(run.rundir, agreed, again)}
-        assert spared["step-000000100"] == "somebody began to read it, or it was written anew"
+        assert spared(run, agreed, again)["step-000000100"] == "somebody began to read it, or it was written anew"
         assert run.rundir.manifest("step-000000100").generation == 7
 
     def test_spares_a_name_that_belongs_to_another_checkpoint_since_it_was_planned(self, run: SmallRun) -> None:
         agreed, again = planned(run), planned(run)
         run.rundir.set_aside("step-000000100", ".stale")
         run.save(100, generation=7)
-        spared = {one.name: why for one, why in carry_out(run.rundir, agreed, again)}
-        assert spared["step-000000100"] == "it is another one meanwhile"
+        assert spared(run, agreed, again)["step-000000100"] == "it is another one meanwhile"
         assert run.rundir.manifest("step-000000100").generation == 7
 
     def test_spares_a_sound_one_that_took_the_name_of_a_damaged_one(self, tmp_path: Path) -> None:
@@ -167,8 +170,7 @@ class TestDeleting:
         assert "step-000000700" in doomed(agreed)
         run.rundir.set_aside("step-000000700")
         run.save(700, generation=2)
-        spared = {one.name: why for one, why in carry_out(run.rundir, agreed, again)}
-        assert spared["step-000000700"] == "it is another one meanwhile"
+        assert spared(run, agreed, again)["step-000000700"] == "it is another one meanwhile"
         assert run.rundir.manifest("step-000000700").step == 700
 
     def test_passes_over_what_retention_deleted_first(self, run: SmallRun) -> None:

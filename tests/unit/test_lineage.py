@@ -89,6 +89,12 @@ class World:
         self.memory[generation] += (generation,) * steps
         self.disk[ref(generation, len(self.memory[generation]))] = self.memory[generation]
 
+    def happens(self, kind: str, first: int, second: int) -> None:
+        if kind == "open":
+            self.open(first, second)
+        else:
+            self.commit(first, second)
+
 
 OPEN = st.tuples(st.just("open"), st.integers(0, 2), st.integers(0, 50))
 COMMIT = st.tuples(st.just("commit"), st.integers(0, 50), st.integers(1, 4))
@@ -98,11 +104,8 @@ COMMIT = st.tuples(st.just("commit"), st.integers(0, 50), st.integers(1, 4))
 def test_checkpoints_that_count_are_one_history_whatever_old_writers_do(events: list[tuple[str, int, int]]) -> None:
     world = World()
     world.open(0, 0)
-    for kind, first, second in events:
-        if kind == "open":
-            world.open(first, second)
-        else:
-            world.commit(first, second)
+    for event in events:
+        world.happens(*event)
         newest = world.memory[world.last]
         for one in world.counting():
             history = world.disk[one]
@@ -113,11 +116,8 @@ def test_checkpoints_that_count_are_one_history_whatever_old_writers_do(events: 
 def test_a_late_commit_never_becomes_the_newest(events: list[tuple[str, int, int]], writer: int, steps: int) -> None:
     world = World()
     world.open(0, 0)
-    for kind, first, second in events:
-        if kind == "open":
-            world.open(first, second)
-        else:
-            world.commit(first, second)
+    for event in events:
+        world.happens(*event)
     world.open(0, 0)
     world.commit(len(world.memory) - 1, 1)
     newest = max(world.counting(), key=lambda one: one.step)
