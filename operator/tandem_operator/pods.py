@@ -79,7 +79,8 @@ def worker(job: DistributedTrainingJob, images: Images, endpoint: str) -> dict[s
     begin = command.index("--")
     # Kubernetes replaces $(NAME) in commands; what the user wrote is the user's.
     command = command[:begin] + [word.replace("$(", "$$(") for word in command[begin:]]
-    variables = launch.environment(job, run_dir(job), "") | {launch.COORDINATOR: endpoint}
+    variables = {"OMP_NUM_THREADS": str(threads(job))} | launch.environment(job, run_dir(job), "")
+    variables |= {launch.COORDINATOR: endpoint}
     fields = {launch.REPLICA: "metadata.name", ADDRESS: "status.podIP"}
     container = {
         **_container(names.WORKER, spec.trainer.image or images.trainer, command),
@@ -113,6 +114,18 @@ def evaluator(job: DistributedTrainingJob, images: Images) -> dict[str, Any]:
     template = overlay(ours, evaluation.template)
     template["spec"]["restartPolicy"] = "Never"
     return _labelled(template, job, names.EVALUATOR)
+
+
+def threads(job: DistributedTrainingJob) -> int:
+    """Threads of each rank on CPUs: its share of what the pod asks for, and 1 if it does not say. Left alone, torch
+    takes as many as the node has cores, whatever the pod may use, and they get in each other's way."""
+    resources = job.spec.workers.resources
+    asked = {**resources.get("requests", {}), **resources.get("limits", {})}.get("cpu")
+    return 1 if asked is None else max(1, int(_cores(str(asked)) / job.spec.workers.processes))
+
+
+def _cores(amount: str) -> float:
+    return float(amount.removesuffix("m")) / 1000 if amount.endswith("m") else float(amount)
 
 
 def _template(job: DistributedTrainingJob, role: str, container: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def status(
         "generation": base.generation or old.generation,
         "restarts": max(base.restarts, old.restarts),
         "progress": base.progress or old.progress,
-        "loss": base.loss if base.loss is not None else old.loss,
+        "loss": _rounded(base.loss if base.loss is not None else old.loss),
         "start_time": base.start_time or old.start_time,
         "completion_time": _completion(old, heard, ahead, now),
         "message": message,
@@ -208,6 +208,11 @@ def _condition(
         observed_generation=generation,
         last_transition_time=before.last_transition_time if before is not None and same else rfc3339(now),
     )
+
+
+def _rounded(value: float | None) -> float | None:
+    """`kubectl get` shows every digit there is."""
+    return None if value is None else float(f"{value:.4g}")
 
 
 def _message(heard: Snapshot | None) -> str:

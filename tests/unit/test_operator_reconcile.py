@@ -431,3 +431,18 @@ def test_a_pod_that_waits_for_ever_is_no_reason_to_remove_it() -> None:
     assert isinstance(pod, Pod)
     assert removed(decided(of, surroundings(of, pod, worker(1)), heard=heard("Starting"))) == []
     assert pod.owner == UID
+
+
+@pytest.mark.parametrize(
+    ("workers", "threads"),
+    [
+        ({"replicas": 1}, "1"),
+        ({"replicas": 1, "resources": {"requests": {"cpu": "8"}}, "processesPerReplica": 2}, "4"),
+        ({"replicas": 1, "resources": {"requests": {"cpu": "8"}, "limits": {"cpu": "2500m"}}}, "2"),
+        ({"replicas": 1, "resources": {"limits": {"cpu": "100m"}}}, "1"),
+    ],
+)
+def test_ranks_have_as_many_threads_as_the_pod_has_cores_for_them(workers: dict[str, object], threads: str) -> None:
+    pod = decided(job(status=initialized(), workers=workers)).create[0]
+    env = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
+    assert env["OMP_NUM_THREADS"] == threads

@@ -1,0 +1,49 @@
+"""What the operator may do: exactly what it does, by kind. The chart's roles are made from this.
+
+Secrets can be read by name and not listed. Nothing is needed on nodes, namespaces or CRDs, so that the operator can be
+confined to namespaces: then the same rules stand in a Role of each.
+
+`python -m tandem_operator.rights` prints the rules as YAML.
+"""
+
+import sys
+from typing import Any
+
+import yaml
+
+from tandem_operator import kinds
+from tandem_operator.kinds import Kind
+
+_SEEN = ("list", "watch")
+_OWNED = ("create", "get", *_SEEN)
+"""`get`: what has the name that one of ours should have."""
+
+VERBS: dict[tuple[Kind, str], tuple[str, ...]] = {
+    (kinds.JOB, ""): (*_SEEN, "delete"),
+    (kinds.JOB, "status"): ("patch",),
+    (kinds.POD, ""): (*_OWNED, "delete"),
+    (kinds.SECRET, ""): ("create", "get"),
+    (kinds.CONFIG_MAP, ""): (*_OWNED, "patch"),
+    (kinds.CLAIM, ""): (*_OWNED, "patch"),
+    (kinds.SERVICE, ""): (*_OWNED, "patch"),
+    (kinds.EVENT, ""): ("create",),
+    (kinds.DEPLOYMENT, ""): (*_OWNED, "patch", "delete"),
+    (kinds.BATCH, ""): (*_OWNED, "patch", "delete"),
+}
+"""By kind and subresource."""
+
+
+def rules() -> list[dict[str, Any]]:
+    """As a Role or ClusterRole has them."""
+    return [
+        {
+            "apiGroups": [kind.group],
+            "resources": [f"{kind.plural}/{subresource}" if subresource else kind.plural],
+            "verbs": sorted(verbs),
+        }
+        for (kind, subresource), verbs in VERBS.items()
+    ]
+
+
+if __name__ == "__main__":
+    yaml.safe_dump(rules(), sys.stdout, sort_keys=False)

@@ -1,0 +1,64 @@
+"""One job from `kubectl apply` to its end, on a real cluster, with the operator's own rights and `restricted` pods."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.images import Images
+from tests.cluster.operated import Job, Operator, manifest, operated
+from tests.cluster.pods import Namespace, restricted
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[Namespace]:
+    with restricted() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def operator(namespace: Namespace, images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    with operated(namespace, images, tmp_path_factory.mktemp("operator")) as found:
+        yield found
+
+
+@pytest.mark.timeout(900)
+def test_an_example_is_applied_and_succeeds(namespace: Namespace, operator: Operator) -> None:
+    job = Job(namespace, "digits")
+    namespace("apply", "-f", str(ROOT / "examples/digits.yaml"))
+    job.trains()
+    shown = namespace("get", "dtj", "digits")
+    assert [word in shown for word in ("PHASE", "WORKERS", "STEP", "LOSS", "Running", "2/2")] == [True] * 6
+    job.reaches("Succeeded", seconds=800)
+
+    status = job.status
+    assert status["bestCheckpoint"]["metric"] == "accuracy"
+    assert status["bestCheckpoint"]["value"] >= 0.97
+    assert status["progress"]["step"] == status["progress"]["totalSteps"]
+    assert status["latestEvaluation"]["step"] == status["progress"]["step"], "the final checkpoint was not evaluated"
+    conditions = {one["type"]: one["status"] for one in status["conditions"]}
+    assert (conditions["Complete"], conditions["Running"]) == ("True", "False")
+    told = " | ".join(job.events())
+    assert "generation 1 with" in told
+    assert "Succeeded" in told
+
+    job.becomes(lambda: not job.live("worker") and not job.live("coordinator"), "nothing runs any more")
+    assert "event=look-broken" not in operator.log()
+    assert 'tandem_operator_jobs{phase="Succeeded"} 1.0' in operator.metrics()
+
+
+def test_what_a_job_leaves_when_it_is_deleted_is_its_volume(namespace: Namespace, operator: Operator) -> None:
+    job = Job(namespace, "short-lived")
+    job.apply(manifest("short-lived"))
+    job.trains()
+    namespace("delete", "dtj", "short-lived", "--wait=true")
+
+    def left() -> list[str]:
+        kinds = "pods,services,deployments,jobs,secrets,configmaps,persistentvolumeclaims"
+        found = json.loads(namespace("get", kinds, "-l", "tandem.dev/job=short-lived", "-o", "json"))["items"]
+        return sorted(one["kind"] for one in found)
+
+    job.becomes(lambda: left() == ["PersistentVolumeClaim"], "only the volume is left")

@@ -1,0 +1,122 @@
+"""What happens to pods, to the operator and to the number of replicas while a job trains, on a real cluster."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.images import Images
+from tests.cluster.operated import Job, Operator, manifest, operated, seen
+from tests.cluster.pods import Namespace, restricted
+
+LONG = {
+    "task": "image-classification",
+    "config": {"model": "cnn", "data": {"name": "digits"}, "epochs": 100_000, "globalBatchSize": 64},
+}
+"""Longer than any of these tests."""
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[Namespace]:
+    with restricted() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def operator(namespace: Namespace, images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    with operated(namespace, images, tmp_path_factory.mktemp("operator")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def job(namespace: Namespace, operator: Operator) -> Iterator[Job]:
+    """A job that trains; each test leaves it so."""
+    found = Job(namespace, "long")
+    workers = {"replicas": 2, "minReplicas": 1, "maxReplicas": 3}
+    found.apply(manifest("long", trainer=LONG, workers=workers, elasticity={"growCooldownSeconds": 1}))
+    found.trains()
+    yield found
+    namespace("delete", "dtj", "long", "--wait=false")
+
+
+@pytest.mark.timeout(400)
+def test_a_killed_worker_is_replaced_and_training_goes_on(namespace: Namespace, job: Job) -> None:
+    before, step = job.live("worker"), job.step
+    namespace("delete", "pod", before[0], "--force", "--grace-period=0")
+    job.becomes(lambda: len(set(job.live("worker")) - set(before)) == 1, "another worker")
+    job.trains(beyond=step)
+    job.becomes(lambda: job.status["workers"]["summary"] == "2/2", "its full size")
+    assert seen(job, ["generation", "2 workers"])
+
+
+@pytest.mark.timeout(400)
+def test_a_killed_coordinator_comes_back_and_training_does_not_stop(namespace: Namespace, job: Job) -> None:
+    workers, generation = job.live("worker"), job.status["generation"]
+    before = job.live("coordinator")
+    namespace("delete", "pod", *before, "--force", "--grace-period=0")
+    job.becomes(lambda: job.live("coordinator") not in ([], before), "another coordinator")
+    step = job.step
+    job.trains(beyond=step)
+    assert (job.live("worker"), job.status["generation"]) == (workers, generation)
+
+
+@pytest.mark.timeout(400)
+def test_a_killed_evaluator_comes_back_and_training_does_not_notice(namespace: Namespace, job: Job) -> None:
+    generation, before = job.status["generation"], job.live("evaluator")
+    namespace("delete", "pod", *before, "--force", "--grace-period=0")
+    job.becomes(lambda: job.live("evaluator") not in ([], before), "another evaluator")
+    job.trains(beyond=job.step)
+    assert job.status["generation"] == generation
+
+
+@pytest.mark.timeout(400)
+def test_an_operator_that_is_killed_takes_up_what_there_is(namespace: Namespace, job: Job, operator: Operator) -> None:
+    before, generation = job.live("worker"), job.status["generation"]
+    operator.kill()
+    operator.start()
+    job.trains(beyond=job.step)
+    assert (job.live("worker"), job.status["generation"]) == (before, generation)
+
+    # What happened while there was none is made good as well.
+    operator.kill()
+    namespace("delete", "pod", before[0], "--force", "--grace-period=0")
+    operator.start()
+    job.becomes(lambda: len(job.live("worker")) == 2, "two workers")
+    job.trains(beyond=job.step)
+
+
+@pytest.mark.timeout(400)
+def test_a_job_is_scaled_while_it_trains(namespace: Namespace, job: Job) -> None:
+    coordinator = job.live("coordinator")
+    namespace("scale", "dtj/long", "--replicas=3")
+    job.becomes(lambda: job.status["workers"]["summary"] == "3/3", "three workers")
+    job.trains(beyond=job.step)
+    namespace("scale", "dtj/long", "--replicas=1")
+    job.becomes(lambda: job.status["workers"]["summary"] == "1/1", "one worker")
+    assert len(job.live("worker")) == 1
+    step = job.trains(beyond=job.step)
+    namespace("scale", "dtj/long", "--replicas=2")
+    job.becomes(lambda: job.status["workers"]["summary"] == "2/2", "two workers")
+    assert job.trains(beyond=job.step) > step
+    assert job.live("coordinator") == coordinator, "the coordinator need not restart for that"
+
+
+@pytest.mark.timeout(400)
+def test_a_suspended_job_frees_its_pods_and_goes_on_where_it_was(namespace: Namespace, job: Job) -> None:
+    job.trains(beyond=job.step)
+    before = job.step
+    namespace("patch", "dtj/long", "--type=merge", "-p", '{"spec":{"runPolicy":{"suspend":true}}}')
+    job.reaches("Suspended")
+    job.becomes(lambda: not any(job.pods(role) for role in ("worker", "coordinator", "evaluator")), "no pods")
+    saved = job.status["latestCheckpoint"]["step"]
+    assert saved >= before - 50, "the group did not save before it left"
+    namespace("patch", "dtj/long", "--type=merge", "-p", '{"spec":{"runPolicy":{"suspend":false}}}')
+    assert job.trains(beyond=saved) > saved
+    job.becomes(lambda: len(job.live("evaluator")) == 1, "its evaluator")
+
+
+@pytest.mark.timeout(400)
+def test_an_object_that_somebody_removes_is_made_again(namespace: Namespace, job: Job) -> None:
+    namespace("delete", "configmap/long-job", "service/long-coordinator", "--wait=true")
+    job.becomes(lambda: namespace("get", "configmap/long-job", "service/long-coordinator", check=False), "both")
+    job.becomes(lambda: len(job.live("worker")) == 2, "workers that know the new address")
+    job.trains(beyond=job.step)

@@ -1,0 +1,91 @@
+"""Jobs that cannot have what they need, or cannot work: the status says why, in words."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.images import Images
+from tests.cluster.operated import Job, Operator, manifest, operated
+from tests.cluster.pods import Namespace, restricted
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[Namespace]:
+    with restricted() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def operator(namespace: Namespace, images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    with operated(namespace, images, tmp_path_factory.mktemp("operator")) as found:
+        yield found
+
+
+@pytest.fixture
+def job(namespace: Namespace, operator: Operator, request: pytest.FixtureRequest) -> Iterator[Job]:
+    name = request.node.name.removeprefix("test_").replace("_", "-")[:60].strip("-")
+    yield Job(namespace, name)
+    namespace("delete", "dtj", name, "--ignore-not-found", "--wait=false")
+
+
+def says(job: Job, *words: str) -> None:
+    job.becomes(lambda: all(word in job.status.get("message", "") for word in words), f"a message with {words}")
+
+
+def test_gpus_that_are_not_there(job: Job) -> None:
+    workers = {"replicas": 1, "resources": {"limits": {"nvidia.com/gpu": 64}}}
+    job.apply(manifest(job.name, workers=workers))
+    says(job, "Insufficient nvidia.com/gpu")
+    assert job.phase in ("Pending", "Starting")
+    assert any(event.startswith("Unschedulable") for event in job.events())
+
+
+def test_an_image_that_is_not_there(job: Job) -> None:
+    whole = manifest(job.name)
+    whole["spec"]["trainer"]["image"] = "localhost:5000/nobody/has-this:1"
+    job.apply(whole)
+    says(job, "nobody/has-this")
+
+
+def test_a_name_that_is_taken(job: Job, namespace: Namespace) -> None:
+    theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{job.name}-job"}, "data": {"a": "b"}}
+    namespace("apply", "-f", "-", stdin=json.dumps(theirs))
+    job.apply(manifest(job.name))
+    says(job, f"ConfigMap {job.name}-job exists and is not this job's")
+    assert namespace.get("configmap", f"{job.name}-job")["data"] == {"a": "b"}
+    namespace("delete", "configmap", f"{job.name}-job")
+    job.becomes(lambda: "exists and is not" not in job.status.get("message", ""), "it goes on")
+
+
+def test_a_quota_that_is_used_up(job: Job, namespace: Namespace) -> None:
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few-pods"}, "spec": {"hard": {}}}
+    quota["spec"] = {"hard": {"count/persistentvolumeclaims": "0"}}
+    namespace("apply", "-f", "-", stdin=json.dumps(quota))
+    try:
+        job.becomes(lambda: namespace.get("resourcequota", "few-pods").get("status", {}).get("hard"), "a quota")
+        job.apply(manifest(job.name))
+        says(job, "exceeded quota")
+    finally:
+        namespace("delete", "resourcequota", "few-pods")
+    job.becomes(lambda: "exceeded quota" not in job.status.get("message", ""), "it goes on")
+
+
+@pytest.mark.timeout(400)
+def test_a_deadline_and_a_time_after_the_end(job: Job, namespace: Namespace) -> None:
+    policy = {"activeDeadlineSeconds": 20, "ttlSecondsAfterFinished": 5}
+    job.apply(manifest(job.name, runPolicy=policy))
+    job.reaches("Failed")
+    assert "activeDeadlineSeconds" in job.status["message"]
+    gone = ("get", "dtj", job.name, "--ignore-not-found")
+    job.becomes(lambda: not namespace(*gone), "it is deleted")
+
+
+@pytest.mark.timeout(400)
+def test_a_script_of_ones_own(job: Job) -> None:
+    code = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)"
+    job.apply(manifest(job.name, trainer={"command": ["python", "-c", code]}, evaluators={"replicas": 0}))
+    job.reaches("Succeeded")
+    said = " ".join(job.namespace("logs", pod["metadata"]["name"]) for pod in job.pods("worker"))
+    assert "rank 0 of 2" in said
+    assert "rank 1 of 2" in said
