@@ -38,7 +38,8 @@ def free_port() -> int:
 class Ranks:
     """The ranks of one generation; killed when the test ends."""
 
-    def __init__(self, rundir: RunDir, world_size: int) -> None:
+    def __init__(self, rundir: RunDir, world_size: int, *command: str) -> None:
+        """By default those of the job's built-in task."""
         self.processes = []
         port = free_port()
         for rank in range(world_size):
@@ -54,7 +55,7 @@ class Ranks:
             }
             self.processes.append(
                 subprocess.Popen(
-                    warm_command("-m", "tandem_trainer"),
+                    warm_command(*(command or ("-m", "tandem_trainer"))),
                     env=environment | warm_environment(),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
@@ -78,9 +79,9 @@ class Ranks:
         return [process.returncode for process in self.processes], "\n".join(output)
 
 
-def run(rundir: RunDir, world_size: int = 1) -> str:
+def run(rundir: RunDir, world_size: int = 1, *command: str) -> str:
     """Train to the end; returns what was printed."""
-    with Ranks(rundir, world_size) as ranks:
+    with Ranks(rundir, world_size, *command) as ranks:
         codes, output = ranks.finish()
     assert codes == [0] * world_size, output
     return output

@@ -21,7 +21,7 @@ from torch import Tensor
 from tandem.exitcode import ExitCode
 from tandem.job import Checkpoint
 from tandem.launch import GENERATION, REPLICA
-from tandem.manifest import DataPosition
+from tandem.manifest import DataPosition, Manifest
 from tandem.rewind import Rewind, data_step, decide, steps_left_out, windows
 from tandem.rundir import RunDir
 from tandem_trainer.checkpoint.contents import Contents
@@ -124,6 +124,21 @@ class Course:
         """The data step that is next, counted from 0."""
         return data_step(self.step, self._left_out)
 
+    def step_before(self, checkpoint: Manifest) -> int:
+        """The data step at which a checkpoint's position stands: rewinds decided since may leave out what follows."""
+        known = windows(rewind for rewind in self._rewinds if rewind.generation < checkpoint.generation)
+        return data_step(checkpoint.step, known)
+
+    def leaves_out(self, step: int) -> bool:
+        """Whether a rewind leaves a data step out."""
+        return any(start <= step < end for start, end in self._left_out)
+
+    @property
+    def data_steps_left(self) -> Iterator[int]:
+        """The data steps that are left to take, where their number is known."""
+        assert self._total is not None
+        return (data_step(step, self._left_out) for step in range(self.step, self._total))
+
     @property
     def total_steps(self) -> int | None:
         """Optimizer steps of the whole run, without those that are left out; None where only the end tells."""
@@ -178,14 +193,12 @@ class Course:
         self._stopping = False
         return loaded
 
-    def steps(
-        self, busy_seconds: Callable[[], float] = lambda: 0.0, more: Callable[[], bool] | None = None
-    ) -> Iterator[int]:
+    def steps(self, busy_seconds: Callable[[], float], more: Callable[[], bool] | None = None) -> Iterator[int]:
         """The steps that are left, each counted from 0; between two of them everything else is done.
 
         Args:
             busy_seconds: this rank's own work since the last call, without waiting for other ranks.
-            more: whether there is data for another step; asked where `total_steps` is None.
+            more: whether there is data for another step, where `total_steps` alone does not tell.
 
         Raises:
             WentBack: the loss has become useless.
@@ -194,10 +207,14 @@ class Course:
         while not self._stopping and self._is_more(more):
             self.meter.begin_step()
             yield self.step
-            self.step += 1
-            if self.step == self._first + 1:
-                self._saver.prepare(self._contents())
-            self._after_step(busy_seconds, is_last=not self._is_more(more))
+            self.advance(busy_seconds, more)
+
+    def advance(self, busy_seconds: Callable[[], float], more: Callable[[], bool] | None) -> None:
+        """A step is complete, and the next one may follow; arguments and errors are those of `steps`."""
+        self.step += 1
+        if self.step == self._first + 1:
+            self._saver.prepare(self._contents())
+        self._after_step(busy_seconds, is_last=not self._is_more(more))
 
     def took(self, ids: Tensor, rate: float | None, loss: Tensor) -> None:
         """The step that `steps` asked for is taken; to be said once for each.
@@ -240,10 +257,9 @@ class Course:
         return ExitCode.DONE if complete else ExitCode.PREEMPTED
 
     def _is_more(self, more: Callable[[], bool] | None) -> bool:
-        if self._total is not None:
-            return self.step < self._total
-        assert more is not None
-        return more()
+        if self._total is not None and self.step >= self._total:
+            return False
+        return more is None or more()
 
     def _after_step(self, busy_seconds: Callable[[], float], is_last: bool) -> None:
         step, group, saver, meter = self.step, self._place.group, self._saver, self.meter

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from tandem.exitcode import ExitCode
-from tandem.messages import SCRIPT, STOPPED, RankReport
+from tandem.messages import SCRIPT, STARTING, STOPPED, RankReport
 from tandem_trainer.pulse import Order, PulseView, Usage
 from tandem_trainer.stacks import Subject, is_stopped
 
@@ -134,6 +134,7 @@ class LocalRanks:
                     loss=_finite(beat.loss),
                     throughput=_finite(beat.throughput),
                     busy_seconds=_finite(beat.busy_seconds),
+                    saves=beat.phase not in (STARTING, SCRIPT),
                     cpu=cpu,
                     gpu=None if usage is None else usage.gpu,
                     gpu_memory_bytes=None if usage is None else usage.gpu_memory_bytes,

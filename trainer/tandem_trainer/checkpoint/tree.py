@@ -40,7 +40,7 @@ def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     """
     try:
         return _join(tree, tensors)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise Broken(f"the state that is kept beside the model does not fit together: {error!r}") from error
 
 

@@ -1,0 +1,167 @@
+"""A training script of the user's own that uses a session, as real processes."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.exitcode import ExitCode
+from tandem.job import DistributedTrainingJob
+from tandem.rundir import RunDir
+
+from .ranks import Ranks, losses, records, run, sample_ids, wait_until
+
+SCRIPT = str(Path(__file__).with_name("session_script.py"))
+STEPS_PER_EPOCH = 7
+"""330 samples in batches of 50; the last one has 30."""
+
+
+def rundir_of(path: Path, **checkpoint: Any) -> RunDir:
+    job = {
+        "apiVersion": "tandem.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": "session"},
+        "spec": {"trainer": {"command": ["python", SCRIPT]}, "checkpoint": checkpoint},
+    }
+    rundir = RunDir(path)
+    rundir.create()
+    rundir.write_job(DistributedTrainingJob.parse(job))
+    return rundir
+
+
+def last_line(output: str) -> str:
+    return next(line for line in output.splitlines() if line.startswith("after the loop"))
+
+
+def assert_same_run(ours: RunDir, reference: RunDir) -> None:
+    assert sample_ids(ours) == sample_ids(reference)
+    expected = losses(reference)
+    torch.testing.assert_close([losses(ours)[step] for step in expected], list(expected.values()), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--data", "rows", "--workers", "2"), id="rows-read-ahead-by-two-workers"),
+        pytest.param(("--data", "rows"), id="rows"),
+        pytest.param(("--data", "stream", "--workers", "1"), id="a-stream-read-ahead"),
+        pytest.param(("--data", "stream", "--parts", "7"), id="a-stream-in-parts"),
+    ],
+)
+def test_killed_and_resumed_by_other_numbers_of_ranks_it_is_the_undisturbed_run(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Samples, losses, augmentation, dropout, learning rate, average and the script's own counter."""
+    options += ("--epochs", "6")
+    undisturbed, rundir = rundir_of(tmp_path / "one"), rundir_of(tmp_path / "killed", everySteps=5, keepLast=100)
+    expected = run(undisturbed, 1, SCRIPT, *options)
+    assert len(losses(undisturbed)) == 6 * STEPS_PER_EPOCH
+    for size in (2, 1):
+        known = len(rundir.checkpoint_names())
+        with Ranks(rundir, size, SCRIPT, *options, "--pause", "0.05") as ranks:
+            wait_until(lambda known=known: len(rundir.checkpoint_names()) > known, what="for a checkpoint")
+            os.kill(ranks.processes[-1].pid, signal.SIGKILL)
+            ranks.finish()
+        assert not rundir.ended()
+    output = run(rundir, 3, SCRIPT, *options)
+    starts = [record["step"] for record in records(rundir, "start")]
+    assert starts == sorted(starts)
+    assert starts[2] > starts[1] > 0
+    assert_same_run(rundir, undisturbed)
+    ours, theirs = last_line(output).split("average="), last_line(expected).split("average=")
+    assert ours[0] == theirs[0]
+    assert float(ours[1]) == pytest.approx(float(theirs[1]), abs=1e-3)
+
+
+def test_asked_to_leave_it_saves_and_the_code_after_the_loop_waits_for_the_end(tmp_path: Path) -> None:
+    rundir = rundir_of(tmp_path, everySeconds=3600)
+    with Ranks(rundir, 2, SCRIPT, "--epochs", "60", "--pause", "0.02") as ranks:
+        wait_until(lambda: len(losses(rundir)) > 5, what="for steps")
+        ranks.processes[1].send_signal(signal.SIGTERM)
+        codes, output = ranks.finish()
+    assert codes == [ExitCode.PREEMPTED] * 2, output
+    assert "after the loop" not in output
+    (saved,) = rundir.committed()
+    assert saved.step == max(losses(rundir))
+    assert f"steps={60 * STEPS_PER_EPOCH} " in last_line(run(rundir, 1, SCRIPT, "--epochs", "60"))
+    assert rundir.done() is not None
+
+
+def test_a_loop_left_with_break_is_complete(tmp_path: Path) -> None:
+    rundir = rundir_of(tmp_path)
+    output = run(rundir, 2, SCRIPT, "--break-at", "4")
+    assert "steps=5 " in last_line(output)
+    done = rundir.done()
+    assert done is not None
+    assert done["totalSteps"] == 5
+    assert rundir.committed()[0].step == 5
+
+
+def test_a_useless_loss_goes_back_and_leaves_the_data_out(tmp_path: Path) -> None:
+    for data in ("rows", "stream"):
+        rundir = rundir_of(tmp_path / data, everySteps=4, keepLast=100)
+        options = ("--data", data, "--epochs", "8")
+        with Ranks(rundir, 2, SCRIPT, *options, "--nan-at", "21") as ranks:
+            codes, output = ranks.finish()
+        assert codes == [ExitCode.REWOUND] * 2, output
+        (rewind,) = rundir.rewind_records()
+        assert rewind.bad_step == 22
+        run(rundir, 1, SCRIPT, *options)
+        left_out = rewind.skip_to - rewind.skip_from
+        assert max(losses(rundir)) == 8 * STEPS_PER_EPOCH - left_out
+        undisturbed = rundir_of(tmp_path / f"{data}-undisturbed")
+        run(undisturbed, 1, SCRIPT, *options)
+        all_ids = [ids for _, ids in sorted(sample_ids(undisturbed).items())]
+        expected = all_ids[: rewind.skip_from] + all_ids[rewind.skip_to :]
+        assert [ids for _, ids in sorted(sample_ids(rundir).items())] == expected
+
+
+def test_a_batch_that_was_not_used_is_a_mistake_and_is_said(tmp_path: Path) -> None:
+    rundir = rundir_of(tmp_path)
+    with Ranks(rundir, 1, SCRIPT, "--forget") as ranks:
+        codes, output = ranks.finish()
+    assert codes == [ExitCode.FAILED]
+    assert "call batch.mean(losses)" in output
+
+
+def test_a_stream_is_not_divided_over_workers(tmp_path: Path) -> None:
+    rundir = rundir_of(tmp_path)
+    with Ranks(rundir, 1, SCRIPT, "--data", "stream", "--workers", "2") as ranks:
+        codes, output = ranks.finish()
+    assert codes == [ExitCode.CONFIGURATION]
+    assert "a stream is read by one process" in output
+
+
+ALONE = """
+import torch
+from tandem_trainer.session import Session
+
+with Session("runs/Mine", seed=1) as session:
+    model = session.distribute(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session.keep(model, optimizer)
+    for batch in session.batches(torch.rand(40, 4), 8, epochs=2):
+        batch.mean(model(batch.data).squeeze(1) ** 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    print("done")
+"""
+
+
+def test_without_tandem_around_it_a_folder_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import subprocess
+
+    (tmp_path / "alone.py").write_text(ALONE)
+    for _ in range(2):
+        subprocess.run([sys.executable, "alone.py"], cwd=tmp_path, check=True, timeout=120)
+    assert capfd.readouterr().out == "done\ndone\n"
+    rundir = RunDir(tmp_path / "runs" / "Mine")
+    assert rundir.read_job().metadata.name == "mine"
+    assert [record["step"] for record in records(rundir, "start")] == [0, 10]
+    assert len(records(rundir, "step")) == 10

@@ -1,0 +1,110 @@
+"""State of any shape goes into JSON and tensors, and comes back as it was."""
+
+import json
+import math
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from tandem.manifest import Broken
+from tandem_trainer.checkpoint.kept import Kept
+from tandem_trainer.checkpoint.tree import join, split
+
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+keys = st.text() | st.integers() | st.tuples(st.integers(), st.text())
+states = st.recursive(
+    plain,
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(keys, inner),
+    max_leaves=20,
+)
+
+
+def there_and_back(state: object) -> Any:
+    tree, tensors = split("state", state)
+    return join(json.loads(json.dumps(tree, allow_nan=False)), tensors)
+
+
+@given(states)
+def test_what_is_split_is_joined_as_it_was(state: object) -> None:
+    found = there_and_back(state)
+    assert found == state
+    assert type(found) is type(state)
+
+
+def test_tensors_and_arrays_travel_beside_the_json_under_names_of_their_own() -> None:
+    state = {"a/b": torch.ones(2), "a": {"b": torch.zeros(3, dtype=torch.int64)}, "c": np.arange(4.0)}
+    tree, tensors = split("mine", state)
+    assert sorted(tensors) == ["mine/a/b", "mine/a/b'", "mine/c"]
+    found = join(tree, tensors)
+    assert torch.equal(found["a/b"], torch.ones(2))
+    assert torch.equal(found["a"]["b"], torch.zeros(3, dtype=torch.int64))
+    assert isinstance(found["c"], np.ndarray)
+    np.testing.assert_array_equal(found["c"], np.arange(4.0))
+
+
+def test_numbers_that_json_does_not_know() -> None:
+    found = there_and_back([math.inf, -math.inf, math.nan, np.float32(0.5), np.int64(3)])
+    assert found[:2] == [math.inf, -math.inf]
+    assert math.isnan(found[2])
+    assert found[3:] == [0.5, 3]
+
+
+@pytest.mark.parametrize("state", [{"at": object()}, {"at": b"bytes"}, {"at": {1, 2}}])
+def test_what_cannot_be_held_is_named(state: object) -> None:
+    with pytest.raises(TypeError, match=r"mine/at is a \w+, which a checkpoint cannot hold"):
+        split("mine", state)
+
+
+def test_state_that_holds_itself_is_refused() -> None:
+    state: list[Any] = []
+    state.append(state)
+    with pytest.raises(TypeError, match="does it hold itself"):
+        split("mine", state)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [{"tensor": "gone"}, {"what": 1}, {"dict": 3}, {"a": 1, "b": 2}, {"pairs": [[1]]}, {"number": "seven"}, {}],
+)
+def test_a_tree_that_is_none_is_broken(tree: object) -> None:
+    with pytest.raises(Broken, match="does not fit together"):
+        join(tree, {})
+
+
+class TestKept:
+    def make(self, **others: Any) -> tuple[nn.Module, torch.optim.Optimizer, Kept]:
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
+        return model, optimizer, Kept(model, optimizer, nn.Linear(2, 1), others, hyperparameters=True)
+
+    def test_all_of_it_comes_back(self) -> None:
+        counter = {"seen": 3, "sums": torch.ones(2)}
+        model, optimizer, kept = self.make(counter=counter)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.25
+        contents = kept.contents({"health": {}})
+        assert contents.average is not None
+        assert contents.evaluated is contents.average
+
+        others: dict[str, Any] = {}
+        model_2, optimizer_2, kept_2 = self.make(counter=others)
+        kept_2.load(contents)
+        assert torch.equal(model_2.weight, model.weight)  # type: ignore[arg-type]
+        assert optimizer_2.param_groups[0]["lr"] == 0.25
+        assert optimizer_2.state_dict()["state"][0]["step"].item() == 1
+        assert others["seen"] == 3
+        assert torch.equal(others["sums"], torch.ones(2))
+
+    def test_a_schedule_that_is_of_another_kind_is_broken_and_not_half_loaded_in_silence(self) -> None:
+        _, optimizer, _ = self.make()
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        contents = Kept(nn.Linear(2, 1), None, None, {"schedule": OrderedDict(last_epoch=1)}).contents({})
+        with pytest.raises(Broken, match="the state of 'schedule' does not fit it"):
+            Kept(nn.Linear(2, 1), None, None, {"schedule": schedule}).load(contents)

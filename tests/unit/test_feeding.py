@@ -1,0 +1,135 @@
+"""Every sample exactly once, whoever reads it."""
+
+from collections import Counter, namedtuple
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.manifest import DataPosition
+from tandem_trainer.data.feeding import Fed, Reading, Stream, Table, cut, moved
+from tandem_trainer.data.order import Order
+
+sizes = st.integers(1, 40)
+
+
+class Numbers:
+    def __init__(self, size: int) -> None:
+        self.size, self.starts = size, 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.starts += 1
+        yield from range(100, 100 + self.size)
+
+
+class Seekable(Numbers):
+    def start_at(self, epoch: int, cursor: int) -> Iterator[int]:
+        yield from range(100 + cursor, 100 + self.size)
+
+
+def never(step: int) -> bool:
+    return False
+
+
+def read(world_size: int, rank: int = 0, transform: Any = None) -> Reading:
+    return Reading(rank, world_size, seed=5, transform=transform)
+
+
+def values(fed: Fed) -> list[int]:
+    return [int(value) for value in fed.data] if fed.weight else []
+
+
+@given(size=sizes, batch=sizes, worlds=st.lists(st.integers(1, 4), min_size=1, max_size=3), data=st.data())
+def test_a_table_gives_each_sample_once_in_an_epoch_whatever_the_ranks_and_restarts(
+    size: int, batch: int, worlds: list[int], data: st.DataObject
+) -> None:
+    order = Order(size, batch, seed=5)
+    steps = 2 * order.steps_per_epoch
+    cuts = sorted(data.draw(st.lists(st.integers(0, steps), min_size=len(worlds) - 1, max_size=len(worlds) - 1)))
+    seen: list[list[int]] = []
+    for world, start, end in zip(worlds, [0, *cuts], [*cuts, steps], strict=True):
+        ranks = [
+            list(Table(range(100, 100 + size), order, steps, read(world, rank)).feed(range(start, end)))
+            for rank in range(world)
+        ]
+        seen += [[value for fed in feds for value in values(fed)] for feds in zip(*ranks, strict=True)]
+    undisturbed = [values(fed) for fed in Table(range(100, 100 + size), order, steps, read(1)).feed(range(steps))]
+    assert seen == undisturbed
+    counts = Counter(value for batch_of_one in seen for value in batch_of_one)
+    assert counts == Counter(dict.fromkeys(range(100, 100 + size), 2))
+
+
+@given(size=sizes, batch=sizes, world=st.integers(1, 4), stop=st.integers(0, 80), seekable=st.booleans())
+def test_a_stream_gives_each_sample_once_in_an_epoch_whatever_the_ranks_and_restarts(
+    size: int, batch: int, world: int, stop: int, seekable: bool
+) -> None:
+    def stream(world: int, rank: int) -> Stream:
+        return Stream((Seekable if seekable else Numbers)(size), batch, 2, None, read(world, rank))
+
+    whole = [values(fed) for fed in stream(1, 0).feed(None, 0, never)]
+    assert Counter(value for part in whole for value in part) == Counter(dict.fromkeys(range(100, 100 + size), 2))
+
+    first = stream(1, 0)
+    pages = first.feed(None, 0, never)
+    begun = [values(next(pages)) for _ in range(min(stop, len(whole)))]
+    pages.more()
+    ranks = [list(stream(world, rank).feed(first.position(0), len(begun), never)) for rank in range(world)]
+    rest = [[value for fed in feds for value in values(fed)] for feds in zip(*ranks, strict=True)]
+    assert begun + rest == whole
+
+
+def test_a_stream_leaves_out_what_a_rewind_says_and_ends_after_its_steps() -> None:
+    stream = Stream(Numbers(10), 2, 2, 8, read(1))
+    fed = list(stream.feed(None, 0, lambda step: step in (1, 4, 5)))
+    assert [values(one) for one in fed] == [[100, 101], [104, 105], [106, 107], [102, 103], [104, 105]]
+    assert fed[3].position == DataPosition(seed=5, epoch=1, cursor=2)
+
+
+def test_the_position_of_a_stream_is_that_of_the_batch_which_comes_next_or_of_the_end() -> None:
+    stream = Stream(Numbers(3), 2, 1, None, read(1))
+    pages = stream.feed(None, 0, never)
+    positions = []
+    while pages.more():
+        positions.append(stream.position(0))
+        next(pages)
+    assert [(position.epoch, position.cursor) for position in [*positions, stream.position(0)]] == [
+        (0, 0),
+        (0, 2),
+        (1, 0),
+    ]
+
+
+def test_what_is_drawn_for_a_sample_depends_on_nothing_but_seed_epoch_and_sample() -> None:
+    def noise(value: int) -> tuple[int, float]:
+        return value, torch.rand(()).item()
+
+    order = Order(9, 4, seed=5)
+    drawn = {}
+    for world in (1, 3):
+        for rank in range(world):
+            for fed in Table(range(9), order, 6, read(world, rank, noise)).feed(range(6)):
+                if fed.weight:
+                    for value, number in zip(*fed.data, strict=True):
+                        key = (fed.position.epoch, int(value))
+                        assert drawn.setdefault(key, float(number)) == float(number)
+    assert len(drawn) == len(set(drawn.values())) == 18
+
+
+def test_a_batch_of_any_shape_is_cut_and_moved() -> None:
+    Pair = namedtuple("Pair", "image label")
+    batch = {"pair": Pair(torch.arange(6).reshape(3, 2), torch.arange(3)), "names": ["a", "b", "c"], "size": 3}
+    found = cut(batch, 3, 1, 3)
+    assert found["pair"].image.tolist() == [[2, 3], [4, 5]]
+    assert found["pair"].label.tolist() == [1, 2]
+    assert found["names"] == ["b", "c"]
+    assert found["size"] == 3
+    assert moved(batch, torch.device("cpu"))["pair"].label.tolist() == [0, 1, 2]
+    assert cut([torch.arange(2), torch.arange(2)], 2, 0, 1)[1].tolist() == [0]
+
+
+def test_a_stream_is_begun_once_for_each_epoch() -> None:
+    numbers = Numbers(5)
+    assert len(list(Stream(numbers, 2, 3, None, read(1)).feed(None, 0, never))) == 9
+    assert numbers.starts == 3

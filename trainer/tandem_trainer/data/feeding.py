@@ -1,0 +1,293 @@
+"""Batches out of any data set of torch's, each sample exactly once in an epoch, whatever the number of ranks, loader
+workers and restarts.
+
+What a step sees is a function of the step (tandem_trainer.data.order), never of who has read how far ahead: loader
+workers get the steps' own lists of ids, in order, and a start in the middle of an epoch begins with the list that is
+next. Whatever is drawn at random while a sample is read (an augmentation) follows from seed, epoch and sample.
+
+A *stream*, a data set without indices, is read by every rank from where the checkpoint stands; each takes its share of
+each global batch and passes over the rest, so a stream must give the same samples to every rank. One that has a method
+`start_at(epoch, cursor)` is asked to begin there; any other is read from the beginning of the epoch up to there.
+
+Rejected: DistributedSampler and a stream's own division by rank (both depend on the number of ranks, and a resumed
+epoch would repeat and lose samples), the state of a loader in the checkpoint (of one world and one number of workers).
+"""
+
+import itertools
+import random
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from tandem.manifest import DataPosition
+from tandem_trainer.data.order import Batches, Order, share
+from tandem_trainer.data.seed import mixed
+from tandem_trainer.mistake import ConfigurationError
+from tandem_trainer.pulse import die_with_parent
+
+Collate = Callable[[list[Any]], Any]
+CONTAINERS = (Tensor, Mapping, list, tuple)
+
+
+@dataclass(frozen=True)
+class Fed:
+    """One rank's share of a global batch."""
+
+    position: DataPosition
+    """Where the data stands before this batch."""
+    ids: Tensor
+    """[global batch], int64, sample ids of all ranks together; in a stream a sample's id is its place in the epoch."""
+    mine: Tensor
+    """[at least 1], int64, those of this rank. A rank without a share gets the first one, to be weighed with 0."""
+    data: Any
+    """What the collate function made of them."""
+    weight: float
+    """1; 0 where a rank has no share of so small a batch, and its one sample stands in for it."""
+
+
+class Indexed(Protocol):
+    """A data set with a length whose samples are asked for by number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How samples are read."""
+
+    rank: int
+    """This rank."""
+    world_size: int
+    """Ranks in all."""
+    seed: int
+    """Of what is drawn while a sample is read."""
+    workers: int = 0
+    """Processes that read ahead; 0: read when it is asked for."""
+    collate: Collate = default_collate
+    """Makes a batch of a list of samples."""
+    transform: Callable[[Any], Any] | None = None
+    """Applied to each of this rank's samples."""
+    pin: bool = False
+    """Into memory from which a GPU copies by itself."""
+
+    def own(self, ids: Tensor) -> Tensor:
+        """This rank's share of a global batch, or, if that is empty, its first sample."""
+        mine = share(ids, self.rank, self.world_size)
+        return mine if len(mine) else ids[:1]
+
+    def fed(self, position: DataPosition, ids: Tensor, data: Any) -> Fed:
+        """A batch that has been read."""
+        return Fed(position, ids, self.own(ids), data, 1.0 if len(share(ids, self.rank, self.world_size)) else 0.0)
+
+    def sample(self, epoch: int, number: int, read: Callable[[], Any]) -> Any:
+        """Read a sample with random numbers that follow from it."""
+        seed = mixed(self.seed, epoch, number)
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFF_FFFF)
+        torch.default_generator.manual_seed(seed)
+        found = read()
+        return found if self.transform is None else self.transform(found)
+
+    def loader(self, source: Any, **options: Any) -> DataLoader[Any]:
+        """A loader over a source, with torch's own options for what a batch is."""
+        return DataLoader(source, num_workers=self.workers, worker_init_fn=_is_worker, pin_memory=self.pin, **options)
+
+
+class Table:
+    """A data set whose samples have numbers."""
+
+    def __init__(self, dataset: Indexed, order: Order, data_steps: int, reading: Reading) -> None:
+        self._dataset, self.order, self._reading = dataset, order, reading
+        self.data_steps: int | None = data_steps
+        self.steps_per_epoch: int | None = order.steps_per_epoch
+
+    def position(self, step: int) -> DataPosition:
+        """Where the data stands before a data step."""
+        return self.order.position(step)
+
+    def feed(self, steps: Iterable[int]) -> Iterator[Fed]:
+        """The batches of these data steps."""
+        steps, to_load = itertools.tee(steps)
+        batches, own = Batches(self.order), self._reading.own
+        lists = (
+            [(self.order.position(step).epoch, int(number)) for number in own(batches.ids(step))] for step in to_load
+        )
+        rows = _Rows(self._dataset, self._reading)
+        loader = self._reading.loader(rows, batch_sampler=lists, collate_fn=self._reading.collate)
+        told = Batches(self.order)
+        for step, data in zip(steps, loader, strict=True):
+            ids = told.ids(step)
+            yield self._reading.fed(self.order.position(step), ids, data)
+
+
+class Stream:
+    """A data set that is read from its beginning to its end."""
+
+    def __init__(
+        self, dataset: Iterable[Any], batch: int, epochs: int, data_steps: int | None, reading: Reading
+    ) -> None:
+        """
+        Raises:
+            ConfigurationError: more than one loader worker.
+        """
+        if reading.workers > 1:
+            raise ConfigurationError(
+                f"loader_workers={reading.workers}: a stream is read by one process, which may read ahead "
+                "(loader_workers=1); only a data set with indices can be divided"
+            )
+        self._dataset, self._batch, self._epochs, self._reading = dataset, batch, epochs, reading
+        self.data_steps = data_steps
+        self.steps_per_epoch: int | None = None
+        self._next = self._end = DataPosition(seed=reading.seed, epoch=epochs, cursor=0)
+
+    def position(self, step: int) -> DataPosition:
+        """Where the data stands before the batch that comes next."""
+        return self._next
+
+    def feed(self, start: DataPosition | None, passed: int, skipped: Callable[[int], bool]) -> "Lookahead":
+        """The batches from a position on.
+
+        Args:
+            start: None: from the beginning.
+            passed: data steps before it.
+            skipped: whether a data step is left out.
+        """
+        pages = _Pages(self._dataset, self._batch, self._epochs, start, passed, self.data_steps, skipped, self._reading)
+        return Lookahead(iter(self._reading.loader(pages, batch_size=None, collate_fn=_as_it_is)), self._found)
+
+    def _found(self, fed: Fed | None) -> None:
+        self._next = self._end if fed is None else fed.position
+
+
+class Lookahead:
+    """Batches of which the next one is known before it is asked for: whether there is one, and where it begins."""
+
+    def __init__(self, fed: Iterator[Fed], found: Callable[[Fed | None], None]) -> None:
+        self._fed, self._found = fed, found
+        self._ahead: Fed | None = None
+        self._is_used = True
+
+    def more(self) -> bool:
+        """Whether there is another batch."""
+        if self._is_used:
+            self._ahead = next(self._fed, None)
+            self._found(self._ahead)
+            self._is_used = False
+        return self._ahead is not None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Fed:
+        if not self.more():
+            raise StopIteration
+        self._is_used = True
+        assert self._ahead is not None
+        return self._ahead
+
+
+class _Rows(Dataset[Any]):
+    """What loader workers ask: samples by epoch and number."""
+
+    def __init__(self, dataset: Indexed, reading: Reading) -> None:
+        self._dataset, self._reading = dataset, reading
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        epoch, number = key
+        return self._reading.sample(epoch, number, lambda: self._dataset[number])
+
+
+class _Pages(IterableDataset[Any]):
+    """Reads a stream and puts this rank's batches together."""
+
+    def __init__(
+        self,
+        dataset: Iterable[Any],
+        batch: int,
+        epochs: int,
+        start: DataPosition | None,
+        passed: int,
+        data_steps: int | None,
+        skipped: Callable[[int], bool],
+        reading: Reading,
+    ) -> None:
+        self._dataset, self._batch, self._epochs, self._reading = dataset, batch, epochs, reading
+        self._start = start or DataPosition(seed=reading.seed, epoch=0, cursor=0)
+        self._passed, self._data_steps, self._skipped = passed, data_steps, skipped
+
+    def __iter__(self) -> Iterator[Fed]:
+        step = self._passed
+        for epoch in range(self._start.epoch, self._epochs):
+            cursor = self._start.cursor if epoch == self._start.epoch else 0
+            samples = _from(self._dataset, epoch, cursor)
+            while records := list(itertools.islice(samples, self._batch)):
+                if self._data_steps is not None and step >= self._data_steps:
+                    return
+                if not self._skipped(step):
+                    yield self._page(epoch, cursor, records)
+                step += 1
+                cursor += len(records)
+
+    def _page(self, epoch: int, cursor: int, records: list[Any]) -> Fed:
+        ids = torch.arange(cursor, cursor + len(records))
+        mine = self._reading.own(ids)
+        read = [
+            self._reading.sample(epoch, number, lambda record=records[number - cursor]: record)  # type: ignore[misc]
+            for number in mine.tolist()
+        ]
+        position = DataPosition(seed=self._reading.seed, epoch=epoch, cursor=cursor)
+        return self._reading.fed(position, ids, self._reading.collate(read))
+
+
+def _from(dataset: Iterable[Any], epoch: int, cursor: int) -> Iterator[Any]:
+    """The samples of an epoch from a place on."""
+    if start_at := getattr(dataset, "start_at", None):
+        return iter(start_at(epoch, cursor))
+    if set_epoch := getattr(dataset, "set_epoch", None):
+        set_epoch(epoch)
+    return itertools.islice(iter(dataset), cursor, None)
+
+
+def _is_worker(number: int) -> None:
+    """A loader worker begins: it ends with its rank, and the rank's way to take signals is not its own."""
+    die_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _as_it_is(fed: Fed) -> Fed:
+    return fed
+
+
+def moved(data: Any, device: torch.device) -> Any:
+    """Data of any shape with its tensors on a device."""
+    if isinstance(data, Tensor):
+        return data.to(device, non_blocking=True)
+    return _mapped(data, lambda part: moved(part, device))
+
+
+def cut(data: Any, count: int, start: int, end: int) -> Any:
+    """Some of the `count` samples of a batch of any shape: of tensors along their first dimension, of lists of other
+    things by their length."""
+    if isinstance(data, Tensor):
+        return data[start:end] if data.ndim and len(data) == count else data
+    if isinstance(data, list) and len(data) == count and not any(isinstance(part, CONTAINERS) for part in data):
+        return data[start:end]
+    return _mapped(data, lambda part: cut(part, count, start, end))
+
+
+def _mapped(data: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(data, Mapping):
+        return {key: change(part) for key, part in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(change(part) for part in data))
+    if isinstance(data, list | tuple):
+        return type(data)(change(part) for part in data)
+    return data

@@ -1,0 +1,365 @@
+"""Tandem for a training script of your own: exact resume, fast checkpoints, metrics, and leaving when asked.
+
+    with Session("runs/mine") as session:
+        model = session.distribute(Net())
+        optimizer = torch.optim.AdamW(model.parameters())
+        session.keep(model, optimizer)
+        for batch in session.batches(dataset, 64, epochs=5):
+            images, labels = batch.data
+            losses = cross_entropy(model(images), labels, reduction="none")
+            batch.mean(losses).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+It runs alone, under plain torchrun, and as `trainer.command` of a job, where the job's run directory and checkpoint
+settings take the place of those given here. The loop stays the script's: what has to happen between two steps happens
+when it asks for the next batch. The code after the loop runs when training is complete, and only then: a process that
+is asked to save and leave does so when it asks for a batch.
+
+Rejected: callbacks and a trainer class (a loop that cannot be read), a call at the end of each step (forgotten, or put
+in the wrong branch), wrapping the script's own loader (its position belongs to one world size).
+"""
+
+import contextlib
+import os
+import random
+import re
+import sys
+from collections.abc import Callable, Iterator, MutableMapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import default_collate
+
+from tandem.exitcode import ExitCode
+from tandem.job import API_VERSION, KIND, Checkpoint, DistributedTrainingJob
+from tandem.launch import RUN_DIR
+from tandem.rundir import RunDir
+from tandem_trainer.busy import Busy
+from tandem_trainer.checkpoint.kept import Kept, Stateful
+from tandem_trainer.course import Course, StopRequest, place_of
+from tandem_trainer.data.feeding import Collate, Fed, Reading, Stream, Table, cut, moved
+from tandem_trainer.data.order import Order
+from tandem_trainer.data.seed import mixed
+from tandem_trainer.ending import code_of, leave
+from tandem_trainer.group import Group
+from tandem_trainer.mistake import ConfigurationError
+from tandem_trainer.models.dropout import Draws, key_dropout
+from tandem_trainer.pulse import Pulse, Watchdog
+
+
+class Batch:
+    """This rank's share of the samples of one step."""
+
+    def __init__(self, session: "Session", fed: Fed, data: Any, step: int, mine: Tensor) -> None:
+        self._session, self._fed, self._mine = session, fed, mine
+        self.data = data
+        """What the collate function made of the samples, on the session's device."""
+        self.step = step
+        """Optimizer steps completed before this one."""
+        self.epoch = fed.position.epoch
+        """Passes over the data completed."""
+        self.size = len(fed.ids)
+        """Samples of all ranks together."""
+
+    def __len__(self) -> int:
+        return len(self._mine)
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """What to call `backward` on: its gradient, averaged over ranks, is that of the mean over the global batch.
+
+        Args:
+            losses: [samples of this batch], or their sum as a scalar.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        if losses.ndim and losses.shape != (len(self),):
+            raise ValueError(
+                f"losses have the shape {tuple(losses.shape)}; give one number for each of the {len(self)} samples "
+                '(reduction="none", and the mean over what else there is), or their sum'
+            )
+        part = losses.sum() * (self._fed.weight / self.size)
+        self._session._report(part.detach())
+        return part * self._session.world_size
+
+    def parts(self, samples: int) -> "Iterator[Batch]":
+        """Smaller batches of at most so many samples, whose gradients add up to this one's (gradient accumulation).
+
+        Gradients are averaged over ranks with the last one alone.
+        """
+        count = len(self)
+        cuts = [(start, min(start + samples, count)) for start in range(0, count, max(1, samples))]
+        for start, end in cuts:
+            data, mine = cut(self.data, count, start, end), self._mine[start:end]
+            self._session._draw(self.step, mine)
+            with self._session._synchronised(last=end == count):
+                yield Batch(self._session, self._fed, data, self.step, mine)
+
+
+class Session:
+    """The training of one script, in one process of it.
+
+    Args:
+        folder: the run directory, where there is no job that brings one.
+        seed: of initial weights, data order, dropout and augmentation.
+        checkpoint: when to save and what to keep, where there is no job; default: every 60 seconds.
+
+    Raises:
+        ConfigurationError: there is neither a folder nor a job.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str] | None = None, *, seed: int = 0, checkpoint: Checkpoint | None = None
+    ) -> None:
+        self._pulse = Pulse.open_for_rank()
+        if self._pulse is not None:
+            Watchdog(self._pulse).start()
+        path = os.environ.get(RUN_DIR) or folder
+        if path is None:
+            raise ConfigurationError('give the session a folder, Session("runs/mine"), or start it with tandem run')
+        self._rundir = RunDir(Path(path))
+        self._group = Group.join()
+        self._seed = seed
+        self._checkpoint = _settings(self._rundir, self._group, checkpoint or Checkpoint())
+        self._stop = StopRequest(self._pulse)
+        self._busy = Busy(self._group.device)
+        self._draws: Draws | None = None
+        self._wrapped: nn.Module | None = None
+        self._kept: Kept | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._course: Course | None = None
+        self._more: Callable[[], bool] | None = None
+        self._loss: Tensor | None = None
+        self._fed: Fed | None = None
+        self._ended: ExitCode | None = None
+        torch.manual_seed(mixed(seed))
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        return self._group.device
+
+    @property
+    def rank(self) -> int:
+        """This process among all, from 0."""
+        return self._group.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many processes there are now; it may be another number after a restart."""
+        return self._group.world_size
+
+    def distribute(self, model: nn.Module, sample_dropout: bool = True) -> nn.Module:
+        """Put a model on the device and average its gradients over the ranks.
+
+        Args:
+            sample_dropout: dropout draws by sample, so that the loss does not depend on the number of ranks. For models
+                in which the first dimension of what is dropped out is that of the samples.
+        """
+        if sample_dropout:
+            self._draws = key_dropout(model)
+        model.to(self.device)
+        forward = model
+        if self.world_size > 1:
+            devices = [self.device] if self.device.type == "cuda" else None
+            forward = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+        forward.register_forward_pre_hook(lambda module, given: self._busy.__enter__())
+        forward.register_forward_hook(lambda module, given, out: self._busy.__exit__(None, None, None))
+        self._wrapped = forward
+        return forward
+
+    def keep(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        average: nn.Module | None = None,
+        **others: Stateful | MutableMapping[str, Any],
+    ) -> None:
+        """Name what belongs into checkpoints; it is put back when the batches begin. The same on every rank.
+
+        Args:
+            model: as it was, or as `distribute` gave it back.
+            average: averaged weights, a module of the same shape; exported in the place of the model.
+            others: a schedule, a scaler, whatever has `state_dict` and `load_state_dict`; or a dictionary of numbers,
+                texts and tensors, which is changed in place.
+
+        Raises:
+            TypeError: one of the others is neither.
+        """
+        for name, other in others.items():
+            if not isinstance(other, Stateful | MutableMapping):
+                raise TypeError(f"{name} has no state_dict and load_state_dict, and is no dictionary")
+        self._optimizer = optimizer
+        bare = model.module if isinstance(model, DistributedDataParallel) else model
+        self._kept = Kept(bare, optimizer, average, others, hyperparameters=True)
+
+    def batches(
+        self,
+        dataset: Any,
+        global_batch_size: int,
+        *,
+        epochs: int = 1,
+        max_steps: int | None = None,
+        loader_workers: int = 0,
+        collate: Collate = default_collate,
+        transform: Callable[[Any], Any] | None = None,
+    ) -> Iterator[Batch]:
+        """The steps that are left, each with this rank's share of its samples. To be called once.
+
+        Each sample comes exactly once in an epoch, whatever the number of ranks and restarts. A data set with a length
+        is shuffled anew for each epoch; any other iterable is read in its own order (tandem_trainer.data.feeding).
+
+        Args:
+            dataset: of torch's kind: with `__len__` and `__getitem__`, or iterable.
+            global_batch_size: samples of one step over all ranks together.
+            max_steps: end after so many steps, if that comes first.
+            loader_workers: processes of this rank that read ahead; 0: samples are read when their step begins.
+            collate: makes a batch of a list of samples.
+            transform: applied to each sample, in the loader workers; what it draws at random follows from the sample.
+
+        Raises:
+            ConfigurationError: the data cannot be used like that.
+            RuntimeError: it was called before, or a batch was not used.
+        """
+        if self._kept is None:
+            raise RuntimeError("call session.keep(model, optimizer) before session.batches(...)")
+        if self._course is not None:
+            raise RuntimeError("session.batches(...) was called already; a session has one loop")
+        group = self._group
+        pin = group.device.type == "cuda"
+        reading = Reading(group.rank, group.world_size, self._seed, loader_workers, collate, transform, pin)
+        course = Course(place_of(self._rundir, group, self._pulse), self._checkpoint, self._stop)
+        batches: Iterator[Fed]
+        if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+            if not len(dataset):
+                raise ConfigurationError("the data set is empty")
+            order = Order(len(dataset), global_batch_size, self._seed)
+            steps = epochs * order.steps_per_epoch
+            table = Table(dataset, order, steps if max_steps is None else min(steps, max_steps), reading)
+            course.begin(self._kept, table)
+            batches = table.feed(course.data_steps_left)
+        else:
+            stream = Stream(dataset, global_batch_size, epochs, max_steps, reading)
+            loaded = course.begin(self._kept, stream)
+            at = (None, 0) if loaded is None else (loaded.manifest.data, course.step_before(loaded.manifest))
+            batches = pages = stream.feed(*at, course.leaves_out)
+            self._more = pages.more
+        self._course = course
+        return self._loop(course, batches)
+
+    def _loop(self, course: Course, batches: Iterator[Fed]) -> Iterator[Batch]:
+        for step in course.steps(self._busy.take, self._more):
+            fed = self._fed = next(batches)
+            data = moved(fed.data, self.device)
+            course.meter.data_ready()
+            self._draw(step, fed.mine)
+            yield Batch(self, fed, data, step, fed.mine)
+            self._took(course)
+        self._end(course)
+
+    def _took(self, course: Course) -> None:
+        if self._loss is None:
+            raise RuntimeError("nothing was learned from a batch: call batch.mean(losses) on each, or on all its parts")
+        assert self._fed is not None
+        rate = None if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
+        course.took(self._fed.ids, rate, self._loss)
+        self._loss = self._fed = None
+
+    def _end(self, course: Course) -> None:
+        self._ended = course.end()
+        if self._ended != ExitCode.DONE:
+            raise SystemExit(int(self._ended))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        """Leave in the way that the job's coordinator understands.
+
+        A loop that was left with `break` is complete, on all ranks after the same step. After an error, or when asked
+        to leave, the process ends here: torch cannot be trusted to take a group down whose other members are gone.
+        """
+        try:
+            if error is None:
+                self._break_off()
+        except (Exception, SystemExit) as late:
+            error = late
+        if self._ended not in (None, ExitCode.DONE):
+            leave(self._ended, self._pulse)
+        if isinstance(error, Exception):
+            leave(code_of(error, self._rundir, has_peers=self.world_size > 1), self._pulse)
+        if error is None:
+            if self._pulse is not None:
+                self._pulse.last_word(ExitCode.DONE)
+            self._group.leave()
+
+    def _break_off(self) -> None:
+        """The loop was left early."""
+        course = self._course
+        if course is None or self._ended is not None:
+            return
+        if self._loss is not None:
+            self._took(course)
+            course.advance(self._busy.take, lambda: False)
+        self._end(course)
+
+    def _report(self, part: Tensor) -> None:
+        """A part of the mean loss of the global batch."""
+        self._loss = part if self._loss is None else self._loss + part
+
+    def _draw(self, step: int, mine: Tensor) -> None:
+        """Random numbers from here on follow from the step, and dropout's from the samples."""
+        seed = mixed(self._seed, step, self.rank)
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFF_FFFF)
+        generator = torch.default_generator
+        if self.device.type == "cuda":
+            generator = torch.cuda.default_generators[self.device.index]
+        generator.manual_seed(seed)
+        if self._draws is not None:
+            self._draws.set(self._seed, step, mine.to(self.device))
+
+    def _synchronised(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        no_sync = getattr(self._wrapped, "no_sync", contextlib.nullcontext)
+        return contextlib.nullcontext() if last else no_sync()
+
+
+def _settings(rundir: RunDir, group: Group, given: Checkpoint) -> Checkpoint:
+    """When to save: as the job says, which is made where there is none. Collective.
+
+    Raises:
+        ConfigurationError: the folder holds something else.
+    """
+    problem = ""
+    if group.rank == 0:
+        rundir.create()
+        try:
+            if not rundir.job_file.exists():
+                rundir.write_job(_job(rundir.path, given))
+            given = rundir.read_job().spec.checkpoint
+        except (OSError, ValueError) as error:
+            problem = f"{rundir.job_file} cannot be used: {error}"
+    told = group.tell({"problem": problem, "checkpoint": given.dump()})
+    if told["problem"]:
+        raise ConfigurationError(str(told["problem"]))
+    return Checkpoint.parse(told["checkpoint"])
+
+
+def _job(folder: Path, checkpoint: Checkpoint) -> DistributedTrainingJob:
+    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")[:63].strip("-") or "session"
+    return DistributedTrainingJob.parse(
+        {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": name},
+            "spec": {"trainer": {"command": ["python", *sys.argv][:64]}, "checkpoint": checkpoint.dump()},
+        }
+    )
