@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tandem.exitcode import ExitCode
 from tests.integration.elastic import Elastic, until
 
 pytestmark = pytest.mark.timeout(240)
@@ -59,7 +60,8 @@ def test_the_group_saves_those_leave_and_the_rest_go_on_without_computing_anythi
     for name in leaving:
         group.agents[name].terminate()
     for name in leaving:
-        group.agents.pop(name).wait(60)
+        assert group.agents.pop(name).wait(60) == ExitCode.PREEMPTED
+        assert "Traceback" not in group.output(name)
     trains(group, 3 - len(leaving))
     snapshot = group.snapshot()
     assert snapshot is not None

@@ -5,6 +5,8 @@
                                                               -- PROGRAM ARGUMENTS…
 
 With `--warm`, ranks that are Python are forked from a process that has imported torch already (tandem_trainer.warm).
+
+Exit codes: torchrun's, and those of the rendezvous; PREEMPTED on SIGTERM and INTERRUPTED on SIGINT.
 """
 
 import atexit
@@ -13,11 +15,13 @@ import importlib
 import os
 import random
 import runpy
+import signal
 import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
 
+from tandem.exitcode import ExitCode
 from tandem.messages import SCRIPT
 from tandem_trainer.pulse import Pulse
 from tandem_trainer.stacks import answer_with_stacks
@@ -46,9 +50,14 @@ def main() -> None:
         command = [sys.executable, "-I", "-S", stub.__file__, *command]
         is_python = False
     # Not before the fork: torchrun makes threads.
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.run import main as torchrun
 
-    torchrun([*options, *([] if is_python else ["--no-python"]), *command])
+    try:
+        torchrun([*options, *([] if is_python else ["--no-python"]), *command])
+    except SignalException as asked:
+        # torchrun has ended its ranks. Who was asked to leave has not failed, and needs no stack trace to say so.
+        raise SystemExit(ExitCode.INTERRUPTED if asked.sigval == signal.SIGINT else ExitCode.PREEMPTED) from None
 
 
 def preload() -> bool:
