@@ -21,7 +21,7 @@ RUN command -v tini > /dev/null || { apt-get update && apt-get install -y --no-i
 RUN echo "tandem:x:65532:65532::/tmp:/sbin/nologin" >> /etc/passwd && echo "tandem:x:65532:" >> /etc/group \
     && python3 -m venv --without-pip /opt/tandem \
     && python3 -m compileall -qq "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
-COPY images/install.sh images/cpu_only.py /requirements/
+COPY images/install.sh images/bytecode.py images/cpu_only.py /requirements/
 COPY --from=requirements /requirements/torch.txt /requirements/constraints.txt \
      /requirements/constraints-without-cuda.txt /requirements/
 ARG TORCH_INDEX=
@@ -35,7 +35,7 @@ RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf sh /requirements/instal
 
 FROM dependencies AS code
 COPY --from=requirements /requirements /source
-COPY images/install.sh images/cpu_only.py pyproject.toml README.md /source/
+COPY images/install.sh images/bytecode.py images/cpu_only.py pyproject.toml README.md /source/
 COPY core /source/core
 COPY trainer /source/trainer
 COPY evaluator /source/evaluator

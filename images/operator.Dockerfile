@@ -17,7 +17,7 @@ RUN command -v tini > /dev/null || { apt-get update && apt-get install -y --no-i
 RUN echo "tandem:x:65532:65532::/tmp:/sbin/nologin" >> /etc/passwd && echo "tandem:x:65532:" >> /etc/group \
     && python3 -m venv --without-pip /opt/tandem \
     && python3 -m compileall -qq "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
-COPY images/install.sh /requirements/
+COPY images/install.sh images/bytecode.py /requirements/
 COPY --from=requirements /requirements/rest.txt /requirements/constraints.txt /requirements/
 # Three quarters of all this would be classes that a generator wrote for every kind of object in Kubernetes, and few are
 # ever loaded: of those only the compiled form stays, without its comments.
@@ -34,7 +34,7 @@ RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf sh /requirements/instal
 
 FROM dependencies AS code
 COPY --from=requirements /requirements /source
-COPY images/install.sh pyproject.toml README.md /source/
+COPY images/install.sh images/bytecode.py pyproject.toml README.md /source/
 COPY core /source/core
 COPY coordinator /source/coordinator
 COPY operator /source/operator

@@ -3,6 +3,8 @@
 An image's tag is a hash of all that goes into it, so what is there is never built again, and a test never runs with an
 image of other sources. On a machine without wheels for CPUs, what a CPU does not load is removed from torch (CPU_ONLY).
 
+`python -m tests.cluster.images` does by hand what tests do, and prints the names.
+
 With TANDEM_IMAGES set, say to `registry.example/team/tandem-{name}:1.2`, nothing is built: the cluster pulls those.
 """
 
@@ -10,6 +12,7 @@ import configparser
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,14 +34,17 @@ ROOMS = {
     "evaluator": ("core", "trainer", "evaluator"),
 }
 """Which folders of code each image holds."""
-INGREDIENTS = (".dockerignore", "README.md", "constraints.txt", "pyproject.toml", "images/install.sh")
-"""What goes into all of them, beside the scripts and the one Dockerfile."""
+SCRIPTS = ("images/build.py", "images/requirements.py", "images/install.sh", "images/bytecode.py")
+INGREDIENTS = (".dockerignore", "README.md", "constraints.txt", "pyproject.toml", *SCRIPTS)
+"""What goes into all of them, beside their Dockerfile."""
 PACKAGES = ("python3", "python3-venv", "ca-certificates", "tini")
 SUITE = "bookworm"
 NOT_NEEDED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/cache/apt", "var/lib/apt/lists")
 BASE = "localhost/tandem-test-base"
 CERTIFICATES = Path("/etc/ssl/certs")
 LOG = ROOT / "runs" / "images"
+ISOLATION = {"BUILDAH_ISOLATION": "chroot"}
+"""Without the right to make namespaces, which most containers lack, nothing else works."""
 PIP_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "proxy", "default-timeout", "cert")
 PROGRESS_SECONDS = 15.0
 BUILD_SECONDS = 1800.0
@@ -82,31 +88,33 @@ def build(name: str) -> str:
         ClusterError: it cannot be built.
     """
     prerequisites.prepare()
-    tag = digest(name)
-    image = f"{REGISTRY}/tandem-{name}:{tag}"
-    if _is_there(image):
-        return image
-    with tempfile.NamedTemporaryFile("w", suffix=".conf") as configuration:
-        configuration.write(_pip_configuration())
-        configuration.flush()
-        command = [
-            *(sys.executable, str(ROOT / "images" / "build.py"), name, "--builder=buildah"),
-            *(f"--tag={tag}", f"--registry={REGISTRY}/"),
-            *(f"--base-image={_base()}", f"--pip-conf={configuration.name}"),
-            *(f"--torch-index={os.environ.get('TORCH_INDEX', '')}", f"--cpu-only={_cpu_only()}"),
-            *("--", f"--volume={CERTIFICATES}:{CERTIFICATES}:ro"),
-        ]
-        # In a machine without the right to make namespaces, as most containers are, only chroot works.
-        _watched(command, f"tandem-{name}", {"BUILDAH_ISOLATION": "chroot"})
+    while not _is_there(image := f"{REGISTRY}/tandem-{name}:{(tag := digest(name))}"):
+        with tempfile.NamedTemporaryFile("w", suffix=".conf") as configuration:
+            configuration.write(_pip_configuration())
+            configuration.flush()
+            _watched(_command(name, tag, configuration.name), f"tandem-{name}", ISOLATION)
+        if digest(name) != tag:
+            # Somebody has edited meanwhile: what was built may be neither the one state nor the other.
+            _buildah("rmi", image)
     _forget_old(f"{REGISTRY}/tandem-{name}")
     return image
 
 
+def _command(name: str, tag: str, configuration: str) -> list[str]:
+    return [
+        *(sys.executable, str(ROOT / "images" / "build.py"), name, "--builder=buildah"),
+        *(f"--tag={tag}", f"--registry={REGISTRY}/", f"--base-image={_base()}", f"--pip-conf={configuration}"),
+        *(f"--torch-index={os.environ.get('TORCH_INDEX', '')}", f"--cpu-only={_cpu_only()}"),
+        *("--", f"--volume={CERTIFICATES}:{CERTIFICATES}:ro"),
+    ]
+
+
 def digest(name: str) -> str:
     """Changes with everything that goes into an image."""
-    found = hashlib.sha256(repr((_recipe(), _cpu_only())).encode())
+    found = hashlib.sha256(repr((_recipe(), os.environ.get("TORCH_INDEX"))).encode())
     paths = [ROOT / path for path in (*INGREDIENTS, f"images/{name}.Dockerfile")]
-    paths += sorted((ROOT / "images").glob("*.py"))
+    if name != "operator":
+        paths.append(ROOT / "images" / "cpu_only.py")
     for room in ROOMS[name]:
         inside = (ROOT / room).rglob("*")
         paths += sorted(path for path in inside if path.is_file() and "__pycache__" not in path.parts)
@@ -186,7 +194,7 @@ def _watched(command: list[str], name: str, environment: dict[str, str] | None =
 def _newest_step(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     steps = [line for line in lines if " STEP " in line] or lines
-    return steps[-1][:80] if steps else "starting"
+    return re.sub(r" --mount=\S+", "", steps[-1])[:80] if steps else "starting"
 
 
 def _is_there(image: str) -> bool:
@@ -217,3 +225,8 @@ def _alone() -> Iterator[None]:
     with (CACHE / "images.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+if __name__ == "__main__":
+    for one in vars(provide()).values():
+        print(one)

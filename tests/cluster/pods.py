@@ -42,7 +42,7 @@ class Namespace:
         found: Manifest = json.loads(self("get", kind, name, "-o", "json"))
         return found
 
-    def result(self, name: str, seconds: float = 120.0) -> tuple[int, str]:
+    def result(self, name: str, seconds: float = 120.0, otherwise: Callable[[], str] | None = None) -> tuple[int, str]:
         """Exit code and output of a pod's only container, once it has ended."""
 
         def end() -> Manifest | None:
@@ -51,7 +51,7 @@ class Namespace:
                 return terminated
             return None
 
-        ended = eventually(end, f"the end of {name}", seconds, otherwise=lambda: self("describe", "pod", name))
+        ended = eventually(end, f"the end of {name}", seconds, otherwise or (lambda: self("describe", "pod", name)))
         return ended["exitCode"], self("logs", name)
 
 
