@@ -10,6 +10,7 @@ import pytest
 from tandem.durable import read_lines
 from tandem.exitcode import ExitCode
 from tests.integration.elastic import Elastic, until
+from tests.processes import alive
 
 
 @pytest.fixture(scope="module")
@@ -18,14 +19,6 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elastic]:
     with Elastic(tmp_path_factory.mktemp("group")).start("worker-0", "worker-1") as made:
         made.step_after(0, world=2)
         yield made
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
 
 
 def test_a_killed_worker_costs_no_more_than_the_start_of_new_ones(group: Elastic) -> None:

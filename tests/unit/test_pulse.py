@@ -13,6 +13,7 @@ import pytest
 
 from tandem.exitcode import ExitCode
 from tandem_trainer.pulse import Pulse, PulseView
+from tests.processes import alive
 
 T = TypeVar("T")
 
@@ -189,14 +190,6 @@ def test_no_rank_outlives_its_agent(tmp_path: Path) -> None:
     finally:
         agent.kill()
         agent.communicate()
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
 
 
 def test_a_beat_costs_microseconds(view: PulseView) -> None:
