@@ -302,11 +302,9 @@ class Heartbeat(threading.Thread):
         """Wait for the coordinator's answer; give up when there is something else to say."""
         deadline = time.monotonic() + seconds
         while True:
-            with self._changed:
-                told = self._verdict()
-                others, patience = self._look(deadline - time.monotonic())
-                if self._verdict() != told:
-                    return False
+            if (seen := self._look(deadline)) is None:
+                return False
+            others, patience = seen
             if patience <= 0:
                 raise TimeoutError(f"no answer within {seconds:g} s")
             with suppress(TimeoutError):
@@ -319,11 +317,9 @@ class Heartbeat(threading.Thread):
         """Be silent for so long, or until there is something to say."""
         deadline = time.monotonic() + seconds
         while True:
-            with self._changed:
-                told = self._verdict()
-                others, patience = self._look(deadline - time.monotonic())
-                if self._verdict() != told:
-                    return
+            if (seen := self._look(deadline)) is None:
+                return
+            others, patience = seen
             if patience <= 0:
                 return
             poll = select.poll()
@@ -333,8 +329,15 @@ class Heartbeat(threading.Thread):
             if self._woken():
                 return
 
-    def _look(self, seconds: float) -> tuple[list[int], float]:
-        """Look after the ranks; what to wait for, and for how long at most until the next look."""
+    def _look(self, deadline: float) -> tuple[list[int], float] | None:
+        """Look after the ranks; what to wait for, and how long until the deadline or the next look. None: the ranks
+        have given us something new to say."""
+        with self._changed:
+            told = self._verdict()
+            seen = self._watch(deadline - time.monotonic())
+            return seen if self._verdict() == told else None
+
+    def _watch(self, seconds: float) -> tuple[list[int], float]:
         if self._ranks is None:
             return [self._wake_read, self._signals_read], seconds
         self._ranks.watch()
