@@ -10,7 +10,6 @@ read-only, say) is not refused: every byte is compared with its checksum, so the
 
 import importlib.util
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -25,7 +24,7 @@ from tandem import lease
 from tandem.checkpoints.columns import plain
 from tandem.checkpoints.entry import Entry, Inventory
 from tandem.checkpoints.exporting import CONFIG, MODEL, Format, Order, config, refuse_to_overwrite
-from tandem.durable import encode, sync_folder, temporary_beside
+from tandem.durable import encode, sync_file, sync_folder, temporary_beside
 from tandem.manifest import WEIGHTS, Manifest
 from tandem.mistake import UserError
 from tandem.report.words import size
@@ -85,8 +84,8 @@ def _written(inventory: Inventory, entry: Entry, manifest: Manifest, order: Orde
     if order.form is Format.FOLDER:
         known = config(entry, manifest, inventory.job, rundir.path)
         (aside / CONFIG).write_bytes(encode(known | {"torch_dtype": next(iter(answer["dtypes"]), None)}))
-        _sync(aside / CONFIG)
-    _sync(file)
+        sync_file(aside / CONFIG)
+    sync_file(file)
     sync_folder(aside)
     note = "" if held else "no lease could be taken, so the checkpoint could have been deleted meanwhile; it was not"
     return Exported(
@@ -185,11 +184,3 @@ def _replace_folder(aside: Path, path: Path) -> None:
         old.rename(path)
         raise
     shutil.rmtree(old)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
