@@ -164,6 +164,19 @@ def test_the_coordinator_and_the_command_run_from_the_operator_image(namespace: 
     assert "/work/job.yaml" in text
 
 
+def test_the_operator_runs_and_so_do_the_classes_that_are_there_in_compiled_form_alone(
+    namespace: Namespace, images: Images, opened: dict[str, Opened]
+) -> None:
+    code, text = outcome(namespace, "operator", images.operator, "python", "-m", "tandem_operator", "--help")
+    assert (code, "--namespace" in text) == (0, True), text
+    models = opened["operator"].site / "kubernetes/aio/client/models"
+    assert (models / "v1_pod.pyc").exists()
+    assert not (models / "v1_pod.py").exists()
+    program = "from kubernetes.aio import client; print(client.V1Pod(kind='Pod').to_dict()['kind'], client.CoreV1Api)"
+    code, text = outcome(namespace, "classes", images.operator, "python", "-c", program)
+    assert (code, text.startswith("Pod <class")) == (0, True), text
+
+
 PROBE = """
 import json, os, pathlib
 def refused(path):
