@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
 from tandem.rundir import RunDir
 
+from .local_run import ROOT, LocalRun
 from .ranks import Ranks, losses, records, run, sample_ids, wait_until
 
 SCRIPT = str(Path(__file__).with_name("session_script.py"))
@@ -155,8 +157,6 @@ with Session("runs/Mine", seed=1) as session:
 def test_without_tandem_around_it_a_folder_is_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    import subprocess
-
     (tmp_path / "alone.py").write_text(ALONE)
     for _ in range(2):
         subprocess.run([sys.executable, "alone.py"], cwd=tmp_path, check=True, timeout=120)
@@ -165,3 +165,30 @@ def test_without_tandem_around_it_a_folder_is_enough(
     assert rundir.read_job().metadata.name == "mine"
     assert [record["step"] for record in records(rundir, "start")] == [0, 10]
     assert len(records(rundir, "step")) == 10
+
+
+EXAMPLE = ROOT / "examples" / "language-model.yaml"
+
+
+@pytest.mark.timeout(400)
+def test_the_example_survives_a_killed_rank_and_saves_when_asked_to_stop(tmp_path: Path) -> None:
+    """As a job it shows its steps, restarts where its checkpoint stands, and Ctrl-C loses nothing."""
+    words = ["--set", 'trainer.args=[--steps, "60"]', "--set", "checkpoint.everySteps=10"]
+    with LocalRun(tmp_path, *words, manifest=EXAMPLE) as first:
+        first.reaches(15)
+        rank = first.rank_of("worker-1")
+        assert rank is not None
+        rank.kill()
+        first.reaches(25)
+        first.interrupt()
+        assert first.ends() == ExitCode.INTERRUPTED, first.output
+    starts = first.logged("start")
+    assert len(starts) == 2
+    assert starts[1]["step"] >= 10
+    saved = first.run_dir.committed()[0].step
+    assert saved == max(record["step"] for record in first.logged("step"))
+    with LocalRun(tmp_path, *words, manifest=EXAMPLE) as second:
+        assert second.ends() == 0, second.output
+        assert "language-model is complete: 60 steps" in second.output
+        assert second.logged("start")[-1]["step"] == saved
+        assert second.leavings() == {}
