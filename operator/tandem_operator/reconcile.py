@@ -49,7 +49,7 @@ from tandem_operator import fleet, kinds, names, objects, pods
 from tandem_operator.course import Course, condition, course, deadline
 from tandem_operator.fleet import Fleet
 from tandem_operator.kinds import Kind
-from tandem_operator.observed import Children, Pod, Service, Thing, Workload, seconds
+from tandem_operator.observed import BROKEN_WAITING, Children, Pod, Service, Thing, Workload, seconds
 from tandem_operator.pods import Images
 from tandem_operator.reporting import Notice, Trouble, notices, status
 
@@ -57,6 +57,8 @@ STEADY_SECONDS = 5.0
 """Between two looks at a job that trains."""
 HASTY_SECONDS = 1.0
 """Between two looks at a job that is about to become something else."""
+PLACING_SECONDS = 5.0
+"""A pod that has no node for so long is worth a word; before, its volume may just be in the making."""
 ENDING_SECONDS = 30.0
 """What workers get to end by themselves when it is over."""
 
@@ -288,7 +290,8 @@ def _waiting(at: Situation, workers: Sequence[Pod]) -> Iterator[Trouble]:
     """Why pods do not start, in the words of Kubernetes."""
     children = at.children
     for pod in [*children.pods(names.COORDINATOR), *workers, *children.pods(names.EVALUATOR)]:
-        if pod.waiting and not pod.ended and not pod.deleting:
+        lasting = pod.waiting in BROKEN_WAITING or at.now - pod.created > PLACING_SECONDS
+        if pod.waiting and lasting and not pod.ended and not pod.deleting:
             yield Trouble(pod.waiting, f"{pod.name}: {pod.words or pod.waiting}")
     deployment = children.get(kinds.DEPLOYMENT, names.coordinator(at.job.metadata.name))
     if isinstance(deployment, Workload) and deployment.words:

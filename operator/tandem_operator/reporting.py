@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from tandem.job import DistributedTrainingJob
 from tandem.snapshot import GenerationView, Snapshot
-from tandem.status import Condition, Members, Phase, Status
+from tandem.status import Condition, Members, Phase, Score, Status
 from tandem_operator.course import Course, condition
 from tandem_operator.observed import Pod
 
@@ -95,8 +95,8 @@ def status(
         "completion_time": _completion(old, heard, ahead, now),
         "message": message,
         "latest_checkpoint": base.latest_checkpoint or old.latest_checkpoint,
-        "latest_evaluation": base.latest_evaluation or old.latest_evaluation,
-        "best_checkpoint": base.best_checkpoint or old.best_checkpoint,
+        "latest_evaluation": _shown(base.latest_evaluation or old.latest_evaluation),
+        "best_checkpoint": _shown(base.best_checkpoint or old.best_checkpoint),
     }
     if over or heard is None:
         changes |= {"throughput": None, "utilization": None, "stragglers": []}
@@ -213,6 +213,10 @@ def _condition(
 def _rounded(value: float | None) -> float | None:
     """`kubectl get` shows every digit there is."""
     return None if value is None else float(f"{value:.4g}")
+
+
+def _shown(score: Score | None) -> Score | None:
+    return None if score is None else score.model_copy(update={"value": float(f"{score.value:.6g}")})
 
 
 def _message(heard: Snapshot | None) -> str:
