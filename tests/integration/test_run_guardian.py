@@ -162,6 +162,21 @@ class TestAChild:
         until(lambda: process.ended() is not None, "it ends")
         assert said(tmp_path / "log.txt") == ["19 True", "19"]
 
+    @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="Linux lets root alone take it back")
+    def test_steps_back_and_forward_while_it_runs(self, child: Callable[..., Process]) -> None:
+        process = child("import time; time.sleep(600)")
+        process.start()
+        until(
+            lambda: process.pid is not None and "time.sleep" in Path(f"/proc/{process.pid}/cmdline").read_text(),
+            "it runs",
+        )
+        assert process.pid is not None
+        process.step_back()
+        assert (os.getpriority(os.PRIO_PROCESS, process.pid), os.sched_getscheduler(process.pid)) == (19, os.SCHED_IDLE)
+        process.step_forward()
+        assert (os.getpriority(os.PRIO_PROCESS, process.pid), os.sched_getscheduler(process.pid)) == (0, os.SCHED_OTHER)
+        assert not process.background
+
     @pytest.mark.skipif(sys.platform != "linux", reason="Linux has affinity")
     def test_keeps_to_its_cores(self, child: Callable[..., Process], tmp_path: Path) -> None:
         core = max(os.sched_getaffinity(0))

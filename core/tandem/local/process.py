@@ -81,6 +81,12 @@ class Process:
         if self._running is not None and self._running.poll() is None:
             starter.step_back(self._running.pid)
 
+    def step_forward(self) -> None:
+        """Run as others do: all later lives, and this one if the kernel allows it."""
+        self.background = False
+        if self._running is not None and self._running.poll() is None:
+            starter.step_forward(self._running.pid)
+
     def close(self) -> None:
         """Kill it if it runs, and wait for that."""
         self.kill()

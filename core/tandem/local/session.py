@@ -145,6 +145,7 @@ class Session:
         done = run_dir.done_file.exists()
         if done and self._done_since is None:
             self._done_since = now
+            self._let_evaluators_finish()
         return Facts(
             requests=self._requests.count,
             done=done,
@@ -188,11 +189,19 @@ class Session:
         Not before: torch takes two seconds of a core to import, which would take minutes on what ranks leave, and a
         short run would be over before its evaluators have begun.
         """
-        if not self._training_first:
+        if not self._training_first and self._done_since is None:
             self._training_first = True
             for name, process in self._processes.items():
                 if self.children[name].role == "evaluator":
                     process.step_back()
+
+    def _let_evaluators_finish(self) -> None:
+        """Training is complete, and nobody is disturbed any more: what else is busy on this machine must not keep the
+        user waiting for the last evaluation."""
+        self._training_first = False
+        for name, process in self._processes.items():
+            if self.children[name].role == "evaluator":
+                process.step_forward()
 
     def _guard(self) -> None:
         """Start the guardian, before anything that it is to guard."""

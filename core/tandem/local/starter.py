@@ -33,18 +33,29 @@ def step_back(pid: int) -> None:
     of two busy processes on one core (Linux 6.18) the one of niceness 19 got 50 %, and 2 % with its session niced.
     Where autogroups are off, the idle class is below niceness 19: 0.3 % instead of 1.5 %.
     """
+    _place(pid, LOWEST, idle=True)
+
+
+def step_forward(pid: int) -> None:
+    """Take that back as far as the kernel allows it: wholly for root, hardly for others."""
+    _place(pid, 0, idle=False)
+
+
+def _place(pid: int, niceness: int, idle: bool) -> None:
     if sys.platform != "linux":
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, pid, LOWEST)
+            os.setpriority(os.PRIO_PROCESS, pid, niceness)
         return
     with suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text(str(LOWEST))
+        Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             # Both are of a thread, in spite of their names.
             with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, int(thread.name), LOWEST)
-                os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), niceness)
+            with suppress(OSError):
+                policy = os.SCHED_IDLE if idle else os.SCHED_OTHER
+                os.sched_setscheduler(int(thread.name), policy, os.sched_param(0))
 
 
 def main() -> None:
