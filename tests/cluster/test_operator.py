@@ -30,8 +30,9 @@ def test_an_example_is_applied_and_succeeds(namespace: Namespace, operator: Oper
     job = Job(namespace, "digits")
     namespace("apply", "-f", str(ROOT / "examples/digits.yaml"))
     job.trains()
+    job.becomes(lambda: "2/2" in namespace("get", "dtj", "digits"), "its full size, as kubectl shows it")
     shown = namespace("get", "dtj", "digits")
-    assert [word in shown for word in ("PHASE", "WORKERS", "STEP", "LOSS", "Running", "2/2")] == [True] * 6
+    assert [word in shown for word in ("PHASE", "WORKERS", "STEP", "LOSS", "BEST", "Running")] == [True] * 6
     job.reaches("Succeeded", seconds=800)
 
     status = job.status
