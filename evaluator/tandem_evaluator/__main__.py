@@ -10,17 +10,15 @@ import os
 import re
 import signal
 import sys
-import time
 from types import FrameType
 
 from tandem import launch
+from tandem.arrival import wait_for_job
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
 from tandem.rundir import RunDir
 from tandem_evaluator.crew import run_crew
 
-JOB_POLL_SECONDS = 0.2
-SAY_WAITING_SECONDS = 10.0
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
 
@@ -68,23 +66,13 @@ def _whereabouts(index: int) -> tuple[RunDir, str]:
 
 
 def _wait_for_job(rundir: RunDir) -> DistributedTrainingJob | None:
-    """The job, as soon as it is recorded; None if it failed before it was."""
-    started, said = time.monotonic(), False
-    while True:
-        try:
-            return rundir.read_job()
-        except FileNotFoundError:
-            if rundir.failed() is not None:
-                return None
-            if not said and time.monotonic() - started > SAY_WAITING_SECONDS:
-                said = True
-                print(f"waiting for {rundir.job_file}", flush=True)
-            time.sleep(JOB_POLL_SECONDS)
-        except ValueError as error:
-            why = " ".join(str(error).split())
-            raise Refused(ExitCode.CONFIGURATION, f"{rundir.job_file} is no job that we can read: {why}") from error
-        except OSError as error:
-            raise Refused(ExitCode.FAILED, f"{rundir.job_file} cannot be read: {error}") from error
+    try:
+        return wait_for_job(rundir, lambda line: print(line, flush=True))
+    except ValueError as error:
+        why = " ".join(str(error).split())
+        raise Refused(ExitCode.CONFIGURATION, f"{rundir.job_file} is no job that we can read: {why}") from error
+    except OSError as error:
+        raise Refused(ExitCode.FAILED, f"{rundir.job_file} cannot be read: {error}") from error
 
 
 def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCode:

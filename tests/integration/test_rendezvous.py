@@ -123,6 +123,17 @@ def test_an_agent_that_is_leaving_is_not_disturbed_by_sigterm(tmp_path: Path) ->
         assert "Traceback" not in log.read_text()
 
 
+def test_an_agent_that_is_there_before_the_job_is_recorded_waits_for_it(tmp_path: Path) -> None:
+    """On a cluster nobody says which pod starts first."""
+    with Elastic(tmp_path, replicas=1, total=5) as group:
+        group.start_coordinator()
+        group.rundir.job_file.rename(tmp_path / "job.json")
+        group.start_agent("worker-0")
+        until(lambda: "waiting for" in group.output("worker-0"), what="the agent's words")
+        (tmp_path / "job.json").rename(group.rundir.job_file)
+        assert group.agents["worker-0"].wait(60) == 0
+
+
 def test_an_agent_with_a_wrong_token_ends_with_a_sentence(tmp_path: Path) -> None:
     with Elastic(tmp_path, replicas=1) as group:
         group.start_coordinator()

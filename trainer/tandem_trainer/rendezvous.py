@@ -30,8 +30,10 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.api import RendezvousHandlerCreator
 
+from tandem.arrival import wait_for_job
 from tandem.coordinator_client import CoordinatorClient, Refused
 from tandem.exitcode import ExitCode
+from tandem.job import DistributedTrainingJob
 from tandem.launch import GENERATION, PULSE, REPLICA, RUN_DIR, TOKEN
 from tandem.messages import Membership
 from tandem.rundir import RunDir
@@ -67,13 +69,13 @@ class TandemRendezvous(RendezvousHandler):
     """One agent's rendezvous.
 
     Raises:
-        ValueError, OSError: a variable is missing, or the run directory holds no job.
+        ValueError, OSError: a variable is missing, or what the run directory holds is no job.
     """
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._run_id = parameters.run_id
         rundir = RunDir(_variable(RUN_DIR))
-        self._processes = rundir.read_job().spec.workers.processes
+        self._processes = _job(rundir).spec.workers.processes
         # All replicas have the same number of ranks, so that torchrun need not ask the store for everybody's.
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
         self._heartbeat = Heartbeat(
@@ -204,6 +206,13 @@ def _listen() -> socket.socket:
         except OSError:
             log.debug("event=no-ipv6")
     return socket.create_server(("", 0), backlog=4096)
+
+
+def _job(rundir: RunDir) -> DistributedTrainingJob:
+    job = wait_for_job(rundir, log.info)
+    if job is None:
+        raise ValueError(f"the job has failed before it began; {rundir.failed_file} says why")
+    return job
 
 
 def _variable(name: str) -> str:
