@@ -3,18 +3,20 @@
 import os
 import shutil
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tandem.exitcode import ExitCode
 from tandem.manifest import WEIGHTS
 from tandem.rewind import MOST_REWINDS, decide
 from tandem.rundir import RunDir
 from tandem_trainer.checkpoint.layout import LEAST_PART
-from tandem_trainer.checkpoint.reading import read_weights
+from tandem_trainer.checkpoint.reading import read_contents, read_full_weights, read_weights
 
 from .ranks import Ranks, losses, make_rundir, records, run, sample_ids, wait_until
 
@@ -151,6 +153,47 @@ def test_rounded_weights_for_evaluators_round_nothing_that_is_resumed(tmp_path: 
     manifest = rundir.committed()[0]
     weights = read_weights(rundir.checkpoint(manifest.name), manifest)
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_an_average_of_the_weights_is_what_is_evaluated_and_it_goes_on_over_restarts(
+    tmp_path: Path, precision: str
+) -> None:
+    # Plain descent: Adam would let the last digit of a sum grow over the steps.
+    config = PLAIN | {"epochs": 60, "emaDecay": 0.999, "optimizer": {"name": "sgd", "learningRate": 0.02}}
+    spec = {"everySteps": 20, "keepLast": 100, "weightsPrecision": precision}
+    undisturbed = make_rundir(tmp_path / "undisturbed", config, checkpoint=spec)
+    run(undisturbed)
+    rundir = make_rundir(tmp_path / "killed", config, checkpoint=spec)
+    with Ranks(rundir, 2) as ranks:
+        wait_until(lambda: len(rundir.checkpoint_names()) > 1, what="for checkpoints")
+        os.kill(ranks.processes[1].pid, signal.SIGKILL)
+        ranks.finish()
+    assert not rundir.ended()
+    run(rundir)
+    assert 0 < records(rundir, "start")[1]["step"] < 900
+    contents = []
+    for one in (undisturbed, rundir):
+        final = one.committed()[0]
+        folder = one.checkpoint(final.name)
+        contents.append(read_contents(folder, final))
+        average = contents[-1].average
+        assert average is not None
+        assert_close(read_full_weights(folder, final), average, 0.0)
+        assert_close(read_weights(folder, final), average, 0.0 if precision == "float32" else 1e-2)
+    theirs, ours = contents
+    assert theirs.average is not None
+    assert ours.average is not None
+    # The average of the run that was killed is the other one's, to the accuracy with which sums of two ranks are.
+    assert_close(ours.average, theirs.average, 2e-3)
+    apart = max((theirs.average[name] - weight).abs().max().item() for name, weight in theirs.weights.items())
+    assert apart > 0.01
+
+
+def assert_close(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], tolerance: float) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor.float(), theirs[name].float(), rtol=tolerance, atol=tolerance)
 
 
 def test_sigterm_saves_at_a_step_and_leaves(tmp_path: Path) -> None:
