@@ -22,10 +22,11 @@ from tandem_operator.api import ApiServer, Refused, Unavailable
 from tandem_operator.backlog import Backlog
 from tandem_operator.coordinators import Coordinators
 from tandem_operator.gauges import Gauges
-from tandem_operator.observed import observe
+from tandem_operator.observed import Children, observe, seconds
 from tandem_operator.pods import Images
 from tandem_operator.reconcile import Plan, Situation, is_ours, name_taken, reconcile
 from tandem_operator.reporting import Notice, Trouble, rfc3339
+from tandem_operator.rivalry import Claimant, starved_for, way_ends
 from tandem_operator.store import Key, Object, Store
 
 AT_ONCE = 16
@@ -110,11 +111,14 @@ class Controller:
         except ValidationError as error:
             await self._refuse(key, body, error)
             return None
+        children = self._store.children(key)
         situation = Situation(
             job=job,
             uid=uid,
+            created=seconds(body["metadata"].get("creationTimestamp")) or 0.0,
+            others=self._claimants(key, job, children),
             generation=body["metadata"].get("generation", 1),
-            children=self._store.children(key),
+            children=children,
             heard=await self._ask(job, memory, key),
             has_token=bool(memory.token) or await self._read_token(job, memory),
             now=time.time(),
@@ -132,6 +136,27 @@ class Controller:
         if refused:
             raise Unavailable("; ".join(trouble.message for trouble in refused))
         return plan.again_in if wrote else min(plan.again_in or LIVELY_SECONDS, LIVELY_SECONDS)
+
+    def _claimants(self, key: Key, job: DistributedTrainingJob, of: Children) -> list[Claimant]:
+        """Other jobs that are starved or have given way; looked for only if this one is starved itself."""
+        now = time.time()
+        if starved_for(job, of.pods(names.WORKER), now) is None:
+            return []
+        found = []
+        for other in self._store.everyone():
+            body = self._store.job(other)
+            if body is None or other == key:
+                continue
+            try:
+                theirs = _parsed(body)
+            except ValidationError:
+                continue
+            starved = starved_for(theirs, self._store.children(other).pods(names.WORKER), now) is not None
+            if starved or way_ends(theirs.status) is not None:
+                metadata = body["metadata"]
+                created = seconds(metadata.get("creationTimestamp")) or 0.0
+                found.append(Claimant(created, metadata["uid"], metadata["name"], starved))
+        return found
 
     async def _ask(self, job: DistributedTrainingJob, memory: _Memory, key: Key) -> Snapshot | None:
         if job.status is not None and job.status.phase in ("Succeeded", "Failed"):

@@ -52,6 +52,7 @@ from tandem_operator.kinds import Kind
 from tandem_operator.observed import BROKEN_WAITING, Children, Pod, Service, Thing, Workload, seconds
 from tandem_operator.pods import Images
 from tandem_operator.reporting import Notice, Trouble, notices, status
+from tandem_operator.rivalry import GAVE_WAY, WAY_SECONDS, Claimant, rival, starved_for, way_ends
 
 STEADY_SECONDS = 5.0
 """Between two looks at a job that trains."""
@@ -75,6 +76,10 @@ class Situation:
     generation: int = 1
     """metadata.generation."""
     children: Children = field(default_factory=Children)
+    created: float = 0.0
+    """When the job was made, seconds since the epoch."""
+    others: Sequence[Claimant] = ()
+    """Other jobs that are starved or have given way (tandem_operator.rivalry)."""
     heard: Snapshot | None = None
     """What the coordinator said just now, None if it did not answer."""
     has_token: bool = False
@@ -139,12 +144,16 @@ def reconcile(at: Situation, images: Images, refused: Sequence[Trouble] = ()) ->
     wanted = list(_wanted(at, images, ahead, workers, evaluators))
     create, update, taken = _compared(at, wanted)
     remove = [*_outdated(wanted, children), *_left_over(at, ahead, workers, places)]
-    if ahead.mood == "train" and _is_initialized(at) and endpoint:
+    way = _way(at, ahead, workers)
+    if way is not None:
+        kept = {removal.uid for removal in remove}
+        remove += [Removal(kinds.POD, pod.name, pod.uid) for pod in workers if pod.live and pod.uid not in kept]
+    elif ahead.mood == "train" and _is_initialized(at) and endpoint:
         made = [
             objects.worker(job, at.uid, images, endpoint, new.index, new.failures, at.entropy) for new in places.make
         ]
         create += made
-    troubles = [*taken, *refused, *_waiting(at, workers)]
+    troubles = [*([way] if way is not None else []), *taken, *refused, *_waiting(at, workers)]
     new = status(job, at.generation, at.heard, ahead, workers, troubles, at.now)
     told = [*_replacements(at, places, ahead), *notices(job.status or Status(), new, at.heard)]
     expires = _expires(job, new)
@@ -284,6 +293,25 @@ def _target(at: Situation, ahead: Course, workers: Sequence[Pod]) -> int | None:
     # A coordinator that does not know the new bounds yet is about to be replaced by one that does.
     fits = (known.min or 1) <= wish <= (known.max or wish)
     return wish if fits else None
+
+
+def _way(at: Situation, ahead: Course, workers: Sequence[Pod]) -> Trouble | None:
+    """Whether to do without workers for the sake of another job, and why."""
+    if ahead.mood != "train" or (at.heard is not None and at.heard.status.world_size is not None):
+        return None
+    until = way_ends(at.job.status)
+    if until is not None and at.now < until:
+        before = condition(at.job.status, "Running")
+        assert before is not None
+        return Trouble(GAVE_WAY, before.message)
+    starved = starved_for(at.job, workers, at.now)
+    if starved is None:
+        return None
+    other = rival(starved, Claimant(at.created, at.uid, at.job.metadata.name), at.others)
+    if other is None:
+        return None
+    words = f"gave its workers back to {other.name}, which waits for them; tries again in {WAY_SECONDS:.0f} s"
+    return Trouble(GAVE_WAY, words)
 
 
 def _waiting(at: Situation, workers: Sequence[Pod]) -> Iterator[Trouble]:

@@ -10,6 +10,7 @@ from tandem.snapshot import GenerationView, Snapshot
 from tandem.status import Condition, Members, Phase, Score, Status
 from tandem_operator.course import Course, condition
 from tandem_operator.observed import Pod
+from tandem_operator.rivalry import GAVE_WAY
 
 MOST_GENERATIONS = 5
 """Of more new generations at once only the last are told as events; the coordinator's log has them all."""
@@ -138,7 +139,15 @@ def rfc3339(now: float) -> str:
 
 
 _LAST = ("Complete", "Failed", "Suspended", "Running")
-_WORTH_A_WARNING = {"NameTaken", "QuotaExceeded", "Refused", "Unschedulable", "ImagePullBackOff", "ErrImagePull"}
+_WORTH_A_WARNING = {
+    GAVE_WAY,
+    "NameTaken",
+    "QuotaExceeded",
+    "Refused",
+    "Unschedulable",
+    "ImagePullBackOff",
+    "ErrImagePull",
+}
 
 
 def _phase(old: Status, heard: Snapshot | None) -> Phase:
@@ -199,7 +208,12 @@ def _condition(
 ) -> Condition:
     value: Literal["True", "False"] = "True" if holds else "False"
     before = condition(old, kind)
-    same = before is not None and before.status == value
+    # Since when a job gives way is part of what it says.
+    same = (
+        before is not None
+        and before.status == value
+        and (before.reason == reason or GAVE_WAY not in (before.reason, reason))
+    )
     return Condition(
         type=kind,
         status=value,

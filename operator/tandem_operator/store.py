@@ -35,7 +35,7 @@ class Store:
         """A job's object."""
         return self._jobs.get(key)
 
-    def keys(self) -> list[Key]:
+    def everyone(self) -> list[Key]:
         """All jobs."""
         return list(self._jobs)
 

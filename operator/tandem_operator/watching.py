@@ -11,8 +11,7 @@ in them until the operator starts again.
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import kopf
@@ -43,7 +42,7 @@ class Watching:
         self._api, self._store, self._news = api, store, news
         self._namespaces = tuple(namespaces)
         self._listed_at: float | None = None
-        self._started = time.monotonic()
+        self._started: float | None = None
         self._told: dict[Kind, float] = {}
         self._owed: dict[Kind, float] = {}
         self._stalled: set[Kind] = set()
@@ -68,6 +67,7 @@ class Watching:
 
     async def sweep(self) -> None:
         """List everything, and again every minute, until cancelled."""
+        self._started = _now()
         while True:
             try:
                 await self._list_all()
@@ -75,14 +75,15 @@ class Watching:
                 log.warning("event=not-listed error=%r", str(error))
                 await asyncio.sleep(RETRY_SECONDS)
             else:
-                self._listed_at = time.monotonic()
+                self._listed_at = _now()
                 self.listed.set()
                 await asyncio.sleep(SWEEP_SECONDS)
 
     @property
     def age(self) -> float:
         """Seconds since everything was listed last."""
-        return time.monotonic() - (self._listed_at if self._listed_at is not None else self._started)
+        since = self._listed_at if self._listed_at is not None else self._started
+        return 0.0 if since is None else _now() - since
 
     @property
     def complaint(self) -> str:
@@ -95,7 +96,7 @@ class Watching:
     async def _list_all(self) -> None:
         for kind in (kinds.JOB, *kinds.WATCHED):
             self._judge(kind)
-            began, found = time.monotonic(), False
+            began, found = _now(), False
             for namespace in self._namespaces or ("",):
                 found |= await self._list(kind, namespace)
             if found and self.listed.is_set():
@@ -124,20 +125,27 @@ class Watching:
             self._news(key)
         return found
 
+    def take(self, kind: Kind, what: str | None, found: Mapping[str, Any]) -> None:
+        """Take in what a watch tells: ADDED, MODIFIED, DELETED, or None for what it finds at its start."""
+        self._told[kind] = _now()
+        self._stalled.discard(kind)
+        metadata = dict(found["metadata"])
+        if what == "DELETED":
+            key = self._store.lose(kind, metadata["namespace"], metadata["name"], metadata["uid"])
+        else:
+            key = self._store.see(kind, {"apiVersion": kind.api, "kind": kind.name, **found, "metadata": metadata})
+        if key is not None:
+            self._news(key)
+
     def _handler(self, kind: Kind) -> Callable[..., Any]:
         async def see(event: Any, **_: Any) -> None:
-            self._told[kind] = time.monotonic()
-            self._stalled.discard(kind)
-            body = dict(event["object"])
-            metadata = body["metadata"] = dict(body["metadata"])
-            if event["type"] == "DELETED":
-                key = self._store.lose(kind, metadata["namespace"], metadata["name"], metadata["uid"])
-            else:
-                key = self._store.see(kind, {"apiVersion": kind.api, "kind": kind.name, **body})
-            if key is not None:
-                self._news(key)
+            self.take(kind, event["type"], event["object"])
 
         return see
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _settings() -> kopf.OperatorSettings:
