@@ -12,6 +12,7 @@ millisecond), a flag in the store (ranks would see it after different steps, and
 import datetime
 import json
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor
 VOTE_SECONDS = 0.1
 """How often the ranks agree: often enough that a stop or a loss is never old, rarely enough to cost nothing."""
 MOST_STEPS_BETWEEN_VOTES = 100
+SETTLE_SECONDS = 0.1
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 
 
@@ -118,4 +120,7 @@ class Group:
     def leave(self) -> None:
         """Give the process group back."""
         if self.world_size > 1:
+            # A thread of gloo lets go of the last gradients after we have seen them, takes the interpreter's lock for
+            # it, and aborts the process if the interpreter is ending by then (torch 2.15). So it gets a moment.
+            time.sleep(SETTLE_SECONDS)
             dist.destroy_process_group()
