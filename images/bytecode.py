@@ -23,7 +23,12 @@ def main(folder: str, prefix: str | None = None) -> None:
     """Compile them. What some packages ship for other versions of Python does not compile, and that is fine."""
     modules = [str(path) for path in Path(folder).rglob("*.py") if not is_compiled(path)]
     one = partial(
-        compileall.compile_file, quiet=2, stripdir=prefix, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH
+        compileall.compile_file,
+        quiet=2,
+        stripdir=prefix,
+        # Without its prefix a path would be relative, and a stack trace could not show the lines of the source.
+        prependdir="/" if prefix else None,
+        invalidation_mode=PycInvalidationMode.UNCHECKED_HASH,
     )
     with ProcessPoolExecutor() as processes:
         compiled = sum(processes.map(one, modules, chunksize=20))

@@ -207,8 +207,9 @@ def _forget_old(repository: str) -> None:
     """Keep a disk from filling with the images of every state that the code once had. Layers that others use stay."""
     listed = _buildah("images", "--format", "{{.CreatedAtRaw}} {{.Tag}}", "--filter", f"reference={repository}")
     tags = [line.rpartition(" ")[2] for line in sorted(listed.splitlines(), reverse=True)]
-    for tag in tags[KEPT:]:
-        _buildah("rmi", f"{repository}:{tag}")
+    for tag in [tag for tag in tags if re.fullmatch(r"[0-9a-f]{16}", tag)][KEPT:]:
+        # One that somebody is looking into stays for this time.
+        subprocess.run(["buildah", "rmi", f"{repository}:{tag}"], capture_output=True, timeout=600)
 
 
 def _buildah(*arguments: str) -> str:

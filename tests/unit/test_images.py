@@ -1,6 +1,8 @@
 """What builds the images: which commands, and what goes into which layer."""
 
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,3 +117,35 @@ def test_requirements_are_split_into_torch_and_the_rest(tmp_path: Path, monkeypa
     requirements["main"]("operator", tmp_path)
     assert (tmp_path / "torch.txt").read_text() == ""
     assert (tmp_path / "torch.txt").stat().st_mtime == 0
+
+
+def compile_all(folder: Path, *prefix: Path) -> str:
+    command = [sys.executable, str(IMAGES / "bytecode.py"), str(folder), *map(str, prefix)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def test_what_is_not_compiled_yet_is_compiled_once_whatever_its_time(tmp_path: Path) -> None:
+    folder = tmp_path / "overlay" / "lib"
+    folder.mkdir(parents=True)
+    (folder / "sound.py").write_text("def where():\n    raise KeyError\n")
+    (folder / "of_another_python.py").write_text("print 'hello'\n")
+    assert compile_all(folder, tmp_path / "overlay") == "compiled 1 of 2 modules\n"
+    (compiled,) = (folder / "__pycache__").glob("*.pyc")
+    content = compiled.read_bytes()
+    assert content[4:8] == b"\x01\0\0\0", "the source is not looked at any more (PEP 552)"
+    assert b"/lib/sound.py" in content
+    assert str(tmp_path).encode() not in content
+    assert compile_all(folder, tmp_path / "overlay") == "compiled 0 of 1 modules\n"
+    assert compiled.read_bytes() == content
+
+
+def test_only_large_libraries_that_were_not_loaded_are_removed(tmp_path: Path) -> None:
+    unused = runpy.run_path(str(IMAGES / "cpu_only.py"))["unused"]
+    sizes = {"nvidia/a/loaded.so": 2, "nvidia/a/not_loaded.so": 2, "nvidia/a/small.so": 0, "torch/not_loaded.so": 2}
+    for name, mebibytes in sizes.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(mebibytes << 20))
+    unused.__globals__["SITE"] = tmp_path
+    found = [str(path.relative_to(tmp_path)) for path in unused({tmp_path / "nvidia/a/loaded.so"})]
+    assert found == ["nvidia/a/not_loaded.so"]
