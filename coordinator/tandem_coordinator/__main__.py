@@ -14,6 +14,7 @@ import resource
 import signal
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from aiohttp import web
@@ -22,7 +23,7 @@ from tandem.difference import differences
 from tandem.durable import temporary_beside
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
-from tandem.launch import JOB, RUN_DIR, TOKEN
+from tandem.launch import INCARNATION, JOB, RUN_DIR, TOKEN
 from tandem.mistake import UserError
 from tandem.reading import read_job
 from tandem.rundir import RunDir
@@ -91,9 +92,14 @@ async def _serve(host: str, port: int, port_file: Path | None, manifest: Path | 
     ledger = Ledger(rundir)
     try:
         rundir.create()
+        is_new_try = manifest is not None and _is_new_try(rundir, job)
+        if is_new_try:
+            rundir.set_aside_failure()
         if manifest is not None:
             rundir.write_job(job)
         remembered = ledger.claim(job.spec.workers.replicas)
+        if is_new_try:
+            remembered = replace(remembered, failures=0)
     except OSError as error:
         raise CannotStart(f"the run directory {rundir.path} cannot be written: {error.strerror or error}") from None
 
@@ -158,6 +164,14 @@ def _given_job(rundir: RunDir, manifest: Path) -> DistributedTrainingJob:
             "give this job another volume, or another folder on it"
         )
     return job
+
+
+def _is_new_try(rundir: RunDir, job: DistributedTrainingJob) -> bool:
+    """Whether the run has failed, and this is not the job that it failed for: somebody has made another one since."""
+    if rundir.failed() is None or not rundir.job_file.exists():
+        return False
+    recorded = rundir.read_job().metadata.annotations
+    return recorded.get(INCARNATION) != job.metadata.annotations.get(INCARNATION)
 
 
 async def _listen(runner: web.AppRunner, host: str, port: int) -> int:

@@ -15,6 +15,9 @@ REPLICA = "TANDEM_REPLICA"
 GENERATION = "TANDEM_GENERATION"
 PULSE = "TANDEM_PULSE"
 JOB = "TANDEM_JOB"
+INCARNATION = "tandem.dev/uid"
+"""Annotation of a job that comes in a file: which object it is. Another one of the same name, on the volume that the
+first one left, is a new try."""
 
 AGENT_RESTARTS = 1_000_000_000
 """torchrun counts every restart of its own workers; the budget that matters is the coordinator's."""

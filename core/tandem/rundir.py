@@ -232,6 +232,14 @@ class RunDir:
         self.path.mkdir(parents=True, exist_ok=True)
         create_json(self.failed_file, {"reason": reason, "message": message, "exitCode": exit_code, "at": time.time()})
 
+    def set_aside_failure(self) -> None:
+        """Forget that the job has failed, because it is tried again; what was said stays among the logs."""
+        self.log.mkdir(exist_ok=True)
+        number = 1
+        while (target := self.log / f"failed-{number}.json").exists():
+            number += 1
+        self.failed_file.rename(target)
+
     def done(self) -> dict[str, Any] | None:
         """The content of DONE, None while training is not complete."""
         return _object(read_json_or_none(self.done_file))

@@ -233,7 +233,9 @@ class Controller:
             return True
         changes = reporting.patch(body.get("status") or {}, plan.status.dump())
         now = time.monotonic()
-        if changes and changes.keys() <= reporting.LIVELY and now - memory.written < LIVELY_SECONDS:
+        # What is there for the first time is what somebody waits for.
+        known = body.get("status", {}).keys() & reporting.LIVELY
+        if changes and changes.keys() <= known and now - memory.written < LIVELY_SECONDS:
             return False
         if changes:
             memory.written = now

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem.job import API_VERSION, KIND, DistributedTrainingJob
+from tandem.launch import INCARNATION
 from tandem_operator import kinds, names, pods
 from tandem_operator.kinds import Kind
 from tandem_operator.pods import Images
@@ -29,7 +30,7 @@ def secret(job: DistributedTrainingJob, uid: str, token: str) -> Manifest:
 
 def job_file(job: DistributedTrainingJob, uid: str) -> Manifest:
     """The resolved job, for the coordinator, which writes it into the run directory."""
-    text = json.dumps(resolved(job), indent=1)
+    text = json.dumps(resolved(job, uid), indent=1)
     return _object(kinds.CONFIG_MAP, job, uid, names.job_file(job.metadata.name), {"data": {pods.JOB_FILE: text}})
 
 
@@ -111,9 +112,10 @@ def evaluators(job: DistributedTrainingJob, uid: str, images: Images, suspend: b
     return whole
 
 
-def resolved(job: DistributedTrainingJob) -> Manifest:
-    """The job with all defaults, as the other processes read it: nothing of Kubernetes' own in it."""
-    metadata = {"name": job.metadata.name, "namespace": job.metadata.namespace}
+def resolved(job: DistributedTrainingJob, uid: str) -> Manifest:
+    """The job with all defaults, as the other processes read it, and which object it is."""
+    annotations = {INCARNATION: uid}
+    metadata = {"name": job.metadata.name, "namespace": job.metadata.namespace, "annotations": annotations}
     return {"apiVersion": job.api_version, "kind": job.kind, "metadata": metadata, "spec": job.spec.dump()}
 
 
@@ -134,7 +136,7 @@ def template(manifest: Mapping[str, Any]) -> str:
 
 def _read_at_the_start(job: DistributedTrainingJob) -> Manifest:
     """How many replicas are wished for, the coordinator is told while it runs."""
-    spec = resolved(job)["spec"]
+    spec = job.spec.dump()
     workers = {**spec["workers"], "maxReplicas": job.spec.workers.most, "replicas": 0, "template": {}, "resources": {}}
     evaluators = {**job.spec.evaluation.dump(), "template": {}, "resources": {}}
     return {**spec, "workers": workers, "evaluators": evaluators, "runPolicy": {}}

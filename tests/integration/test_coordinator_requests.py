@@ -15,6 +15,7 @@ import pytest
 from tandem import launch
 from tandem.coordinator_client import Refused
 from tandem.exitcode import ExitCode
+from tandem.job import DistributedTrainingJob
 from tandem.rundir import RunDir
 from tests.integration.coordinator_process import Agent, Coordinator, spawn
 from tests.integration.elastic import TOKEN, until
@@ -155,6 +156,23 @@ def test_a_file_with_another_number_of_workers_is_recorded_anew(tmp_path: Path) 
     finally:
         process.kill()
         process.communicate(timeout=20)
+
+
+def test_another_job_of_that_name_on_the_volume_of_one_that_failed_is_a_new_try(tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path)
+    rundir = coordinator.rundir
+    first = rundir.read_job().dump()
+    for uid, stays in (("first", True), ("first", True), ("second", False)):
+        first["metadata"]["annotations"] = {launch.INCARNATION: uid}
+        (tmp_path / "given.json").write_text(json.dumps(first))
+        if uid == "first":
+            rundir.write_job(DistributedTrainingJob.parse(first))
+            rundir.mark_failed("RestartBudgetSpent", "too many failures", 1)
+        with mock.patch.dict(os.environ, {launch.JOB: str(tmp_path / "given.json")}):
+            coordinator.start()
+        assert coordinator.kill(signal.SIGTERM) == 0
+        assert (rundir.failed() is not None) == stays
+    assert json.loads((rundir.log / "failed-1.json").read_text())["reason"] == "RestartBudgetSpent"
 
 
 def test_a_file_that_is_no_job_or_another_job_is_refused_and_changes_nothing(tmp_path: Path) -> None:

@@ -203,17 +203,9 @@ def _go_on(run_dir: RunDir, job: DistributedTrainingJob, again: str) -> list[str
         )
     notes = []
     if failed := run_dir.failed():
-        _set_aside_failure(run_dir)
+        run_dir.set_aside_failure()
         notes.append(f"the last run failed ({failed.get('reason', 'unknown')}); trying again from its last checkpoint")
     return notes
-
-
-def _set_aside_failure(run_dir: RunDir) -> None:
-    run_dir.log.mkdir(exist_ok=True)
-    number = 1
-    while (target := run_dir.log / f"failed-{number}.json").exists():
-        number += 1
-    run_dir.failed_file.rename(target)
 
 
 def _need_space(path: Path) -> None:
