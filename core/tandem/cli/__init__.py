@@ -23,6 +23,9 @@ COMMANDS = {
     "validate": "Check manifests, and say what is wrong and where.",
     "report": "Draw what happened in a run as one HTML page.",
     "checkpoints": "List, verify, compare, export and delete the checkpoints of a run.",
+    "submit": "Give jobs to a cluster, or change those that are there.",
+    "status": "Say how jobs on a cluster get on.",
+    "events": "Say what happened to a job and its pods.",
 }
 """Every command with its one-line help. To add one: a line here, and `tandem/cli/NAME.py` with a function or a
 typer.Typer called NAME."""

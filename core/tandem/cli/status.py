@@ -1,0 +1,144 @@
+"""`tandem status [NAME]`: how the jobs of a cluster get on."""
+
+import json
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+
+from tandem.cli.cluster import INTERRUPTED, ContextOption, NamespaceOption
+from tandem.cluster import picture
+from tandem.cluster.complaint import ClusterError, NotFound
+from tandem.cluster.kubectl import Kubectl
+from tandem.cluster.records import job_record, sight_record
+from tandem.cluster.sight import Sight, ask_jobs, look
+from tandem.mistake import UserError, printable
+from tandem.snapshot import Snapshot
+from tandem.view.lines import state_line
+from tandem.view.scene import Scene
+
+WATCH_SECONDS = 2.0
+"""Between two looks. Step and loss are written every ten seconds, everything else at once."""
+
+
+class Output(StrEnum):
+    """How it is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def status(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A job; all of the namespace unless given.", show_default=False)
+    ] = "",
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Go on until the job ends; exit code 1 if it fails.")
+    ] = False,
+    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="The jobs of all namespaces.")] = False,
+    output: Annotated[Output, typer.Option("--output", "-o", help="Text for people, JSON for programs.")] = Output.TEXT,
+    namespace: NamespaceOption = "",
+    context: ContextOption = "",
+) -> None:
+    """Say how jobs on a cluster get on: one row for each, or everything about one.
+
+    Progress, loss and scores, where its pods are and what keeps them from running, what happened last. Needs kubectl,
+    and uses what is set up for it.
+    """
+    kubectl = Kubectl(namespace, context)
+    if name and everywhere:
+        raise UserError("give a NAME or --all-namespaces, not both; where the job is, says --namespace")
+    if watch and not name:
+        raise UserError("--watch follows one job: give its NAME; for all of them: kubectl get dtj --watch")
+    if watch and output is Output.JSON:
+        raise UserError("-o json says how it is now; leave --watch out, or call it again and again")
+    console = Console(highlight=False)
+    width = console.width if console.is_terminal else None
+    if watch:
+        raise typer.Exit(_watched(kubectl, name, console))
+    if name:
+        sight = look(kubectl, name)
+        if output is Output.JSON:
+            _say_json(sight_record(sight))
+        else:
+            _print(console, picture.picture(sight, width, time.time()))
+        return
+    found = ask_jobs(kubectl, everywhere)
+    if output is Output.JSON:
+        _say_json([job_record(job) for job in found])
+    elif found:
+        _print(console, picture.jobs(found, width, time.time(), everywhere))
+    else:
+        where = "any namespace" if everywhere else namespace or "this namespace"
+        typer.echo(f"no jobs in {where}; give it one with: tandem submit FILE{kubectl.options()}", err=True)
+
+
+def _watched(kubectl: Kubectl, name: str, console: Console) -> int:
+    """Until the job ends, is deleted, or Ctrl-C. A cluster that is away for a while is waited for."""
+    sight = look(kubectl, name)
+    show, close = _drawn(console) if console.is_terminal and not console.is_dumb_terminal else _written(console)
+    try:
+        while True:
+            show(sight, "")
+            if sight.job.ended:
+                break
+            time.sleep(WATCH_SECONDS)
+            try:
+                sight = look(kubectl, name)
+            except NotFound:
+                close()
+                typer.echo(f"{name} was deleted", err=True)
+                return 1
+            except ClusterError as error:
+                show(sight, f"trying again: {printable(str(error)).splitlines()[0]}")
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        close()
+    _print(console, picture.picture(sight, console.width if console.is_terminal else None, time.time()))
+    return 0 if sight.job.status.phase == "Succeeded" else 1
+
+
+Show = Callable[[Sight, str], None]
+
+
+def _drawn(console: Console) -> tuple[Show, Callable[[], None]]:
+    live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
+
+    def show(sight: Sight, notice: str) -> None:
+        if not live.is_started:
+            live.start()
+        lines = picture.picture(sight, console.width, time.time())
+        foot = [f"\n[yellow]{notice}[/]" if notice else "\n[dim]Ctrl-C leaves; the job goes on[/]"]
+        live.update(Group(*lines[: max(1, console.height - 3)], *foot), refresh=True)
+
+    return show, live.stop
+
+
+def _written(console: Console) -> tuple[Show, Callable[[], None]]:
+    last = ""
+
+    def show(sight: Sight, notice: str) -> None:
+        nonlocal last
+        job = sight.job
+        snapshot = Snapshot(job=job.name, time=time.time(), status=job.status)
+        message = notice or picture.message_of(job, time.time())
+        line = state_line(Scene(job=job.name, run_dir="", snapshot=snapshot, notice=message), time.time())
+        if (news := line.partition(" ")[2]) != last:
+            last = news
+            print(line, file=console.file, flush=True)
+
+    return show, lambda: None
+
+
+def _print(console: Console, lines: Any) -> None:
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def _say_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2))

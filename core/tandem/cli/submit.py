@@ -1,0 +1,99 @@
+"""`tandem submit FILE…`: manifests to a cluster, checked first."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from tandem.cli.cluster import ContextOption, NamespaceOption
+from tandem.cli.mistakes import tell
+from tandem.cli.validate import summary
+from tandem.cluster.kubectl import Answer, Kubectl
+from tandem.cluster.sight import RESOURCE
+from tandem.job import DistributedTrainingJob
+from tandem.mistake import UserError
+from tandem.reading import apply_overrides, job_of, read_source
+
+MANAGER = "tandem"
+"""Who the API server is told has set these fields."""
+
+Checked = tuple[DistributedTrainingJob, dict[str, Any]]
+
+
+def submit(
+    files: Annotated[list[str], typer.Argument(metavar="FILE…", help="Manifests; `-` reads standard input.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a field, e.g. spec.workers.replicas=4; repeatable."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Have the cluster check everything, and change nothing.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite fields that were changed by other means than tandem submit.")
+    ] = False,
+    namespace: NamespaceOption = "",
+    context: ContextOption = "",
+) -> None:
+    """Give jobs to a cluster, or change those that are there.
+
+    Checks all files as `tandem validate` does before it sends any. Needs kubectl, and uses what is set up for it.
+    """
+    checked = _checked(files, tuple(overrides or ()))
+    for job, data in checked:
+        kubectl = Kubectl(namespace or str(data["metadata"].get("namespace") or ""), context)
+        before = kubectl.ask("get", RESOURCE, job.metadata.name, "--ignore-not-found", "-o", "json").text
+        after = _applied(kubectl, data, dry_run, force)
+        for warning in after.warnings:
+            typer.echo(f"{typer.style('warning:', fg='yellow')} {warning}", err=True)
+        _tell(job, json.loads(before or "null"), json.loads(after.text), dry_run, kubectl.options())
+
+
+def told(before: dict[str, Any] | None, after: dict[str, Any], dry_run: bool) -> str:
+    """What became of a job, as a verb."""
+    if before is None:
+        return "would be made" if dry_run else "made"
+    if _wanted(before) == _wanted(after):
+        return "is there as the file says"
+    return "would be changed" if dry_run else "changed"
+
+
+def _wanted(whole: dict[str, Any]) -> tuple[Any, ...]:
+    metadata = whole["metadata"]
+    return whole.get("spec"), metadata.get("labels"), metadata.get("annotations")
+
+
+def _checked(files: list[str], overrides: tuple[str, ...]) -> list[Checked]:
+    """All of them, or, where one is wrong, the end of the command with everything that is wrong."""
+    found: list[Checked] = []
+    wrong: list[UserError] = []
+    for file in files:
+        try:
+            source = read_source(file)
+            # What the user wrote and no more: defaults are the cluster's, and the fields of others stay theirs.
+            found.append((job_of(source, overrides), apply_overrides(source.data, overrides)))
+        except UserError as error:
+            wrong.append(error)
+    if wrong:
+        for mistake in wrong:
+            tell(mistake)
+        raise typer.Exit(2)
+    return found
+
+
+def _applied(kubectl: Kubectl, data: dict[str, Any], dry_run: bool, force: bool) -> Answer:
+    more = ["--dry-run=server"] if dry_run else []
+    more += ["--force-conflicts"] if force else []
+    return kubectl.ask(
+        "apply", "--server-side", f"--field-manager={MANAGER}", *more, "-f", "-", "-o", "json", given=json.dumps(data)
+    )
+
+
+def _tell(
+    job: DistributedTrainingJob, before: dict[str, Any] | None, after: dict[str, Any], dry_run: bool, options: str
+) -> None:
+    name, place = job.metadata.name, after["metadata"].get("namespace", "default")
+    typer.echo(f"{typer.style(told(before, after, dry_run), fg='green')} in namespace {place}: {summary(job)}")
+    if not dry_run:
+        typer.echo(f"  tandem status {name}{options} --watch")
+        typer.echo(f"  tandem logs {name}{options} --follow")

@@ -1,0 +1,14 @@
+"""A job on a cluster, as people see it from a terminal: what `tandem submit | status | logs | events` need.
+
+    kubectl     runs kubectl; Tandem's core has no client of Kubernetes of its own
+    complaint   what kubectl complains of, and what to do about it
+    names       the labels by which a job's objects are found
+    pods        a pod as one line: where it is, how it is, and why
+    happenings  Kubernetes Events as sentences, each said once
+    sight       all of it about one job at one moment, asked of the cluster
+    picture     a sight as a rich renderable
+    lines       lines of logs: their time, and what of them may reach a terminal
+    streams     the logs of many containers at once, whole or for as long as the job lives
+
+kubectl, streams and sight do I/O; the others compute.
+"""
