@@ -89,3 +89,24 @@ def test_a_script_of_ones_own(job: Job) -> None:
     said = " ".join(job.namespace("logs", pod["metadata"]["name"]) for pod in job.pods("worker"))
     assert "rank 0 of 2" in said
     assert "rank 1 of 2" in said
+
+
+@pytest.mark.timeout(400)
+def test_a_name_at_the_limit(namespace: Namespace, operator: Operator) -> None:
+    job = Job(namespace, "9" + "x" * 62)
+    script = {"command": ["python", "-c", "print('done')"]}
+    job.apply(manifest(job.name, trainer=script, evaluators={"replicas": 0}, workers={"replicas": 1}))
+    job.reaches("Succeeded")
+    namespace("delete", "dtj", job.name, "--wait=false")
+
+
+@pytest.mark.timeout(400)
+def test_another_training_on_the_volume_that_an_earlier_job_left(job: Job, namespace: Namespace) -> None:
+    whole = manifest(job.name)
+    job.apply(whole)
+    job.becomes(lambda: job.status.get("phase") in ("Starting", "Running"), "its start")
+    namespace("delete", "dtj", job.name, "--wait=true")
+    job.becomes(lambda: not any(job.pods(role) for role in ("worker", "coordinator", "evaluator")), "no pods")
+    whole["spec"]["trainer"]["config"]["globalBatchSize"] = 32
+    job.apply(whole)
+    says(job, "belongs to a job that trains something else", "globalBatchSize")
