@@ -72,7 +72,9 @@ class TestNames:
             (".{step}", "no good name"),
             ("", "no good name"),
             ("a\n{step}", "no good name"),
-            ("{step:0300d}", "a name of 300 characters"),
+            ("{step:0300d}", "{step} cannot be written as '0300d': 200 characters are the most"),
+            ("{step:.99999999999f}", "200 characters are the most"),
+            ("{step:0200d}-", "a name of 201 characters"),
         ],
     )
     def test_that_cannot_be_are_refused_in_one_sentence(self, run: SmallRun, pattern: str, message: str) -> None:

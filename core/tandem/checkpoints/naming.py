@@ -4,6 +4,7 @@ A pattern has the fields of str.format with their format, and nothing else of it
 conversions, which would let a pattern reach into the program.
 """
 
+import re
 from collections.abc import Mapping
 from string import Formatter
 
@@ -54,7 +55,12 @@ def _value(pattern: str, field: str, form: str, conversion: str | None, fields: 
         raise UserError(f"--name {pattern}: {{{field}}} is not known of this checkpoint. Those there are: {there}")
     if isinstance(value, float) and not form:
         form = ".4f"
+    # Python would try: where the kernel promises memory that is not there, as on a Kubernetes node, until it is killed.
+    if any(len(number) > 4 or int(number) > MOST_CHARACTERS for number in re.findall(r"[0-9]+", form)):
+        raise UserError(
+            f"--name {pattern}: {{{field}}} cannot be written as {form!r}: {MOST_CHARACTERS} characters are the most"
+        )
     try:
         return format(value, form)
-    except (ValueError, OverflowError, MemoryError) as error:
+    except (ValueError, OverflowError) as error:
         raise UserError(f"--name {pattern}: {{{field}}} cannot be written as {form!r}: {error}") from error
