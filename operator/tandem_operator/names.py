@@ -4,16 +4,21 @@ Names follow from the job's name alone, so that an operator that has just starte
 longest is a worker's, `NAME-worker-9999-abcde`, which has to fit into 63 characters: host names, labels and Services
 take no more. A longer name, or one that begins with a digit (a Service's may not), is shortened and told apart by a
 hash of the whole.
+
+Labels and that beginning are core's (tandem.cluster.names): the command line finds a job's objects by them.
 """
 
 import hashlib
 
-JOB = "tandem.dev/job"
-"""Label of everything that belongs to a job: its name."""
-ROLE = "tandem.dev/role"
-"""Label of pods: worker, coordinator or evaluator."""
-INDEX = "tandem.dev/index"
-"""Label of worker pods: their place in the group, from 0."""
+from tandem.cluster.names import COORDINATOR as COORDINATOR
+from tandem.cluster.names import EVALUATOR as EVALUATOR
+from tandem.cluster.names import INDEX as INDEX
+from tandem.cluster.names import JOB as JOB
+from tandem.cluster.names import ROLE as ROLE
+from tandem.cluster.names import ROLES as ROLES
+from tandem.cluster.names import WORKER as WORKER
+from tandem.cluster.names import stem as stem
+
 FAILURES = "tandem.dev/failures"
 """Annotation of worker pods: how many of their forerunners in a row failed soon after their start."""
 ENDPOINT = "tandem.dev/coordinator"
@@ -22,21 +27,6 @@ APPLIED = "tandem.dev/applied"
 """Annotation: a hash of what the operator wanted of the object when it wrote it last."""
 TEMPLATE = "tandem.dev/template"
 """Annotation of the evaluators' Job: a hash of what cannot be changed in it."""
-
-WORKER, COORDINATOR, EVALUATOR = "worker", "coordinator", "evaluator"
-ROLES = (WORKER, COORDINATOR, EVALUATOR)
-
-LONGEST = 63 - len("-worker-9999-abcde")
-_HASH = 8
-_FIRST = "j-"
-
-
-def stem(job: str) -> str:
-    """What the names of a job's objects begin with."""
-    if len(job) <= LONGEST and job[0].isalpha():
-        return job
-    kept = job[: LONGEST - _HASH - len(_FIRST) - 1].rstrip("-")
-    return f"{_FIRST}{kept}-{_short(job, _HASH)}"
 
 
 def token(job: str) -> str:

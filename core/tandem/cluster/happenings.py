@@ -94,7 +94,7 @@ def _happening(item: Mapping[str, Any], job: str) -> Happening | None:
         text=" ".join(str(item.get("message") or "").split()),
         count=int(series.get("count") or item.get("count") or 1),
         warning=item.get("type") == "Warning",
-        # Some events have microseconds and others whole seconds, so their times alone would mix up what follows closely.
+        # Some events have microseconds and others whole seconds: their times alone would mix up what follows closely.
         revision=int(revision) if revision.isdecimal() else 0,
     )
 

@@ -69,10 +69,10 @@ class Kubectl:
                 output = _read(child, time.monotonic() + seconds)
                 failed = child.wait(seconds) != 0
             except (TimeoutError, subprocess.TimeoutExpired):
-                raise ClusterError(_too_slow(arguments, seconds, _errors(said))) from None
+                raise ClusterError(_too_slow(arguments, seconds, errors_of(said))) from None
             finally:
                 end(child)
-            errors = _errors(said)
+            errors = errors_of(said)
         if failed:
             raise self._with_contexts(complaint(errors))
         return Answer(output.decode(errors="replace"), tuple(warnings(errors)))
@@ -152,8 +152,8 @@ def _read(child: subprocess.Popen[bytes], deadline: float) -> bytes:
             raise ClusterError(f"kubectl's answer is larger than {MOST_BYTES >> 20} MiB and was not read to its end")
 
 
-def _errors(said: IO[bytes]) -> str:
-    """The last of what it said of errors: what matters comes last."""
+def errors_of(said: IO[bytes]) -> str:
+    """The last of what a kubectl said of errors: what matters comes last."""
     size = said.seek(0, os.SEEK_END)
     said.seek(max(0, size - MOST_SAID))
     return said.read(MOST_SAID).decode(errors="replace")

@@ -1,0 +1,91 @@
+"""`tandem logs NAME`: what all processes of a job on a cluster have printed, in one stream."""
+
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from tandem.cli.cluster import INTERRUPTED, ContextOption, JobArgument, NamespaceOption
+from tandem.cluster.kubectl import Kubectl
+from tandem.cluster.lines import Line
+from tandem.cluster.pods import Pod
+from tandem.cluster.sight import ask_job, ask_pods
+from tandem.cluster.streams import Choice, Follower, check, chosen, whole
+from tandem.mistake import printable
+
+COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
+NARROWEST = len("coordinator")
+
+
+class Role(StrEnum):
+    """Pods of one kind."""
+
+    WORKER = "worker"
+    EVALUATOR = "evaluator"
+    COORDINATOR = "coordinator"
+
+
+def logs(
+    name: JobArgument,
+    pods: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="POD…", help="worker-0, evaluator-1, coordinator; all unless given.", show_default=False
+        ),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    role: Annotated[Role | None, typer.Option("--role", help="Pods of one kind alone.", show_default="all")] = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", min=1, help="Begin with so many lines of each pod.", show_default="all")
+    ] = None,
+    namespace: NamespaceOption = "",
+    context: ContextOption = "",
+) -> None:
+    """Print the logs of all pods of a job in the order of time, each line with the name of its pod.
+
+    With --follow it goes on over restarts and pods that are replaced, until the job ends. Needs kubectl, and uses what
+    is set up for it.
+    """
+    kubectl = Kubectl(namespace, context)
+    ask_job(kubectl, name)
+    there = ask_pods(kubectl, name)
+    choice = Choice(role.value if role else "", tuple(pods or ()))
+    check(there, choice, name)
+    wanted, seen = chosen(there, choice), dict[str, int]()
+    printed = _Printed(there)
+    if not wanted and not follow:
+        typer.echo(f"no pod of {name} has a log: see tandem status {name}{kubectl.options()}", err=True)
+        return
+    follower = None
+    try:
+        for one in whole(kubectl, wanted, tail, seen, _tell):
+            printed.write(one)
+        if follow:
+            follower = Follower(kubectl, name, choice, seen, _tell)
+            for one in follower.lines():
+                printed.write(one)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        if follower is not None:
+            follower.close()
+
+
+class _Printed:
+    """Lines with a coloured name before each, as wide as the longest that is to be expected."""
+
+    def __init__(self, pods: tuple[Pod, ...]) -> None:
+        self._width = max([NARROWEST, *(len(pod.name) for pod in pods)])
+        self._colours: dict[str, str] = {}
+
+    def write(self, line: Line) -> None:
+        colour = self._colours.setdefault(line.who, COLOURS[len(self._colours) % len(COLOURS)])
+        self._width = max(self._width, len(line.who))
+        typer.echo(f"{typer.style(line.who.ljust(self._width), fg=colour)} │ {line.text}")
+
+
+def _tell(text: str) -> None:
+    """What is no line of a log goes elsewhere, so that a log in a file holds nothing else."""
+    sys.stdout.flush()
+    typer.echo(typer.style(printable(text), fg="yellow"), err=True)
