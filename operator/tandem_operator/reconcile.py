@@ -352,7 +352,9 @@ def _expires(job: DistributedTrainingJob, new: Status) -> float | None:
 def _again(at: Situation, ahead: Course, new: Status, places: Fleet, expires: float | None) -> float | None:
     due = [expires - at.now] if expires is not None else []
     if ahead.mood == "train":
-        due.append(STEADY_SECONDS if new.phase == "Running" else HASTY_SECONDS)
+        running = sum(pod.live and pod.ready for pod in at.children.pods(names.WORKER))
+        settled = new.phase == "Running" and new.workers is not None and new.workers.ready >= running
+        due.append(STEADY_SECONDS if settled else HASTY_SECONDS)
         due += [places.again_in] if places.again_in is not None else []
         limit = deadline(at.job)
         due += [limit - at.now] if limit is not None else []

@@ -8,7 +8,7 @@ from tandem.snapshot import GenerationView
 from tandem_operator import kinds, names
 from tandem_operator.course import DRAIN_SECONDS
 from tandem_operator.observed import Children, Claim, Pod, Thing, children
-from tandem_operator.reconcile import ENDING_SECONDS, reconcile
+from tandem_operator.reconcile import ENDING_SECONDS, HASTY_SECONDS, STEADY_SECONDS, reconcile
 from tandem_operator.reporting import Trouble
 from tests.unit.operator_job import (
     IMAGES,
@@ -246,6 +246,14 @@ def test_a_deadline_counts_from_the_coordinators_first_answer() -> None:
     assert decided(of, there, heard=heard()).status.phase == "Running"
     late = decided(of, there, now=NOW + 3600, heard=heard())
     assert (late.status.phase, len(late.remove)) == ("Failed", 2)
+
+
+def test_a_job_that_is_about_to_become_something_else_is_looked_at_more_often() -> None:
+    of, there = running()
+    assert decided(of, there, heard=heard()).again_in == STEADY_SECONDS
+    assert decided(of, there, heard=heard("Restarting")).again_in == HASTY_SECONDS
+    joining = heard(workers={"desired": 2, "ready": 1, "min": 1, "max": 2})
+    assert decided(of, there, heard=joining).again_in == HASTY_SECONDS
 
 
 # Scaling
