@@ -10,11 +10,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tandem.cluster.names import COORDINATOR, EVALUATOR, ROLES, stem
+from tandem.cluster.names import COORDINATOR, EVALUATOR, WORKER, stem
 from tandem.cluster.times import seconds
 from tandem.job import KIND
 
-_WITHOUT_NUMBER = {COORDINATOR: COORDINATOR, EVALUATOR: "evaluators"}
+_OBJECTS = (
+    (("Pod",), rf"({WORKER}|{EVALUATOR})-(\d+)-[0-9a-z]{{5}}", "{0}-{1}"),
+    (("Pod",), rf"{COORDINATOR}-[0-9a-z]+-[0-9a-z]{{5}}", COORDINATOR),
+    (("ReplicaSet",), rf"{COORDINATOR}-[0-9a-z]+", COORDINATOR),
+    (("Deployment", "Service", "Endpoints"), COORDINATOR, COORDINATOR),
+    (("Job",), EVALUATOR, "evaluators"),
+    (("Secret", "ConfigMap", "PersistentVolumeClaim"), "(token|job|checkpoints)", "{0}"),
+)
+"""What is made for a job: kinds, names after its stem, and what they are called here. As the controllers name them."""
 _SECOND = 1.0
 """Events have whole seconds, and so has the time at which a job was made."""
 
@@ -65,14 +73,13 @@ def who(kind: str, name: str, job: str) -> str | None:
     """What an object is in a job; None if it is no object of this job. Empty for the job itself."""
     if kind == KIND:
         return "" if name == job else None
-    begin = re.escape(stem(job))
-    if found := re.fullmatch(rf"{begin}-({'|'.join(ROLES)})(?:-(\d+))?(?:-[0-9a-z]+){{0,2}}", name):
-        role, number = found.groups()
-        if kind == "Pod" and number is not None and role != COORDINATOR:
-            return f"{role}-{number}"
-        return _WITHOUT_NUMBER.get(role, role)
-    if found := re.fullmatch(rf"{begin}-(token|job|checkpoints)", name):
-        return found.group(1)
+    begin = f"{stem(job)}-"
+    if not name.startswith(begin):
+        return None
+    rest = name.removeprefix(begin)
+    for kinds, pattern, called in _OBJECTS:
+        if kind in kinds and (found := re.fullmatch(pattern, rest)):
+            return called.format(*found.groups())
     return None
 
 

@@ -138,7 +138,13 @@ def _progress(status: Status, width: int | None) -> list[Text]:
         cells = min(WIDEST_BAR, (width or WIDEST_BAR + 8) - 8)
         full = round(share * cells)
         lines.insert(
-            0, Text.assemble(INDENT, ("━" * full, "cyan"), ("─" * (cells - full), "bright_black"), f" {share:.0%}")
+            0,
+            Text.assemble(
+                INDENT,
+                ("━" * full, "cyan"),
+                ("─" * (cells - full), "bright_black"),
+                f" {100 * progress.step // progress.total_steps}%",
+            ),
         )
     return lines
 

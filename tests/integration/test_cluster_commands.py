@@ -1,0 +1,330 @@
+"""`tandem submit | status | logs | events` as a user calls them, with a kubectl that answers as the test wants it."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.cli import READER_GONE
+from tests.unit import fake_kubectl as fakes
+from tests.unit.fake_kubectl import FakeKubectl
+
+ROOT = Path(__file__).parents[2]
+TANDEM = Path(sys.executable).with_name("tandem")
+JOBS = "distributedtrainingjobs.tandem.dev"
+DIGITS = "examples/digits.yaml"
+RUNNING: dict[str, Any] = {"phase": "Running", "workers": {"desired": 2, "ready": 2, "summary": "2/2"}}
+NOT_FOUND = f'Error from server (NotFound): {JOBS} "%s" not found'
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeKubectl:
+    return FakeKubectl(tmp_path)
+
+
+def environment(fake: FakeKubectl, **variables: str) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if key not in ("FORCE_COLOR", "COLUMNS")}
+    return {**kept, "PATH": fake.path, **variables}
+
+
+def tandem(fake: FakeKubectl, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [TANDEM, *words],
+        cwd=ROOT,
+        env=environment(fake),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def cluster(fake: FakeKubectl, *pods: dict[str, Any], **status: Any) -> None:
+    """A cluster with one job, digits."""
+    whole = fakes.job(**(status or RUNNING))
+    fake.answers("get", JOBS, complains=NOT_FOUND % "that")
+    fake.answers("get", JOBS, "-o", "json", says=fakes.items(whole))
+    fake.answers("get", JOBS, "digitz", complains=NOT_FOUND % "digitz")
+    fake.answers("get", JOBS, "digits", says=whole)
+    fake.answers("get", "pods", says=fakes.items(*pods))
+    told = fakes.event("DistributedTrainingJob", "digits", "Started", "generation 1 with 2 workers")
+    fake.answers("get", "events", says=fakes.items(told))
+
+
+# --- submit
+
+
+def test_a_manifest_with_mistakes_is_told_as_by_validate_and_nothing_is_sent(fake: FakeKubectl) -> None:
+    bad = str(min((ROOT / "tests/manifests/bad").glob("*.yaml")).relative_to(ROOT))
+    result = tandem(fake, "submit", DIGITS, bad)
+    assert result.returncode == 2
+    assert result.stderr == tandem(fake, "validate", bad).stderr
+    assert fake.asked == []
+
+
+def test_a_new_job_is_applied_as_it_was_written_and_what_to_type_next_is_told(fake: FakeKubectl) -> None:
+    fake.answers("get", JOBS, "--ignore-not-found")
+    fake.answers("apply", says=fakes.job())
+    result = tandem(fake, "submit", DIGITS, "--set", "spec.workers.replicas=3", "-n", "team", "--context", "prod")
+    assert (result.returncode, result.stderr) == (0, "")
+    first, *rest = result.stdout.splitlines()
+    assert first.startswith("made in namespace team: digits: image-classification")
+    assert [line.strip() for line in rest] == [
+        "tandem status digits -n team --context prod --watch",
+        "tandem logs digits -n team --context prod --follow",
+    ]
+    apply = fake.asked[-1]
+    assert {"--server-side", "--field-manager=tandem", "--namespace=team", "--context=prod"} <= set(apply.words)
+    sent = json.loads(apply.given)
+    assert sent["spec"]["workers"] == {"replicas": 3}
+    assert "elasticity" not in sent["spec"], "defaults are the cluster's"
+
+
+def test_a_dry_run_changes_nothing_and_says_so(fake: FakeKubectl) -> None:
+    fake.answers("get", JOBS, "--ignore-not-found")
+    fake.answers("apply", "--dry-run=server", says=fakes.job())
+    result = tandem(fake, "submit", DIGITS, "--dry-run")
+    assert (result.returncode, result.stdout.startswith("would be made in namespace team")) == (0, True)
+    assert "tandem status" not in result.stdout
+
+
+@pytest.mark.parametrize(("replicas", "verb"), [(2, "is there as the file says"), (5, "changed")])
+def test_a_job_that_is_there_is_told_apart(fake: FakeKubectl, replicas: int, verb: str) -> None:
+    fake.answers("get", JOBS, "--ignore-not-found", says=fakes.job() | {"spec": {"workers": {"replicas": 2}}})
+    fake.answers("apply", says=fakes.job() | {"spec": {"workers": {"replicas": replicas}}})
+    assert tandem(fake, "submit", DIGITS).stdout.startswith(f"{verb} in namespace team")
+
+
+def test_fields_that_others_have_changed_are_not_overwritten_unless_asked_for(fake: FakeKubectl) -> None:
+    fake.answers("get", JOBS, "--ignore-not-found", says=fakes.job())
+    conflict = 'error: Apply failed with 1 conflict: conflict with "kubectl": .spec.workers.replicas'
+    fake.answers("apply", complains=conflict)
+    fake.answers("apply", "--force-conflicts", says=fakes.job())
+    refused = tandem(fake, "submit", DIGITS)
+    assert refused.returncode == 2
+    assert ".spec.workers.replicas" in refused.stderr
+    assert "--force" in refused.stderr
+    assert tandem(fake, "submit", DIGITS, "--force").returncode == 0
+
+
+def test_a_cluster_without_tandem_is_told_to_get_it(fake: FakeKubectl) -> None:
+    fake.answers("get", JOBS, complains='error: the server doesn\'t have a resource type "distributedtrainingjobs"')
+    result = tandem(fake, "submit", DIGITS)
+    assert result.returncode == 2
+    assert "install the chart" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("words", [("submit", DIGITS), ("status",), ("logs", "digits"), ("events", "digits")])
+def test_a_machine_without_kubectl_is_told_so(tmp_path: Path, words: tuple[str, ...]) -> None:
+    result = subprocess.run(
+        [TANDEM, *words],
+        cwd=ROOT,
+        env={**os.environ, "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 2
+    assert "kubectl is not there" in result.stderr
+
+
+# --- status
+
+
+def test_all_jobs_are_a_table(fake: FakeKubectl) -> None:
+    cluster(fake)
+    result = tandem(fake, "status")
+    assert (result.returncode, result.stderr) == (0, "")
+    head, row = result.stdout.splitlines()
+    assert head.startswith("NAME")
+    assert row.split()[:3] == ["digits", "Running", "2/2"]
+
+
+def test_one_job_is_told_whole(fake: FakeKubectl) -> None:
+    cluster(fake, fakes.pod("worker", 0))
+    result = tandem(fake, "status", "digits")
+    assert (result.returncode, result.stderr) == (0, "")
+    for words in ("digits  Running", "worker-0", "node-1", "generation 1 with 2 workers"):
+        assert words in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "events"])
+def test_a_job_that_is_not_there_is_told_with_the_nearest(fake: FakeKubectl, command: str) -> None:
+    cluster(fake)
+    result = tandem(fake, command, "digitz")
+    assert result.returncode == 2
+    assert result.stderr == "error: there is no job digitz in team; did you mean digits?\n"
+
+
+def test_json_is_for_programs(fake: FakeKubectl) -> None:
+    cluster(fake, fakes.pod("worker", 0))
+    one = json.loads(tandem(fake, "status", "digits", "-o", "json").stdout)
+    assert one["status"]["phase"] == "Running"
+    assert one["pods"][0]["name"] == "worker-0"
+    assert one["events"][0]["text"] == "generation 1 with 2 workers"
+    assert [job["name"] for job in json.loads(tandem(fake, "status", "-o", "json").stdout)] == ["digits"]
+
+
+@pytest.mark.parametrize(("phase", "code"), [("Succeeded", 0), ("Failed", 1)])
+def test_watching_ends_with_the_job_and_says_how_it_went(fake: FakeKubectl, phase: str, code: int) -> None:
+    cluster(fake, phase=phase)
+    result = tandem(fake, "status", "digits", "--watch")
+    assert result.returncode == code
+    assert f"digits  {phase}" in result.stdout
+
+
+def test_without_a_terminal_watching_prints_lines(fake: FakeKubectl) -> None:
+    progress = {"step": 12, "totalSteps": 100}
+    cluster(fake, phase="Succeeded", progress=progress, loss=0.5)
+    first = tandem(fake, "status", "digits", "--watch").stdout.splitlines()[0]
+    assert "phase=Succeeded step=12 totalSteps=100 loss=0.5" in first
+
+
+@pytest.mark.parametrize("words", [("digits", "-A"), ("--watch",), ("digits", "--watch", "-o", "json")])
+def test_what_does_not_go_together_is_refused(fake: FakeKubectl, words: tuple[str, ...]) -> None:
+    result = tandem(fake, "status", *words)
+    assert result.returncode == 2
+    assert "error: " in result.stderr
+    assert fake.asked == []
+
+
+# --- logs and events
+
+
+def test_logs_of_all_pods_have_their_names_before_them(fake: FakeKubectl) -> None:
+    cluster(fake, fakes.pod("coordinator"), fakes.pod("worker", 0))
+    fake.answers("logs", "digits-coordinator-abcde", says="2026-11-21T12:00:02Z second\n")
+    fake.answers("logs", "digits-worker-0-abcde", says="2026-11-21T12:00:01Z \x1b[31mfirst\x1b[0m\x07\n")
+    result = tandem(fake, "logs", "digits")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == ["worker-0    │ first�", "coordinator │ second"]
+    assert tandem(fake, "logs", "digits", "--role", "worker").stdout.splitlines() == ["worker-0    │ first�"]
+
+
+def test_following_ends_with_the_job(fake: FakeKubectl) -> None:
+    ended = {"terminated": {"exitCode": 0, "finishedAt": "2026-11-21T12:00:50Z"}}
+    cluster(fake, fakes.pod("worker", 0, ended), phase="Succeeded")
+    fake.answers("logs", says="2026-11-21T12:00:01Z all\n")
+    result = tandem(fake, "logs", "digits", "--follow")
+    assert (result.returncode, result.stdout.splitlines()) == (0, ["worker-0    │ all"])
+
+
+def test_ctrl_c_leaves_quietly_and_leaves_no_kubectl(fake: FakeKubectl) -> None:
+    cluster(fake, fakes.pod("worker", 0))
+    fake.answers("logs", says="2026-11-21T12:00:01Z one\n")
+    fake.answers("logs", "--follow", says="2026-11-21T12:00:02Z two\n", stays=True)
+    process = subprocess.Popen(
+        [TANDEM, "logs", "digits", "--follow"],
+        cwd=ROOT,
+        env=environment(fake),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["worker-0    │ one\n", "worker-0    │ two\n"]
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+        assert (process.returncode, errors) == (130, "")
+        # Whoever is left of its session would still be there.
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+
+
+@pytest.mark.parametrize("words", [("status", "digits"), ("logs", "digits"), ("events", "digits")])
+def test_a_reader_that_leaves_early_is_no_error(fake: FakeKubectl, words: tuple[str, ...]) -> None:
+    cluster(fake, fakes.pod("worker", 0))
+    fake.answers("logs", says="2026-11-21T12:00:01Z one\n" * 10_000)
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        result = subprocess.run(
+            [TANDEM, *words], cwd=ROOT, env=environment(fake), stdout=writing, stderr=subprocess.PIPE, timeout=60
+        )
+    finally:
+        os.close(writing)
+    assert (result.returncode, result.stderr) == (READER_GONE, b"")
+
+
+def test_events_are_sentences_with_a_count(fake: FakeKubectl) -> None:
+    cluster(fake)
+    told = fakes.event("Pod", "digits-worker-0-abcde", "BackOff", "Back-off restarting", type="Warning", count=12)
+    other = fakes.event("Pod", "somebody-elses", "Started", "not ours")
+    fake.answers("get", "events", says=fakes.items(told, other))
+    result = tandem(fake, "events", "digits")
+    (line,) = result.stdout.splitlines()
+    assert "!  worker-0  Back-off restarting (BackOff, 12 times since" in line
+    (record,) = json.loads(tandem(fake, "events", "digits", "-o", "json").stdout)
+    assert (record["who"], record["count"]) == ("worker-0", 12)
+
+
+def test_events_that_come_are_told_until_the_job_ends(fake: FakeKubectl) -> None:
+    cluster(fake)
+    process = subprocess.Popen(
+        [TANDEM, "events", "digits", "--watch"],
+        cwd=ROOT,
+        env=environment(fake),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert "generation 1 with 2 workers" in process.stdout.readline()
+        first = fakes.event("DistributedTrainingJob", "digits", "Started", "generation 1 with 2 workers")
+        then = fakes.event("DistributedTrainingJob", "digits", "Succeeded", "it is over")
+        fake.answers("get", "events", says=fakes.items(first, then))
+        fake.answers("get", JOBS, "digits", says=fakes.job(phase="Succeeded"))
+        rest, _ = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert "it is over" in rest
+        assert "generation 1" not in rest
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+
+
+def test_on_a_terminal_watching_draws_a_picture_and_ctrl_c_leaves_it(fake: FakeKubectl) -> None:
+    cluster(fake, fakes.pod("worker", 0))
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [TANDEM, "status", "digits", "--watch"],
+        cwd=ROOT,
+        env=environment(fake, TERM="xterm-256color", COLUMNS="100", LINES="40"),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    try:
+        os.close(theirs)
+        seen, deadline = b"", time.monotonic() + 30
+        while b"Ctrl-C leaves; the job goes on" not in seen:
+            assert select.select([ours], [], [], max(0.0, deadline - time.monotonic()))[0], seen
+            seen += os.read(ours, 4096)
+        assert b"worker-0" in seen
+        process.send_signal(signal.SIGINT)
+        with suppress(OSError):  # what a terminal says whose other side is closed
+            while select.select([ours], [], [], 30)[0] and os.read(ours, 4096):
+                pass
+        assert process.wait(30) == 130
+    finally:
+        process.kill()
+        process.wait(30)
+        os.close(ours)
