@@ -167,6 +167,64 @@ def test_without_tandem_around_it_a_folder_is_enough(
     assert len(records(rundir, "step")) == 10
 
 
+MISTAKES = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+from tandem_trainer.session import Session
+
+class Sized(IterableDataset):
+    def __len__(self): return 3
+    def __iter__(self): yield from torch.rand(3, 4)
+
+session = Session("runs/mistakes")
+model = nn.Linear(4, 1)
+elsewhere = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+rows = torch.rand(40, 4)
+
+def tried(what):
+    try:
+        what()
+    except Exception as error:
+        print(type(error).__name__, error)
+
+tried(lambda: session.batches(rows, 8))
+tried(lambda: session.keep(model, elsewhere))
+tried(lambda: session.keep(model, other=object()))
+session.keep(model, torch.optim.SGD(model.parameters(), lr=0.1))
+tried(lambda: session.batches(rows, 0))
+tried(lambda: session.batches(rows[:0], 8))
+tried(lambda: session.batches(DataLoader(rows), 8))
+tried(lambda: session.batches(iter(rows), 8))
+batches = session.batches(Sized(), 2)
+tried(lambda: session.batches(rows, 8))
+batch = next(batches)
+tried(lambda: batch.mean(torch.ones(2, 3)))
+"""
+
+
+def test_mistakes_are_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "mistakes.py").write_text(MISTAKES)
+    result = subprocess.run(
+        [sys.executable, "mistakes.py"], cwd=tmp_path, check=True, timeout=120, capture_output=True, text=True
+    )
+    said = [
+        "RuntimeError call session.keep(model, optimizer) before session.batches(...)",
+        "ValueError the optimizer has 2 parameters that are not the model's",
+        "TypeError other has no state_dict and load_state_dict, and is no dictionary",
+        "ConfigurationError global_batch_size=0: it must be at least 1",
+        "ConfigurationError the data set is empty",
+        "ConfigurationError give session.batches the data set itself and not a DataLoader",
+        "ConfigurationError a tuple_iterator can be read only once",
+        "RuntimeError session.batches(...) was called already",
+        "ValueError losses have the shape (2, 3); give one number for each of the 2 samples",
+    ]
+    lines = result.stdout.splitlines()
+    assert len(lines) == len(said), result.stdout
+    for line, beginning in zip(lines, said, strict=True):
+        assert line.startswith(beginning)
+
+
 EXAMPLE = ROOT / "examples" / "language-model.yaml"
 
 

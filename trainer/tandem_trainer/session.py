@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from tandem.exitcode import ExitCode
 from tandem.job import API_VERSION, KIND, Checkpoint, DistributedTrainingJob
@@ -191,12 +191,21 @@ class Session:
 
         Raises:
             TypeError: one of the others is neither.
+            ValueError: the optimizer has parameters that the model does not have.
         """
         for name, other in others.items():
             if not isinstance(other, Stateful | MutableMapping):
                 raise TypeError(f"{name} has no state_dict and load_state_dict, and is no dictionary")
-        self._optimizer = optimizer
         bare = model.module if isinstance(model, DistributedDataParallel) else model
+        if optimizer is not None:
+            known = set(bare.parameters())
+            strange = [one for group in optimizer.param_groups for one in group["params"] if one not in known]
+            if strange:
+                raise ValueError(
+                    f"the optimizer has {len(strange)} parameters that are not the model's, and their state would be "
+                    "lost; keep one module that holds all of them"
+                )
+        self._optimizer = optimizer
         self._kept = Kept(bare, optimizer, average, others, hyperparameters=True)
 
     def batches(
@@ -231,14 +240,13 @@ class Session:
             raise RuntimeError("call session.keep(model, optimizer) before session.batches(...)")
         if self._course is not None:
             raise RuntimeError("session.batches(...) was called already; a session has one loop")
+        _check(dataset, global_batch_size, epochs, max_steps)
         group = self._group
         pin = group.device.type == "cuda"
         reading = Reading(group.rank, group.world_size, self._seed, loader_workers, collate, transform, pin)
         course = Course(place_of(self._rundir, group, self._pulse), self._checkpoint, self._stop)
         batches: Iterator[Fed]
-        if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
-            if not len(dataset):
-                raise ConfigurationError("the data set is empty")
+        if _has_indices(dataset):
             order = Order(len(dataset), global_batch_size, self._seed)
             steps = epochs * order.steps_per_epoch
             table = Table(dataset, order, steps if max_steps is None else min(steps, max_steps), reading)
@@ -330,6 +338,33 @@ class Session:
     def _synchronised(self, last: bool) -> contextlib.AbstractContextManager[None]:
         no_sync = getattr(self._wrapped, "no_sync", contextlib.nullcontext)
         return contextlib.nullcontext() if last else no_sync()
+
+
+def _has_indices(dataset: Any) -> bool:
+    # torch's IterableDataset has a __getitem__ that only raises, and may have a length.
+    indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    return indexed and not isinstance(dataset, IterableDataset)
+
+
+def _check(dataset: Any, global_batch_size: int, epochs: int, max_steps: int | None) -> None:
+    """
+    Raises:
+        ConfigurationError: the data cannot be used like that.
+    """
+    for name, number in (("global_batch_size", global_batch_size), ("epochs", epochs), ("max_steps", max_steps)):
+        if number is not None and number < 1:
+            raise ConfigurationError(f"{name}={number}: it must be at least 1")
+    if isinstance(dataset, DataLoader):
+        raise ConfigurationError(
+            "give session.batches the data set itself and not a DataLoader, whose batches belong to one number of "
+            "processes; collate and loader_workers are arguments of session.batches"
+        )
+    if isinstance(dataset, Iterator):
+        raise ConfigurationError(
+            f"a {type(dataset).__name__} can be read only once; give something that begins anew for each epoch"
+        )
+    if _has_indices(dataset) and not len(dataset):
+        raise ConfigurationError("the data set is empty")
 
 
 def _settings(rundir: RunDir, group: Group, given: Checkpoint) -> Checkpoint:
