@@ -56,6 +56,8 @@ from tandem_operator.rivalry import GAVE_WAY, WAY_SECONDS, Claimant, rival, star
 
 STEADY_SECONDS = 5.0
 """Between two looks at a job that trains."""
+LAZY_SECONDS = 30.0
+"""Between two looks at a job whose coordinator has no pod that could answer: news of pods comes by itself."""
 HASTY_SECONDS = 1.0
 """Between two looks at a job that is about to become something else."""
 PLACING_SECONDS = 5.0
@@ -153,7 +155,7 @@ def reconcile(at: Situation, images: Images, refused: Sequence[Trouble] = ()) ->
             objects.worker(job, at.uid, images, endpoint, new.index, new.failures, at.entropy) for new in places.make
         ]
         create += made
-    troubles = [*([way] if way is not None else []), *taken, *refused, *_waiting(at, workers)]
+    troubles = [*([way] if way is not None else []), *taken, *refused, *_waiting(at)]
     new = status(job, at.generation, at.heard, ahead, workers, troubles, at.now)
     told = [*_replacements(at, places, ahead), *notices(job.status or Status(), new, at.heard)]
     expires = _expires(job, new)
@@ -314,10 +316,10 @@ def _way(at: Situation, ahead: Course, workers: Sequence[Pod]) -> Trouble | None
     return Trouble(GAVE_WAY, words)
 
 
-def _waiting(at: Situation, workers: Sequence[Pod]) -> Iterator[Trouble]:
+def _waiting(at: Situation) -> Iterator[Trouble]:
     """Why pods do not start, in the words of Kubernetes."""
     children = at.children
-    for pod in [*children.pods(names.COORDINATOR), *workers, *children.pods(names.EVALUATOR)]:
+    for pod in _all_pods(children):
         lasting = pod.waiting in BROKEN_WAITING or at.now - pod.created > PLACING_SECONDS
         if pod.waiting and lasting and not pod.ended and not pod.deleting:
             yield Trouble(pod.waiting, f"{pod.name}: {pod.words or pod.waiting}")
@@ -327,6 +329,10 @@ def _waiting(at: Situation, workers: Sequence[Pod]) -> Iterator[Trouble]:
     for pod in children.pods(names.EVALUATOR):
         if pod.phase == "Failed" and not pod.disrupted and not pod.deleting and pod.code not in (None, 75):
             yield Trouble("EvaluatorFailed", f"{pod.name} ended with exit code {pod.code}: {pod.words}")
+
+
+def _all_pods(children: Children) -> list[Pod]:
+    return [pod for role in (names.COORDINATOR, names.WORKER, names.EVALUATOR) for pod in children.pods(role)]
 
 
 def _replacements(at: Situation, places: Fleet, ahead: Course) -> Iterator[Notice]:
@@ -354,7 +360,11 @@ def _again(at: Situation, ahead: Course, new: Status, places: Fleet, expires: fl
     if ahead.mood == "train":
         running = sum(pod.live and pod.ready for pod in at.children.pods(names.WORKER))
         settled = new.phase == "Running" and new.workers is not None and new.workers.ready >= running
-        due.append(STEADY_SECONDS if settled else HASTY_SECONDS)
+        answers = any(pod.live and pod.address for pod in at.children.pods(names.COORDINATOR))
+        due.append(LAZY_SECONDS if not answers else STEADY_SECONDS if settled else HASTY_SECONDS)
+        due += [left for pod in _all_pods(at.children) if (left := pod.created + PLACING_SECONDS - at.now) > 0]
+        until = way_ends(new)
+        due += [until - at.now] if until is not None else []
         due += [places.again_in] if places.again_in is not None else []
         limit = deadline(at.job)
         due += [limit - at.now] if limit is not None else []

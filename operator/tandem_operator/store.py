@@ -15,6 +15,8 @@ from tandem_operator.observed import Children, Thing, children, job_of, observe
 Key = tuple[str, str]
 """Namespace and name of a job."""
 Object = dict[str, Any]
+KEPT = {"name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp"}
+"""Of a job's metadata. Annotations hold the whole job a second time, managed fields a third time."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,8 @@ class Store:
                 yield key
 
     def _see_job(self, key: Key, body: Object) -> Key | None:
-        metadata = body["metadata"]
-        metadata.pop("managedFields", None)
+        metadata = {field: value for field, value in body["metadata"].items() if field in KEPT}
+        body = {**body, "metadata": metadata}
         before = self._jobs.get(key)
         if before is not None and int(before["metadata"]["resourceVersion"]) > int(metadata["resourceVersion"]):
             return None

@@ -82,9 +82,10 @@ class World:
                 self.store.see(kind, body)
 
     def hurt(self, what: str, index: int) -> None:
-        """Something happens to one of the job's objects."""
+        """Something happens to one of the job's objects. What becomes of failed coordinators and evaluators is the
+        business of Kubernetes' own controllers."""
         mine = [place for place in self.cluster.objects if place[0] not in (kinds.JOB, kinds.SECRET, kinds.CLAIM)]
-        pods = [place for place in mine if place[0] is kinds.POD]
+        pods = [(kinds.POD, NAMESPACE, pod["metadata"]["name"]) for pod in self.cluster.pods(names.WORKER)]
         if what == "delete" and mine:
             self.cluster.end(mine[index % len(mine)])
         elif what == "fail" and pods:

@@ -8,7 +8,7 @@ from tandem.snapshot import GenerationView
 from tandem_operator import kinds, names
 from tandem_operator.course import DRAIN_SECONDS
 from tandem_operator.observed import Children, Claim, Pod, Thing, children
-from tandem_operator.reconcile import ENDING_SECONDS, HASTY_SECONDS, STEADY_SECONDS, reconcile
+from tandem_operator.reconcile import ENDING_SECONDS, HASTY_SECONDS, LAZY_SECONDS, STEADY_SECONDS, reconcile
 from tandem_operator.reporting import Trouble
 from tests.unit.operator_job import (
     IMAGES,
@@ -254,6 +254,8 @@ def test_a_job_that_is_about_to_become_something_else_is_looked_at_more_often() 
     assert decided(of, there, heard=heard("Restarting")).again_in == HASTY_SECONDS
     joining = heard(workers={"desired": 2, "ready": 1, "min": 1, "max": 2})
     assert decided(of, there, heard=joining).again_in == HASTY_SECONDS
+    nobody_answers = {key: thing for key, thing in there.things.items() if key[0] is not kinds.POD}
+    assert decided(of, Children(nobody_answers)).again_in == LAZY_SECONDS
 
 
 # Scaling
