@@ -23,11 +23,13 @@ from tandem_operator.backlog import Backlog
 from tandem_operator.coordinators import Coordinators
 from tandem_operator.gauges import Gauges
 from tandem_operator.observed import Children, observe, seconds
+from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
-from tandem_operator.reconcile import Plan, Situation, is_ours, name_taken, reconcile
+from tandem_operator.reconcile import is_ours, reconcile
 from tandem_operator.reporting import Notice, Trouble, rfc3339
 from tandem_operator.rivalry import Claimant, starved_for, way_ends
 from tandem_operator.store import Key, Object, Store
+from tandem_operator.troubles import name_taken
 
 AT_ONCE = 16
 """Jobs that are looked at side by side; most of a look is waiting for an answer."""
@@ -251,26 +253,7 @@ class Controller:
     async def _tell(self, key: Key, body: Object, notices: Iterable[Notice]) -> None:
         now = rfc3339(time.time())
         for notice in notices:
-            event = {
-                "apiVersion": "v1",
-                "kind": "Event",
-                "metadata": {"namespace": key[0], "name": f"{names.stem(key[1])}.{secrets.token_hex(8)}"},
-                "involvedObject": {
-                    "apiVersion": body["apiVersion"],
-                    "kind": body["kind"],
-                    "namespace": key[0],
-                    "name": key[1],
-                    "uid": body["metadata"]["uid"],
-                    "resourceVersion": body["metadata"]["resourceVersion"],
-                },
-                "reason": notice.reason,
-                "message": notice.message[:1024],
-                "type": "Warning" if notice.warning else "Normal",
-                "source": {"component": "tandem-operator"},
-                "firstTimestamp": now,
-                "lastTimestamp": now,
-                "count": 1,
-            }
+            event = objects.event(body, notice, now, secrets.token_hex(8))
             try:
                 await self._api.create(kinds.EVENT, event)
             except (Refused, Unavailable) as error:

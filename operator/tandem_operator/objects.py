@@ -11,12 +11,16 @@ from tandem.launch import INCARNATION
 from tandem_operator import kinds, names, pods
 from tandem_operator.kinds import Kind
 from tandem_operator.pods import Images
+from tandem_operator.reporting import Notice
 
 DEFAULT_SIZE = "10Gi"
 QUEUE = "kueue.x-k8s.io/queue-name"
 POD_GROUP, POD_GROUP_SIZE = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
 NEVER_GIVE_UP = 2**31 - 1
 """A failed evaluator is started again for as long as the job lives, by the Job controller with a growing pause."""
+
+MOST_WORDS = 1024
+"""Characters of an Event's message; the API server takes no more."""
 
 Manifest = dict[str, Any]
 
@@ -110,6 +114,33 @@ def evaluators(job: DistributedTrainingJob, uid: str, images: Images, suspend: b
     whole = _object(kinds.BATCH, job, uid, names.evaluator(job.metadata.name), {"spec": spec})
     whole["metadata"]["annotations"][names.TEMPLATE] = digest(spec["template"])
     return whole
+
+
+def event(about: Mapping[str, Any], notice: Notice, now: str, entropy: str) -> Manifest:
+    """An Event about a job.
+
+    Args:
+        about: the job's object.
+        now: RFC 3339.
+        entropy: makes its name unique.
+    """
+    metadata = about["metadata"]
+    reference = {"apiVersion": about["apiVersion"], "kind": about["kind"]}
+    reference |= {key: metadata[key] for key in ("namespace", "name", "uid", "resourceVersion")}
+    name = f"{names.stem(metadata['name'])}.{entropy}"
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"namespace": metadata["namespace"], "name": name},
+        "involvedObject": reference,
+        "reason": notice.reason,
+        "message": notice.message[:MOST_WORDS],
+        "type": "Warning" if notice.warning else "Normal",
+        "source": {"component": "tandem-operator"},
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }
 
 
 def resolved(job: DistributedTrainingJob, uid: str) -> Manifest:

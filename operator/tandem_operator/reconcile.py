@@ -39,20 +39,20 @@ objects are by themselves); server-side apply without the hash (a write for ever
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 from tandem.job import DistributedTrainingJob
-from tandem.snapshot import Snapshot
 from tandem.status import Status
 from tandem_operator import fleet, kinds, names, objects, pods
 from tandem_operator.course import Course, condition, course, deadline
 from tandem_operator.fleet import Fleet
 from tandem_operator.kinds import Kind
-from tandem_operator.observed import BROKEN_WAITING, Children, Pod, Service, Thing, Workload, seconds
+from tandem_operator.objects import Manifest
+from tandem_operator.observed import Children, Pod, Service, Thing, Workload, seconds
+from tandem_operator.plan import Plan, Removal, Situation
 from tandem_operator.pods import Images
-from tandem_operator.reporting import Notice, Trouble, notices, status
-from tandem_operator.rivalry import GAVE_WAY, WAY_SECONDS, Claimant, rival, starved_for, way_ends
+from tandem_operator.reporting import Trouble, notices, status
+from tandem_operator.rivalry import way_ends
+from tandem_operator.troubles import PLACING_SECONDS, all_pods, giving_way, name_taken, replacements, waiting
 
 STEADY_SECONDS = 5.0
 """Between two looks at a job that trains."""
@@ -60,67 +60,8 @@ LAZY_SECONDS = 30.0
 """Between two looks at a job whose coordinator has no pod that could answer: news of pods comes by itself."""
 HASTY_SECONDS = 1.0
 """Between two looks at a job that is about to become something else."""
-PLACING_SECONDS = 5.0
-"""A pod that has no node for so long is worth a word; before, its volume may just be in the making."""
 ENDING_SECONDS = 30.0
 """What workers get to end by themselves when it is over."""
-
-Manifest = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Situation:
-    """All that decisions depend on."""
-
-    job: DistributedTrainingJob
-    """With its status as it was written last."""
-    uid: str
-    generation: int = 1
-    """metadata.generation."""
-    children: Children = field(default_factory=Children)
-    created: float = 0.0
-    """When the job was made, seconds since the epoch."""
-    others: Sequence[Claimant] = ()
-    """Other jobs that are starved or have given way (tandem_operator.rivalry)."""
-    heard: Snapshot | None = None
-    """What the coordinator said just now, None if it did not answer."""
-    has_token: bool = False
-    """The Secret is there, and it is this job's."""
-    now: float
-    """Seconds since the epoch."""
-    entropy: str
-    """Makes the names of new pods unique."""
-
-
-@dataclass(frozen=True)
-class Removal:
-    """An object to delete."""
-
-    kind: Kind
-    name: str
-    uid: str
-    """Only this one, and not another that has taken its name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What to do now. The order of the fields is the order of doing."""
-
-    needs_token: bool = False
-    """Make the Secret."""
-    create: tuple[Manifest, ...] = ()
-    """Objects that are not there."""
-    update: tuple[Manifest, ...] = ()
-    """Objects that are there and should be different."""
-    remove: tuple[Removal, ...] = ()
-    target: int | None = None
-    """Tell the coordinator how many replicas are wished for."""
-    status: Status = field(default_factory=Status)
-    notices: tuple[Notice, ...] = ()
-    expired: bool = False
-    """Delete the job: its time after the end is over."""
-    again_in: float | None = None
-    """Seconds until something may be due that no event announces."""
 
 
 def reconcile(at: Situation, images: Images, refused: Sequence[Trouble] = ()) -> Plan:
@@ -146,7 +87,7 @@ def reconcile(at: Situation, images: Images, refused: Sequence[Trouble] = ()) ->
     wanted = list(_wanted(at, images, ahead, workers, evaluators))
     create, update, taken = _compared(at, wanted)
     remove = [*_outdated(wanted, children), *_left_over(at, ahead, workers, places)]
-    way = _way(at, ahead, workers)
+    way = giving_way(at, ahead, workers)
     if way is not None:
         kept = {removal.uid for removal in remove}
         remove += [Removal(kinds.POD, pod.name, pod.uid) for pod in workers if pod.live and pod.uid not in kept]
@@ -155,9 +96,9 @@ def reconcile(at: Situation, images: Images, refused: Sequence[Trouble] = ()) ->
             objects.worker(job, at.uid, images, endpoint, new.index, new.failures, at.entropy) for new in places.make
         ]
         create += made
-    troubles = [*([way] if way is not None else []), *taken, *refused, *_waiting(at)]
+    troubles = [*([way] if way is not None else []), *taken, *refused, *waiting(at)]
     new = status(job, at.generation, at.heard, ahead, workers, troubles, at.now)
-    told = [*_replacements(at, places, ahead), *notices(job.status or Status(), new, at.heard)]
+    told = [*replacements(at, places, ahead), *notices(job.status or Status(), new, at.heard)]
     expires = _expires(job, new)
     return Plan(
         needs_token=not at.has_token and ahead.mood != "end",
@@ -226,12 +167,6 @@ def _compared(at: Situation, wanted: Sequence[Manifest]) -> tuple[list[Manifest]
     return create, update, taken
 
 
-def name_taken(kind: Kind, name: str) -> Trouble:
-    """Somebody else has an object of that name, which is left alone."""
-    words = f"{kind.name} {name} exists and is not this job's; remove or rename it, or give the job another name"
-    return Trouble("NameTaken", words)
-
-
 def is_ours(thing: Thing, manifest: Manifest) -> bool:
     """Whether an object that has the name of the one we want is this job's."""
     return thing.owner in _owners(manifest)
@@ -297,57 +232,6 @@ def _target(at: Situation, ahead: Course, workers: Sequence[Pod]) -> int | None:
     return wish if fits else None
 
 
-def _way(at: Situation, ahead: Course, workers: Sequence[Pod]) -> Trouble | None:
-    """Whether to do without workers for the sake of another job, and why."""
-    if ahead.mood != "train" or (at.heard is not None and at.heard.status.world_size is not None):
-        return None
-    until = way_ends(at.job.status)
-    if until is not None and at.now < until:
-        before = condition(at.job.status, "Running")
-        assert before is not None
-        return Trouble(GAVE_WAY, before.message)
-    starved = starved_for(at.job, workers, at.now)
-    if starved is None:
-        return None
-    other = rival(starved, Claimant(at.created, at.uid, at.job.metadata.name), at.others)
-    if other is None:
-        return None
-    words = f"gave its workers back to {other.name}, which waits for them; tries again in {WAY_SECONDS:.0f} s"
-    return Trouble(GAVE_WAY, words)
-
-
-def _waiting(at: Situation) -> Iterator[Trouble]:
-    """Why pods do not start, in the words of Kubernetes."""
-    children = at.children
-    for pod in _all_pods(children):
-        lasting = pod.waiting in BROKEN_WAITING or at.now - pod.created > PLACING_SECONDS
-        if pod.waiting and lasting and not pod.ended and not pod.deleting:
-            yield Trouble(pod.waiting, f"{pod.name}: {pod.words or pod.waiting}")
-    deployment = children.get(kinds.DEPLOYMENT, names.coordinator(at.job.metadata.name))
-    if isinstance(deployment, Workload) and deployment.words:
-        yield Trouble("CoordinatorRefused", deployment.words)
-    for pod in children.pods(names.EVALUATOR):
-        if pod.phase == "Failed" and not pod.disrupted and not pod.deleting and pod.code not in (None, 75):
-            yield Trouble("EvaluatorFailed", f"{pod.name} ended with exit code {pod.code}: {pod.words}")
-
-
-def _all_pods(children: Children) -> list[Pod]:
-    return [pod for role in (names.COORDINATOR, names.WORKER, names.EVALUATOR) for pod in children.pods(role)]
-
-
-def _replacements(at: Situation, places: Fleet, ahead: Course) -> Iterator[Notice]:
-    if ahead.mood != "train":
-        return
-    for new in places.make:
-        before = [pod for pod in at.children.pods(names.WORKER) if pod.index == new.index]
-        if before:
-            pod = before[-1]
-            code = f"ended with exit code {pod.code}" if pod.code is not None else "ended"
-            why = "was lost with its node" if pod.silent else "was deleted" if pod.deleting else code
-            why = "was evicted" if pod.disrupted else why
-            yield Notice("WorkerReplaced", f"worker {new.index} is replaced: {pod.name} {why}", warning=True)
-
-
 def _expires(job: DistributedTrainingJob, new: Status) -> float | None:
     ttl, ended = job.spec.run_policy.ttl_seconds_after_finished, seconds(new.completion_time)
     if ttl is None or ended is None or new.phase not in ("Succeeded", "Failed"):
@@ -362,7 +246,7 @@ def _again(at: Situation, ahead: Course, new: Status, places: Fleet, expires: fl
         settled = new.phase == "Running" and new.workers is not None and new.workers.ready >= running
         answers = any(pod.live and pod.address for pod in at.children.pods(names.COORDINATOR))
         due.append(LAZY_SECONDS if not answers else STEADY_SECONDS if settled else HASTY_SECONDS)
-        due += [left for pod in _all_pods(at.children) if (left := pod.created + PLACING_SECONDS - at.now) > 0]
+        due += [left for pod in all_pods(at.children) if (left := pod.created + PLACING_SECONDS - at.now) > 0]
         until = way_ends(new)
         due += [until - at.now] if until is not None else []
         due += [places.again_in] if places.again_in is not None else []

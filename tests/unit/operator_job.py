@@ -7,9 +7,11 @@ from tandem.job import DistributedTrainingJob
 from tandem.snapshot import Snapshot
 from tandem.status import Status
 from tandem_operator import kinds, names, objects
+from tandem_operator.objects import Manifest
 from tandem_operator.observed import Children, Claim, Pod, Service, Thing, Workload, children
+from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
-from tandem_operator.reconcile import Manifest, Plan, Situation, reconcile
+from tandem_operator.reconcile import reconcile
 
 NOW = 1_000_000.0
 UID = "uid-of-the-job"

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tandem_operator.observed import Pod
-from tandem_operator.reconcile import Plan
+from tandem_operator.plan import Plan
 from tandem_operator.rivalry import GAVE_WAY, LONGEST_PATIENCE_SECONDS, WAY_SECONDS, Claimant
 from tests.unit.operator_job import NOW, decided, heard, initialized, job, made, removed, surroundings, worker
 

@@ -1,0 +1,68 @@
+"""What `reconcile` decides from, and what it decides."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tandem.job import DistributedTrainingJob
+from tandem.snapshot import Snapshot
+from tandem.status import Status
+from tandem_operator.kinds import Kind
+from tandem_operator.objects import Manifest
+from tandem_operator.observed import Children
+from tandem_operator.reporting import Notice
+from tandem_operator.rivalry import Claimant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """All that decisions depend on."""
+
+    job: DistributedTrainingJob
+    """With its status as it was written last."""
+    uid: str
+    generation: int = 1
+    """metadata.generation."""
+    children: Children = field(default_factory=Children)
+    created: float = 0.0
+    """When the job was made, seconds since the epoch."""
+    others: Sequence[Claimant] = ()
+    """Other jobs that are starved or have given way (tandem_operator.rivalry)."""
+    heard: Snapshot | None = None
+    """What the coordinator said just now, None if it did not answer."""
+    has_token: bool = False
+    """The Secret is there, and it is this job's."""
+    now: float
+    """Seconds since the epoch."""
+    entropy: str
+    """Makes the names of new pods unique."""
+
+
+@dataclass(frozen=True)
+class Removal:
+    """An object to delete."""
+
+    kind: Kind
+    name: str
+    uid: str
+    """Only this one, and not another that has taken its name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to do now. The order of the fields is the order of doing."""
+
+    needs_token: bool = False
+    """Make the Secret."""
+    create: tuple[Manifest, ...] = ()
+    """Objects that are not there."""
+    update: tuple[Manifest, ...] = ()
+    """Objects that are there and should be different."""
+    remove: tuple[Removal, ...] = ()
+    target: int | None = None
+    """Tell the coordinator how many replicas are wished for."""
+    status: Status = field(default_factory=Status)
+    notices: tuple[Notice, ...] = ()
+    expired: bool = False
+    """Delete the job: its time after the end is over."""
+    again_in: float | None = None
+    """Seconds until something may be due that no event announces."""

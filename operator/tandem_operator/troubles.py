@@ -1,0 +1,74 @@
+"""What keeps a job from getting what it needs, and what was replaced, in words. Pure."""
+
+from collections.abc import Iterator, Sequence
+
+from tandem_operator import kinds, names
+from tandem_operator.course import Course, condition
+from tandem_operator.fleet import Fleet
+from tandem_operator.kinds import Kind
+from tandem_operator.observed import BROKEN_WAITING, Children, Pod, Workload
+from tandem_operator.plan import Situation
+from tandem_operator.reporting import Notice, Trouble
+from tandem_operator.rivalry import GAVE_WAY, WAY_SECONDS, Claimant, rival, starved_for, way_ends
+
+PLACING_SECONDS = 5.0
+"""A pod that has no node for so long is worth a word; before, its volume may just be in the making."""
+
+
+def name_taken(kind: Kind, name: str) -> Trouble:
+    """Somebody else has an object of that name, which is left alone."""
+    words = f"{kind.name} {name} exists and is not this job's; remove or rename it, or give the job another name"
+    return Trouble("NameTaken", words)
+
+
+def giving_way(at: Situation, ahead: Course, workers: Sequence[Pod]) -> Trouble | None:
+    """Whether to do without workers for the sake of another job, and why."""
+    if ahead.mood != "train" or (at.heard is not None and at.heard.status.world_size is not None):
+        return None
+    until = way_ends(at.job.status)
+    if until is not None and at.now < until:
+        before = condition(at.job.status, "Running")
+        assert before is not None
+        return Trouble(GAVE_WAY, before.message)
+    starved = starved_for(at.job, workers, at.now)
+    if starved is None:
+        return None
+    other = rival(starved, Claimant(at.created, at.uid, at.job.metadata.name), at.others)
+    if other is None:
+        return None
+    words = f"gave its workers back to {other.name}, which waits for them; tries again in {WAY_SECONDS:.0f} s"
+    return Trouble(GAVE_WAY, words)
+
+
+def waiting(at: Situation) -> Iterator[Trouble]:
+    """Why pods do not start, in the words of Kubernetes."""
+    children = at.children
+    for pod in all_pods(children):
+        lasting = pod.waiting in BROKEN_WAITING or at.now - pod.created > PLACING_SECONDS
+        if pod.waiting and lasting and not pod.ended and not pod.deleting:
+            yield Trouble(pod.waiting, f"{pod.name}: {pod.words or pod.waiting}")
+    deployment = children.get(kinds.DEPLOYMENT, names.coordinator(at.job.metadata.name))
+    if isinstance(deployment, Workload) and deployment.words:
+        yield Trouble("CoordinatorRefused", deployment.words)
+    for pod in children.pods(names.EVALUATOR):
+        if pod.phase == "Failed" and not pod.disrupted and not pod.deleting and pod.code not in (None, 75):
+            yield Trouble("EvaluatorFailed", f"{pod.name} ended with exit code {pod.code}: {pod.words}")
+
+
+def all_pods(children: Children) -> list[Pod]:
+    """The coordinator, the workers, the evaluators."""
+    return [pod for role in (names.COORDINATOR, names.WORKER, names.EVALUATOR) for pod in children.pods(role)]
+
+
+def replacements(at: Situation, places: Fleet, ahead: Course) -> Iterator[Notice]:
+    """Which workers are replaced, and why."""
+    if ahead.mood != "train":
+        return
+    for new in places.make:
+        before = [pod for pod in at.children.pods(names.WORKER) if pod.index == new.index]
+        if before:
+            pod = before[-1]
+            code = f"ended with exit code {pod.code}" if pod.code is not None else "ended"
+            why = "was lost with its node" if pod.silent else "was deleted" if pod.deleting else code
+            why = "was evicted" if pod.disrupted else why
+            yield Notice("WorkerReplaced", f"worker {new.index} is replaced: {pod.name} {why}", warning=True)
