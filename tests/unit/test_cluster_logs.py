@@ -110,6 +110,14 @@ def test_the_container_before_comes_first_where_one_was_started_again(fake: Fake
     assert lines == ["coordinator: before", "coordinator: again"]
 
 
+def test_a_container_that_waits_to_be_started_again_is_read_once(fake: FakeKubectl) -> None:
+    item = fakes.pod("coordinator", state={"waiting": {"reason": "CrashLoopBackOff"}}, restarts=2)
+    item["status"]["containerStatuses"][0]["lastState"] = DONE
+    fake.answers("logs", says=at(1, "why it crashed"))
+    lines, _, _ = read(fake, item)
+    assert lines == ["coordinator: why it crashed"]
+
+
 def test_that_the_container_before_has_left_no_log_is_no_trouble(fake: FakeKubectl) -> None:
     fake.answers("logs", says=at(9, "again"))
     fake.answers("logs", "--previous", complains="Error from server (BadRequest): previous terminated container gone")
@@ -283,6 +291,18 @@ def test_a_pod_that_takes_anothers_place_is_followed_and_told(
     followed.comes_to(lambda: followed.lines == ["worker-0: old", "worker-0: new"], "its replacement")
     assert followed.told == ["worker-0 is now digits-worker-0-new on node-1"]
     followed.comes_to(lambda: len(followed.follower._readers) == 1, "nobody reads the pod that is gone")
+
+
+def test_a_pod_beside_the_one_that_leaves_is_told_once(fake: FakeKubectl, follow: Callable[..., Followed]) -> None:
+    phase(fake, "Running")
+    fake.answers("logs", says=at(1, "one"), stays=True)
+    leaving = fakes.pod("worker", 0, name="old", metadata={"deletionTimestamp": "2026-11-21T12:09:00Z"})
+    there(fake, leaving, fakes.pod("worker", 0, name="new"))
+    followed = follow()
+    followed.comes_to(lambda: bool(followed.told), "a word about it")
+    looks = len(fake.asked)
+    followed.comes_to(lambda: len(fake.asked) > looks + 6, "some more looks")
+    assert followed.told == ["worker-0 is now new on node-1"]
 
 
 def test_a_container_that_is_started_again_in_place_is_followed(

@@ -68,6 +68,7 @@ def test_a_container_that_was_started_again_says_how_the_one_before_ended() -> N
     item["status"]["containerStatuses"][0]["lastState"] = ended(1)
     found = pod(item)
     assert (found.why, found.restarts) == ("CrashLoopBackOff; before: exit code 1", 3)
+    assert found.has_logs, "why it crashed is what one wants to read"
 
 
 def test_pods_are_called_what_they_are_in_the_job_and_come_in_its_order() -> None:

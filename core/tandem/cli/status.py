@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, Group
 from rich.live import Live
+from rich.text import Text
 
 from tandem.cli.cluster import INTERRUPTED, ContextOption, NamespaceOption
 from tandem.cluster import picture
@@ -113,8 +114,8 @@ def _drawn(console: Console) -> tuple[Show, Callable[[], None]]:
         if not live.is_started:
             live.start()
         lines = picture.picture(sight, console.width, time.time())
-        foot = [f"\n[yellow]{notice}[/]" if notice else "\n[dim]Ctrl-C leaves; the job goes on[/]"]
-        live.update(Group(*lines[: max(1, console.height - 3)], *foot), refresh=True)
+        foot = Text(notice or "Ctrl-C leaves; the job goes on", "yellow" if notice else "dim")
+        live.update(Group(*lines[: max(1, console.height - 3)], Text(), foot), refresh=True)
 
     return show, live.stop
 

@@ -39,7 +39,7 @@ class Pod:
     container: str
     """The container whose logs count."""
     has_logs: bool
-    """Whether its container has been started."""
+    """Whether its container has been started; one that waits to be started again still has the log of the last time."""
 
 
 def pods(items: Iterable[Mapping[str, Any]]) -> tuple[Pod, ...]:
@@ -69,7 +69,8 @@ def pod(item: Mapping[str, Any]) -> Pod:
         restarts=int(container.get("restartCount", 0)),
         since=since or seconds(metadata.get("creationTimestamp")),
         container=role,
-        has_logs=any(kind in (container.get("state") or {}) for kind in ("running", "terminated")),
+        has_logs=any(kind in (container.get("state") or {}) for kind in ("running", "terminated"))
+        or "terminated" in (container.get("lastState") or {}),
     )
 
 

@@ -44,9 +44,11 @@ LAST_SECONDS = 10.0
 """For what is still to be read when the job has ended."""
 TOLD_AGAIN_SECONDS = 60.0
 """A trouble that stays is not told with every look."""
-JOIN_SECONDS = 5.0
+JOIN_SECONDS = 3.0
+"""For a question or a line that is under way when it is closed."""
 PREVIOUS = "--previous"
-_ENDED = ("done", "failed")
+_ENDED = ("done", "failed", "waiting")
+"""States of pods whose container writes nothing now: those that wait have ended before, or they had no log."""
 _WAITING = 10_000
 """Lines that wait to be shown before readers wait, too."""
 
@@ -141,6 +143,7 @@ class Follower:
         self._readers: dict[str, _Reader] = {}
         self._read_to_the_end: set[tuple[str, int]] = set()
         self._met: dict[str, str] = {}
+        self._look_out = threading.Thread(target=self._look_again_and_again, daemon=True)
         self._missing: set[str] = set()
         self._told: dict[str, float] = {}
         self._leave_at = float("inf")
@@ -148,7 +151,7 @@ class Follower:
 
     def lines(self) -> Iterator[Line]:
         """Each as soon as none before it is to be expected."""
-        threading.Thread(target=self._look_out, daemon=True).start()
+        self._look_out.start()
         held: list[tuple[Line, float]] = []
         while not self._is_over():
             try:
@@ -171,6 +174,8 @@ class Follower:
             reader.stop()
         for reader in self._readers.values():
             reader.join()
+        if self._look_out.is_alive():
+            self._look_out.join(JOIN_SECONDS)
 
     def _is_over(self) -> bool:
         if time.monotonic() > self._leave_at:
@@ -216,11 +221,10 @@ class Follower:
 
     def _introduce(self, pod: Pod) -> None:
         """Say so where a pod has taken another one's place."""
-        before = self._met.get(pod.name)
-        if before is not None and before != pod.uid:
-            self._tell(f"{pod.name} is now {pod.pod}" + (f" on {pod.node}" if pod.node else ""))
-        if pod.state != "leaving" or before is None:
-            self._met[pod.name] = pod.uid
+        if pod.uid not in self._met:
+            if pod.name in self._met.values():
+                self._tell(f"{pod.name} is now {pod.pod}" + (f" on {pod.node}" if pod.node else ""))
+            self._met[pod.uid] = pod.name
 
     def _forget(self, there: Collection[str]) -> None:
         """A reader of a pod that is gone ends by itself, unless its node is gone as well."""
@@ -235,7 +239,7 @@ class Follower:
             self._told[text] = now
             self._tell(text)
 
-    def _look_out(self) -> None:
+    def _look_again_and_again(self) -> None:
         while not self._closed.is_set():
             self._put(self._look())
             self._closed.wait(LOOK_SECONDS)
@@ -367,7 +371,8 @@ class _Source:
 
 
 def _containers(pod: Pod) -> list[list[str]]:
-    return [[PREVIOUS], []] if pod.restarts else [[]]
+    """Of a container that waits to be started again, the kubelet shows the last one in any case."""
+    return [[PREVIOUS], []] if pod.restarts and pod.state != "waiting" else [[]]
 
 
 def _incarnation(pod: Pod) -> tuple[str, int]:

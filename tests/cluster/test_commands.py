@@ -1,0 +1,187 @@
+"""`tandem submit | status | logs | events` on a real cluster, where the operator makes the pods."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.images import Images
+from tests.cluster.operated import Job, Operator, operated
+from tests.cluster.pods import Namespace, eventually, restricted
+
+ROOT = Path(__file__).parents[2]
+TANDEM = Path(sys.executable).with_name("tandem")
+DIGITS = "examples/digits.yaml"
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[Namespace]:
+    with restricted() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def operator(namespace: Namespace, images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    with operated(namespace, images, tmp_path_factory.mktemp("operator")) as found:
+        yield found
+
+
+def tandem(namespace: Namespace, *words: str, code: int = 0) -> str:
+    """What a command prints; of one that is refused, its errors."""
+    result = subprocess.run(
+        [TANDEM, *words, "-n", namespace.name],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == code, result.stdout + result.stderr
+    return result.stderr if code else result.stdout
+
+
+class Following:
+    """A command that goes on, and what it has printed so far."""
+
+    def __init__(self, namespace: Namespace, *words: str) -> None:
+        self._process = subprocess.Popen(
+            [TANDEM, *words, "-n", namespace.name],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self.lines.extend(line.rstrip("\n") for line in self._process.stdout)
+
+    def shows(self, *words: str, seconds: float = 90.0) -> str:
+        """Wait for a line with all of these words."""
+        return eventually(
+            lambda: next((line for line in list(self.lines) if all(word in line for word in words)), None),
+            f"a line with {words}",
+            seconds,
+            otherwise=lambda: "\n".join(self.lines[-40:]),
+        )
+
+    def ends(self, seconds: float) -> int:
+        """Wait for its end; the exit code."""
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pytest.fail("it goes on\n" + "\n".join(self.lines[-40:]))
+        self._reader.join(10)
+        return code
+
+    def close(self) -> None:
+        """Not to be left behind."""
+        self._process.kill()
+        self._process.wait(30)
+        self._reader.join(10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+@pytest.fixture
+def follow(namespace: Namespace) -> Iterator[object]:
+    all_of_them: list[Following] = []
+
+    def start(*words: str) -> Following:
+        all_of_them.append(Following(namespace, *words))
+        return all_of_them[-1]
+
+    yield start
+    for one in all_of_them:
+        one.close()
+
+
+@pytest.mark.timeout(900)
+def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
+    namespace: Namespace, operator: Operator, follow: type[Following]
+) -> None:
+    assert "would be made" in tandem(namespace, "submit", DIGITS, "--dry-run")
+    assert "no job digits" in tandem(namespace, "status", "digits", code=2)
+    longer = ("--set", "spec.trainer.config.epochs=500")
+    assert tandem(namespace, "submit", DIGITS, *longer).startswith(f"made in namespace {namespace.name}: digits:")
+    assert tandem(namespace, "submit", DIGITS, *longer).startswith("is there as the file says")
+
+    job = Job(namespace, "digits")
+    logs, watched = follow("logs", "digits", "--follow"), follow("status", "digits", "--watch")
+    job.becomes(lambda: len(job.live("worker")) == 2 and job.trains(), "two workers that train")
+    logs.shows("worker-0", "world=")
+    logs.shows("coordinator", "generation 1 with")
+    logs.shows("evaluator-0", "merged checkpoint=")
+    watched.shows("phase=Running", "step=")
+
+    shown = tandem(namespace, "status", "digits")
+    for pod in (*job.live("worker"), *job.live("evaluator"), *job.live("coordinator")):
+        assert pod in shown
+    assert "Running" in shown
+    assert "generation 1 with" in shown
+    record = json.loads(tandem(namespace, "status", "digits", "-o", "json"))
+    assert {pod["name"] for pod in record["pods"]} == {"coordinator", "worker-0", "worker-1", "evaluator-0"}
+    assert all(pod["node"].startswith("node-") for pod in record["pods"] if pod["state"] == "running")
+
+    (lost,) = [pod["pod"] for pod in record["pods"] if pod["name"] == "worker-1"]
+    namespace("delete", "pod", lost, "--wait=false")
+    logs.shows("worker-1 is now digits-worker-1-")
+    told = job.becomes(
+        lambda: [line for line in tandem(namespace, "events", "digits").splitlines() if "generation " in line][1:],
+        "another generation, told as an event",
+    )
+    assert all("digits-worker-1-" in line for line in told[:1]), told
+
+    assert watched.ends(600) == 0
+    assert any("digits  Succeeded" in line for line in watched.lines)
+    assert logs.ends(60) == 0
+    logs.shows("training is complete", seconds=1)
+    lines = [line for line in logs.lines if "merged checkpoint=" in line]
+    assert len(lines) == len(set(lines)), "a line was shown twice"
+
+    assert "evaluator-0 │" in tandem(namespace, "logs", "digits", "--role", "evaluator", "--tail", "5")
+    assert "Succeeded" in tandem(namespace, "status")
+
+
+def test_what_the_cluster_refuses_is_told_in_words(namespace: Namespace, operator: Operator) -> None:
+    named = ("--set", "metadata.name=refused", "--set", "spec.runPolicy.suspend=true")
+    tandem(namespace, "submit", DIGITS, *named)
+    changed = tandem(namespace, "submit", DIGITS, *named, "--set", "spec.trainer.config.epochs=3", code=2)
+    assert "spec.trainer" in changed
+    assert "immutable" in changed or "cannot be changed" in changed
+
+    namespace("scale", "dtj/refused", "--replicas=1")
+    conflict = tandem(namespace, "submit", DIGITS, *named, code=2)
+    assert ".spec.workers.replicas" in conflict
+    assert "--force" in conflict
+    assert tandem(namespace, "submit", DIGITS, *named, "--force").startswith("changed")
+
+    assert "Suspended" in Job(namespace, "refused").reaches("Suspended")
+    assert "no pod of refused has a log" not in tandem(namespace, "status", "refused")
+    namespace("delete", "dtj", "refused", "--wait=false")
+
+
+def test_namespaces_and_contexts_that_are_not_there(namespace: Namespace, operator: Operator) -> None:
+    nowhere = Namespace("tandem-test-nowhere")
+    assert 'namespaces "tandem-test-nowhere" not found' in tandem(nowhere, "submit", DIGITS, code=2)
+    assert "there is no context nowhere" in tandem(namespace, "status", "--context", "nowhere", code=2)
+    assert tandem(nowhere, "status") == ""
+
+
+def test_a_job_without_what_it_needs_says_so(namespace: Namespace, operator: Operator) -> None:
+    gpus = "spec.workers.resources.limits={nvidia.com/gpu: 64}"
+    tandem(namespace, "submit", DIGITS, "--set", "metadata.name=hungry", "--set", gpus)
+    job = Job(namespace, "hungry")
+    job.becomes(lambda: "Insufficient nvidia.com/gpu" in tandem(namespace, "status", "hungry"), "the reason")
+    job.becomes(lambda: "Insufficient nvidia.com/gpu" in tandem(namespace, "events", "hungry"), "the event")
+    namespace("delete", "dtj", "hungry", "--wait=false")
