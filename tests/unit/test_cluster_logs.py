@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from tandem.cluster import streams
+from tandem.cluster import following, streams
 from tandem.cluster.complaint import ClusterError
+from tandem.cluster.following import Follower
 from tandem.cluster.kubectl import Kubectl
 from tandem.cluster.lines import MOST, Line, line, shown, stamp
 from tandem.cluster.pods import Pod, pods
-from tandem.cluster.streams import Choice, Follower, check, chosen, whole
+from tandem.cluster.streams import Choice, check, chosen, whole
 from tandem.mistake import UserError
 from tests.unit import fake_kubectl as fakes
 from tests.unit.fake_kubectl import FakeKubectl
@@ -26,7 +27,7 @@ SECONDS = 30.0
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKubectl:
     found = FakeKubectl(tmp_path)
     monkeypatch.setenv("PATH", found.path)
-    monkeypatch.setattr(streams, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.1)
     return found
 
 
@@ -148,7 +149,7 @@ def test_that_none_can_be_read_is_an_error(fake: FakeKubectl) -> None:
 
 
 def test_a_node_that_is_silent_does_not_hold_up_the_rest(fake: FakeKubectl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams._Source.__init__, "__defaults__", (1.0,))
+    monkeypatch.setattr(streams.Source.__init__, "__defaults__", (1.0,))
     fake.answers("logs", "digits-worker-0-abcde", stays=True)
     fake.answers("logs", "digits-worker-1-abcde", says=at(2, "b"))
     lines, told, _ = read(fake, fakes.pod("worker", 0), fakes.pod("worker", 1))

@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 from tandem.cli.cluster import INTERRUPTED, ContextOption, JobArgument, NamespaceOption
+from tandem.cluster.following import Follower
 from tandem.cluster.kubectl import Kubectl
 from tandem.cluster.lines import Line
 from tandem.cluster.pods import Pod
 from tandem.cluster.sight import ask_job, ask_pods
-from tandem.cluster.streams import Choice, Follower, check, chosen, whole
+from tandem.cluster.streams import Choice, check, chosen, whole
 from tandem.mistake import printable
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")

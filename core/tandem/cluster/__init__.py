@@ -6,9 +6,12 @@
     pods        a pod as one line: where it is, how it is, and why
     happenings  Kubernetes Events as sentences, each said once
     sight       all of it about one job at one moment, asked of the cluster
-    picture     a sight as a rich renderable
+    picture     a sight as lines of text
+    records     a sight as JSON
     lines       lines of logs: their time, and what of them may reach a terminal
-    streams     the logs of many containers at once, whole or for as long as the job lives
+    streams     the logs of many containers that are there already
+    following   those that come, for as long as the job lives
+    times       times as Kubernetes writes them
 
-kubectl, streams and sight do I/O; the others compute.
+kubectl, sight, streams and following do I/O; the others compute.
 """

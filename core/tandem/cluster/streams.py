@@ -1,35 +1,20 @@
-"""The logs of many containers at once: all that is there, in the order of time, and then what comes.
+"""The logs of many containers that are there already, merged while they are read.
 
-*What is there.* Each log is in the order of time already, so they are merged while they are read, however long they
-are: one kubectl for each container, and one line of each in memory.
-
-*What comes.* Pods of a job come and go. A look-out asks every two seconds which there are, and has a reader follow each
-container that has none. A reader goes on from the last line that was shown of its pod, so a connection that breaks, a
-container that is started again in place and a pod that is replaced are all the same: the next look finds a container
-without a reader. One whose container has ended is read once more, from the last line on, because the reader before may
-have lost the end. Lines wait for a moment, so that those of several pods can be put in order.
-
-Rejected: `kubectl logs --selector --follow`. It follows the pods that were there when it began, mentions no connection
-that has broken, and ends with an error where one of the pods has not started yet.
-
-The clocks of nodes differ, and lines are put in order by them: what is a few milliseconds apart may change places.
+Each log is in the order of time already. So however long they are, it takes one kubectl for each container and one line
+of each in memory. The clocks of nodes differ, and lines are put in order by them: what is a few milliseconds apart may
+change places.
 """
 
 import heapq
-import queue
 import subprocess
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
-from tandem.cluster.complaint import ClusterError, NotFound, complaint
+from tandem.cluster.complaint import ClusterError, complaint
 from tandem.cluster.kubectl import Kubectl, end, errors_of
 from tandem.cluster.lines import Line, line, lines_of
 from tandem.cluster.pods import Pod
-from tandem.cluster.sight import JobSight, ask_job, ask_pods
 from tandem.fields import nearest
 from tandem.mistake import UserError
 
@@ -37,20 +22,7 @@ MOST_PODS = 64
 """Containers that are read at once: each takes a kubectl of some 40 MB."""
 SILENCE_SECONDS = 15.0
 """A node that does not send what is there already will not: it is gone, or cut off."""
-LOOK_SECONDS = 2.0
-HOLD_SECONDS = 0.4
-"""How long a line waits for earlier ones of other pods."""
-LAST_SECONDS = 10.0
-"""For what is still to be read when the job has ended."""
-TOLD_AGAIN_SECONDS = 60.0
-"""A trouble that stays is not told with every look."""
-JOIN_SECONDS = 3.0
-"""For a question or a line that is under way when it is closed."""
 PREVIOUS = "--previous"
-_ENDED = ("done", "failed", "waiting")
-"""States of pods whose container writes nothing now: those that wait have ended before, or they had no log."""
-_WAITING = 10_000
-"""Lines that wait to be shown before readers wait, too."""
 
 Tell = Callable[[str], None]
 """Says something about the logs that is none of their lines."""
@@ -108,7 +80,7 @@ def whole(kubectl: Kubectl, pods: Sequence[Pod], tail: int | None, seen: dict[st
         ClusterError: none of the logs can be read.
     """
     limit = [] if tail is None else [f"--tail={tail}"]
-    sources = [_Source(kubectl, pod, [*limit, *more]) for pod in pods for more in _containers(pod)]
+    sources = [Source(kubectl, pod, [*limit, *more]) for pod in pods for more in _containers(pod)]
     try:
         for source in sources:
             source.start()
@@ -125,200 +97,10 @@ def whole(kubectl: Kubectl, pods: Sequence[Pod], tail: int | None, seen: dict[st
         assert failed[0].trouble is not None
         raise failed[0].trouble
     for source in failed:
-        tell(f"{source.pod.name}: {_first(source.trouble)}")
+        tell(f"{source.pod.name}: {first_line(source.trouble)}")
 
 
-class Follower:
-    """Lines as they come, until the job ends. To be closed."""
-
-    def __init__(self, kubectl: Kubectl, name: str, choice: Choice, seen: dict[str, int], tell: Tell) -> None:
-        """
-        Args:
-            seen: the time of the last line that was shown of each pod, by its uid; of others all is shown.
-        """
-        self._kubectl, self._name, self._choice, self._tell = kubectl, name, choice, tell
-        self._seen = dict(seen)
-        self._news: queue.Queue[_News] = queue.Queue(_WAITING)
-        self._closed = threading.Event()
-        self._readers: dict[str, _Reader] = {}
-        self._read_to_the_end: set[tuple[str, int]] = set()
-        self._met: dict[str, str] = {}
-        self._look_out = threading.Thread(target=self._look_again_and_again, daemon=True)
-        self._missing: set[str] = set()
-        self._told: dict[str, float] = {}
-        self._leave_at = float("inf")
-        self._over = False
-
-    def lines(self) -> Iterator[Line]:
-        """Each as soon as none before it is to be expected."""
-        self._look_out.start()
-        held: list[tuple[Line, float]] = []
-        while not self._is_over():
-            try:
-                news = self._news.get(timeout=HOLD_SECONDS / 4)
-            except queue.Empty:
-                news = None
-            if isinstance(news, Line):
-                heapq.heappush(held, (news, time.monotonic()))
-            elif news is not None:
-                self._take_in(news)
-            while held and time.monotonic() - held[0][1] >= HOLD_SECONDS:
-                yield heapq.heappop(held)[0]
-        while held:
-            yield heapq.heappop(held)[0]
-
-    def close(self) -> None:
-        """End everything that was started."""
-        self._closed.set()
-        for reader in self._readers.values():
-            reader.stop()
-        for reader in self._readers.values():
-            reader.join()
-        if self._look_out.is_alive():
-            self._look_out.join(JOIN_SECONDS)
-
-    def _is_over(self) -> bool:
-        if time.monotonic() > self._leave_at:
-            return True
-        return self._over and not self._readers and self._news.empty()
-
-    def _take_in(self, news: "_Look | _Ended | str") -> None:
-        match news:
-            case str():
-                self._tell_once(news)
-            case _Ended():
-                self._readers.pop(news.pod.uid, None)
-                if news.last:
-                    self._seen[news.pod.uid] = news.last
-                if news.was_last and news.trouble is None:
-                    self._read_to_the_end.add(_incarnation(news.pod))
-                elif news.trouble is not None:
-                    self._tell_once(f"{news.pod.name}: {_first(news.trouble)}; trying again")
-            case _Look(job=None):
-                self._tell_once(f"{self._name} was deleted")
-                self._finish()
-                self._over = True
-            case _Look():
-                wanted = chosen(news.pods, self._choice)
-                self._forget({pod.uid for pod in news.pods})
-                for pod in wanted[:MOST_PODS]:
-                    self._read(pod)
-                left = [pod for pod in wanted if _incarnation(pod) not in self._read_to_the_end]
-                if news.job is not None and news.job.ended:
-                    self._finish()
-                    self._over = not left
-
-    def _finish(self) -> None:
-        self._leave_at = min(self._leave_at, time.monotonic() + LAST_SECONDS)
-
-    def _read(self, pod: Pod) -> None:
-        self._introduce(pod)
-        if pod.uid in self._readers or _incarnation(pod) in self._read_to_the_end:
-            return
-        reader = _Reader(self._kubectl, pod, self._seen.get(pod.uid, 0), self._put)
-        self._readers[pod.uid] = reader
-        reader.start()
-
-    def _introduce(self, pod: Pod) -> None:
-        """Say so where a pod has taken another one's place."""
-        if pod.uid not in self._met:
-            if pod.name in self._met.values():
-                self._tell(f"{pod.name} is now {pod.pod}" + (f" on {pod.node}" if pod.node else ""))
-            self._met[pod.uid] = pod.name
-
-    def _forget(self, there: Collection[str]) -> None:
-        """A reader of a pod that is gone ends by itself, unless its node is gone as well."""
-        gone = {uid for uid in self._readers if uid not in there}
-        for uid in gone & self._missing:
-            self._readers[uid].stop()
-        self._missing = gone
-
-    def _tell_once(self, text: str) -> None:
-        now = time.monotonic()
-        if now - self._told.get(text, float("-inf")) > TOLD_AGAIN_SECONDS:
-            self._told[text] = now
-            self._tell(text)
-
-    def _look_again_and_again(self) -> None:
-        while not self._closed.is_set():
-            self._put(self._look())
-            self._closed.wait(LOOK_SECONDS)
-
-    def _look(self) -> "_Look | str":
-        try:
-            # The job first: the pods of one that has ended are those that there will ever be.
-            job = ask_job(self._kubectl, self._name)
-            return _Look(job, ask_pods(self._kubectl, self._name))
-        except NotFound:
-            return _Look(None, ())
-        except UserError as error:
-            return f"{_first(error)}; trying again"
-
-    def _put(self, news: "_News") -> None:
-        while not self._closed.is_set():
-            try:
-                self._news.put(news, timeout=0.5)
-                return
-            except queue.Full:
-                continue
-
-
-@dataclass(frozen=True)
-class _Look:
-    """What the look-out has seen; no job where there is none any more."""
-
-    job: JobSight | None
-    pods: tuple[Pod, ...]
-
-
-@dataclass(frozen=True)
-class _Ended:
-    """A reader has come to the end of its log, or of its connection."""
-
-    pod: Pod
-    last: int
-    was_last: bool
-    """Whether the container had ended before it began: then there is nothing more."""
-    trouble: ClusterError | None
-
-
-_News = Line | _Look | _Ended | str
-
-
-class _Reader:
-    """Follows one container from a line on, in a thread of its own."""
-
-    def __init__(self, kubectl: Kubectl, pod: Pod, after: int, put: Callable[[_News], None]) -> None:
-        self._pod, self._after, self._put = pod, after, put
-        self._was_last = pod.state in _ENDED
-        since = [f"--since-time={_rfc3339(after)}"] if after else []
-        self._source = _Source(kubectl, pod, [*since, *([] if self._was_last else ["--follow"])], silence=None)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._source.start()
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End its connection, and with it the thread."""
-        self._source.stop()
-
-    def join(self) -> None:
-        """Wait until it has ended."""
-        self._thread.join(JOIN_SECONDS)
-
-    def _run(self) -> None:
-        try:
-            for one in self._source.lines():
-                if one.at > self._after:
-                    self._put(one)
-        finally:
-            self._source.close()
-        self._put(_Ended(self._pod, self._source.last, self._was_last, self._source.trouble))
-
-
-class _Source:
+class Source:
     """The log of one container, from one kubectl."""
 
     def __init__(
@@ -375,13 +157,6 @@ def _containers(pod: Pod) -> list[list[str]]:
     return [[PREVIOUS], []] if pod.restarts and pod.state != "waiting" else [[]]
 
 
-def _incarnation(pod: Pod) -> tuple[str, int]:
-    return pod.uid, pod.restarts
-
-
-def _first(error: Exception | None) -> str:
+def first_line(error: Exception | None) -> str:
+    """Of what was said of an error, the line that says most."""
     return str(error).partition("\n")[0]
-
-
-def _rfc3339(nanoseconds: int) -> str:
-    return datetime.fromtimestamp(nanoseconds // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
