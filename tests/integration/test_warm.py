@@ -144,6 +144,34 @@ def test_torchrun_sees_the_exit_code(start: Any) -> None:
     assert "exitcode  : 76" in agent.errors
 
 
+ENDS = """
+import atexit, pathlib, sys, threading, time
+
+class Unfinished:
+    def __del__(self):
+        pathlib.Path("taken-apart").touch()
+
+atexit.register(lambda: print("exit function", flush=True))
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread", flush=True))).start()
+keep = Unfinished()
+sys.modules["keep"] = keep
+print("buffered", end="")
+sys.exit("the words of a script that gives up")
+"""
+
+
+def test_a_rank_ends_as_python_does_but_does_not_take_itself_apart(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text(ENDS)
+    agent = start("ends.py")
+    assert agent.process.wait(120) == 1
+    assert "exitcode  : 1 " in agent.errors
+    assert "the words of a script that gives up" in agent.errors
+    said = (tmp_path / "stdout").read_text()
+    assert [said.count(word) for word in ("buffered", "thread", "exit function")] == [1, 1, 1]
+    assert said.index("thread") < said.index("exit function")
+    assert not (tmp_path / "taken-apart").exists()
+
+
 def test_a_killed_rank_is_a_killed_process_for_torchrun(start: Any) -> None:
     agent = start("script.py", "wait")
     os.kill(agent.facts()["pid"], signal.SIGKILL)

@@ -10,12 +10,12 @@ from tandem_trainer.warm import stub
 
 SERVER = """
 import os, sys
-from tandem_trainer.agent import preload, run
+from tandem_trainer.agent import preload, run_and_end
 from tandem_trainer.warm import forkserver
 assert preload()
 request = forkserver.fork_server()
 if request is not None:
-    run(request.arguments)
+    run_and_end(request.arguments)
 else:
     print(os.environ["TANDEM_FORK_SERVER"], flush=True)
     sys.stdin.read()

@@ -17,9 +17,12 @@ import random
 import runpy
 import signal
 import sys
+import threading
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from tandem.exitcode import ExitCode
 from tandem.messages import SCRIPT
@@ -45,8 +48,7 @@ def main() -> None:
     if warm and is_python and preload():
         request = forkserver.fork_server()
         if request is not None:
-            run(request.arguments)
-            return
+            run_and_end(request.arguments)
         command = [sys.executable, "-I", "-S", stub.__file__, *command]
         is_python = False
     # Not before the fork: torchrun makes threads.
@@ -74,6 +76,31 @@ def preload() -> bool:
     gc.freeze()
     atexit.register(gc.unfreeze)
     return forkserver.available()
+
+
+def run_and_end(arguments: list[str]) -> NoReturn:
+    """Run a module or a script and end as Python would, but without taking the interpreter apart.
+
+    That takes two seconds with torch, which a group that starts again would wait for, and threads of gloo may abort the
+    process meanwhile. What a script may rely on is done: its threads are waited for, its exit functions are called.
+    """
+    code: int | str | None = 0
+    try:
+        run(arguments)
+    except SystemExit as leaving:
+        code = leaving.code
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit((code or 0) & 0xFF)
 
 
 def run(arguments: list[str]) -> None:
