@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tandem
 
-.PHONY: help setup run fmt lint type test e2e bench bench-scale bench-recovery bench-checkpoint soak generate images clean
+.PHONY: help setup run fmt lint type test e2e bench bench-scale bench-recovery bench-checkpoint bench-operator soak generate images clean
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -52,6 +52,9 @@ bench-recovery: $(STAMP) ## Recovery from faults beside plain torchrun (root; AR
 
 bench-checkpoint: $(STAMP) ## Cost of a save beside torch.save, dcp, accelerate (two idle cores; ARGS="--rounds 5")
 	@$(BIN)/python -m tests.bench.checkpoint $(ARGS)
+
+bench-operator: $(STAMP) ## The operator under 1,000 jobs, and what it does when pods die (a cluster; ARGS="--only scale --jobs 1000")
+	@$(BIN)/python -m tests.bench.operators $(ARGS)
 
 soak: $(STAMP) ## Random faults against one job, everything checked after each (root; SECONDS=600 SEED=1)
 	@$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1) $(ARGS)

@@ -70,6 +70,17 @@ class Operator:
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(STOP_SECONDS)
 
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is not there any more."""
+        return self._process is None or self._process.poll() is not None
+
     def metrics(self) -> str:
         """What Prometheus would read."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
@@ -97,7 +108,7 @@ def operated(namespace: Namespace, images: Images, folder: Path) -> Iterator[Ope
     kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRD))
     for manifest in account():
         namespace("apply", "-f", "-", stdin=json.dumps(manifest))
-    operator = Operator(namespace, images, _kubeconfig(namespace, folder), folder / "operator.log")
+    operator = Operator(namespace, images, kubeconfig(namespace, folder), folder / "operator.log")
     try:
         operator.start()
         yield operator
@@ -233,9 +244,11 @@ class Job:
         return "\n".join([json.dumps(self.status, indent=1), shown, *events, *logs])
 
 
-def _kubeconfig(namespace: Namespace, folder: Path) -> Path:
-    """Access as the service account."""
+def kubeconfig(namespace: Namespace, folder: Path, server: str = "") -> Path:
+    """Access as the service account, at another address than the API server's own if one is given."""
     admin = yaml.safe_load(kubectl("config", "view", "--raw", "--minify", "-o", "yaml"))
+    if server:
+        admin["clusters"][0]["cluster"] = {"server": server}
     token = namespace("create", "token", ACCOUNT, "--duration=4h").strip()
     context = {"cluster": admin["clusters"][0]["name"], "user": ACCOUNT, "namespace": namespace.name}
     whole = {

@@ -1,0 +1,89 @@
+"""What the operator costs, and how fast it is, on a real Kubernetes: `make bench-operator`, or
+
+    python -m tests.bench.operators [--only scale|pods] [--jobs 1000] [--seconds 60] [--rounds 20]
+    python -m tests.bench.operators --table FILE…       tables of results that are there
+
+KUBECONFIG names the cluster (see docs/testing.md: `python -m tests.cluster.machine up`). Each part works in a namespace
+of its own, and deletes it. Results go to runs/operator/, one record a line, with the load of the machine.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.bench.operators import scale, table
+from tests.bench.operators.table import Record
+
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "runs" / "operator"
+PARTS = ("scale", "pods")
+
+
+def main() -> None:
+    """Measure, or show what was measured. Exit code 1 if a goal was missed."""
+    options = _options()
+    if options.table:
+        _show([json.loads(line) for path in options.table for line in path.read_text().splitlines()])
+        return
+    if "KUBECONFIG" not in os.environ:
+        sys.exit("set KUBECONFIG to a cluster: `python -m tests.cluster.machine up` starts one (docs/testing.md)")
+    folder = RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    folder.mkdir(parents=True)
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; results in {folder.relative_to(ROOT)}", flush=True)
+    records = []
+    with (folder / "records.jsonl").open("a", buffering=1) as file:
+        for record in _measured(options, folder):
+            print(json.dumps(record), file=file)
+            records.append(record)
+    _show(records)
+    shortfalls = [words for record in records for words in table.missed(record)]
+    for words in shortfalls:
+        print(f"missed: {words}")
+    sys.exit(1 if shortfalls else 0)
+
+
+def _measured(options: argparse.Namespace, folder: Path) -> list[Record]:
+    found = []
+    if options.only in (None, "scale"):
+        for jobs in options.jobs:
+            load = os.getloadavg()[0]
+            record = asyncio.run(scale.measure(jobs, options.seconds, options.start, options.limit, folder))
+            found.append(record | _surroundings(load))
+    return found
+
+
+def _surroundings(load: float) -> Record:
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return {
+        "commit": commit.stdout.strip(),
+        "cores": os.cpu_count(),
+        "load": [load, os.getloadavg()[0]],
+        "at": time.time(),
+    }
+
+
+def _show(records: list[Record]) -> None:
+    print(table.scale(records))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench.operators", description="What the operator costs, and how fast it is."
+    )
+    parser.add_argument("--only", choices=PARTS, help="one part alone")
+    parser.add_argument("--jobs", type=int, nargs="+", default=[1000], help="scale: jobs at once")
+    parser.add_argument("--seconds", type=float, default=60.0, help="scale: how long to watch while all train")
+    parser.add_argument("--start", type=float, default=1.0, help="scale: seconds between a pod's making and its start")
+    parser.add_argument("--limit", type=float, default=600.0, help="scale: give up on a stage after so many seconds")
+    parser.add_argument("--rounds", type=int, default=20, help="pods: of each kind")
+    parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="show results that are there")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
