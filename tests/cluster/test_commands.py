@@ -133,6 +133,10 @@ def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
     assert {pod["name"] for pod in record["pods"]} == {"coordinator", "worker-0", "worker-1", "evaluator-0"}
     assert all(pod["node"].startswith("node-") for pod in record["pods"] if pod["state"] == "running")
 
+    (coordinator,) = job.live("coordinator")
+    namespace("exec", coordinator, "--", "python3", "-c", "import os, signal; os.kill(1, signal.SIGTERM)")
+    logs.shows("coordinator", "the coordinator restarted")
+
     (lost,) = [pod["pod"] for pod in record["pods"] if pod["name"] == "worker-1"]
     namespace("delete", "pod", lost, "--wait=false")
     logs.shows("worker-1 is now digits-worker-1-")
@@ -148,6 +152,10 @@ def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
     logs.shows("training is complete", seconds=1)
     lines = [line for line in logs.lines if "merged checkpoint=" in line]
     assert len(lines) == len(set(lines)), "a line was shown twice"
+    whole = [
+        line for line in tandem(namespace, "logs", "digits", "coordinator").splitlines() if "generation 1 with" in line
+    ]
+    assert len(whole) <= 1, "the log of the container before was shown twice"
 
     assert "evaluator-0 │" in tandem(namespace, "logs", "digits", "--role", "evaluator", "--tail", "5")
     assert "Succeeded" in tandem(namespace, "status")

@@ -167,6 +167,15 @@ def test_a_job_that_is_not_there_is_told_with_the_nearest(fake: FakeKubectl, com
     assert result.stderr == "error: there is no job digitz in team; did you mean digits?\n"
 
 
+@pytest.mark.parametrize("command", ["status", "logs", "events"])
+def test_a_run_directory_is_no_name_of_a_job(fake: FakeKubectl, command: str) -> None:
+    result = tandem(fake, command, "runs/digits")
+    assert result.returncode == 2
+    assert "runs/digits is no job's name. For a run on this machine: tandem report runs/digits" in result.stderr
+    assert "lower-case" in tandem(fake, command, "digits,x=y").stderr
+    assert fake.asked == []
+
+
 def test_json_is_for_programs(fake: FakeKubectl) -> None:
     cluster(fake, fakes.pod("worker", 0))
     one = json.loads(tandem(fake, "status", "digits", "-o", "json").stdout)

@@ -254,6 +254,20 @@ def test_it_ends_with_the_job_when_all_has_been_read(fake: FakeKubectl, follow: 
     assert followed.lines == ["worker-0: one", "worker-0: the end"]
 
 
+def test_a_job_that_has_ended_is_followed_until_its_pods_have(
+    fake: FakeKubectl, follow: Callable[..., Followed]
+) -> None:
+    phase(fake, "Succeeded")
+    there(fake, fakes.pod("evaluator", 0))
+    fake.answers("logs", says=at(1, "one"))
+    followed = follow()
+    followed.comes_to(lambda: followed.lines == ["evaluator-0: one"], "the first line")
+    fake.answers("logs", says=at(1, "one") + at(2, "the end"))
+    there(fake, fakes.pod("evaluator", 0, DONE))
+    followed.ends()
+    assert followed.lines == ["evaluator-0: one", "evaluator-0: the end"]
+
+
 def test_a_broken_connection_loses_nothing_and_repeats_nothing(
     fake: FakeKubectl, follow: Callable[..., Followed]
 ) -> None:

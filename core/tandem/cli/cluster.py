@@ -1,8 +1,11 @@
 """The options and the argument that all commands to a cluster share."""
 
+import re
 from typing import Annotated
 
 import typer
+
+from tandem.mistake import UserError
 
 NamespaceOption = Annotated[
     str, typer.Option("--namespace", "-n", help="Namespace, as for kubectl.", show_default="the context's")
@@ -14,3 +17,20 @@ JobArgument = Annotated[str, typer.Argument(metavar="NAME", help="The job's name
 
 INTERRUPTED = 130
 """Ctrl-C is how one leaves what goes on for ever; nothing is lost by it."""
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+
+
+def named(name: str) -> str:
+    """A job's name, which kubectl must not take for anything else.
+
+    Raises:
+        UserError: it is none.
+    """
+    if _NAME.fullmatch(name):
+        return name
+    if "/" in name:
+        raise UserError(
+            f"{name} is no job's name. For a run on this machine: tandem report {name}, tandem checkpoints ls {name}"
+        )
+    raise UserError(f"{name} is no job's name: lower-case letters, digits and dashes")

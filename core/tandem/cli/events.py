@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tandem.cli.cluster import INTERRUPTED, ContextOption, JobArgument, NamespaceOption
+from tandem.cli.cluster import INTERRUPTED, ContextOption, JobArgument, NamespaceOption, named
 from tandem.cli.status import WATCH_SECONDS, Output
 from tandem.cluster import picture
 from tandem.cluster.complaint import ClusterError, NotFound
@@ -32,7 +32,7 @@ def events(
     if watch and output is Output.JSON:
         raise UserError("-o json says what has happened so far; leave --watch out")
     kubectl, console = Kubectl(namespace, context), Console(highlight=False)
-    sight = look(kubectl, name)
+    sight = look(kubectl, named(name))
     if output is Output.JSON:
         typer.echo(json.dumps([happening_record(one) for one in sight.happenings], indent=2))
         return

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tandem.cli.cluster import INTERRUPTED, ContextOption, JobArgument, NamespaceOption
+from tandem.cli.cluster import INTERRUPTED, ContextOption, JobArgument, NamespaceOption, named
 from tandem.cluster.following import Follower
 from tandem.cluster.kubectl import Kubectl
 from tandem.cluster.lines import Line
@@ -49,7 +49,7 @@ def logs(
     is set up for it.
     """
     kubectl = Kubectl(namespace, context)
-    ask_job(kubectl, name)
+    ask_job(kubectl, named(name))
     there = ask_pods(kubectl, name)
     choice = Choice(role.value if role else "", tuple(pods or ()))
     check(there, choice, name)

@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from tandem.cli.cluster import INTERRUPTED, ContextOption, NamespaceOption
+from tandem.cli.cluster import INTERRUPTED, ContextOption, NamespaceOption, named
 from tandem.cluster import picture
 from tandem.cluster.complaint import ClusterError, NotFound
 from tandem.cluster.kubectl import Kubectl
@@ -50,7 +50,7 @@ def status(
     Progress, loss and scores, where its pods are and what keeps them from running, what happened last. Needs kubectl,
     and uses what is set up for it.
     """
-    kubectl = Kubectl(namespace, context)
+    kubectl, name = Kubectl(namespace, context), named(name) if name else ""
     if name and everywhere:
         raise UserError("give a NAME or --all-namespaces, not both; where the job is, says --namespace")
     if watch and not name:
