@@ -194,10 +194,33 @@ def test_watching_ends_with_the_job_and_says_how_it_went(fake: FakeKubectl, phas
 
 
 def test_without_a_terminal_watching_prints_lines(fake: FakeKubectl) -> None:
-    progress = {"step": 12, "totalSteps": 100}
-    cluster(fake, phase="Succeeded", progress=progress, loss=0.5)
+    cluster(fake, phase="Failed", message="no such data")
     first = tandem(fake, "status", "digits", "--watch").stdout.splitlines()[0]
-    assert "phase=Succeeded step=12 totalSteps=100 loss=0.5" in first
+    assert first.endswith('phase=Failed waiting="no such data"')
+
+
+def test_watching_waits_for_a_cluster_that_is_away_and_says_so(fake: FakeKubectl) -> None:
+    cluster(fake, phase="Running", progress={"step": 12, "totalSteps": 100}, loss=0.5)
+    process = subprocess.Popen(
+        [TANDEM, "status", "digits", "--watch"],
+        cwd=ROOT,
+        env=environment(fake),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert "phase=Running step=12 totalSteps=100 loss=0.5" in process.stdout.readline()
+        fake.answers("get", JOBS, "digits", complains="Unable to connect to the server: i/o timeout")
+        assert "trying again: kubectl: Unable to connect to the server" in process.stdout.readline()
+        cluster(fake, phase="Succeeded", progress={"step": 100, "totalSteps": 100})
+        rest, _ = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert "phase=Succeeded step=100" in rest
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
 
 
 @pytest.mark.parametrize("words", [("digits", "-A"), ("--watch",), ("digits", "--watch", "-o", "json")])

@@ -11,12 +11,13 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from tandem.checkpoints.columns import plain
 from tandem.cli.cluster import INTERRUPTED, ContextOption, NamespaceOption, named
 from tandem.cluster import picture
 from tandem.cluster.complaint import ClusterError, NotFound
 from tandem.cluster.kubectl import Kubectl
 from tandem.cluster.records import job_record, sight_record
-from tandem.cluster.sight import Sight, ask_jobs, look
+from tandem.cluster.sight import JobSight, Sight, ask_jobs, look
 from tandem.mistake import UserError, printable
 from tandem.snapshot import Snapshot
 from tandem.view.lines import state_line
@@ -24,6 +25,8 @@ from tandem.view.scene import Scene
 
 WATCH_SECONDS = 2.0
 """Between two looks. Step and loss are written every ten seconds, everything else at once."""
+EVENTS_SECONDS = 10.0
+"""Between two looks at the events, which are those of the whole namespace."""
 
 
 class Output(StrEnum):
@@ -80,28 +83,37 @@ def status(
 
 def _watched(kubectl: Kubectl, name: str, console: Console) -> int:
     """Until the job ends, is deleted, or Ctrl-C. A cluster that is away for a while is waited for."""
-    sight = look(kubectl, name)
+    sight, notice, events_at = look(kubectl, name), "", time.monotonic()
     show, close = _drawn(console) if console.is_terminal and not console.is_dumb_terminal else _written(console)
     try:
         while True:
-            show(sight, "")
+            show(sight, notice)
             if sight.job.ended:
                 break
             time.sleep(WATCH_SECONDS)
+            with_events = time.monotonic() - events_at >= EVENTS_SECONDS
             try:
-                sight = look(kubectl, name)
+                sight, notice = _look_again(kubectl, sight, with_events), ""
             except NotFound:
                 close()
                 typer.echo(f"{name} was deleted", err=True)
                 return 1
             except ClusterError as error:
-                show(sight, f"trying again: {printable(str(error)).splitlines()[0]}")
+                notice = f"trying again: {printable(str(error)).splitlines()[0]}"
+                continue
+            events_at = time.monotonic() if with_events else events_at
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:
         close()
     _print(console, picture.picture(sight, console.width if console.is_terminal else None, time.time()))
     return 0 if sight.job.status.phase == "Succeeded" else 1
+
+
+def _look_again(kubectl: Kubectl, before: Sight, with_events: bool) -> Sight:
+    """The next look; the last one has everything."""
+    sight = look(kubectl, before.job.name, None if with_events else before.happenings)
+    return look(kubectl, before.job.name) if sight.job.ended and not with_events else sight
 
 
 Show = Callable[[Sight, str], None]
@@ -125,15 +137,21 @@ def _written(console: Console) -> tuple[Show, Callable[[], None]]:
 
     def show(sight: Sight, notice: str) -> None:
         nonlocal last
-        job = sight.job
-        snapshot = Snapshot(job=job.name, time=time.time(), status=job.status)
-        message = notice or picture.message_of(job, time.time())
-        line = state_line(Scene(job=job.name, run_dir="", snapshot=snapshot, notice=message), time.time())
+        now = time.time()
+        line = _line(sight.job, notice or picture.message_of(sight.job, now), now)
         if (news := line.partition(" ")[2]) != last:
             last = news
             print(line, file=console.file, flush=True)
 
     return show, lambda: None
+
+
+def _line(job: JobSight, message: str, now: float) -> str:
+    if job.status.progress is not None:
+        snapshot = Snapshot(job=job.name, time=now, status=job.status)
+        return state_line(Scene(job=job.name, run_dir="", snapshot=snapshot, notice=message), now)
+    waits = f" waiting={json.dumps(plain(message), ensure_ascii=False)}" if message else ""
+    return f"time={time.strftime('%H:%M:%S', time.localtime(now))} phase={job.status.phase}{waits}"
 
 
 def _print(console: Console, lines: Any) -> None:

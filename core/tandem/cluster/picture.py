@@ -101,10 +101,7 @@ def message_of(job: JobSight, now: float) -> str:
     if job.leaving:
         return "it is being deleted"
     if not job.taken_up and now - job.made > NEVER_TAKEN_UP_SECONDS:
-        return (
-            "no operator has taken it up: is one running? "
-            "kubectl get pods --all-namespaces -l app.kubernetes.io/name=tandem-operator"
-        )
+        return "no operator has taken it up: is one running, and does it look after this namespace?"
     return job.status.message or ""
 
 

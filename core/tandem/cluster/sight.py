@@ -54,8 +54,11 @@ class Sight:
     happenings: tuple[Happening, ...] = ()
 
 
-def look(kubectl: Kubectl, name: str) -> Sight:
+def look(kubectl: Kubectl, name: str, known: tuple[Happening, ...] | None = None) -> Sight:
     """All about one job.
+
+    Args:
+        known: what happened, if that is not to be asked again: the events of a namespace may be very many.
 
     Raises:
         NotFound: there is no such job; names the one that may have been meant.
@@ -63,9 +66,9 @@ def look(kubectl: Kubectl, name: str) -> Sight:
     """
     with ThreadPoolExecutor(2) as askers:
         asked_pods = askers.submit(ask_pods, kubectl, name)
-        asked_events = askers.submit(ask_events, kubectl)
+        asked_events = askers.submit(ask_events, kubectl) if known is None else None
         job = ask_job(kubectl, name)
-        told = happenings(asked_events.result(), name, job.made)
+        told = known or () if asked_events is None else happenings(asked_events.result(), name, job.made)
         return Sight(job=job, pods=asked_pods.result(), happenings=told)
 
 
