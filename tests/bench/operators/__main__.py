@@ -14,9 +14,10 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench.operators import scale, table
+from tests.bench.operators import pods, scale, table
 from tests.bench.operators.table import Record
 
 ROOT = Path(__file__).parents[3]
@@ -35,11 +36,14 @@ def main() -> None:
     folder = RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder.mkdir(parents=True)
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; results in {folder.relative_to(ROOT)}", flush=True)
-    records = []
+    records: list[Record] = []
     with (folder / "records.jsonl").open("a", buffering=1) as file:
-        for record in _measured(options, folder):
-            print(json.dumps(record), file=file)
-            records.append(record)
+
+        def keep(record: Record) -> None:
+            records.append(record | _surroundings())
+            print(json.dumps(records[-1]), file=file)
+
+        _measure(options, folder, keep)
     _show(records)
     shortfalls = [words for record in records for words in table.missed(record)]
     for words in shortfalls:
@@ -47,28 +51,25 @@ def main() -> None:
     sys.exit(1 if shortfalls else 0)
 
 
-def _measured(options: argparse.Namespace, folder: Path) -> list[Record]:
-    found = []
+def _measure(options: argparse.Namespace, folder: Path, keep: Callable[[Record], None]) -> None:
     if options.only in (None, "scale"):
         for jobs in options.jobs:
-            load = os.getloadavg()[0]
-            record = asyncio.run(scale.measure(jobs, options.seconds, options.start, options.limit, folder))
-            found.append(record | _surroundings(load))
-    return found
+            keep(asyncio.run(scale.measure(jobs, options.seconds, options.start, options.limit, folder)))
+    if options.only in (None, "pods"):
+        asyncio.run(pods.measure(options.rounds, tuple(options.faults), folder, keep))
 
 
-def _surroundings(load: float) -> Record:
+def _surroundings() -> Record:
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    return {
-        "commit": commit.stdout.strip(),
-        "cores": os.cpu_count(),
-        "load": [load, os.getloadavg()[0]],
-        "at": time.time(),
-    }
+    facts = {"commit": commit.stdout.strip(), "cores": os.cpu_count(), "at": time.time()}
+    # Over the last minute and the last five.
+    return facts | {"load": list(os.getloadavg()[:2])}
 
 
 def _show(records: list[Record]) -> None:
-    print(table.scale(records))
+    for part in (table.scale(records), table.pods(records)):
+        if part:
+            print(f"\n{part}")
 
 
 def _options() -> argparse.Namespace:
@@ -81,6 +82,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--start", type=float, default=1.0, help="scale: seconds between a pod's making and its start")
     parser.add_argument("--limit", type=float, default=600.0, help="scale: give up on a stage after so many seconds")
     parser.add_argument("--rounds", type=int, default=20, help="pods: of each kind")
+    parser.add_argument("--faults", nargs="+", choices=pods.FAULTS, default=pods.FAULTS, help="pods: only these")
     parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="show results that are there")
     return parser.parse_args()
 

@@ -1,5 +1,6 @@
 """Results as markdown tables. Pure: records in, text out."""
 
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -30,7 +31,8 @@ def megabytes(mebibytes: float) -> float:
 
 def missed(record: Record) -> Iterator[str]:
     """Goals that a record does not reach, in words."""
-    if record["kind"] != "scale":
+    if record["kind"] == "pods":
+        yield from (f"{record['fault']} {record['round']}: {words}" for words in _troubles(record))
         return
     life = writes(record["lifeCounts"])
     found = {
@@ -78,4 +80,51 @@ def _lines(run: Record) -> Iterator[tuple[str, str]]:
     yield "writes of statuses while all train, each second", f"{steady['statuses'] / run['steadySeconds']:.1f}"
     yield "reads per job over its life", f"{reads / jobs:.2f}"
     yield "looks at jobs that failed, or were broken", str(run["complaints"])
-    yield "load average, before and after", f"{run['load'][0]:.1f}, {run['load'][1]:.1f}"
+    yield "load average in the last minute, the last five", f"{run['load'][0]:.1f}, {run['load'][1]:.1f}"
+
+
+def pods(records: Sequence[Record]) -> str:
+    """A row for each thing that was done to pods."""
+    done = [record for record in records if record["kind"] == "pods"]
+    if not done:
+        return ""
+    head = ["what", "rounds", "failures", "two groups", "first step again", "back at full size", "over a pod's start"]
+    body = [_row(fault, [one for one in done if one["fault"] == fault]) for fault in dict.fromkeys(_faults(done))]
+    plain, imported = (_spread([one[name] for one in done if name in one]) for name in ("plain", "plainTorch"))
+    lines = "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *body])
+    made = _spread([one["pods"] for one in done if "pods" in one])
+    loads = [load for one in done for load in one["load"]]
+    return (
+        f"{lines}\n\nMedian (least to most), in seconds. After creation all pods exist after {made}. A plain pod of "
+        f"the trainer's image runs its first line after {plain}, and has imported torch after {imported}. Load average "
+        f"{min(loads):.1f} to {max(loads):.1f}."
+    )
+
+
+def _faults(done: Sequence[Record]) -> Iterator[str]:
+    return (one["fault"] for one in done)
+
+
+def _row(fault: str, done: Sequence[Record]) -> list[str]:
+    good = [one for one in done if not one["problem"]]
+    over = [one["full"] - one["plain"] for one in good if "plain" in one]
+    return [
+        fault,
+        str(len(done)),
+        str(len(done) - len(good)),
+        str(sum(bool(one.get("twoGroups")) for one in done)),
+        _spread([one["any"] for one in good if "any" in one]),
+        _spread([one["full"] for one in good]),
+        _spread(over),
+    ]
+
+
+def _troubles(record: Record) -> Iterator[str]:
+    if record["problem"]:
+        yield record["problem"]
+    yield from record.get("twoGroups", [])
+    yield from (f"{name}: {why}" for name, why in record.get("damaged", {}).items())
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})" if values else ""

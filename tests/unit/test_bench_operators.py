@@ -1,0 +1,103 @@
+"""The pure parts of `make bench-operator`: what it counts, and what it concludes."""
+
+import pytest
+
+from tests.bench.operators import table
+from tests.bench.operators.cast import Cast
+from tests.bench.operators.proxy import name_of
+from tests.bench.operators.verdict import first_step, two_groups
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "name"),
+    [
+        ("GET", "/api/v1/namespaces/a/pods", "list pods"),
+        ("GET", "/api/v1/pods", "list pods"),
+        ("GET", "/api/v1/namespaces/a/secrets/b-token", "get secrets"),
+        ("POST", "/api/v1/namespaces/a/events", "create events"),
+        ("DELETE", "/apis/apps/v1/namespaces/a/deployments/b", "delete deployments"),
+        (
+            "PATCH",
+            "/apis/tandem.dev/v1alpha1/namespaces/a/distributedtrainingjobs/b/status",
+            "patch distributedtrainingjobs/status",
+        ),
+    ],
+)
+def test_a_request_is_named_by_verb_and_resource(method: str, path: str, name: str) -> None:
+    assert name_of(method, path, watch=False) == name
+
+
+def test_a_watch_is_not_taken_for_a_list() -> None:
+    assert name_of("GET", "/apis/batch/v1/namespaces/a/jobs", watch=True) == "watch jobs"
+
+
+def test_writes_of_statuses_and_events_are_counted_apart_and_reads_are_none() -> None:
+    counts = {"create pods": 4, "delete deployments": 1, "patch x/status": 9, "create events": 3, "get secrets": 7}
+    assert table.writes(counts) == {"objects": 5, "statuses": 9, "events": 3}
+
+
+def scaled(**changes: object) -> table.Record:
+    whole = {
+        "kind": "scale",
+        "jobs": 2,
+        "ages": {"oldest": 29.0},
+        "peakMiB": 280.0,
+        "left": {},
+        "lifeCounts": {"create pods": 24, "patch x/status": 900},
+    }
+    return whole | changes
+
+
+def test_goals_that_are_reached_are_not_named() -> None:
+    assert list(table.missed(scaled())) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ages": {"oldest": 31.0}}, "age 31.0"),
+        ({"peakMiB": 290.0}, "memory 304.1"),
+        ({"lifeCounts": {"create pods": 25}}, "writes 12.5"),
+        ({"left": {"Service": 1}}, "left after all was deleted"),
+    ],
+)
+def test_a_goal_that_is_missed_is_named(changes: dict[str, object], words: str) -> None:
+    (missed,) = table.missed(scaled(**changes))
+    assert words in missed
+
+
+def generation(number: int, size: int, first: float | None, last: float | None) -> dict[str, object]:
+    return {"generation": number, "worldSize": size, "first": first, "last": last}
+
+
+def test_the_first_step_after_a_fault_is_told_apart_from_the_first_at_full_size() -> None:
+    found = [generation(1, 2, 10.0, 20.0), generation(2, 1, 21.5, 23.0), generation(3, 2, 24.0, 30.0)]
+    assert (first_step(found, after=20.5), first_step(found, after=20.5, world_size=2)) == (21.5, 24.0)
+    assert first_step(found, after=25.0) is None
+
+
+def test_generations_without_a_step_are_no_group() -> None:
+    assert two_groups([generation(1, 2, 10.0, 20.0), generation(2, 1, None, None), generation(3, 2, 20.1, 30.0)]) == []
+
+
+def test_two_groups_at_once_are_found_also_if_they_are_not_neighbours() -> None:
+    found = [generation(1, 1, 10.0, 40.0), generation(2, 1, None, None), generation(3, 2, 39.0, 50.0)]
+    (words,) = two_groups(found)
+    assert words.startswith("generation 1 made steps until 40.000, 3 from")
+
+
+def test_a_step_of_a_simulated_job_tells_how_old_a_status_is() -> None:
+    cast = Cast(2, began=1000.0)
+    assert cast.age(cast.step(1060.0), 1075.0) == pytest.approx(15.0, abs=0.1)
+
+
+def test_a_simulated_coordinator_answers_only_to_its_jobs_token_and_trains_with_all_workers_only() -> None:
+    cast = Cast(2)
+    cast.tokens["secret"] = "digits"
+    assert cast.snapshot("guess") is None
+    early = cast.snapshot("secret")
+    cast.part("digits").workers |= {"a", "b"}
+    late = cast.snapshot("secret")
+    assert early is not None
+    assert late is not None
+    assert (early.status.phase, late.status.phase, late.status.world_size) == ("Pending", "Running", 2)
