@@ -24,6 +24,7 @@ def main() -> None:
             {
                 "generation": record.generation,
                 "worldSize": record.world_size,
+                "startedAt": record.started_at,
                 "first": ends[0]["time"] if ends else None,
                 "last": ends[1]["time"] if ends else None,
                 "from": ends[0]["step"] if ends else None,

@@ -6,6 +6,7 @@ API server allows, and no node: then a deleted pod is gone at once, and nobody h
 
 import asyncio
 import base64
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -36,6 +37,8 @@ class Kubelets:
         """Those there are, by name."""
         self.ready: set[str] = set()
         """Names of those that run."""
+        self.newest: dict[str, float] = {}
+        """When the newest pod of each role was made, of the monotonic clock."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -47,6 +50,7 @@ class Kubelets:
                     self._ended(name, pod["metadata"])
                 elif name not in self.pods:
                     self.pods[name] = pod["metadata"]
+                    self.newest[pod["metadata"]["labels"][names.ROLE]] = time.monotonic()
                     starts.create_task(self._start(name, pod))
 
     async def end_all(self) -> None:

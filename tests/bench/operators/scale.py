@@ -201,6 +201,7 @@ async def _figures(stage: Stage, watched: Watched, jobs: int, seconds: float, li
     applied = time.monotonic() - began
     await stage.until(lambda: len(kubelets.pods) >= PODS * jobs, "all pods exist", limit)
     made = time.monotonic() - began
+    by_role = {role: at - began for role, at in kubelets.newest.items()}
     await stage.until(lambda: len(kubelets.ready) >= PODS * jobs, "all pods run", limit)
     running = time.monotonic() - began
     await stage.until(lambda: statuses.training >= jobs, "all statuses are right", limit)
@@ -230,6 +231,7 @@ async def _figures(stage: Stage, watched: Watched, jobs: int, seconds: float, li
         "jobs": jobs,
         "appliedSeconds": applied,
         "madeSeconds": made,
+        "madeSecondsByRole": by_role,
         "runningSeconds": running,
         "rightSeconds": right,
         "endedSeconds": ended,

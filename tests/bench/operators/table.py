@@ -8,6 +8,7 @@ from typing import Any
 Record = dict[str, Any]
 GOALS = {"age": 30.0, "memory": 300.0, "writes": 12.0}
 """Seconds, MB, writes per job over its life apart from the status."""
+OVER = {"over a pod's start": "plain", "over a pod that imports torch": "plainTorch"}
 TOLD = "create events"
 READS = ("get", "list", "watch")
 
@@ -63,7 +64,8 @@ def _lines(run: Record) -> Iterator[tuple[str, str]]:
     reads = sum(count for name, count in run["lifeCounts"].items() if name.partition(" ")[0] in READS)
     steady = writes(run["steadyCounts"])
     yield "all jobs applied after", f"{run['appliedSeconds']:.1f} s"
-    yield "all pods exist after", f"{run['madeSeconds']:.1f} s"
+    by_role = [f"{role}s {seconds:.1f}" for role, seconds in sorted(run.get("madeSecondsByRole", {}).items())]
+    yield "all pods exist after", f"{run['madeSeconds']:.1f} s" + (f" ({', '.join(by_role)})" if by_role else "")
     yield "all pods run (simulated) after", f"{run['runningSeconds']:.1f} s"
     yield "all statuses right after", f"{run['rightSeconds']:.1f} s"
     yield (
@@ -88,7 +90,7 @@ def pods(records: Sequence[Record]) -> str:
     done = [record for record in records if record["kind"] == "pods"]
     if not done:
         return ""
-    head = ["what", "rounds", "failures", "two groups", "first step again", "back at full size", "over a pod's start"]
+    head = ["what", "rounds", "failures", "two groups", "first step again", "back at full size", *OVER]
     body = [_row(fault, [one for one in done if one["fault"] == fault]) for fault in dict.fromkeys(_faults(done))]
     plain, imported = (_spread([one[name] for one in done if name in one]) for name in ("plain", "plainTorch"))
     lines = "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *body])
@@ -107,7 +109,7 @@ def _faults(done: Sequence[Record]) -> Iterator[str]:
 
 def _row(fault: str, done: Sequence[Record]) -> list[str]:
     good = [one for one in done if not one["problem"]]
-    over = [one["full"] - one["plain"] for one in good if "plain" in one]
+    over = [[one["full"] - one[floor] for one in good if floor in one] for floor in OVER.values()]
     return [
         fault,
         str(len(done)),
@@ -115,7 +117,7 @@ def _row(fault: str, done: Sequence[Record]) -> list[str]:
         str(sum(bool(one.get("twoGroups")) for one in done)),
         _spread([one["any"] for one in good if "any" in one]),
         _spread([one["full"] for one in good]),
-        _spread(over),
+        *(_spread(values) for values in over),
     ]
 
 
