@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -33,6 +34,8 @@ def main() -> None:
         return
     if "KUBECONFIG" not in os.environ:
         sys.exit("set KUBECONFIG to a cluster: `python -m tests.cluster.machine up` starts one (docs/testing.md)")
+    # As Ctrl-C does: the operator and the proxy are ended, and the namespace is deleted.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder.mkdir(parents=True)
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; results in {folder.relative_to(ROOT)}", flush=True)

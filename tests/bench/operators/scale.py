@@ -216,7 +216,7 @@ async def _figures(stage: Stage, watched: Watched, jobs: int, seconds: float, li
     elapsed = time.monotonic() - since
     steady = watched.counts() - before
     cores = (watched.cpu - cpu) / elapsed
-    print(f"  the oldest status while all train: {ages[-1]:.1f} s", flush=True)
+    print(f"  the oldest status while all train: {ages[-1]:.1f} s; {watched.memory:.0f} MiB at most", flush=True)
 
     since = time.monotonic()
     await kubelets.end_all()
