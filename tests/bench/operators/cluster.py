@@ -1,5 +1,6 @@
 """Requests of the benchmark itself to the API server, many at once: as kubectl would, without a process for each."""
 
+import asyncio
 import json
 import socket
 import ssl
@@ -14,6 +15,7 @@ from kubernetes.aio import client, config
 Object = dict[str, Any]
 MERGE = "application/merge-patch+json"
 WATCH_SECONDS = 600
+RETRY_SECONDS = 0.5
 LARGEST = 1 << 24
 """Bytes of one line of a watch."""
 
@@ -110,6 +112,12 @@ class Cluster:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
         while True:
             async with self._session.get(path, params=query, timeout=timeout) as answer:
+                if answer.status == 429 or answer.status >= 500:
+                    # An API server with more to do than it can; what happens meanwhile, the next try tells.
+                    await asyncio.sleep(RETRY_SECONDS)
+                    continue
+                if answer.status != 200:
+                    raise RuntimeError(f"the watch of {path} is refused: {answer.status} {await answer.text()}")
                 async for line in answer.content:
                     event = json.loads(line)
                     if event["type"] == "ERROR":

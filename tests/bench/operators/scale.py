@@ -121,6 +121,11 @@ class Watched:
         """Most so far, MiB."""
         return self._process.memory("VmHWM")
 
+    @property
+    def resident(self) -> float:
+        """Memory now, MiB."""
+        return self._process.memory("VmRSS")
+
     def counts(self) -> Counter[str]:
         """Requests, by what they do."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._proxy}/counts", timeout=30) as answer:
@@ -215,7 +220,7 @@ async def _figures(stage: Stage, watched: Watched, jobs: int, seconds: float, li
     ages, statuses.ages = sorted(statuses.ages + statuses.now()), None
     elapsed = time.monotonic() - since
     steady = watched.counts() - before
-    cores = (watched.cpu - cpu) / elapsed
+    cores, resident = (watched.cpu - cpu) / elapsed, watched.resident
     print(f"  the oldest status while all train: {ages[-1]:.1f} s; {watched.memory:.0f} MiB at most", flush=True)
 
     since = time.monotonic()
@@ -242,6 +247,7 @@ async def _figures(stage: Stage, watched: Watched, jobs: int, seconds: float, li
         "steadyCores": cores,
         "cpuSeconds": watched.cpu,
         "peakMiB": watched.memory,
+        "steadyMiB": resident,
         "complaints": watched.complaints(),
         "counts": dict((watched.counts() - idle).most_common()),
         "startCounts": dict(start_counts.most_common()),

@@ -75,6 +75,8 @@ def _lines(run: Record) -> Iterator[tuple[str, str]]:
     yield "all ended after their last step", f"{run['endedSeconds']:.1f} s"
     yield "nothing left after deletion of all", "NO" if run["left"] else f"{run['deletedSeconds']:.1f} s"
     yield "operator: peak memory (goal < 300 MB)", f"{megabytes(run['peakMiB']):.0f} MB"
+    steady_mib = run.get("steadyMiB")
+    yield "operator: memory while all train", f"{megabytes(steady_mib):.0f} MB" if steady_mib else ""
     yield "operator: CPU until all statuses are right", f"{run['startCpuSeconds']:.1f} s"
     yield "operator: cores while all train", f"{run['steadyCores']:.2f}"
     yield "writes per job over its life, apart from status and Events (goal ≤ 12)", f"{life['objects'] / jobs:.2f}"
