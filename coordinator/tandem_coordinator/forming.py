@@ -5,6 +5,9 @@ in `membership`.
 grows as soon as its cool-down is over. A script that nobody knows to do so is ended at once, which costs the steps
 since its last checkpoint: it grows when one is committed where we see it, or after newcomers have waited for
 `growAfterSeconds`, because a group that stays too small for ever costs more.
+
+The cool-down is between two growths. Counted from any change, as it was at first, it had a group wait for it also when
+what it had lost was back after a second; and it still holds back a member that comes and goes.
 """
 
 from dataclasses import replace
@@ -59,7 +62,9 @@ def form(state: State, now: float) -> Next:
     chosen = sorted(candidates, key=lambda agent: (not is_inside(state, agent), natural(agent.member.replica)))
     members = sorted((agent.member for agent in chosen[: state.target]), key=lambda member: natural(member.replica))
     membership = Membership(generation=state.number + 1, members=members, reason=state.cause.reason)
-    state = replace(with_latest(state, membership), number=membership.generation, open=True, changed=now)
+    before = 0 if state.latest is None else len(state.latest.members)
+    grown = now if len(members) > before else state.grown
+    state = replace(with_latest(state, membership), number=membership.generation, open=True, changed=now, grown=grown)
     return state, (Open(membership, state.cause.detail),)
 
 
@@ -75,7 +80,7 @@ def _may_grow(state: State, newcomers: list[Agent], size: int, now: float) -> bo
     settled = max(arrived)
     if size + len(newcomers) < state.target:
         settled += GRACE_SECONDS
-    ready = max(state.changed + state.rules.grow_cooldown, settled)
+    ready = max(state.grown + state.rules.grow_cooldown, settled)
     if now < ready:
         return False
     if state.can_save:

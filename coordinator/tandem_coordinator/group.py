@@ -22,7 +22,7 @@ class Rules:
     lost_after: float
     """Seconds of silence after which an agent is lost."""
     grow_cooldown: float
-    """Seconds between a change and the next growth."""
+    """Seconds between two growths."""
     grow_after: float
     """Seconds that a newcomer waits for a moment at which growth loses nothing."""
     max_restarts: int
@@ -115,6 +115,8 @@ class State:
     """Whether `latest` is open."""
     cause: Cause = Cause("Started", "the job starts")
     """Why there is no open generation, or why the open one was formed."""
+    grown: float = 0.0
+    """When it was formed larger than before the last time; its first formation is one."""
     changed: float = 0.0
     """When a generation was last opened or closed."""
     adopting_until: float | None = None

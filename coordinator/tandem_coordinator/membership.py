@@ -75,7 +75,14 @@ def start(
 ) -> State:
     """The state of a coordinator that has just started, with what its predecessor left behind, if there was one."""
     state = State(
-        rules, _within(target, rules), number=number, changed=now, ticked=now, failures=failures, failed_at=now
+        rules,
+        _within(target, rules),
+        number=number,
+        changed=now,
+        grown=now,
+        ticked=now,
+        failures=failures,
+        failed_at=now,
     )
     if number == 0:
         return state

@@ -238,7 +238,8 @@ class Elasticity(Model):
     hang_start_seconds: Seconds = 1200.0
     """The same for ranks that start, restore, save, or make their first step, which may compile."""
     grow_cooldown_seconds: Annotated[float, Field(ge=0)] = 30.0
-    """A larger group is formed at the earliest so long after the last change."""
+    """A group grows at the earliest so long after it grew the last time (or began): what replaces a lost member joins
+    at once, and one that comes and goes does not have the group start again each time."""
     grow_after_seconds: Annotated[float, Field(ge=0)] = 60.0
     """A script of your own that cannot save when asked grows at its next checkpoint, or once a newcomer has waited for
     so long."""

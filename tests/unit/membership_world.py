@@ -81,6 +81,8 @@ class World(RuleBasedStateMachine):
         self.training = self.can_save = False
         self.checkpoint = 0
         self.asked_to_save: set[int] = set()
+        self.begun: set[tuple[int, str]] = set()
+        """Generations and incarnations whose ranks were started."""
         self.closings: Counter[str] = Counter()
 
     @initialize(wished=st.integers(2, 4), there=st.integers(0, 4))
@@ -94,7 +96,12 @@ class World(RuleBasedStateMachine):
     # What happens
 
     def tick(self) -> None:
-        self.tell(Tick(checkpoint=self.checkpoint, training=self.training, can_save=self.can_save))
+        latest = self.state.latest
+        # Nobody makes a step before the ranks of all members have started.
+        all_begun = latest is not None and all(
+            (latest.generation, member.incarnation) in self.begun for member in latest.members
+        )
+        self.tell(Tick(checkpoint=self.checkpoint, training=self.training and all_begun, can_save=self.can_save))
 
     def tell(self, event: Event) -> None:
         saving = self.state.saving
@@ -138,6 +145,7 @@ class World(RuleBasedStateMachine):
             assert told.membership.generation <= self.recorded, "nobody learns of what is not durable"
             agent.state, agent.reason, agent.stopped = "running", "", False
             agent.generation, agent.membership = told.membership.generation, told.membership
+            self.begun.add((told.membership.generation, agent.incarnation))
         elif told.order == "save":
             assert agent.state == "running"
             assert agent.generation in self.open

@@ -30,6 +30,33 @@ def test_a_newcomer_waits_for_the_cool_down_then_the_group_saves_and_grows() -> 
     assert job.rejoins == [], "an abort would have cost the steps since the last checkpoint"
 
 
+def test_what_replaces_a_lost_member_joins_at_once_but_one_that_comes_and_goes_waits_for_the_cool_down() -> None:
+    job = Job(target=2)
+    job.joins("worker-0")
+    job.joins("worker-1")
+    job.passes(30.0)
+    job.training = job.can_save = True
+
+    def is_lost_and_replaced(lost: str, by: str) -> None:
+        job.falls_silent(lost)
+        job.passes(4.0)
+        assert job.members() == ["worker-0"]
+        job.joins(by)
+        job.passes(0.5)
+
+    is_lost_and_replaced("worker-1", by="worker-2")
+    assert job.state.saving is not None
+    job.save_and_stop("worker-0")
+    assert job.members() == ["worker-0", "worker-2"]
+
+    is_lost_and_replaced("worker-2", by="worker-3")
+    assert job.state.saving is None
+    job.passes(4.0)
+    assert job.state.saving is None, "the group grew 9 s ago"
+    job.passes(2.0)
+    assert job.state.saving is not None
+
+
 def test_a_group_that_has_not_made_a_step_yet_is_not_disturbed_by_newcomers() -> None:
     job = Job(target=2)
     job.joins("worker-0")
