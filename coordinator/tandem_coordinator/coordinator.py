@@ -56,6 +56,8 @@ RETRY_SECONDS = 1.0
 """Between two tries to write to a disk that fails."""
 HUNG_UP_SECONDS = 0.2
 """How often it is looked whether an agent that was told that its generation is over is still there."""
+LEAVING_SECONDS = 1.0
+"""How long it is asked, when an agent leaves, whether the job is complete."""
 SAMPLE_SECONDS = 1.0
 """Between two samples in the journal."""
 RANKS_IN_SAMPLES = 100
@@ -91,6 +93,7 @@ class Coordinator:
         self._heard: dict[str, float] = {}
         self._requests: dict[str, object] = {}
         self._changed = asyncio.Event()
+        self._looked = asyncio.Event()
         self._hurry = asyncio.Event()
         self._unrecorded = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -117,6 +120,8 @@ class Coordinator:
         if membership.says_nothing_new(self.state, sync):
             self._heard[sync.replica] = now
         else:
+            if sync.state == "leaving" and self.state.end is None:
+                await self._ask_whether_over()
             self._apply(group.Synced(sync))
             self._hurry.set()
         try:
@@ -150,6 +155,19 @@ class Coordinator:
         clock = clock or Clock(time.time(), time.monotonic())
         stragglers = self._stragglers.stragglers
         return status(self.job, self.state, clock, self._reports, self._observed, self._started_at, stragglers)
+
+    async def _ask_whether_over(self) -> None:
+        """An agent that leaves because training is complete may say so before we have seen the marker, and the rest
+        would be called another generation for an instant. The second look has surely begun after the marker was
+        written."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVING_SECONDS):
+                for _ in range(2):
+                    if self.state.end is not None:
+                        return
+                    looked = self._looked
+                    self._observer.look_again()
+                    await looked.wait()
 
     def _look_for(self, sync: Sync, request: object, hung_up: Callable[[], bool]) -> None:
         """Its ranks die before a killed agent does: their peers report that, and the agent's request is answered, while
@@ -355,6 +373,8 @@ class Coordinator:
 
     def _observe(self, observed: Observed) -> None:
         self._observed = observed
+        self._looked.set()
+        self._looked = asyncio.Event()
         if observed.ending is not None and self.state.end is None:
             self._say(observed.ending.message, "error" if observed.ending.failed else "info")
             self._apply(Over(Cause(observed.ending.reason, observed.ending.message)))

@@ -196,12 +196,14 @@ class Observer(threading.Thread):
     ) -> None:
         super().__init__(name="observer", daemon=True)
         self._directory, self._told, self._complained = directory, told, complained
-        self._stop = threading.Event()
+        self._stopped = False
+        self._wake = threading.Event()
 
     def run(self) -> None:
         """Look until stopped."""
         complaint = ""
-        while not self._stop.is_set():
+        while not self._stopped:
+            self._wake.clear()
             try:
                 self._told(self._directory.look(time.time()))
                 complaint = ""
@@ -209,11 +211,16 @@ class Observer(threading.Thread):
                 if str(error) != complaint:
                     complaint = str(error)
                     self._complained(f"the run directory cannot be read: {complaint}")
-            self._stop.wait(SECONDS)
+            self._wake.wait(SECONDS)
+
+    def look_again(self) -> None:
+        """Look at once, and not only after a while. Does not wait."""
+        self._wake.set()
 
     def stop(self) -> None:
         """Stop looking. Does not wait: a look may hang with the disk."""
-        self._stop.set()
+        self._stopped = True
+        self._wake.set()
 
 
 def _children(folder: Path) -> list[Path]:

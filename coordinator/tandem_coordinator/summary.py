@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 from tandem.job import DistributedTrainingJob
 from tandem.snapshot import Event, GenerationView, MemberView, RankView, Snapshot
-from tandem.status import Members, Phase, Status, Straggler
+from tandem.status import Members, Phase, Progress, Status, Straggler
 from tandem_coordinator.group import Agent, State
-from tandem_coordinator.observer import Observed
+from tandem_coordinator.observer import Ending, Observed
 from tandem_coordinator.progress import Reports
 
 
@@ -70,7 +70,7 @@ def status(
         world_size=world_size,
         generation=state.number or None,
         restarts=max(0, state.number - 1),
-        progress=reports.progress(),
+        progress=_progress(reports, ending),
         loss=reports.loss,
         throughput=reports.throughput if state.open else None,
         utilization=reports.utilization(sum(evaluator_cpu) if evaluator_cpu else None),
@@ -83,6 +83,16 @@ def status(
         completion_time=_rfc3339(ended_at),
         message=_message(state, clock, observed),
     )
+
+
+def _progress(reports: Reports, ending: Ending | None) -> Progress | None:
+    """How far training is; at its end as far as the last checkpoint: ranks are gone before they are heard again."""
+    told = reports.progress()
+    if ending is None or ending.final is None:
+        return told
+    step = ending.final.step
+    epoch = told.epoch * step / told.step if told is not None and told.epoch is not None and told.step else None
+    return Progress(step=step, total_steps=step, epoch=epoch, percent=100.0, remaining_seconds=0.0)
 
 
 def _phase(job: DistributedTrainingJob, state: State, reports: Reports, observed: Observed) -> Phase:
