@@ -1,5 +1,6 @@
 """The stacks of a process that hangs, whatever its threads do meanwhile."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tandem_trainer.stacks import Subject, collect, is_stopped
+from tandem_trainer.stacks import SIGNAL, Subject, collect, is_stopped
 
 HANGS = """
 import os, sys, threading, time
@@ -82,6 +83,21 @@ def test_every_thread_is_written_down_and_none_harmed_again_and_again(
         # A thread that is caught while it calls or returns shows what it can.
         assert text.count("in restless\n") >= 1
         assert process.poll() is None
+
+
+def test_threads_that_were_asked_before_and_are_late_do_not_spoil_the_answer_of_another(
+    file: int, start: Any, tmp_path: Path
+) -> None:
+    """As on a machine so busy that an earlier call gave them up."""
+    process = start(HANGS, str(file), "waits")
+    for _ in range(40):
+        os.kill(process.pid, signal.SIGSTOP)
+        while not is_stopped(process.pid):
+            time.sleep(0.001)
+        for task in Path(f"/proc/{process.pid}/task").iterdir():
+            if int(task.name) != process.pid:
+                assert ctypes.CDLL(None).tgkill(process.pid, int(task.name), int(SIGNAL)) == 0
+        assert " in <module>\n" in stacks_of(process, file, tmp_path), "the main thread, to its bottom"
 
 
 def test_a_process_that_cannot_answer_is_described_all_the_same(file: int, start: Any, tmp_path: Path) -> None:

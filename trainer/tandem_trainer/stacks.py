@@ -87,6 +87,8 @@ def collect(subjects: list[Subject], folder: Path) -> None:
     for subject in subjects:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(subject.pidfd, signal.SIGCONT)
+    for subject, found in threads.items():
+        _let_finish(subject, found, deadline)
     # All main threads before any other, should time run out.
     for place in range(max((len(found) for found in threads.values()), default=0)):
         for subject, found in threads.items():
@@ -107,6 +109,14 @@ def is_stopped(pid: int) -> bool:
     return after_name.split()[0] in ("T", "t")
 
 
+def _let_finish(subject: Subject, threads: list[_Thread], deadline: float) -> None:
+    """Wait a moment for threads that were asked by an earlier call and did not come to answer on a busy machine: what
+    they write must not be taken for the answer of another one, whose handler would return without a word meanwhile."""
+    until = min(deadline, time.monotonic() + SILENT_SECONDS)
+    while any(_is_late(subject, thread) for thread in threads) and time.monotonic() < until:
+        time.sleep(LOOK_SECONDS)
+
+
 def _stack(subject: Subject, thread: _Thread, deadline: float) -> str:
     """What the thread writes; nothing if it knows no Python, blocks the signal, or does not answer in time."""
     before = os.fstat(subject.file).st_size
@@ -117,6 +127,7 @@ def _stack(subject: Subject, thread: _Thread, deadline: float) -> str:
         now = time.monotonic()
         silent = os.fstat(subject.file).st_size == before
         if now > deadline or (answering == "perhaps" and (not silent or now > silent_until)):
+            _let_finish(subject, [thread], deadline)
             break
         time.sleep(LOOK_SECONDS)
     answer = os.pread(subject.file, MOST_BYTES, before).decode(errors="replace")
@@ -131,14 +142,27 @@ def _send(process: int, thread: int) -> bool:
 def _is_answering(subject: Subject, thread: _Thread) -> Literal["yes", "perhaps", "no"]:
     """Whether the signal is on its way to the thread, or blocked in it, as it is while its handler runs. A thread that
     sleeps has not got it, or is done with it; one that runs may be between the two."""
+    pending, blocked, sleeps = _signals(subject, thread)
+    if pending or blocked:
+        return "yes"
+    return "no" if sleeps else "perhaps"
+
+
+def _is_late(subject: Subject, thread: _Thread) -> bool:
+    """Whether a thread has yet to answer, or is about it. One that blocks the signal for good mostly sleeps."""
+    pending, blocked, sleeps = _signals(subject, thread)
+    return pending or (blocked and not sleeps)
+
+
+def _signals(subject: Subject, thread: _Thread) -> tuple[bool, bool, bool]:
+    """Whether the signal is pending for the thread, whether it is blocked in it, and whether the thread sleeps."""
     try:
         status = Path(f"/proc/{subject.pid}/task/{thread.number}/status").read_text()
     except OSError:
-        return "no"
+        return False, False, True
     fields = dict(line.split(":", 1) for line in status.splitlines() if line.startswith(("State", "SigPnd", "SigBlk")))
-    if any(int(fields[mask], 16) >> (SIGNAL - 1) & 1 for mask in ("SigPnd", "SigBlk")):
-        return "yes"
-    return "no" if fields["State"].strip().startswith("S") else "perhaps"
+    pending, blocked = (bool(int(fields[mask], 16) >> (SIGNAL - 1) & 1) for mask in ("SigPnd", "SigBlk"))
+    return pending, blocked, fields["State"].strip().startswith("S")
 
 
 def _written(subject: Subject, threads: list[_Thread], stacks: list[str]) -> str:
