@@ -33,9 +33,8 @@ doubled or late, and wherever an operator died between two writes, the next call
 
 Rejected: a chain of handlers, each of which does the next step after an event (dask-kubernetes: an event lost, or
 two at once, and the chain hangs); finalizers (a job could not be deleted while the operator is away; owner references
-do it);
-state in the operator's memory or in a ConfigMap of its own (it would have to be kept true over restarts, which the
-objects are by themselves); server-side apply without the hash (a write for every object each time).
+do it); state in the operator's memory or in a ConfigMap of its own (it would have to be kept true over restarts, which
+the objects are by themselves); server-side apply without the hash (a write for every object each time).
 """
 
 from collections.abc import Iterator, Sequence
