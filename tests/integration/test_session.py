@@ -188,6 +188,7 @@ def tried(what):
     except Exception as error:
         print(type(error).__name__, error)
 
+tried(lambda: Session("mistakes.py"))
 tried(lambda: session.batches(rows, 8))
 tried(lambda: session.keep(model, elsewhere))
 tried(lambda: session.keep(model, other=object()))
@@ -209,6 +210,7 @@ def test_mistakes_are_named_with_what_to_do(tmp_path: Path) -> None:
         [sys.executable, "mistakes.py"], cwd=tmp_path, check=True, timeout=120, capture_output=True, text=True
     )
     said = [
+        "ConfigurationError the run directory mistakes.py cannot be used",
         "RuntimeError call session.keep(model, optimizer) before session.batches(...)",
         "ValueError the optimizer has 2 parameters that are not the model's",
         "TypeError other has no state_dict and load_state_dict, and is no dictionary",

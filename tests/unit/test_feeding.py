@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.manifest import DataPosition
-from tandem_trainer.data.feeding import Fed, Reading, Stream, Table, cut, moved
+from tandem_trainer.data.feeding import Fed, Reading, Stream, cut, feed, moved
 from tandem_trainer.data.order import Order
 
 sizes = st.integers(1, 40)
@@ -51,11 +51,10 @@ def test_a_table_gives_each_sample_once_in_an_epoch_whatever_the_ranks_and_resta
     seen: list[list[int]] = []
     for world, start, end in zip(worlds, [0, *cuts], [*cuts, steps], strict=True):
         ranks = [
-            list(Table(range(100, 100 + size), order, steps, read(world, rank)).feed(range(start, end)))
-            for rank in range(world)
+            list(feed(range(100, 100 + size), order, range(start, end), read(world, rank))) for rank in range(world)
         ]
         seen += [[value for fed in feds for value in values(fed)] for feds in zip(*ranks, strict=True)]
-    undisturbed = [values(fed) for fed in Table(range(100, 100 + size), order, steps, read(1)).feed(range(steps))]
+    undisturbed = [values(fed) for fed in feed(range(100, 100 + size), order, range(steps), read(1))]
     assert seen == undisturbed
     counts = Counter(value for batch_of_one in seen for value in batch_of_one)
     assert counts == Counter(dict.fromkeys(range(100, 100 + size), 2))
@@ -109,7 +108,7 @@ def test_what_is_drawn_for_a_sample_depends_on_nothing_but_seed_epoch_and_sample
     drawn = {}
     for world in (1, 3):
         for rank in range(world):
-            for fed in Table(range(9), order, 6, read(world, rank, noise)).feed(range(6)):
+            for fed in feed(range(9), order, range(6), read(world, rank, noise)):
                 if fed.weight:
                     for value, number in zip(*fed.data, strict=True):
                         key = (fed.position.epoch, int(value))

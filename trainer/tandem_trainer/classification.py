@@ -18,7 +18,7 @@ from tandem.tasks import ImageClassification
 from tandem_trainer.busy import Busy
 from tandem_trainer.data import Samples
 from tandem_trainer.data.order import share
-from tandem_trainer.data.seed import mixed
+from tandem_trainer.data.seed import generator_of, mixed
 from tandem_trainer.group import Group
 from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.models.dropout import Draws
@@ -54,12 +54,7 @@ class Stepper:
         self._labels = samples.labels.to(group.device)
         self._parameters = [p for parameters in optimizer.param_groups for p in parameters["params"]]
         self.busy = Busy(group.device)
-        # Not torch.manual_seed: that seeds every kind of device there could be, and takes a hundred times as long.
-        self._generator = (
-            torch.cuda.default_generators[group.device.index]
-            if group.device.type == "cuda"
-            else torch.default_generator
-        )
+        self._generator = generator_of(group.device)
         forward.train()
 
     def take(self, step: int, ids: Tensor, learning_rate: float) -> Tensor:

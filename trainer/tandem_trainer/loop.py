@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
-from tandem.manifest import Broken, DataPosition
+from tandem.manifest import Broken
 from tandem.tasks import ImageClassification
 from tandem_trainer.checkpoint.format import parse
 from tandem_trainer.checkpoint.kept import Kept
@@ -19,7 +19,7 @@ from tandem_trainer.checkpoint.state import load_weights
 from tandem_trainer.classification import Stepper
 from tandem_trainer.course import Course, Place, StopRequest
 from tandem_trainer.data import load
-from tandem_trainer.data.order import Batches, Order
+from tandem_trainer.data.order import Batches, Order, Passes
 from tandem_trainer.data.seed import mixed
 from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.models import build
@@ -44,7 +44,7 @@ def train(job: DistributedTrainingJob, place: Place) -> ExitCode:
     torch.use_deterministic_algorithms(config.deterministic)
     samples = load(config.data, "train")
     course = Course(place, job.spec.checkpoint, stop)
-    passes = Passes(order_of(config, len(samples)), config)
+    passes = Passes(order_of(config, len(samples)), config.epochs, config.max_steps)
     torch.manual_seed(mixed(config.seed))
     model = build(config.model, samples.channels, samples.image_size, samples.classes)
     draws = key_dropout(model)
@@ -76,20 +76,6 @@ def train(job: DistributedTrainingJob, place: Place) -> ExitCode:
             average.update_parameters(model)
         course.took(ids, rate, loss)
     return course.end()
-
-
-class Passes:
-    """The steps of a run over an order of samples."""
-
-    def __init__(self, order: Order, config: ImageClassification) -> None:
-        self.order = order
-        steps = config.epochs * order.steps_per_epoch
-        self.data_steps = steps if config.max_steps is None else min(steps, config.max_steps)
-        self.steps_per_epoch = order.steps_per_epoch
-
-    def position(self, step: int) -> DataPosition:
-        """Where the data stands before a step."""
-        return self.order.position(step)
 
 
 def averaged(model: nn.Module, decay: float | None) -> AveragedModel | None:

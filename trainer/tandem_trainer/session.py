@@ -22,7 +22,6 @@ in the wrong branch), wrapping the script's own loader (its position belongs to 
 
 import contextlib
 import os
-import random
 import re
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
@@ -30,7 +29,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -43,9 +41,9 @@ from tandem.rundir import RunDir
 from tandem_trainer.busy import Busy
 from tandem_trainer.checkpoint.kept import Kept, Stateful
 from tandem_trainer.course import Course, StopRequest, place_of
-from tandem_trainer.data.feeding import Collate, Fed, Reading, Stream, Table, cut, moved
-from tandem_trainer.data.order import Order
-from tandem_trainer.data.seed import mixed
+from tandem_trainer.data.feeding import Collate, Fed, Reading, Stream, cut, feed, moved
+from tandem_trainer.data.order import Order, Passes
+from tandem_trainer.data.seed import mixed, seed_everything
 from tandem_trainer.ending import code_of, leave
 from tandem_trainer.group import Group
 from tandem_trainer.mistake import ConfigurationError
@@ -247,11 +245,9 @@ class Session:
         course = Course(place_of(self._rundir, group, self._pulse), self._checkpoint, self._stop)
         batches: Iterator[Fed]
         if _has_indices(dataset):
-            order = Order(len(dataset), global_batch_size, self._seed)
-            steps = epochs * order.steps_per_epoch
-            table = Table(dataset, order, steps if max_steps is None else min(steps, max_steps), reading)
-            course.begin(self._kept, table)
-            batches = table.feed(course.data_steps_left)
+            passes = Passes(Order(len(dataset), global_batch_size, self._seed), epochs, max_steps)
+            course.begin(self._kept, passes)
+            batches = feed(dataset, passes.order, course.data_steps_left, reading)
         else:
             stream = Stream(dataset, global_batch_size, epochs, max_steps, reading)
             loaded = course.begin(self._kept, stream)
@@ -325,13 +321,7 @@ class Session:
 
     def _draw(self, step: int, mine: Tensor) -> None:
         """Random numbers from here on follow from the step, and dropout's from the samples."""
-        seed = mixed(self._seed, step, self.rank)
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFF_FFFF)
-        generator = torch.default_generator
-        if self.device.type == "cuda":
-            generator = torch.cuda.default_generators[self.device.index]
-        generator.manual_seed(seed)
+        seed_everything(mixed(self._seed, step, self.rank), self.device)
         if self._draws is not None:
             self._draws.set(self._seed, step, mine.to(self.device))
 
@@ -375,13 +365,13 @@ def _settings(rundir: RunDir, group: Group, given: Checkpoint) -> Checkpoint:
     """
     problem = ""
     if group.rank == 0:
-        rundir.create()
         try:
+            rundir.create()
             if not rundir.job_file.exists():
                 rundir.write_job(_job(rundir.path, given))
             given = rundir.read_job().spec.checkpoint
         except (OSError, ValueError) as error:
-            problem = f"{rundir.job_file} cannot be used: {error}"
+            problem = f"the run directory {rundir.path} cannot be used: {error}"
     told = group.tell({"problem": problem, "checkpoint": given.dump()})
     if told["problem"]:
         raise ConfigurationError(str(told["problem"]))

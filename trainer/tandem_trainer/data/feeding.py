@@ -14,24 +14,24 @@ epoch would repeat and lose samples), the state of a loader in the checkpoint (o
 """
 
 import itertools
-import random
 import signal
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from tandem.manifest import DataPosition
 from tandem_trainer.data.order import Batches, Order, share
-from tandem_trainer.data.seed import mixed
+from tandem_trainer.data.seed import mixed, seed_everything
 from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.pulse import die_with_parent
 
 Collate = Callable[[list[Any]], Any]
+CPU = torch.device("cpu")
 CONTAINERS = (Tensor, Mapping, list, tuple)
 
 
@@ -89,10 +89,7 @@ class Reading:
 
     def sample(self, epoch: int, number: int, read: Callable[[], Any]) -> Any:
         """Read a sample with random numbers that follow from it."""
-        seed = mixed(self.seed, epoch, number)
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFF_FFFF)
-        torch.default_generator.manual_seed(seed)
+        seed_everything(mixed(self.seed, epoch, number), CPU)
         found = read()
         return found if self.transform is None else self.transform(found)
 
@@ -101,31 +98,21 @@ class Reading:
         return DataLoader(source, num_workers=self.workers, worker_init_fn=_is_worker, pin_memory=self.pin, **options)
 
 
-class Table:
-    """A data set whose samples have numbers."""
+def feed(dataset: Indexed, order: Order, steps: Iterable[int], reading: Reading) -> Iterator[Fed]:
+    """The batches of these data steps, of a data set whose samples have numbers."""
+    batches = Batches(order)
+    asked: deque[tuple[DataPosition, Tensor]] = deque()
 
-    def __init__(self, dataset: Indexed, order: Order, data_steps: int, reading: Reading) -> None:
-        self._dataset, self.order, self._reading = dataset, order, reading
-        self.data_steps: int | None = data_steps
-        self.steps_per_epoch: int | None = order.steps_per_epoch
+    def lists() -> Iterator[list[tuple[int, int]]]:
+        """What loader workers read next, some steps ahead of what is fed."""
+        for step in steps:
+            position, ids = order.position(step), batches.ids(step)
+            asked.append((position, ids))
+            yield [(position.epoch, number) for number in reading.own(ids).tolist()]
 
-    def position(self, step: int) -> DataPosition:
-        """Where the data stands before a data step."""
-        return self.order.position(step)
-
-    def feed(self, steps: Iterable[int]) -> Iterator[Fed]:
-        """The batches of these data steps."""
-        steps, to_load = itertools.tee(steps)
-        batches, own = Batches(self.order), self._reading.own
-        lists = (
-            [(self.order.position(step).epoch, int(number)) for number in own(batches.ids(step))] for step in to_load
-        )
-        rows = _Rows(self._dataset, self._reading)
-        loader = self._reading.loader(rows, batch_sampler=lists, collate_fn=self._reading.collate)
-        told = Batches(self.order)
-        for step, data in zip(steps, loader, strict=True):
-            ids = told.ids(step)
-            yield self._reading.fed(self.order.position(step), ids, data)
+    rows = _Rows(dataset, reading)
+    for data in reading.loader(rows, batch_sampler=lists(), collate_fn=reading.collate):
+        yield reading.fed(*asked.popleft(), data)
 
 
 class Stream:

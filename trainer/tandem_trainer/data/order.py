@@ -62,6 +62,20 @@ class Order:
         return mixed(self.seed, epoch)
 
 
+class Passes:
+    """The steps of a run over an order of samples."""
+
+    def __init__(self, order: Order, epochs: int, max_steps: int | None = None) -> None:
+        self.order = order
+        steps = epochs * order.steps_per_epoch
+        self.data_steps = steps if max_steps is None else min(steps, max_steps)
+        self.steps_per_epoch = order.steps_per_epoch
+
+    def position(self, step: int) -> DataPosition:
+        """Where the data stands before a step."""
+        return self.order.position(step)
+
+
 class Batches:
     """Walks an order step by step, keeping the current epoch's permutation where that is small."""
 
