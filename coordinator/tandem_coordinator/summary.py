@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from tandem.job import DistributedTrainingJob
 from tandem.snapshot import Event, GenerationView, MemberView, RankView, Snapshot
 from tandem.status import Members, Phase, Progress, Status, Straggler
+from tandem.times import rfc3339
 from tandem_coordinator.group import Agent, State
 from tandem_coordinator.observer import Ending, Observed
 from tandem_coordinator.progress import Reports
@@ -79,8 +79,8 @@ def status(
         latest_evaluation=observed.latest_evaluation,
         best_checkpoint=observed.best,
         evaluation_lag_steps=observed.lag_steps,
-        start_time=_rfc3339(started_at),
-        completion_time=_rfc3339(ended_at),
+        start_time=None if started_at is None else rfc3339(started_at),
+        completion_time=None if ended_at is None else rfc3339(ended_at),
         message=_message(state, clock, observed),
     )
 
@@ -151,9 +151,3 @@ def _member(agent: Agent, clock: Clock, reports: Reports) -> MemberView:
             for report in reports.of(member.replica)
         ],
     )
-
-
-def _rfc3339(seconds: float | None) -> str | None:
-    if seconds is None:
-        return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -17,16 +17,17 @@ from pydantic import ValidationError
 from tandem.job import DistributedTrainingJob
 from tandem.snapshot import Snapshot
 from tandem.status import Condition, Status
+from tandem.times import rfc3339, seconds
 from tandem_operator import kinds, names, objects, pods, reporting
 from tandem_operator.api import ApiServer, Refused, Unavailable
 from tandem_operator.backlog import Backlog
 from tandem_operator.coordinators import Coordinators
 from tandem_operator.gauges import Gauges
-from tandem_operator.observed import Children, observe, seconds
+from tandem_operator.observed import Children, observe
 from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
 from tandem_operator.reconcile import is_ours, reconcile
-from tandem_operator.reporting import Notice, Trouble, rfc3339
+from tandem_operator.reporting import Notice, Trouble
 from tandem_operator.rivalry import Claimant, starved_for, way_ends
 from tandem_operator.store import Key, Object, Store
 from tandem_operator.troubles import name_taken
@@ -50,6 +51,17 @@ class _Memory:
     written: float = 0.0
     """When the status was written last."""
     endpoint: str = ""
+
+
+def soonest(again_in: float | None, written_in: float) -> float:
+    """Seconds until a job is looked at again whose status has yet to be written.
+
+    Args:
+        again_in: until something else is due; None: nothing is.
+        written_in: until the status may be written.
+    """
+    left = max(LEAST_SECONDS, written_in)
+    return left if again_in is None else min(again_in, left)
 
 
 class Controller:
@@ -137,7 +149,7 @@ class Controller:
             await self._api.delete(kinds.JOB, *key, uid)
         if refused:
             raise Unavailable("; ".join(trouble.message for trouble in refused))
-        return plan.again_in if wrote else min(plan.again_in or LIVELY_SECONDS, LIVELY_SECONDS)
+        return plan.again_in if wrote else soonest(plan.again_in, memory.written + LIVELY_SECONDS - time.monotonic())
 
     def _claimants(self, key: Key, job: DistributedTrainingJob, of: Children) -> list[Claimant]:
         """Other jobs that are starved or have given way; looked for only if this one is starved itself."""

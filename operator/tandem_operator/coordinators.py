@@ -11,6 +11,9 @@ from tandem.snapshot import Snapshot
 PATIENCE_SECONDS = 3.0
 """A coordinator that is there answers in milliseconds; one that restarts must not hold up other jobs."""
 
+MOST_BYTES = 32 * 2**20
+"""Of an answer: 10,000 workers of eight ranks make 10 MB."""
+
 log = logging.getLogger("tandem.operator")
 
 
@@ -39,11 +42,11 @@ class Coordinators:
                 if answer.status != 200:
                     log.warning("event=coordinator-refused endpoint=%s status=%d", endpoint, answer.status)
                     return None
-                return Snapshot.model_validate_json(await answer.read(), by_alias=True, by_name=False)
+                return Snapshot.model_validate_json(await _read(answer), by_alias=True, by_name=False)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             log.debug("event=coordinator-silent endpoint=%s error=%r", endpoint, error)
             return None
-        except ValidationError as error:
+        except (ValidationError, TooMuch) as error:
             log.warning("event=coordinator-unreadable endpoint=%s error=%r", endpoint, str(error).splitlines()[0])
             return None
 
@@ -59,6 +62,24 @@ class Coordinators:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             log.debug("event=coordinator-silent endpoint=%s error=%r", endpoint, error)
             return False
+
+
+class TooMuch(Exception):  # noqa: N818 - it is what is wrong with the answer
+    """An answer is larger than any coordinator's."""
+
+
+async def _read(answer: aiohttp.ClientResponse) -> bytes:
+    """The whole body.
+
+    Raises:
+        TooMuch: it has more than MOST_BYTES.
+    """
+    found = bytearray()
+    async for piece in answer.content.iter_any():
+        found += piece
+        if len(found) > MOST_BYTES:
+            raise TooMuch(f"more than {MOST_BYTES} bytes")
+    return bytes(found)
 
 
 def _headers(token: str) -> dict[str, str]:

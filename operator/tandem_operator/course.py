@@ -17,7 +17,8 @@ from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
 from tandem.snapshot import Snapshot
 from tandem.status import Condition, Phase, Status
-from tandem_operator.observed import Pod, Workload, seconds
+from tandem.times import seconds
+from tandem_operator.observed import Pod, Workload
 
 DRAIN_SECONDS = 600.0
 """How long evaluators may work on after training; a job whose evaluators find no place must still end."""

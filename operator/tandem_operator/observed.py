@@ -5,9 +5,9 @@ The rest of an object is not kept: a thousand jobs have several thousand objects
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
+from tandem.times import seconds
 from tandem_operator import kinds, names
 from tandem_operator.kinds import Kind
 
@@ -168,11 +168,6 @@ def observe(kind: Kind, body: Mapping[str, Any]) -> Thing:
 def job_of(metadata: Mapping[str, Any]) -> str:
     """The job that an object belongs to, by its label."""
     return str((metadata.get("labels") or {}).get(names.JOB, ""))
-
-
-def seconds(stamp: str | None) -> float | None:
-    """Seconds since the epoch of an RFC 3339 time."""
-    return datetime.fromisoformat(stamp).timestamp() if stamp else None
 
 
 def _owner(metadata: Mapping[str, Any]) -> str:

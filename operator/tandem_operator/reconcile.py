@@ -41,12 +41,13 @@ from collections.abc import Iterator, Sequence
 
 from tandem.job import DistributedTrainingJob
 from tandem.status import Status
+from tandem.times import seconds
 from tandem_operator import fleet, kinds, names, objects, pods
 from tandem_operator.course import Course, condition, course, deadline
 from tandem_operator.fleet import Fleet
 from tandem_operator.kinds import Kind
 from tandem_operator.objects import Manifest
-from tandem_operator.observed import Children, Pod, Service, Thing, Workload, seconds
+from tandem_operator.observed import Children, Pod, Service, Thing, Workload
 from tandem_operator.plan import Plan, Removal, Situation
 from tandem_operator.pods import Images
 from tandem_operator.reporting import Trouble, notices, status

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 from tandem.job import DistributedTrainingJob
 from tandem.snapshot import GenerationView, Snapshot
 from tandem.status import Condition, Members, Phase, Score, Status
+from tandem.times import rfc3339
 from tandem_operator.course import Course, condition
 from tandem_operator.observed import Pod
 from tandem_operator.rivalry import GAVE_WAY
@@ -131,11 +131,6 @@ def patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
         elif value != before:
             changes[key] = value
     return changes
-
-
-def rfc3339(now: float) -> str:
-    """A time as Kubernetes writes it."""
-    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 _LAST = ("Complete", "Failed", "Suspended", "Running")

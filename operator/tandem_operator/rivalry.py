@@ -19,8 +19,9 @@ from dataclasses import dataclass
 
 from tandem.job import DistributedTrainingJob
 from tandem.status import Status
+from tandem.times import seconds
 from tandem_operator.course import condition
-from tandem_operator.observed import Pod, seconds
+from tandem_operator.observed import Pod
 
 PATIENCE_SECONDS = 30.0
 LONGEST_PATIENCE_SECONDS = 300.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem_operator.observed import seconds
+from tandem.times import seconds
 from tests.cluster.images import Images
 from tests.cluster.machine.images import PAUSE
 from tests.cluster.machine.places import KUBECONFIG, node_names

@@ -4,7 +4,7 @@ import pytest
 
 from tandem.cluster import names
 from tandem.cluster.happenings import happenings, news, who
-from tandem.cluster.times import seconds
+from tandem.times import seconds
 from tandem_operator import names as operators
 from tests.unit.fake_kubectl import event
 

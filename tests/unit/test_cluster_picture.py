@@ -8,8 +8,8 @@ from tandem.cluster import picture
 from tandem.cluster.happenings import happenings
 from tandem.cluster.pods import pods
 from tandem.cluster.sight import Sight, job_sight
-from tandem.cluster.times import seconds
 from tandem.mistake import UserError
+from tandem.times import seconds
 from tests.unit import fake_kubectl as fake
 
 MADE = seconds("2026-11-21T12:00:00Z")

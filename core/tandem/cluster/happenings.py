@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tandem.cluster.names import COORDINATOR, EVALUATOR, WORKER, stem
-from tandem.cluster.times import seconds
 from tandem.job import KIND
+from tandem.times import seconds
 
 _OBJECTS = (
     (("Pod",), rf"({WORKER}|{EVALUATOR})-(\d+)-[0-9a-z]{{5}}", "{0}-{1}"),

@@ -12,8 +12,8 @@ from tandem.checkpoints.columns import Column, paragraph, plain, table
 from tandem.cluster.happenings import Happening
 from tandem.cluster.pods import Pod, State
 from tandem.cluster.sight import JobSight, Sight
-from tandem.cluster.times import seconds
 from tandem.status import Members, Phase, Score, Status
+from tandem.times import seconds
 from tandem.view.words import count, duration, number, spaced
 
 LATELY = 8

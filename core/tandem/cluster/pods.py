@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tandem.cluster import names
-from tandem.cluster.times import seconds
 from tandem.exitcode import ExitCode
+from tandem.times import seconds
 
 State = Literal["waiting", "starting", "running", "not ready", "leaving", "done", "failed"]
 

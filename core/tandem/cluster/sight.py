@@ -12,11 +12,11 @@ from tandem.cluster.complaint import NotFound
 from tandem.cluster.happenings import Happening, happenings
 from tandem.cluster.kubectl import Kubectl
 from tandem.cluster.pods import Pod, pods
-from tandem.cluster.times import seconds
 from tandem.fields import nearest
 from tandem.job import GROUP
 from tandem.mistake import UserError, printable
 from tandem.status import Condition, Status
+from tandem.times import seconds
 
 RESOURCE = f"distributedtrainingjobs.{GROUP}"
 ENDED = ("Succeeded", "Failed")

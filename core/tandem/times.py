@@ -16,3 +16,8 @@ def seconds(text: object) -> float | None:
     except ValueError:
         return None
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def rfc3339(at: float) -> str:
+    """Seconds since the epoch as Kubernetes writes a time."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
