@@ -7,25 +7,21 @@ a pause that grows, so that the others do not have to do its share; one that say
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
 from types import FrameType
 
 from tandem import launch
 from tandem.exitcode import ExitCode
+from tandem.local.supervision import Child, is_due, is_through, pause
 
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds before the second restart in a row, doubled for each further one."""
 POLL_SECONDS = 0.2
 HOPELESS = (ExitCode.CONFIGURATION, ExitCode.USAGE)
 
 
-@dataclass
 class _Member:
-    index: int
-    process: subprocess.Popen[bytes] | None = None
-    due: float = 0.0
-    pause: float = FIRST_PAUSE
-    done: bool = False
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.child = Child(name=f"evaluator {index}", role="evaluator")
+        self.process: subprocess.Popen[bytes] | None = None
 
 
 def run_crew(processes: int) -> int:
@@ -43,7 +39,7 @@ def run_crew(processes: int) -> int:
             for member in members:
                 if (code := _look_after(member)) is not None:
                     return code
-            if all(member.done for member in members):
+            if all(is_through(member.child) for member in members):
                 return ExitCode.DONE
             time.sleep(POLL_SECONDS)
         return ExitCode.INTERRUPTED if asked[0] == signal.SIGINT else ExitCode.PREEMPTED
@@ -53,21 +49,19 @@ def run_crew(processes: int) -> int:
 
 def _look_after(member: _Member) -> int | None:
     """Start one that is due; the code to end all with if one cannot work."""
-    now = time.monotonic()
-    if member.done or now < member.due:
-        return None
+    now, child = time.monotonic(), member.child
     if member.process is None:
-        member.process = subprocess.Popen(launch.evaluator_command(member.index))
-    code = member.process.poll()
-    if code is None:
+        if not is_through(child) and is_due(child, now):
+            member.process = subprocess.Popen(launch.evaluator_command(member.index))
+            member.child = child.started(now)
         return None
-    member.process = None
+    if (code := member.process.poll()) is None:
+        return None
+    member.process, member.child = None, child.ended(code, now)
     if code in HOPELESS:
         return code
-    member.done = code == ExitCode.DONE
-    if not member.done:
-        print(f"evaluator {member.index} ended with code {code}; again in {member.pause:.0f} s", flush=True)
-        member.due, member.pause = now + member.pause, min(LONGEST_PAUSE, 2 * member.pause)
+    if code != ExitCode.DONE:
+        print(f"{child.name} ended with code {code}; again in {pause(member.child.failures):g} s", flush=True)
     return None
 
 

@@ -176,7 +176,7 @@ def _train(children: Sequence[Child], facts: Facts, now: float) -> list[Action]:
                 ]
         elif child.role == "evaluator" and (is_through(child) or is_given_up(child)):
             continue
-        elif _is_due(child, now):
+        elif is_due(child, now):
             actions.append(Start(child.name))
     return actions
 
@@ -188,10 +188,10 @@ def _drain(children: Sequence[Child], facts: Facts, now: float) -> list[Action]:
     if now - since > ENDING_SECONDS:
         actions += _stop(agents, SAVING_SECONDS, now)
     open_work = [child for child in evaluators if not is_through(child) and not is_given_up(child)]
-    actions += [Start(child.name) for child in open_work if _is_due(child, now)]
+    actions += [Start(child.name) for child in open_work if is_due(child, now)]
     if open_work or any(agent.running for agent in agents):
         coordinator = _of("coordinator", children)
-        return actions + [Start(c.name) for c in coordinator if _is_due(c, now) and not is_given_up(c)]
+        return actions + [Start(c.name) for c in coordinator if is_due(c, now) and not is_given_up(c)]
     return _leave(children, now)
 
 
@@ -218,7 +218,8 @@ def _stop(children: Sequence[Child], patience: float, now: float) -> list[Action
     return actions
 
 
-def _is_due(child: Child, now: float) -> bool:
+def is_due(child: Child, now: float) -> bool:
+    """Whether its pause after the last end is over."""
     if child.running:
         return False
     return child.ended_at is None or now - child.ended_at >= pause(child.failures)
