@@ -21,4 +21,4 @@ install -c "$constraints" "$@"
 "$python" bytecode.py /opt/tandem/lib
 [ ! -d /overlay ] || "$python" bytecode.py /overlay/opt/tandem/lib /overlay
 [ -z "${CPU_ONLY:-}" ] || "$python" cpu_only.py
-rm -rf /pip /root/.cache /tmp/*
+rm -rf /pip ~root/.cache /tmp/*

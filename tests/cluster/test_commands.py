@@ -10,25 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.images import Images
-from tests.cluster.operated import Job, Operator, operated
-from tests.cluster.pods import Namespace, eventually, restricted
+from tests.cluster.operated import Job, Operator
+from tests.cluster.pods import Namespace, eventually
 
 ROOT = Path(__file__).parents[2]
 TANDEM = Path(sys.executable).with_name("tandem")
 DIGITS = "examples/digits.yaml"
-
-
-@pytest.fixture(scope="module")
-def namespace() -> Iterator[Namespace]:
-    with restricted() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def operator(namespace: Namespace, images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    with operated(namespace, images, tmp_path_factory.mktemp("operator")) as found:
-        yield found
 
 
 def tandem(namespace: Namespace, *words: str, code: int = 0) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from tandem.exitcode import ExitCode
 from tests.cluster.images import ROOMS, Images
-from tests.cluster.pods import Namespace, container, named, pod, restricted
+from tests.cluster.pods import Namespace, container, named, pod
 
 UNCHECKED_HASH = (0b01).to_bytes(4, "little")
 """Bytes 4 to 8 of bytecode that is taken as it is, whatever the source's time and content (PEP 552)."""
@@ -142,12 +142,6 @@ def test_nothing_is_compiled_at_a_start(image: Opened) -> None:
         compiled = list((path.parent / "__pycache__").glob(f"{path.stem}.cpython-*.pyc"))
         assert compiled, module
         assert compiled[0].read_bytes()[4:8] == UNCHECKED_HASH, module
-
-
-@pytest.fixture(scope="module")
-def namespace() -> Iterator[Namespace]:
-    with restricted() as made:
-        yield made
 
 
 def outcome(namespace: Namespace, name: str, image: str, *arguments: str) -> tuple[int, str]:

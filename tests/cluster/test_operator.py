@@ -1,28 +1,14 @@
 """One job from `kubectl apply` to its end, on a real cluster, with the operator's own rights and `restricted` pods."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.images import Images
-from tests.cluster.operated import Job, Operator, manifest, operated
-from tests.cluster.pods import Namespace, restricted
+from tests.cluster.operated import Job, Operator, manifest
+from tests.cluster.pods import Namespace
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def namespace() -> Iterator[Namespace]:
-    with restricted() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def operator(namespace: Namespace, images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    with operated(namespace, images, tmp_path_factory.mktemp("operator")) as found:
-        yield found
 
 
 @pytest.mark.timeout(900)

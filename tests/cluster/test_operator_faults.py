@@ -4,27 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.images import Images
-from tests.cluster.operated import Job, Operator, manifest, operated, seen
-from tests.cluster.pods import Namespace, restricted
+from tests.cluster.operated import Job, Operator, manifest, seen
+from tests.cluster.pods import Namespace
 
 LONG = {
     "task": "image-classification",
     "config": {"model": "cnn", "data": {"name": "digits"}, "epochs": 100_000, "globalBatchSize": 64},
 }
 """Longer than any of these tests."""
-
-
-@pytest.fixture(scope="module")
-def namespace() -> Iterator[Namespace]:
-    with restricted() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def operator(namespace: Namespace, images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    with operated(namespace, images, tmp_path_factory.mktemp("operator")) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

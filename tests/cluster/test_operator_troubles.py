@@ -5,21 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.images import Images
-from tests.cluster.operated import Job, Operator, manifest, operated
-from tests.cluster.pods import Namespace, restricted
-
-
-@pytest.fixture(scope="module")
-def namespace() -> Iterator[Namespace]:
-    with restricted() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def operator(namespace: Namespace, images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    with operated(namespace, images, tmp_path_factory.mktemp("operator")) as found:
-        yield found
+from tests.cluster.operated import Job, Operator, manifest
+from tests.cluster.pods import Namespace
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,26 @@ def tandem(fake: FakeKubectl, *words: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=60,
     )
+
+
+@contextmanager
+def started(fake: FakeKubectl, *words: str) -> Iterator["subprocess.Popen[str]"]:
+    """A command that goes on until something happens, in a session of its own."""
+    process = subprocess.Popen(
+        [TANDEM, *words],
+        cwd=ROOT,
+        env=environment(fake),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
 
 
 def cluster(fake: FakeKubectl, *pods: dict[str, Any], **status: Any) -> None:
@@ -201,15 +222,7 @@ def test_without_a_terminal_watching_prints_lines(fake: FakeKubectl) -> None:
 
 def test_watching_waits_for_a_cluster_that_is_away_and_says_so(fake: FakeKubectl) -> None:
     cluster(fake, phase="Running", progress={"step": 12, "totalSteps": 100}, loss=0.5)
-    process = subprocess.Popen(
-        [TANDEM, "status", "digits", "--watch"],
-        cwd=ROOT,
-        env=environment(fake),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    with started(fake, "status", "digits", "--watch") as process:
         assert process.stdout is not None
         assert "phase=Running step=12 totalSteps=100 loss=0.5" in process.stdout.readline()
         fake.answers("get", JOBS, "digits", complains="Unable to connect to the server: i/o timeout")
@@ -218,9 +231,6 @@ def test_watching_waits_for_a_cluster_that_is_away_and_says_so(fake: FakeKubectl
         rest, _ = process.communicate(timeout=30)
         assert process.returncode == 0
         assert "phase=Succeeded step=100" in rest
-    finally:
-        process.kill()
-        process.communicate(timeout=30)
 
 
 @pytest.mark.parametrize("words", [("digits", "-A"), ("--watch",), ("digits", "--watch", "-o", "json")])
@@ -256,17 +266,7 @@ def test_ctrl_c_leaves_quietly_and_leaves_no_kubectl(fake: FakeKubectl) -> None:
     cluster(fake, fakes.pod("worker", 0))
     fake.answers("logs", says="2026-11-21T12:00:01Z one\n")
     fake.answers("logs", "--follow", says="2026-11-21T12:00:02Z two\n", stays=True)
-    process = subprocess.Popen(
-        [TANDEM, "logs", "digits", "--follow"],
-        cwd=ROOT,
-        env=environment(fake),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
+    with started(fake, "logs", "digits", "--follow") as process:
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == ["worker-0    │ one\n", "worker-0    │ two\n"]
         process.send_signal(signal.SIGINT)
@@ -275,9 +275,6 @@ def test_ctrl_c_leaves_quietly_and_leaves_no_kubectl(fake: FakeKubectl) -> None:
         # Whoever is left of its session would still be there.
         with pytest.raises(ProcessLookupError):
             os.killpg(process.pid, 0)
-    finally:
-        process.kill()
-        process.communicate(timeout=30)
 
 
 @pytest.mark.parametrize("words", [("status", "digits"), ("logs", "digits"), ("events", "digits")])
@@ -309,15 +306,7 @@ def test_events_are_sentences_with_a_count(fake: FakeKubectl) -> None:
 
 def test_events_that_come_are_told_until_the_job_ends(fake: FakeKubectl) -> None:
     cluster(fake)
-    process = subprocess.Popen(
-        [TANDEM, "events", "digits", "--watch"],
-        cwd=ROOT,
-        env=environment(fake),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    with started(fake, "events", "digits", "--watch") as process:
         assert process.stdout is not None
         assert "generation 1 with 2 workers" in process.stdout.readline()
         first = fakes.event("DistributedTrainingJob", "digits", "Started", "generation 1 with 2 workers")
@@ -328,9 +317,6 @@ def test_events_that_come_are_told_until_the_job_ends(fake: FakeKubectl) -> None
         assert process.returncode == 0
         assert "it is over" in rest
         assert "generation 1" not in rest
-    finally:
-        process.kill()
-        process.communicate(timeout=30)
 
 
 def test_on_a_terminal_watching_draws_a_picture_and_ctrl_c_leaves_it(fake: FakeKubectl) -> None:
