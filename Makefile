@@ -52,6 +52,7 @@ bench-recovery: $(STAMP) ## Recovery from faults beside plain torchrun (root; AR
 
 bench-checkpoint: $(STAMP) ## Cost of a save beside torch.save, dcp, accelerate (two idle cores; ARGS="--rounds 5")
 	@$(BIN)/python -m tests.bench.checkpoint $(ARGS)
+	@$(BIN)/python -m tests.bench.checkpoint.loading
 
 bench-operator: $(STAMP) ## The operator under 1,000 jobs, and what it does when pods die (a cluster; ARGS="--only scale --jobs 1000")
 	@$(BIN)/python -m tests.bench.operators $(ARGS)
@@ -59,8 +60,10 @@ bench-operator: $(STAMP) ## The operator under 1,000 jobs, and what it does when
 soak: $(STAMP) ## Random faults against one job, everything checked after each (root; SECONDS=600 SEED=1)
 	@$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1) $(ARGS)
 
-generate: $(STAMP) ## Write the CRD, the JSON schema and the reference pages from the models
+generate: $(STAMP) ## Write the CRD, the JSON schema and the reference pages from the models, and the chart's pages
 	@$(BIN)/python -m tandem.schema
+	@$(BIN)/python -m tandem.dashboards
+	@$(BIN)/python charts/generate.py
 
 # Not $(STAMP): whoever builds images needs a builder and Python, and no torch on this machine.
 images: ## Build the images with Docker or buildah (TAG= REGISTRY=host/team/ TORCH_INDEX= PLATFORMS= PUSH=1; docs/images.md)

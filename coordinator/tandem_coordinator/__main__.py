@@ -1,4 +1,5 @@
-"""Starts a coordinator: `python -m tandem_coordinator --host HOST --port PORT [--port-file FILE] [--job FILE]`.
+"""Starts a coordinator: `python -m tandem_coordinator --host HOST --port PORT [--metrics-port PORT] [--port-file FILE]
+[--job FILE]`.
 
 The job is in the run directory already, where `tandem run` starts it; in a pod it comes in a file of its own, and the
 coordinator records it for all others.
@@ -29,7 +30,7 @@ from tandem.reading import read_job
 from tandem.rundir import RunDir
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.ledger import Ledger, TakenOver
-from tandem_coordinator.server import application
+from tandem_coordinator.server import application, metrics_application
 
 GRACE_SECONDS = 1.0
 """For requests that are being answered when the coordinator is told to stop; held ones are answered at once."""
@@ -55,6 +56,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tandem_coordinator", description="Coordinate one training job.")
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on (default: all)")  # noqa: S104
     parser.add_argument("--port", type=int, default=7070, help="port to listen on; 0 takes a free one")
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        help="port for /metrics without the token; 0 takes a free one (default: none)",
+    )
     parser.add_argument("--port-file", type=Path, help="file to write the port to, once it is open")
     parser.add_argument(
         "--job",
@@ -70,7 +76,7 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
-        code = asyncio.run(_serve(args.host, args.port, args.port_file, args.job))
+        code = asyncio.run(_serve(args.host, args.port, args.metrics_port, args.port_file, args.job))
     except CannotStart as error:
         print(f"tandem_coordinator: {error}", file=sys.stderr)
         code = ExitCode.USAGE
@@ -83,7 +89,9 @@ def main() -> None:
     os._exit(code)
 
 
-async def _serve(host: str, port: int, port_file: Path | None, manifest: Path | None) -> ExitCode:
+async def _serve(
+    host: str, port: int, metrics_port: int | None, port_file: Path | None, manifest: Path | None
+) -> ExitCode:
     token = os.environ.get(TOKEN, "")
     if not token:
         raise CannotStart(f"set {TOKEN} to the job's secret; without one anybody could steer the job")
@@ -105,10 +113,18 @@ async def _serve(host: str, port: int, port_file: Path | None, manifest: Path | 
 
     coordinator = Coordinator(job, rundir, ledger, remembered)
     runner = web.AppRunner(
-        application(coordinator, token), access_log=None, handler_cancellation=True, shutdown_timeout=GRACE_SECONDS
+        application(coordinator, token, rundir),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=GRACE_SECONDS,
     )
     await runner.setup()
     bound = await _listen(runner, host, port)
+    open_runner = None
+    if metrics_port is not None:
+        open_runner = web.AppRunner(metrics_application(coordinator), access_log=None, shutdown_timeout=GRACE_SECONDS)
+        await open_runner.setup()
+        log.info("event=metrics host=%s port=%d", host, await _listen(open_runner, host, metrics_port))
     if port_file is not None:
         _write_port(port_file, bound)
     log.info(
@@ -124,6 +140,8 @@ async def _serve(host: str, port: int, port_file: Path | None, manifest: Path | 
             await running
     finally:
         await runner.cleanup()
+        if open_runner is not None:
+            await open_runner.cleanup()
     log.info("event=stopped")
     return ExitCode.DONE
 

@@ -5,10 +5,8 @@ ledger's, the observer's, the journal's.
 """
 
 import asyncio
-import logging
 import random
 import time
-from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,9 +15,11 @@ from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
 from tandem.messages import Answer, Membership, Sync
 from tandem.rundir import RunDir
-from tandem.snapshot import Event, GenerationView, Snapshot
+from tandem.snapshot import Snapshot
 from tandem.status import Status
 from tandem_coordinator import group, membership
+from tandem_coordinator.account import Account
+from tandem_coordinator.export import Figures
 from tandem_coordinator.forming import STACKS_SECONDS
 from tandem_coordinator.group import (
     Action,
@@ -36,14 +36,12 @@ from tandem_coordinator.group import (
     State,
 )
 from tandem_coordinator.hang import HangWatch
-from tandem_coordinator.journal import Journal
+from tandem_coordinator.history import History
 from tandem_coordinator.ledger import HISTORY, Ledger, Page, Remembered, TakenOver
 from tandem_coordinator.observer import Observed, Observer, RunDirectory
 from tandem_coordinator.progress import Reports
 from tandem_coordinator.straggler import StragglerWatch
-from tandem_coordinator.summary import Clock, snapshot, status
-
-log = logging.getLogger("tandem.coordinator")
+from tandem_coordinator.summary import Clock, about, snapshot, status
 
 TICK_SECONDS = 0.05
 """How often time is looked at; what agents say is acted on at once."""
@@ -62,7 +60,6 @@ SAMPLE_SECONDS = 1.0
 """Between two samples in the journal."""
 RANKS_IN_SAMPLES = 100
 """Of so many ranks a second, on the average, the journal tells the processor use: of more ranks less often."""
-MOST_GENERATIONS, MOST_EVENTS = 100, 200
 
 
 class Coordinator:
@@ -78,12 +75,11 @@ class Coordinator:
             latest=remembered.membership,
             failures=remembered.failures,
         )
-        self.restarts: Counter[str] = Counter()
+        self._account = Account(time.monotonic())
         self._rundir, self._ledger = rundir, ledger
         self._recorded = remembered.generation
         self._started_at = remembered.started_at
-        self._generations = deque(remembered.history, MOST_GENERATIONS)
-        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
+        self._history = History(rundir, remembered.history)
         self._reports = Reports()
         elasticity = job.spec.elasticity
         self._hangs = HangWatch(elasticity.hang_seconds, elasticity.hang_start_seconds, elasticity.heartbeat_seconds)
@@ -98,11 +94,10 @@ class Coordinator:
         self._unrecorded = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="ledger")
-        self._journal = Journal(rundir.log / "coordinator.jsonl")
         self._observer = Observer(
             RunDirectory(rundir, job.spec.evaluation),
             lambda observed: self._from_thread(self._observe, observed),
-            lambda complaint: self._from_thread(self._say, complaint, "warning"),
+            lambda complaint: self._from_thread(self._history.say, complaint, "warning"),
         )
 
     # What is asked of it
@@ -143,18 +138,44 @@ class Coordinator:
         self._unrecorded.set()
         return self.state.target
 
-    def snapshot(self) -> Snapshot:
-        """Everything that is known of the job now."""
-        clock = Clock(time.time(), time.monotonic())
-        status = self._status(clock)
-        return snapshot(
-            self.job, status, self.state, clock, self._reports, self._observed, self._generations, self._events
+    def snapshot(self, observed: Observed | None = None, most: int | None = None) -> Snapshot:
+        """What is known of the job now.
+
+        Args:
+            observed: what stands in the run directory, if somebody knows it better.
+            most: of so many members alone, those that need attention first.
+        """
+        clock, seen, told = Clock(time.time(), time.monotonic()), observed or self._observed, self._history
+        now = self._status(clock, seen)
+        return snapshot(self.job, now, self.state, clock, self._reports, seen, told.generations, told.events, most=most)
+
+    def glance(self, most: int, observed: Observed | None = None) -> tuple[Snapshot, int]:
+        """A snapshot with so many members at most, and how many there are: for who looks every second, whatever the
+        size of the job."""
+        return self.snapshot(observed, most), len(self.state.agents)
+
+    def figures(self) -> Figures:
+        """What is counted and measured besides, for Prometheus."""
+        self._count_time()
+        return Figures(
+            checkpoints=self.job.spec.checkpoint,
+            restarts=self._history.restarts,
+            failures=self.state.failures,
+            budget=self.job.spec.elasticity.max_restarts,
+            seconds=self._account.seconds,
+            stepped_at=self._reports.stepped_at,
+            started_at=self._started_at,
+            clock=Clock(time.time(), time.monotonic()),
+            observed=self._observed,
         )
 
-    def _status(self, clock: Clock | None = None) -> Status:
-        clock = clock or Clock(time.time(), time.monotonic())
+    def _count_time(self) -> None:
+        worked = self._observed.training.seconds
+        self._account.look(time.monotonic(), about(self.state, self._reports, self._observed), worked)
+
+    def _status(self, clock: Clock, observed: Observed) -> Status:
         stragglers = self._stragglers.stragglers
-        return status(self.job, self.state, clock, self._reports, self._observed, self._started_at, stragglers)
+        return status(self.job, self.state, clock, self._reports, observed, self._started_at, stragglers)
 
     async def _ask_whether_over(self) -> None:
         """An agent that leaves because training is complete may say so before we have seen the marker, and the rest
@@ -199,7 +220,7 @@ class Coordinator:
             self._observer.stop()
             self._announce()
             self._disk.shutdown(wait=False, cancel_futures=True)
-            self._journal.close()
+            self._history.close()
 
     async def _tick(self) -> None:
         while True:
@@ -233,7 +254,7 @@ class Coordinator:
             try:
                 await self._loop.run_in_executor(self._disk, self._ledger.record, page)
             except OSError as error:
-                self._say(f"coordinator.json cannot be written, so no generation can start: {error}", "error")
+                self._history.say(f"coordinator.json cannot be written, so no generation can start: {error}", "error")
                 await asyncio.sleep(RETRY_SECONDS)
                 self._unrecorded.set()
                 continue
@@ -246,13 +267,14 @@ class Coordinator:
         while True:
             await asyncio.sleep(SAMPLE_SECONDS)
             for told in self._stragglers.look(self._reports.everyone(), time.monotonic()):
-                self._say(told, "info")
-            now, evaluators = self._status(), self._observed.evaluators
+                self._history.say(told, "info")
+            clock, observed = Clock(time.time(), time.monotonic()), self._observed
+            now, evaluators = self._status(clock, observed), observed.evaluators
             owed -= RANKS_IN_SAMPLES
             trainer_cpu = self._reports.trainer_cpu() if owed <= 0 else {}
             gpu = self._reports.trainer_gpu() if owed <= 0 else {}
             owed = owed if owed > 0 else len(trainer_cpu)
-            self._write(
+            self._history.write(
                 "sample",
                 generation=now.generation,
                 worldSize=now.world_size or 0,
@@ -298,6 +320,7 @@ class Coordinator:
                 self._hangs.forget(replica)
                 self._requests.pop(replica, None)
         if _orders(before) != _orders(self.state):
+            self._count_time()
             self._announce()
 
     def _act(self, action: Action) -> None:
@@ -305,11 +328,11 @@ class Coordinator:
             case Open(opened, detail, adopted):
                 self._opened(opened, detail, adopted)
             case Close(generation, cause):
-                self._closed(generation, cause)
+                self._history.closed(generation, cause, is_last=self.state.end is not None)
             case Say(text, warning):
-                self._say(text, "warning" if warning else "info")
+                self._history.say(text, "warning" if warning else "info")
             case Fail(cause):
-                self._say(cause.detail, "error")
+                self._history.say(cause.detail, "error")
                 self._loop.create_task(self._mark_failed(cause))
 
     def _opened(self, opened: Membership, detail: str, adopted: bool) -> None:
@@ -318,42 +341,8 @@ class Coordinator:
         self._stragglers.begin()
         self._asked_to_save.clear()
         self._unrecorded.set()
-        now = time.time()
-        if adopted:
-            self._say(detail, "info")
-            if self._generations and self._generations[-1].generation == opened.generation:
-                return
-        elif opened.generation > 1:
-            self.restarts[opened.reason] += 1
-        self._started_at = self._started_at or now
-        names = [member.replica for member in opened.members]
-        view = GenerationView(
-            generation=opened.generation,
-            world_size=opened.world_size,
-            members=names,
-            opened_at=now,
-            reason=opened.reason,
-            detail=detail,
-        )
-        self._generations.append(view)
-        self._write(
-            "generation",
-            generation=opened.generation,
-            worldSize=opened.world_size,
-            members=names,
-            reason=opened.reason,
-            detail=detail,
-        )
-        size = group.replicas(len(names))
-        self._say(f"generation {opened.generation} with {size}, because {detail}", "info")
-
-    def _closed(self, generation: int, cause: Cause) -> None:
-        if self._generations and self._generations[-1].generation == generation:
-            self._generations[-1] = self._generations[-1].model_copy(update={"closed_at": time.time()})
-        self._write("closed", generation=generation, reason=cause.reason, detail=cause.detail)
-        # The end of the job has been said already.
-        if self.state.end is None:
-            self._say(f"generation {generation} is over: {cause.detail}", "info" if cause.is_planned else "warning")
+        self._started_at = self._started_at or time.time()
+        self._history.opened(opened, detail, adopted)
 
     async def _mark_failed(self, cause: Cause) -> None:
         if self.state.cause.reason == "Hung":
@@ -365,7 +354,7 @@ class Coordinator:
                     self._disk, self._rundir.mark_failed, cause.reason, cause.detail, int(ExitCode.FAILED)
                 )
             except OSError as error:
-                self._say(f"FAILED.json cannot be written: {error}", "error")
+                self._history.say(f"FAILED.json cannot be written: {error}", "error")
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 self._apply(Over(cause))
@@ -373,10 +362,11 @@ class Coordinator:
 
     def _observe(self, observed: Observed) -> None:
         self._observed = observed
+        self._count_time()
         self._looked.set()
         self._looked = asyncio.Event()
         if observed.ending is not None and self.state.end is None:
-            self._say(observed.ending.message, "error" if observed.ending.failed else "info")
+            self._history.say(observed.ending.message, "error" if observed.ending.failed else "info")
             self._apply(Over(Cause(observed.ending.reason, observed.ending.message)))
 
     def _page(self) -> Page:
@@ -388,23 +378,13 @@ class Coordinator:
             replicas=self.job.spec.workers.replicas,
             target=self.state.target,
             started_at=self._started_at,
-            history=list(self._generations)[-HISTORY:],
+            history=list(self._history.generations)[-HISTORY:],
         )
-
-    # Telling
 
     def _announce(self) -> None:
         """Wake all requests that are held back."""
         self._changed.set()
         self._changed = asyncio.Event()
-
-    def _say(self, text: str, kind: str) -> None:
-        self._events.append(Event.parse({"at": time.time(), "kind": kind, "text": text}))
-        self._write("event", level=kind, text=text)
-        log.log({"info": logging.INFO, "warning": logging.WARNING}.get(kind, logging.ERROR), "%s", text)
-
-    def _write(self, kind: str, **fields: object) -> None:
-        self._journal.append({"kind": kind, "time": round(time.time(), 3), **fields})
 
     def _from_thread(self, function: object, *args: object) -> None:
         # The loop may have closed while the disk was slow.

@@ -1,12 +1,12 @@
 """What one evaluator process is doing, from the log it writes into the run directory."""
 
-import math
 import os
 import re
 from pathlib import Path
 from typing import Any
 
 from tandem.durable import read_lines
+from tandem.numbers import finite
 from tandem.snapshot import EvaluatorView
 
 _NAME = re.compile(r"^evaluator-(.+)\.jsonl$")
@@ -30,13 +30,17 @@ class EvaluatorLog:
         self._before: dict[str, Any] | None = None
         self._newest: dict[str, Any] | None = None
         self._ended = False
+        self.failed: set[str] = set()
+        """Checkpoints that it could not evaluate, since it is followed."""
 
     def follow(self) -> None:
         """Read what was appended since the last time."""
         records, self._offset = read_lines(self._path, self._offset)
         for record in records:
-            if record.get("kind") == "usage" and _number(record.get("time")) is not None:
+            if record.get("kind") == "usage" and finite(record.get("time")) is not None:
                 self._before, self._newest = self._newest, record
+            if record.get("kind") == "bad":
+                self.failed.add(str(record.get("checkpoint")))
             self._ended = record.get("kind") == "end"
 
     def view(self, now: float) -> EvaluatorView | None:
@@ -54,14 +58,9 @@ class EvaluatorLog:
     def _cpu(self) -> float | None:
         if self._before is None or self._newest is None:
             return None
-        used, previously = (_number(record.get("cpuSeconds")) for record in (self._newest, self._before))
+        used, previously = (finite(record.get("cpuSeconds")) for record in (self._newest, self._before))
         seconds = self._newest["time"] - self._before["time"]
         # Processor time that falls is that of a new process under the same name.
         if used is None or previously is None or used < previously or seconds <= 0:
             return None
         return float((used - previously) / seconds)
-
-
-def _number(value: object) -> float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else None  # type: ignore[arg-type]

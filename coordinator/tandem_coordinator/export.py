@@ -1,53 +1,134 @@
-"""The snapshot of a job as Prometheus metrics.
+"""The snapshot of a job, and what was counted besides, as Prometheus metrics.
 
-The series are built anew from the snapshot at each scrape. Rejected: gauges that are set as news arrive, which would
-keep the series of ranks and evaluators that are long gone.
+The series are built anew at each scrape. Rejected: gauges that are set as news arrive, which would keep the series of
+ranks and evaluators that are long gone.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import get_args
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from tandem import metrics
-from tandem.metrics import Metric
+from tandem.job import Checkpoint
+from tandem.metrics import STEP_BUCKETS, Metric
 from tandem.snapshot import Snapshot
 from tandem.status import Phase
+from tandem_coordinator.observer import Observed
+from tandem_coordinator.summary import Clock
+from tandem_coordinator.training_log import Training
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+REASONS = (
+    *("WorkerFailed", "Hung", "PeerLost", "MemberLost", "MemberLeft", "Preempted"),
+    *("MemberJoined", "TargetChanged", "MembershipChanged"),
+)
+"""Why generations end. Counted from 0 on, or the first of each kind would be no increase."""
+
+FRESH_SECONDS = 0.4
+"""For so long an answer is given again …"""
+PAUSE = 9.0
+"""… and for so many times as long as it took to make."""
 
 Sample = tuple[Metric, tuple[str, ...], float | int | None]
 
 
-def prometheus_text(snapshot: Snapshot, namespace: str, restarts: Mapping[str, int], failures: int) -> bytes:
-    """What a scrape is answered.
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What Prometheus is told and no snapshot has."""
 
-    Args:
-        restarts: generations formed after the first, by reason.
-        failures: how much of the restart budget is used.
-    """
+    clock: Clock
+    """Now."""
+    checkpoints: Checkpoint = field(default_factory=Checkpoint)
+    """When the job wants them."""
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    """Generations formed after the first, by reason."""
+    failures: int = 0
+    """How much of the restart budget is used."""
+    budget: int = 0
+    """How much there is."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Where time went (tandem_coordinator.account)."""
+    stepped_at: float | None = None
+    """When training was last heard to have made a step, on the steady clock."""
+    started_at: float | None = None
+    """When the first generation opened, seconds since the epoch."""
+    observed: Observed = field(default_factory=Observed)
+    """What the run directory holds."""
+
+
+def prometheus_text(snapshot: Snapshot, namespace: str, figures: Figures) -> bytes:
+    """What a scrape is answered."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Current([*_samples(snapshot), *_history(restarts, failures)], (snapshot.job, namespace)))
+    samples = [
+        *_samples(snapshot),
+        *_history(figures),
+        *_checkpoints(snapshot, figures),
+        *_efficiency(snapshot, figures),
+    ]
+    registry.register(_Current(samples, figures.observed.training, (snapshot.job, namespace)))
     return generate_latest(registry)
 
 
+class Scrapes:
+    """What scrapes are answered, made anew so rarely that whoever asks without a pause cannot keep the coordinator from
+    its agents: for 10,000 of them it takes half a second.
+
+    Args:
+        make: makes it.
+        clock: seconds of any steady clock.
+    """
+
+    def __init__(self, make: Callable[[], bytes], clock: Callable[[], float] = time.monotonic) -> None:
+        self._make, self._clock = make, clock
+        self._text, self._fresh_until = b"", float("-inf")
+
+    def text(self) -> bytes:
+        """As Prometheus reads it."""
+        began = self._clock()
+        if began >= self._fresh_until:
+            self._text = self._make()
+            ended = self._clock()
+            self._fresh_until = ended + max(FRESH_SECONDS, PAUSE * (ended - began))
+        return self._text
+
+
 class _Current(Collector):
-    def __init__(self, samples: Iterable[Sample], common: tuple[str, str]) -> None:
-        self._samples, self._common = list(samples), common
+    def __init__(self, samples: Iterable[Sample], training: Training, common: tuple[str, str]) -> None:
+        self._training, self._common = training, common
+        # A job of thousands has hundreds of thousands of samples.
+        self._samples: dict[Metric, list[tuple[tuple[str, ...], float]]] = {}
+        for metric, own, value in samples:
+            if value is not None:
+                self._samples.setdefault(metric, []).append((own, value))
 
     def collect(self) -> Iterator[Family]:
         for metric in metrics.ALL:
+            if metric is metrics.STEP_SECONDS:
+                yield self._step_seconds(metric)
+                continue
+            if metric not in self._samples:
+                continue
             kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
             family = kind(metric.name, metric.help, labels=metric.labels)
-            for sampled, own, value in self._samples:
-                if sampled is metric and value is not None:
-                    family.add_metric((*self._common, *own), value)
-            if family.samples:
-                yield family
+            for own, value in self._samples[metric]:
+                family.add_metric((*self._common, *own), value)
+            yield family
+
+    def _step_seconds(self, metric: Metric) -> Family:
+        bounds = [*(f"{bound:g}" for bound in STEP_BUCKETS), "+Inf"]
+        counts = self._training.buckets
+        buckets = [(bound, float(sum(counts[: place + 1]))) for place, bound in enumerate(bounds)]
+        family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        family.add_metric(self._common, buckets, self._training.step_seconds_sum)
+        return family
 
 
 def _samples(snapshot: Snapshot) -> Iterator[Sample]:
@@ -102,7 +183,59 @@ def _evaluation(snapshot: Snapshot) -> Iterator[Sample]:
         yield metrics.EVALUATOR_CPU, (evaluator.name,), evaluator.cpu
 
 
-def _history(restarts: Mapping[str, int], failures: int) -> Iterator[Sample]:
-    for reason, count in sorted(restarts.items()):
+def _history(figures: Figures) -> Iterator[Sample]:
+    training = figures.observed.training
+    for reason, count in sorted((dict.fromkeys(REASONS, 0) | dict(figures.restarts)).items()):
         yield metrics.RESTARTS, (reason,), count
-    yield metrics.FAILURES, (), failures
+    yield metrics.FAILURES, (), figures.failures
+    yield metrics.BUDGET, (), figures.budget
+    for phase in metrics.DOINGS:
+        yield metrics.TIME, (phase,), round(figures.seconds.get(phase, 0.0), 3)
+    yield metrics.STEPS_TAKEN, (), training.steps
+    yield metrics.SAMPLES, (), training.samples
+    yield metrics.STEPS_LOST, (), training.steps_lost
+    yield metrics.REWINDS, (), figures.observed.rewinds
+    for result in ("committed", "skipped", "failed"):
+        yield metrics.SAVES, (result,), training.saves.get(result, 0)
+    done = figures.observed.evaluations
+    for result, number in {"merged": done.merged, "skipped": done.skipped, "failed": done.failed}.items():
+        yield metrics.EVALUATIONS, (result,), number
+
+
+def _efficiency(snapshot: Snapshot, figures: Figures) -> Iterator[Sample]:
+    training, status = figures.observed.training, snapshot.status
+    cost, peak = training.flops_per_sample, training.peak_flops
+    if cost and peak and status.world_size and status.throughput is not None:
+        yield metrics.MFU, (), round(status.throughput * cost / (peak * status.world_size), 6)
+
+
+def _checkpoints(snapshot: Snapshot, figures: Figures) -> Iterator[Sample]:
+    observed, clock = figures.observed, figures.clock
+    training, saved, volume = observed.training, observed.saved, observed.volume
+    yield metrics.CHECKPOINT_STALL, (), training.stall_seconds
+    yield metrics.CHECKPOINT_COMMIT, (), training.commit_seconds
+    if volume is not None:
+        yield metrics.VOLUME_BYTES, (), volume.size
+        yield metrics.VOLUME_FREE, (), volume.free
+    if saved is not None:
+        yield metrics.CHECKPOINT_BYTES, (), saved.size
+    if snapshot.status.phase in ("Succeeded", "Failed", "Draining"):
+        return
+    # Of a script that says nothing of its steps it is not known whether it saves at all.
+    if figures.stepped_at is not None:
+        yield metrics.STEP_AGE, (), max(0.0, round(clock.steady - figures.stepped_at, 3))
+        yield metrics.CHECKPOINT_INTERVAL, (), _interval(figures.checkpoints, training.step_seconds)
+    since = saved.at if saved is not None else figures.started_at if figures.stepped_at is not None else None
+    if since is not None:
+        yield metrics.CHECKPOINT_AGE, (), max(0.0, round(clock.wall - since, 3))
+    if snapshot.status.evaluators is not None and snapshot.status.evaluators.desired > 0:
+        waits = observed.evaluations.waits_since
+        yield metrics.EVALUATION_WAIT, (), 0.0 if waits is None else max(0.0, round(clock.wall - waits, 3))
+
+
+def _interval(wanted: Checkpoint, step_seconds: float | None) -> float | None:
+    by_steps = None
+    if wanted.every_steps is not None and step_seconds is not None:
+        by_steps = wanted.every_steps * step_seconds
+    known = [seconds for seconds in (wanted.interval_seconds, by_steps) if seconds is not None]
+    return round(min(known), 3) if known else None

@@ -120,7 +120,8 @@ class State:
     changed: float = 0.0
     """When a generation was last opened or closed."""
     adopting_until: float | None = None
-    """After a restart: until then the members of `latest` may report that they still run it."""
+    """After a restart: until then the members of `latest` may report that they still run it. It begins to count when
+    the first agent is heard."""
     agents: Mapping[str, Agent] = field(default_factory=dict)
     """Agents that are alive, by replica."""
     retired: tuple[tuple[str, str], ...] = ()

@@ -66,6 +66,9 @@ STALLED_SECONDS = 1.0
 DISCONNECTED_SECONDS = 1.0
 """An agent whose connection broke is lost if it does not connect again within this time: one that lives does at
 once."""
+RETURN_SECONDS = 3.0
+"""After a restart, the agents of one group reach the coordinator within so much of the first: each tries for a second,
+pauses for a third of one, and tries again."""
 RETIRED = 1_000
 """So many replaced incarnations are remembered."""
 
@@ -87,7 +90,7 @@ def start(
     if number == 0:
         return state
     cause = Cause("Started", "the job starts again")
-    return replace(with_latest(state, latest), cause=cause, adopting_until=now + rules.lost_after)
+    return replace(with_latest(state, latest), cause=cause, adopting_until=now + _return_time(rules))
 
 
 def step(state: State, event: Event, now: float) -> Next:
@@ -278,6 +281,10 @@ def _lose_silent(state: State, now: float) -> Next:
     return state, actions + closed
 
 
+def _return_time(rules: Rules) -> float:
+    return max(rules.lost_after, RETURN_SECONDS)
+
+
 def _restore_budget(state: State, now: float) -> Next:
     healthy_since = max(state.changed, state.failed_at)
     if not state.open or state.failures == 0 or now - healthy_since < state.rules.restart_window:
@@ -286,10 +293,14 @@ def _restore_budget(state: State, now: float) -> Next:
 
 
 def _adopt(state: State, now: float) -> Next:
-    """After a restart: take over the newest generation if all its members still run it, or give up on it."""
+    """After a restart: take over the newest generation if all its members still run it, or give up on it some time
+    after the first of them came."""
     until, latest = state.adopting_until, state.latest
     if until is None:
         return state, ()
+    if not state.agents:
+        # Nobody can be missing before somebody has found the way here: a Service may need seconds to lead to us.
+        return replace(state, adopting_until=now + _return_time(state.rules)), ()
     if latest is not None and all(_runs(state, member, latest.generation) for member in latest.members):
         state = replace(state, open=True, adopting_until=None, changed=now)
         detail = f"the coordinator restarted, and all members still run generation {latest.generation}"

@@ -4,15 +4,17 @@ It polls, on a thread of its own, because a shared disk may take seconds to answ
 What never changes (a manifest, a merged result) is read once.
 """
 
+import os
 import re
+import stat
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from tandem.durable import read_json_or_none
+from tandem.durable import listed, read_json_or_none
 from tandem.job import Evaluators
 from tandem.lineage import Chain, counts
 from tandem.manifest import Broken
@@ -20,6 +22,7 @@ from tandem.rundir import RunDir
 from tandem.snapshot import EvaluatorView
 from tandem.status import CheckpointRef, Score
 from tandem_coordinator.evaluator_log import EvaluatorLog, evaluator_name
+from tandem_coordinator.training_log import Training, TrainingLogs
 
 SECONDS = 0.5
 """Between two looks."""
@@ -27,7 +30,11 @@ READY_SECONDS = 15.0
 """An idle evaluator writes every 5 s; silent for three times as long, it does not count as ready."""
 FORGOTTEN_SECONDS = 60.0
 """Silent for so long, it is not shown any more."""
+VOLUME_SECONDS = 10.0
+"""Between two questions how much room is left: to a shared disk each is a request."""
 _MERGED = re.compile(r"^g(\d{6,})\.json$")
+_REWIND = re.compile(r"^\d{6,}\.json$")
+_SKIPPED = re.compile(r"^g(\d{6,})\.skipped\.json$")
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,39 @@ class Ending:
 
 
 @dataclass(frozen=True)
+class Saved:
+    """The newest checkpoint, as a thing on the disk."""
+
+    at: float
+    """When it was taken, seconds since the epoch."""
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True)
+class Volume:
+    """The file system that the run directory is on."""
+
+    size: int
+    """Bytes."""
+    free: int
+    """Bytes that may still be written."""
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """Checkpoints by what evaluators did with them, over the whole life of the run directory."""
+
+    merged: int = 0
+    skipped: int = 0
+    failed: int = 0
+    """Of those that evaluators found since this process began."""
+    waits_since: float | None = None
+    """Since when a checkpoint newer than the newest evaluated one has waited and no evaluation was published, seconds
+    since the epoch; None if none waits."""
+
+
+@dataclass(frozen=True)
 class Observed:
     """What stands in the run directory."""
 
@@ -54,6 +94,11 @@ class Observed:
     best: Score | None = None
     evaluators: tuple[EvaluatorView, ...] = ()
     final_is_evaluated: bool = False
+    training: Training = field(default_factory=Training)
+    saved: Saved | None = None
+    evaluations: Evaluations = field(default_factory=Evaluations)
+    rewinds: int = 0
+    volume: Volume | None = None
 
     @property
     def lag_steps(self) -> int | None:
@@ -76,9 +121,14 @@ class RunDirectory:
         self._links: Chain = {}
         self._linked_up_to = -1
         self._manifests: dict[str, CheckpointRef | None] = {}
+        self._saved: dict[CheckpointRef, Saved] = {}
         self._scores: dict[CheckpointRef, Score] = {}
+        self._skipped: set[tuple[str, int]] = set()
+        self._published: float | None = None
         self._listed: dict[str, int] = {}
         self._logs: dict[str, EvaluatorLog] = {}
+        self._training = TrainingLogs(rundir.log)
+        self._volume: tuple[float, Volume | None] = (float("-inf"), None)
 
     def look(self, now: float) -> Observed:
         """Read what is new.
@@ -88,17 +138,26 @@ class RunDirectory:
         """
         self._follow_lineage()
         self._find_scores()
+        logs = listed(self._rundir.log)
         checkpoints = [ref for ref in self._checkpoints() if counts(self._links, ref)]
         scores = [(ref, score) for ref, score in self._scores.items() if counts(self._links, ref)]
         ending = self._ending()
         final = None if ending is None else ending.final
+        latest = max(checkpoints, key=self._age, default=None)
+        evaluated, score = max(scores, key=lambda entry: self._age(entry[0]), default=(None, None))
+        evaluators = tuple(self._evaluators(logs, now))
         return Observed(
             ending=ending,
-            latest_checkpoint=max(checkpoints, key=self._age, default=None),
-            latest_evaluation=max(scores, key=lambda entry: self._age(entry[0]), default=(None, None))[1],
+            latest_checkpoint=latest,
+            latest_evaluation=score,
             best=self._best([score for _, score in sorted(scores, key=lambda entry: entry[0].step)]),
-            evaluators=tuple(self._evaluators(now)),
+            evaluators=evaluators,
             final_is_evaluated=final is not None and final in self._scores,
+            training=self._training.follow(logs),
+            saved=None if latest is None else self._saved.get(latest),
+            evaluations=self._evaluations(checkpoints, evaluated),
+            rewinds=sum(1 for path in listed(self._rundir.rewinds) if _REWIND.match(path.name)),
+            volume=self._room(now),
         )
 
     def _age(self, reference: CheckpointRef) -> tuple[int, int]:
@@ -114,7 +173,8 @@ class RunDirectory:
     def _checkpoints(self) -> list[CheckpointRef]:
         names = self._rundir.checkpoint_names()
         for name in self._manifests.keys() - set(names):
-            del self._manifests[name]
+            if (gone := self._manifests.pop(name)) is not None:
+                self._saved.pop(gone, None)
         for name in names:
             if name not in self._manifests:
                 with suppress(FileNotFoundError):
@@ -123,22 +183,28 @@ class RunDirectory:
 
     def _reference(self, name: str) -> CheckpointRef | None:
         try:
-            return self._rundir.manifest(name).reference
+            manifest = self._rundir.manifest(name)
         except Broken:
             return None
+        self._saved[manifest.reference] = Saved(manifest.created_at, manifest.size)
+        return manifest.reference
 
     def _find_scores(self) -> None:
-        for folder in _children(self._rundir.evaluations):
+        for folder in listed(self._rundir.evaluations):
             # A folder whose time has not changed has no new file; most never change again.
             try:
-                changed = folder.stat().st_mtime_ns
+                status = folder.stat()
             except FileNotFoundError:
                 continue
-            if self._listed.get(folder.name) == changed:
+            changed = status.st_mtime_ns
+            if not stat.S_ISDIR(status.st_mode) or self._listed.get(folder.name) == changed:
                 continue
-            for path in _children(folder):
+            for path in listed(folder):
                 if (match := _MERGED.match(path.name)) and (found := self._score(path, folder.name, int(match[1]))):
                     self._scores[found[0]] = found[1]
+                    self._published = max(self._published or 0.0, changed / 1e9)
+                elif match := _SKIPPED.match(path.name):
+                    self._skipped.add((folder.name, int(match[1])))
             if time.time_ns() - changed > 2_000_000_000:
                 self._listed[folder.name] = changed
 
@@ -158,9 +224,25 @@ class RunDirectory:
         pick = max if self._evaluation.direction == "Maximize" else min
         return pick(scores, key=lambda score: score.value, default=None)
 
-    def _evaluators(self, now: float) -> list[EvaluatorView]:
+    def _evaluations(self, checkpoints: list[CheckpointRef], evaluated: CheckpointRef | None) -> Evaluations:
+        waiting = [ref for ref in checkpoints if evaluated is None or self._age(ref) > self._age(evaluated)]
+        oldest = min((self._saved[ref].at for ref in waiting if ref in self._saved), default=None)
+        return Evaluations(
+            merged=len(self._scores),
+            skipped=len(self._skipped - {(ref.name, ref.generation) for ref in self._scores}),
+            failed=len(set().union(*(log.failed for log in self._logs.values()))),
+            waits_since=None if oldest is None else max(oldest, self._published or oldest),
+        )
+
+    def _room(self, now: float) -> Volume | None:
+        if now - self._volume[0] >= VOLUME_SECONDS:
+            found = os.statvfs(self._rundir.path)
+            self._volume = now, Volume(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+        return self._volume[1]
+
+    def _evaluators(self, logs: list[Path], now: float) -> list[EvaluatorView]:
         views = []
-        for path in _children(self._rundir.log):
+        for path in logs:
             name = evaluator_name(path)
             if name is None:
                 continue
@@ -221,13 +303,6 @@ class Observer(threading.Thread):
         """Stop looking. Does not wait: a look may hang with the disk."""
         self._stopped = True
         self._wake.set()
-
-
-def _children(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def _time(content: dict[str, object]) -> float | None:

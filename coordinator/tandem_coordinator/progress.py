@@ -22,6 +22,8 @@ class Reports:
         self.throughput: float | None = None
         self.stepping = False
         """Whether a rank of this generation has begun to train."""
+        self.stepped_at: float | None = None
+        """When training was last heard to have made a step, in whatever generation."""
         self._ranks: dict[str, list[RankReport]] = {}
         self._disobedient: set[str] = set()
         self._first: int | None = None
@@ -56,6 +58,8 @@ class Reports:
         self._first = lead.rank if self._first is None else min(self._first, lead.rank)
         if lead.rank != self._first or lead.phase in WORDLESS:
             return
+        if self._lead is None or lead.step != self._lead.step:
+            self.stepped_at = now
         self._lead = lead
         self.loss = lead.loss if lead.loss is not None else self.loss
         self.throughput = lead.throughput

@@ -13,8 +13,10 @@ from pydantic import ValidationError
 
 from tandem.messages import MOST_BODY_BYTES, Answer, Sync, Target
 from tandem.model import Model
+from tandem.rundir import RunDir
 from tandem_coordinator.coordinator import Coordinator
-from tandem_coordinator.export import CONTENT_TYPE, prometheus_text
+from tandem_coordinator.export import CONTENT_TYPE, Scrapes, prometheus_text
+from tandem_coordinator.page.routes import LivePage
 
 log = logging.getLogger("tandem.coordinator")
 
@@ -32,10 +34,11 @@ M = TypeVar("M", bound=Model)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def application(coordinator: Coordinator, token: str) -> web.Application:
-    """The web application that answers for a coordinator to whoever knows the token."""
-    server = _Server(coordinator)
-    app = web.Application(client_max_size=MOST_BODY_BYTES, middlewares=[_sentences, _only_with(token)])
+def application(coordinator: Coordinator, token: str, rundir: RunDir) -> web.Application:
+    """The web application that answers for a coordinator to whoever knows the token, or was invited to its page."""
+    server, page = _Server(coordinator), LivePage(coordinator, token, rundir)
+    app = web.Application(client_max_size=MOST_BODY_BYTES, middlewares=[_sentences, _only_with(token, page.guards)])
+    page.add_to(app)
     app.add_routes(
         [
             web.post("/v1/sync", server.sync),
@@ -48,11 +51,22 @@ def application(coordinator: Coordinator, token: str) -> web.Application:
     return app
 
 
+def metrics_application(coordinator: Coordinator) -> web.Application:
+    """/metrics and /healthz alone, for whoever asks: Prometheus cannot hold the token of each job, and what it reads
+    are numbers that steer nothing (docs/decisions/0013-signals.md)."""
+    server = _Server(coordinator)
+    app = web.Application(middlewares=[_sentences])
+    app.add_routes([web.get("/metrics", server.metrics), web.get("/healthz", server.healthz)])
+    return app
+
+
 class _Server:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._encoded: dict[tuple[object, ...], bytes] = {}
         self._packed = (b"", b"")
+        namespace = coordinator.job.metadata.namespace
+        self._scrapes = Scrapes(lambda: prometheus_text(coordinator.snapshot(), namespace, coordinator.figures()))
 
     async def sync(self, request: web.Request) -> web.Response:
         sync = await _body(request, Sync)
@@ -76,14 +90,7 @@ class _Server:
         return web.json_response(self._coordinator.snapshot().dump())
 
     async def metrics(self, _: web.Request) -> web.Response:
-        coordinator = self._coordinator
-        text = prometheus_text(
-            coordinator.snapshot(),
-            coordinator.job.metadata.namespace,
-            coordinator.restarts,
-            coordinator.state.failures,
-        )
-        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=self._scrapes.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def healthz(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -118,13 +125,15 @@ class _Server:
         return self._packed[1]
 
 
-def _only_with(token: str) -> Middleware:
+def _only_with(token: str, has_its_own_guard: Callable[[str], bool]) -> Middleware:
     expected = f"Bearer {token}".encode()
 
     @web.middleware
     async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path == "/healthz" or has_its_own_guard(request.path):
+            return await handler(request)
         given = request.headers.get("Authorization", "").encode(errors="replace")
-        if request.path != "/healthz" and not hmac.compare_digest(given, expected):
+        if not hmac.compare_digest(given, expected):
             raise web.HTTPUnauthorized(text="the job's token is missing or wrong; send Authorization: Bearer TOKEN")
         return await handler(request)
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import nsmallest
 
 from tandem.job import DistributedTrainingJob
 from tandem.snapshot import Event, GenerationView, MemberView, RankView, Snapshot
 from tandem.status import Members, Phase, Progress, Status, Straggler
 from tandem.times import rfc3339
+from tandem_coordinator.account import OVER, SILENT, STEPPING
 from tandem_coordinator.group import Agent, State
 from tandem_coordinator.observer import Ending, Observed
 from tandem_coordinator.progress import Reports
@@ -31,13 +33,22 @@ def snapshot(
     observed: Observed,
     generations: Iterable[GenerationView],
     events: Iterable[Event],
+    most: int | None = None,
 ) -> Snapshot:
-    """Everything that is known of the job at one moment."""
+    """Everything that is known of the job at one moment.
+
+    Args:
+        most: of so many members alone, those that do not run first.
+    """
+    if most is None:
+        agents = sorted(state.agents.items())
+    else:
+        agents = nsmallest(most, state.agents.items(), key=lambda one: (not one[1].waits, len(one[0]), one[0]))
     return Snapshot(
         job=job.metadata.name,
         time=clock.wall,
         status=status,
-        members=[_member(agent, clock, reports) for _, agent in sorted(state.agents.items())],
+        members=[_member(agent, clock, reports) for _, agent in agents],
         generations=list(generations),
         evaluators=list(observed.evaluators),
         events=list(events),
@@ -83,6 +94,17 @@ def status(
         completion_time=None if ended_at is None else rfc3339(ended_at),
         message=_message(state, clock, observed),
     )
+
+
+def about(state: State, reports: Reports, observed: Observed) -> str:
+    """What the job spends its time on, in the words of tandem_coordinator.account."""
+    if state.end is not None or observed.ending is not None:
+        return OVER
+    if not state.open:
+        return "rendezvous" if state.agents else "idle"
+    if reports.stepping:
+        return STEPPING
+    return SILENT if reports.silent and _all_run(state) else "restore"
 
 
 def _progress(reports: Reports, ending: Ending | None) -> Progress | None:

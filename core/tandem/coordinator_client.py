@@ -19,8 +19,9 @@ from tandem.messages import Answer, Sync, Target
 from tandem.model import Model
 from tandem.snapshot import Snapshot
 
-CONNECT_SECONDS = 2.0
-"""A coordinator that is there answers a connection at once; one that is cut off must not hold a heartbeat for long."""
+CONNECT_SECONDS = 1.0
+"""A coordinator that is there answers a connection at once; one that is cut off must not hold a heartbeat for long. And
+while it moves to another pod, the kernel would repeat a try to the old one: a new try is needed to find the new."""
 
 STALL_SECONDS = 1.5
 """A connection on which nothing is acknowledged for so long is given up for a new one: on the old one TCP would repeat
@@ -98,6 +99,17 @@ class CoordinatorClient:
             Unreachable, Refused: see there.
         """
         return _parsed(Snapshot, self._request("GET", "/status"))
+
+    def invitation(self) -> str:
+        """A word that opens the job's live page in a browser, once.
+
+        Raises:
+            Unreachable, Refused: see there.
+        """
+        answer = self._request("POST", "/v1/invitation")
+        if not isinstance(answer, dict) or not isinstance(answer.get("word"), str):
+            raise Unreachable(f"the coordinator at {self.endpoint} has no live page; it is of another version")
+        return str(answer["word"])
 
     def close(self) -> None:
         """Close the connection; the next request opens a new one."""

@@ -180,8 +180,12 @@ class Lines:
         self._file.close()
 
 
-def read_lines(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """Complete records from a byte offset on, and the offset to go on from. A missing file has none."""
+def read_lines(path: Path, offset: int = 0, skip: bytes | None = None) -> tuple[list[dict[str, Any]], int]:
+    """Complete records from a byte offset on, and the offset to go on from. A missing file has none.
+
+    Args:
+        skip: lines that begin so are passed over unread.
+    """
     try:
         with path.open("rb") as file:
             file.seek(offset)
@@ -191,6 +195,8 @@ def read_lines(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
     end = data.rfind(b"\n") + 1
     records = []
     for line in data[:end].splitlines():
+        if skip is not None and line.startswith(skip):
+            continue
         with suppress(ValueError, RecursionError):
             record = json.loads(line)
             if isinstance(record, dict):

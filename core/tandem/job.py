@@ -179,11 +179,12 @@ class Storage(Model):
     size: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$", max_length=64)] | None = None
     """Size of the claim to make, such as 500Mi or 1Ti; default 10Gi."""
     storage_class_name: Annotated[str, Field(max_length=253)] | None = None
-    """Storage class of the claim to make; default: the cluster's."""
-    access_modes: Annotated[list[Literal["ReadWriteMany", "ReadWriteOnce"]], Field(min_length=1, max_length=2)] = [
-        "ReadWriteMany"
-    ]
-    """Access modes of the claim to make. ReadWriteOnce keeps all pods on one node."""
+    """Storage class of the claim to make; default: the one the operator was given, or else the cluster's."""
+    access_modes: (
+        Annotated[list[Literal["ReadWriteMany", "ReadWriteOnce"]], Field(min_length=1, max_length=2)] | None
+    ) = None
+    """Access modes of the claim to make; default: those the operator was given, or else ReadWriteMany. ReadWriteOnce
+    keeps all pods on one node."""
     retain: bool = True
     """Whether the volume outlives the job."""
 
@@ -267,7 +268,7 @@ class RunPolicy(Model):
     suspend: bool = False
     """Save, free all pods and keep the volume until this is false again."""
     active_deadline_seconds: Positive | None = None
-    """End the job as failed after so long."""
+    """End the job as failed after so long. In a queue its time begins when its workers have started."""
     ttl_seconds_after_finished: Count | None = None
     """Delete the job so long after its end."""
     queue_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None

@@ -23,9 +23,20 @@ AGENT_RESTARTS = 1_000_000_000
 """torchrun counts every restart of its own workers; the budget that matters is the coordinator's."""
 
 
-def coordinator_command(host: str, port: int, port_file: Path | None = None, python: str = sys.executable) -> list[str]:
-    """Start the coordinator. Port 0 takes a free one; `port_file` is where it then writes the port."""
+def coordinator_command(
+    host: str,
+    port: int,
+    port_file: Path | None = None,
+    python: str = sys.executable,
+    metrics_port: int | None = None,
+) -> list[str]:
+    """Start the coordinator. Port 0 takes a free one; `port_file` is where it then writes the port.
+
+    Args:
+        metrics_port: where /metrics is answered without the token too; None: nowhere.
+    """
     command = [python, "-m", "tandem_coordinator", "--host", host, "--port", str(port)]
+    command += [] if metrics_port is None else ["--metrics-port", str(metrics_port)]
     return command + (["--port-file", str(port_file)] if port_file else [])
 
 

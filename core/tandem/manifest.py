@@ -1,10 +1,11 @@
 """The manifest of a checkpoint: what belongs to it, how to know it is whole, and where training stood.
 
 PyTorch's distributed checkpoints load a flipped bit, or a folder that was overwritten half, without a word. So every
-file is listed with its size and the SHA-256 of each CHUNK of it, and the manifest carries a digest of itself. It is
+file is listed with its size and a checksum of each CHUNK of it, and the manifest carries a digest of itself. It is
 written last, inside a folder that gets its name by one rename: a folder with a sound manifest is a whole checkpoint.
 
-Checksums are of chunks, not of files, so that several ranks can write one file and several threads check it.
+Checksums are of chunks, not of files, so that several ranks can write one file and several threads check it. They are
+there to find damage, not malice (docs/decisions/0015-checksums.md).
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import xxhash
 from pydantic import Field, ValidationError, model_validator
 
 from tandem.durable import read_json
@@ -24,8 +26,8 @@ from tandem.model import Model
 from tandem.status import CheckpointRef
 
 FILE = "manifest.json"
-FORMAT = 2
-"""Version of the layout of a checkpoint. Format 1 had one checksum for each file."""
+FORMAT = 3
+"""Version of the layout of a checkpoint. Format 1 had one checksum for each file, format 2 SHA-256 of each chunk."""
 WEIGHTS = "weights.safetensors"
 CHUNK = 16 * 2**20
 """Bytes under one checksum; the last chunk of a file may be smaller."""
@@ -44,13 +46,13 @@ class FileEntry(Model):
     """Relative to the checkpoint's folder."""
     size: Annotated[int, Field(ge=0)]
     """Bytes."""
-    sha256: list[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]
-    """Of each chunk in turn."""
+    xxh3: list[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]]
+    """The checksum of each chunk in turn: XXH3 of 128 bits."""
 
     @model_validator(mode="after")
     def _covers_all(self) -> Self:
-        if len(self.sha256) != chunks(self.size):
-            raise ValueError(f"{self.path} has {self.size} bytes and {len(self.sha256)} checksums")
+        if len(self.xxh3) != chunks(self.size):
+            raise ValueError(f"{self.path} has {self.size} bytes and {len(self.xxh3)} checksums")
         return self
 
 
@@ -68,7 +70,7 @@ class DataPosition(Model):
 class Manifest(Model):
     """What a committed checkpoint is."""
 
-    format: Literal[2] = 2
+    format: Literal[3] = 3
     """Version of this layout."""
     name: str
     """The folder's name."""
@@ -160,14 +162,19 @@ def chunks(size: int) -> int:
     return -(-size // CHUNK)
 
 
+def checksum(content: bytes | memoryview) -> str:
+    """The checksum of one chunk, in hexadecimal."""
+    return xxhash.xxh3_128_hexdigest(content)
+
+
 def hash_file(path: Path) -> FileEntry:
     """Size and checksums of a file; the entry's path is the file's name."""
-    digests, size = [], 0
+    checksums, size = [], 0
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(CHUNK):
-            digests.append(hashlib.sha256(chunk).hexdigest())
+            checksums.append(checksum(chunk))
             size += len(chunk)
-    return FileEntry(path=path.name, size=size, sha256=digests)
+    return FileEntry(path=path.name, size=size, xxh3=checksums)
 
 
 def open_file(folder: Path, entry: FileEntry) -> int:
@@ -209,7 +216,7 @@ def verified_bytes(folder: Path, entry: FileEntry) -> memoryview:
     try:
         # Not a bytearray, which would be filled with zeros first.
         content = memoryview(mmap.mmap(-1, max(entry.size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[: entry.size]
-        numbers = range(len(entry.sha256))
+        numbers = range(len(entry.xxh3))
         with ThreadPoolExecutor(min(READERS, len(numbers)) or 1) as readers:
             sound = list(readers.map(partial(_read_chunk, descriptor, entry, content), numbers))
     finally:
@@ -229,7 +236,7 @@ def _read_chunk(descriptor: int, entry: FileEntry, content: memoryview, number: 
         if count == 0:
             return False
         done += count
-    return hashlib.sha256(place).hexdigest() == entry.sha256[number]
+    return checksum(place) == entry.xxh3[number]
 
 
 def _digest(body: dict[str, Any]) -> str:

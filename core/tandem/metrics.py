@@ -1,14 +1,22 @@
 """Every Prometheus metric of Tandem: its name, kind, labels and help text, once.
 
 Names begin with `tandem_`, carry their unit, and end in `_total` where they only ever grow. Every series has the labels
-`job` and `namespace`; none has a pod's UID or anything else that grows without bound. Exporters build their series from
-what is there now, so those of a rank or an evaluator disappear with it.
+`job` and `namespace`, those of the training job, so Prometheus has to be told to honour them; none has a pod's UID or
+anything else that grows without bound. Exporters build their series from what is there now, so those of a rank or an
+evaluator disappear with it. Counters begin anew with the process that counts; `rate` and `increase` know that.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 COMMON = ("job", "namespace")
+
+Doing = Literal["data", "compute", "checkpoint", "restore", "rendezvous", "idle"]
+"""What a job's time goes to; see TIME."""
+DOINGS: tuple[Doing, ...] = get_args(Doing)
+
+STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Seconds: from a small model on a CPU to a step that accumulates for a minute."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +24,7 @@ class Metric:
     """One metric."""
 
     name: str
-    kind: Literal["gauge", "counter"]
+    kind: Literal["gauge", "counter", "histogram"]
     help: str
     own: tuple[str, ...] = ()
     """Labels besides the common ones."""
@@ -34,6 +42,35 @@ EPOCH = Metric("tandem_epoch", "gauge", "Passes over the training data, with the
 LOSS = Metric("tandem_loss", "gauge", "Training loss, mean over the last reported steps.")
 THROUGHPUT = Metric("tandem_throughput_samples_per_second", "gauge", "Training samples a second over all ranks.")
 REMAINING = Metric("tandem_remaining_seconds", "gauge", "Estimated time until training is complete.")
+STEP_AGE = Metric(
+    "tandem_step_age_seconds",
+    "gauge",
+    "Time since training last made a step, in whatever generation; absent once the job has ended.",
+)
+STEPS_TAKEN = Metric("tandem_steps_total", "counter", "Optimizer steps taken, those that are taken again included.")
+SAMPLES = Metric("tandem_samples_total", "counter", "Samples trained on over all ranks.")
+STEPS_LOST = Metric(
+    "tandem_steps_lost_total", "counter", "Steps that were taken and are taken again, as they were in no checkpoint."
+)
+STEP_SECONDS = Metric(
+    "tandem_step_seconds", "histogram", "Time of a step; each counts with the mean of the half second that it was in."
+)
+TIME = Metric(
+    "tandem_time_seconds_total",
+    "counter",
+    "Where time went. Of a group that steps, by its first rank: data (waiting for samples), compute, checkpoint "
+    "(standing still for a save). Of the others: restore (from a formed group to its first step), rendezvous (agents "
+    "are there, no group is), idle (no agent is there, or a group did nothing that lasted). The part of compute in the "
+    "sum is the goodput.",
+    ("phase",),
+)
+MFU = Metric(
+    "tandem_mfu_ratio",
+    "gauge",
+    "Model FLOPs utilization, 0 to 1: what forward and backward pass of the present throughput cost, over the peak of "
+    "the group's GPUs. Of built-in models in bfloat16 or float16 on GPUs whose data sheet is known.",
+)
+REWINDS = Metric("tandem_rewinds_total", "counter", "Times the loss became NaN or useless and training went back.")
 
 WORLD_SIZE = Metric("tandem_world_size", "gauge", "Ranks in the current generation; 0 while there is none.")
 GENERATION = Metric("tandem_generation", "gauge", "Number of the newest generation.")
@@ -46,6 +83,7 @@ RESTARTS = Metric(
     ("reason",),
 )
 FAILURES = Metric("tandem_restart_budget_used", "gauge", "Failures since the restart budget was last full.")
+BUDGET = Metric("tandem_restart_budget", "gauge", "Failures that are forgiven; with one more the job has failed.")
 RANK_STEP = Metric("tandem_rank_step", "gauge", "Optimizer steps completed by a rank.", ("rank",))
 RANK_CPU = Metric("tandem_rank_cpu_cores", "gauge", "Cores that a rank keeps busy.", ("rank",))
 RANK_GPU = Metric("tandem_rank_gpu_utilization_ratio", "gauge", "Utilization of a rank's GPU, 0 to 1.", ("rank",))
@@ -64,11 +102,49 @@ SILENT = Metric(
 )
 
 CHECKPOINT_STEP = Metric("tandem_checkpoint_step", "gauge", "Step of the newest committed checkpoint.")
+CHECKPOINT_AGE = Metric(
+    "tandem_checkpoint_age_seconds",
+    "gauge",
+    "Time since the newest checkpoint was taken, or since training began if there is none; absent after the end.",
+)
+CHECKPOINT_BYTES = Metric("tandem_checkpoint_bytes", "gauge", "Size of the newest checkpoint.")
+CHECKPOINT_INTERVAL = Metric(
+    "tandem_checkpoint_interval_seconds",
+    "gauge",
+    "Time between two checkpoints that the job asks for; everySteps counts by the present time of a step.",
+)
+CHECKPOINT_STALL = Metric(
+    "tandem_checkpoint_stall_seconds", "gauge", "How long training stood still for the last save, on the first rank."
+)
+CHECKPOINT_COMMIT = Metric(
+    "tandem_checkpoint_commit_seconds", "gauge", "How long the last save took from its copy in memory to the disk."
+)
+SAVES = Metric(
+    "tandem_saves_total",
+    "counter",
+    "Saves that were due: committed, skipped (the one before was still being written), or failed.",
+    ("result",),
+)
+VOLUME_BYTES = Metric("tandem_volume_bytes", "gauge", "Size of the file system that checkpoints are on.")
+VOLUME_FREE = Metric("tandem_volume_free_bytes", "gauge", "What may still be written to it.")
+
 EVALUATION_STEP = Metric("tandem_evaluation_step", "gauge", "Step of the newest evaluated checkpoint.")
 EVALUATION_LAG = Metric(
     "tandem_evaluation_lag_steps", "gauge", "Steps between the newest checkpoint and the newest evaluated one."
 )
+EVALUATION_WAIT = Metric(
+    "tandem_evaluation_wait_seconds",
+    "gauge",
+    "For how long a checkpoint newer than the newest evaluated one has waited and no evaluation was published; 0 while "
+    "none waits.",
+)
 EVALUATION_SCORE = Metric("tandem_evaluation_score", "gauge", "Score of the newest evaluated checkpoint.", ("metric",))
+EVALUATIONS = Metric(
+    "tandem_evaluations_total",
+    "counter",
+    "Checkpoints by what evaluators did with them: merged, skipped (a newer one was there), or failed.",
+    ("result",),
+)
 BEST_SCORE = Metric("tandem_best_score", "gauge", "Score of the best checkpoint.", ("metric",))
 BEST_STEP = Metric("tandem_best_step", "gauge", "Step of the best checkpoint.")
 EVALUATORS_DESIRED = Metric("tandem_evaluators_desired", "gauge", "Evaluator processes wished for.")
@@ -87,13 +163,27 @@ class OperatorMetric:
     help: str
     labels: tuple[str, ...] = ()
 
+    @property
+    def kind(self) -> Literal["gauge", "counter"]:
+        """By its name."""
+        return "counter" if self.name.endswith("_total") else "gauge"
+
 
 OPERATOR_RECONCILES = OperatorMetric("tandem_operator_reconciles_total", "Looks at a job.")
 OPERATOR_ERRORS = OperatorMetric("tandem_operator_reconcile_errors_total", "Looks that failed and are repeated.")
 OPERATOR_SECONDS = OperatorMetric("tandem_operator_reconcile_seconds_total", "Time spent on looks, waiting included.")
 OPERATOR_REQUESTS = OperatorMetric("tandem_operator_api_requests_total", "Requests sent to the API server.")
 OPERATOR_QUEUE = OperatorMetric("tandem_operator_queue_depth", "Jobs that are due and wait to be looked at.")
-OPERATOR_JOBS = OperatorMetric("tandem_operator_jobs", "Jobs by phase.", ("phase",))
+OPERATOR_JOBS = OperatorMetric("tandem_operator_jobs", "Jobs by namespace and phase.", ("namespace", "phase"))
+OPERATOR_GPUS_ASKED = OperatorMetric(
+    "tandem_operator_gpus_asked", "GPUs that workers of jobs which are not over or suspended ask for.", ("namespace",)
+)
+OPERATOR_GPUS_READY = OperatorMetric(
+    "tandem_operator_gpus_ready", "GPUs of those of these workers that are in their group.", ("namespace",)
+)
 OPERATOR_AGE = OperatorMetric(
     "tandem_operator_last_list_seconds", "Time since everything was last compared with the API server."
 )
+
+OPERATOR: tuple[OperatorMetric, ...] = tuple(v for v in list(globals().values()) if isinstance(v, OperatorMetric))
+"""All of the operator's, in the order above."""

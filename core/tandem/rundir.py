@@ -33,6 +33,8 @@ from tandem.rewind import Rewind, is_rewound
 from tandem.status import CheckpointRef
 
 FOLDERS = ("generations", "rewinds", "checkpoints", "evaluations", "leases", "log")
+TRAIN_LOG = re.compile(r"^train-g([0-9]{6,9})\.jsonl$")
+"""What the log of a generation's rank 0 is called."""
 _STEP = re.compile(r"^step-(\d{9,})$")
 _LEASE = re.compile(r"^([a-z]+)-(step-\d{9,})[-.]")
 _GENERATION = re.compile(r"^(\d{6,})\.json$")

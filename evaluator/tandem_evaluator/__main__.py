@@ -1,7 +1,7 @@
 """`python -m tandem_evaluator --index I`: one evaluator process. `--processes N`: so many, for a pod.
 
 Exit codes: DONE when training is over and everything is merged. PREEMPTED on SIGTERM and INTERRUPTED on SIGINT, not
-DONE: an Indexed Job would take a drained node's 0 for an index that has completed, and nobody would evaluate the
+DONE: the operator would take a drained node's 0 for an evaluator that has finished, and nobody would evaluate the
 rest. CONFIGURATION if the job cannot be evaluated as it is written, with one line that says why.
 """
 

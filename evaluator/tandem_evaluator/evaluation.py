@@ -35,10 +35,16 @@ class Tally:
 
 
 class Evaluation:
-    """The task's evaluation data and its model, loaded once for the life of the process."""
+    """The task's evaluation data and its model, loaded once for the life of the process.
+
+    Between two checkpoints the model has no weights, and it takes those that were read as its own instead of copying
+    them: at its peak an evaluator holds the weights once.
+    """
 
     def __init__(self, samples: data.Samples, model: nn.Module) -> None:
         self._samples, self._model = samples, model.eval()
+        self._shapes = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
+        self._let_go()
         self.total, self.classes = len(samples), samples.classes
         self._batch = max(1, min(MOST_SAMPLES, MOST_NUMBERS // max(1, samples.images[0].numel())))
 
@@ -59,7 +65,7 @@ class Evaluation:
         """Evaluate the samples `shard`, `shard + shards`, …
 
         Args:
-            weights: the model's state_dict.
+            weights: the model's state_dict; used as they are, and let go again.
             going_on: asked before each batch.
 
         Returns:
@@ -69,10 +75,27 @@ class Evaluation:
             Misfit: the weights are not those of this model.
         """
         try:
-            self._model.load_state_dict(dict(weights))
+            self._take(weights)
+            return self._tally(shard, shards, going_on)
+        finally:
+            self._let_go()
+
+    def _take(self, weights: Mapping[str, Tensor]) -> None:
+        # In the model's own types: weights may have been rounded for the way.
+        fitting = {
+            name: tensor.to(self._shapes[name].dtype) if name in self._shapes else tensor
+            for name, tensor in weights.items()
+        }
+        try:
+            self._model.load_state_dict(fitting, assign=True)
         except RuntimeError as error:
             detail = " ".join(str(error).split())
             raise Misfit(f"its weights are not those of the job's model: {detail[:300]}") from error
+
+    def _let_go(self) -> None:
+        self._model.load_state_dict(self._shapes, assign=True)
+
+    def _tally(self, shard: int, shards: int, going_on: Callable[[], bool]) -> Tally | None:
         images, labels = self._samples.images[shard::shards], self._samples.labels[shard::shards]
         predicted = torch.empty_like(labels)
         loss = torch.zeros((), dtype=torch.float64)

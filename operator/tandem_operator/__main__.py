@@ -1,6 +1,8 @@
 """`python -m tandem_operator`: the operator, until SIGTERM.
 
 --operator-image, --trainer-image, --evaluator-image   what the pods of jobs run
+--pull-secret NAME                                     what these are pulled with (may be repeated)
+--storage-class NAME, --access-mode MODE               of claims whose job does not say
 --namespace NAME                                       only there (may be repeated); default: everywhere
 --port PORT                                            /metrics, /healthz and /readyz
 """
@@ -23,7 +25,9 @@ from tandem_operator.controller import Controller
 from tandem_operator.coordinators import Coordinators
 from tandem_operator.gauges import Gauges
 from tandem_operator.health import serve_health
+from tandem_operator.objects import Volumes
 from tandem_operator.pods import Images
+from tandem_operator.reconcile import ANY_VOLUMES
 from tandem_operator.store import Store
 from tandem_operator.watching import Watching
 
@@ -35,6 +39,7 @@ class Options:
     """The command line."""
 
     images: Images
+    volumes: Volumes
     namespaces: tuple[str, ...]
     port: int
 
@@ -60,7 +65,7 @@ async def _operate(options: Options) -> None:
         loop.add_signal_handler(number, stopping.set)
     store, gauges = Store(), Gauges()
     async with await ApiServer.connect() as api, Coordinators() as coordinators:
-        controller = Controller(api, coordinators, store, options.images, gauges)
+        controller = Controller(api, coordinators, store, options.images, gauges, options.volumes)
         watching = Watching(api, store, controller.backlog.add, options.namespaces)
         gauges.depth, gauges.requests = lambda: len(controller.backlog), lambda: api.requests
         gauges.age = lambda: watching.age
@@ -97,11 +102,27 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
         parser.add_argument(
             f"--{role}-image", default=default, required=default is None, help=f"default: the variable {variable}"
         )
+    parser.add_argument(
+        "--pull-secret", action="append", default=[], help="a secret that these are pulled with; may be repeated"
+    )
+    parser.add_argument("--storage-class", default="", help="of claims whose job names none (default: the cluster's)")
+    parser.add_argument(
+        "--access-mode",
+        action="append",
+        choices=("ReadWriteMany", "ReadWriteOnce"),
+        help="of claims whose job names none; may be repeated (default: ReadWriteMany)",
+    )
     parser.add_argument("--namespace", action="append", default=[], help="operate only there; may be repeated")
     parser.add_argument("--port", type=int, default=8080, help="for /metrics, /healthz, /readyz (default: 8080)")
     given = parser.parse_args(arguments)
-    images = Images(operator=given.operator_image, trainer=given.trainer_image, evaluator=given.evaluator_image)
-    return Options(images, tuple(given.namespace), given.port)
+    images = Images(
+        operator=given.operator_image,
+        trainer=given.trainer_image,
+        evaluator=given.evaluator_image,
+        pull_secrets=tuple(given.pull_secret),
+    )
+    volumes = Volumes(given.storage_class, tuple(given.access_mode or ANY_VOLUMES.access_modes))
+    return Options(images, volumes, tuple(given.namespace), given.port)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Plain, because typed models refuse fields that are newer than themselves, and because a user's pod template goes through
 as it is. The official client's connection is used (its configuration, its renewal of tokens), and not its dynamic
-client: that asks the server what kinds it has before the first request, and the paths of nine kinds are known.
+client: that asks the server what kinds it has before the first request, and the paths of seven kinds are known.
 """
 
 import json

@@ -14,26 +14,28 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from tandem.job import DistributedTrainingJob
+from tandem.job import GPU, DistributedTrainingJob
 from tandem.snapshot import Snapshot
 from tandem.status import Condition, Status
 from tandem.times import rfc3339, seconds
 from tandem_operator import kinds, names, objects, pods, reporting
 from tandem_operator.api import ApiServer, Refused, Unavailable
 from tandem_operator.backlog import Backlog
-from tandem_operator.coordinators import Coordinators
-from tandem_operator.gauges import Gauges
+from tandem_operator.coordinators import Coordinators, Unreached
+from tandem_operator.gauges import Gauges, Holding
+from tandem_operator.objects import Volumes
 from tandem_operator.observed import Children, observe
 from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
-from tandem_operator.reconcile import is_ours, reconcile
+from tandem_operator.reconcile import ANY_VOLUMES, is_ours, reconcile
 from tandem_operator.reporting import Notice, Trouble
 from tandem_operator.rivalry import Claimant, starved_for, way_ends
+from tandem_operator.silence import Silence
 from tandem_operator.store import Key, Object, Store
 from tandem_operator.troubles import name_taken
 
-AT_ONCE = 16
-"""Jobs that are looked at side by side; most of a look is waiting for an answer."""
+AT_ONCE = 48
+"""Jobs that are looked at side by side. Most of a look is waiting for an answer, and where nodes were lost, in vain."""
 LEAST_SECONDS = 0.2
 """Between two looks at one job."""
 LIVELY_SECONDS = 10.0
@@ -69,15 +71,23 @@ class Controller:
 
     Args:
         images: what pods run, unless the job says something else.
+        volumes: what claims ask for, unless the job says something else.
     """
 
     def __init__(
-        self, api: ApiServer, coordinators: Coordinators, store: Store, images: Images, gauges: Gauges
+        self,
+        api: ApiServer,
+        coordinators: Coordinators,
+        store: Store,
+        images: Images,
+        gauges: Gauges,
+        volumes: Volumes = ANY_VOLUMES,
     ) -> None:
         self._api, self._coordinators, self._store = api, coordinators, store
-        self._images, self._gauges = images, gauges
+        self._images, self._gauges, self._volumes = images, gauges, volumes
         self.backlog: Backlog[Key] = Backlog(LEAST_SECONDS)
         self._memories: dict[Key, _Memory] = {}
+        self._silence: Silence[Key] = Silence()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -114,6 +124,7 @@ class Controller:
         if body is None or "deletionTimestamp" in body["metadata"]:
             # Owner references take care of what is left.
             self._memories.pop(key, None)
+            self._silence.forget(key)
             self._gauges.forget(key)
             return None
         uid = body["metadata"]["uid"]
@@ -134,16 +145,18 @@ class Controller:
             generation=body["metadata"].get("generation", 1),
             children=children,
             heard=await self._ask(job, memory, key),
+            fallen=self._silence.fallen(key, time.monotonic()),
+            answering=len(self._silence),
             has_token=bool(memory.token) or await self._read_token(job, memory),
             now=time.time(),
             entropy=secrets.token_hex(8),
         )
-        plan = reconcile(situation, self._images)
+        plan = reconcile(situation, self._images, self._volumes)
         refused = await self._carry_out(key, plan, situation, memory)
         if refused:
-            plan = reconcile(situation, self._images, refused)
+            plan = reconcile(situation, self._images, self._volumes, refused)
         wrote = await self._report(key, job, plan, memory)
-        self._gauges.phase(key, plan.status.phase)
+        self._gauges.holds(key, _holding(job, plan.status))
         if plan.expired:
             log.info("event=expired job=%s/%s", *key)
             await self._api.delete(kinds.JOB, *key, uid)
@@ -173,14 +186,21 @@ class Controller:
         return found
 
     async def _ask(self, job: DistributedTrainingJob, memory: _Memory, key: Key) -> Snapshot | None:
-        if job.status is not None and job.status.phase in ("Succeeded", "Failed"):
-            return None
+        over = job.status is not None and job.status.phase in ("Succeeded", "Failed")
         found = [pod for pod in self._store.children(key).pods(names.COORDINATOR) if pod.live and pod.address]
-        if not found or not memory.token:
+        if over or not found or not memory.token:
+            self._silence.forget(key)
             return None
-        address = found[-1].address
-        memory.endpoint = f"[{address}]:{pods.PORT}" if ":" in address else f"{address}:{pods.PORT}"
-        return await self._coordinators.ask(memory.endpoint, memory.token)
+        pod = found[-1]
+        memory.endpoint = f"[{pod.address}]:{pods.PORT}" if ":" in pod.address else f"{pod.address}:{pods.PORT}"
+        asked = time.monotonic()
+        heard, reached = None, True
+        try:
+            heard = await self._coordinators.ask(memory.endpoint, memory.token)
+        except Unreached:
+            reached = False
+        self._silence.note(key, pod.uid, asked, heard is not None, reached)
+        return heard
 
     async def _read_token(self, job: DistributedTrainingJob, memory: _Memory) -> bool:
         name = names.token(job.metadata.name)
@@ -212,9 +232,9 @@ class Controller:
                     self.backlog.add(key)
                 else:
                     troubles.append(_trouble(manifest, error))
-        for removal in plan.remove:
-            await self._api.delete(removal.kind, key[0], removal.name, removal.uid)
-            log.info("event=removed job=%s/%s kind=%s name=%s", *key, removal.kind.name, removal.name)
+        for pod in plan.remove:
+            await self._api.delete(kinds.POD, key[0], pod.name, pod.uid)
+            log.info("event=removed job=%s/%s kind=%s name=%s", *key, pod.kind.name, pod.name)
         if plan.target is not None:
             await self._coordinators.tell(memory.endpoint, memory.token, plan.target)
         return troubles
@@ -226,17 +246,32 @@ class Controller:
         except Refused as error:
             if error.code != 409 or error.reason != "AlreadyExists":
                 return False, [_trouble(manifest, error)]
+            if kind == kinds.POD:
+                return False, []  # the next look gives it another name
             # Ours, and the watch has not told of it yet; or somebody else's.
             there = await self._api.get(kind, metadata["namespace"], metadata["name"])
             if there is not None and not is_ours(observe(kind, there), manifest):
                 return False, [name_taken(kind, metadata["name"])]
-            if there is not None and kind in kinds.WATCHED and metadata["labels"].items() <= _labels(there).items():
-                self._store.see(kind, there)
+            if there is not None and kind in kinds.WATCHED:
+                return False, await self._take_in(kind, manifest, there)
             return False, []
         if kind in kinds.WATCHED:
             self._store.see(kind, made)
         log.info("event=made job=%s/%s kind=%s name=%s", *_job(metadata), kind.name, metadata["name"])
         return True, []
+
+    async def _take_in(self, kind: kinds.Kind, manifest: Object, there: Object) -> list[Trouble]:
+        """Know an object of the job's. A claim that was made beforehand has none of the labels that we watch for."""
+        metadata = manifest["metadata"]
+        if not metadata["labels"].items() <= _labels(there).items():
+            named = {**manifest, "metadata": {**metadata, "uid": there["metadata"]["uid"]}}
+            named.pop("spec", None)
+            try:
+                there = await self._api.apply(kind, named)
+            except Refused as error:
+                return [_trouble(manifest, error)]
+        self._store.see(kind, there)
+        return []
 
     # Telling
 
@@ -249,7 +284,9 @@ class Controller:
         now = time.monotonic()
         # What is there for the first time is what somebody waits for.
         known = body.get("status", {}).keys() & reporting.LIVELY
-        if changes and changes.keys() <= known and now - memory.written < LIVELY_SECONDS:
+        waits = changes and changes.keys() <= known and now - memory.written < LIVELY_SECONDS
+        # What is noticed now is not noticed again.
+        if waits and not plan.notices:
             return False
         if changes:
             memory.written = now
@@ -291,6 +328,13 @@ class Controller:
             changes = reporting.patch(body.get("status") or {}, status.dump())
             if (written := await self._api.patch_status(kinds.JOB, *key, changes)) is not None:
                 self._store.see(kinds.JOB, written)
+
+
+def _holding(job: DistributedTrainingJob, status: Status) -> Holding:
+    workers = job.spec.workers
+    asked = workers.resources.get("requests", {}) | workers.resources.get("limits", {})
+    ready = 0 if status.workers is None else status.workers.ready
+    return Holding(status.phase, int(asked.get(GPU, 0)), workers.replicas, ready)
 
 
 def _parsed(body: Object) -> DistributedTrainingJob:

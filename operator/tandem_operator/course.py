@@ -18,7 +18,8 @@ from tandem.job import DistributedTrainingJob
 from tandem.snapshot import Snapshot
 from tandem.status import Condition, Phase, Status
 from tandem.times import seconds
-from tandem_operator.observed import Pod, Workload
+from tandem_operator import fleet
+from tandem_operator.observed import Pod
 
 DRAIN_SECONDS = 600.0
 """How long evaluators may work on after training; a job whose evaluators find no place must still end."""
@@ -53,7 +54,7 @@ def course(
     heard: Snapshot | None,
     workers: Sequence[Pod],
     stuck: Sequence[Pod],
-    evaluators: Workload | None,
+    evaluators: Sequence[Pod],
     now: float,
 ) -> Course:
     """What is to become of the job.
@@ -61,7 +62,7 @@ def course(
     Args:
         heard: what the coordinator said just now, None if it did not answer.
         stuck: the last pods of places that cannot be filled.
-        evaluators: their Job, None if there is none.
+        evaluators: all of their pods, oldest first.
     """
     old = job.status or Status()
     if old.phase in ("Succeeded", "Failed"):
@@ -83,13 +84,18 @@ def course(
 
 def deadline(job: DistributedTrainingJob) -> float | None:
     """When the job is to end as failed, seconds since the epoch. Its time begins when its coordinator has answered for
-    the first time, and again after a suspension."""
+    the first time, with a queue when its first group has started, and again after a suspension."""
     limit = job.spec.run_policy.active_deadline_seconds
     began = condition(job.status, "Initialized")
     if limit is None or began is None or began.status != "True" or job.spec.run_policy.suspend:
         return None
     resumed = condition(job.status, "Suspended")
     stamps = [began.last_transition_time, resumed.last_transition_time if resumed is not None else None]
+    if job.spec.run_policy.queue_name is not None:
+        if job.status is None or job.status.start_time is None:
+            return None
+        # Of an earlier job on the same volume it may be, and then older than this one.
+        stamps.append(job.status.start_time)
     return max(seconds(stamp) or 0.0 for stamp in stamps) + limit
 
 
@@ -137,13 +143,13 @@ def _ending(pod: Pod) -> str:
 
 
 def _drain(
-    job: DistributedTrainingJob, old: Status, heard: Snapshot | None, evaluators: Workload | None, now: float
+    job: DistributedTrainingJob, old: Status, heard: Snapshot | None, evaluators: Sequence[Pod], now: float
 ) -> Course:
     ended = seconds(old.completion_time or (heard.status.completion_time if heard is not None else None)) or now
     said = heard is not None and heard.status.phase == "Succeeded"
     if job.spec.evaluation.processes == 0:
         return Course("end", "Succeeded", "Completed", "training is complete")
-    if evaluators is not None and evaluators.complete and (said or now - ended > LAST_WORDS_SECONDS):
+    if fleet.is_done(evaluators, job.spec.evaluation.replicas) and (said or now - ended > LAST_WORDS_SECONDS):
         return Course("end", "Succeeded", "Completed", "training is complete, and its checkpoints are evaluated")
     if now - ended > DRAIN_SECONDS:
         words = f"training is complete; its evaluators have not finished within {DRAIN_SECONDS:.0f} s"
@@ -153,8 +159,4 @@ def _drain(
 
 def _is_through(job: DistributedTrainingJob, workers: Sequence[Pod]) -> bool:
     """Whether a script of the user's own has ended well in every place: nobody else knows when it is complete."""
-    if job.spec.trainer.command is None or any(not pod.ended for pod in workers):
-        return False
-    last = {pod.index: pod for pod in workers}
-    places = range(job.spec.workers.replicas)
-    return all(index in last and last[index].code == ExitCode.DONE for index in places)
+    return job.spec.trainer.command is not None and fleet.is_done(workers, job.spec.workers.replicas)

@@ -1,20 +1,22 @@
-"""Which worker pods to make and which to remove: a pure function of the pods that there are, and the time.
+"""Which pods of a role to make and which to remove: a pure function of the pods there are, and the time.
 
-Every place in the group has an index. A place is taken while a live pod has it; otherwise the way its last pod went
-decides when the next one is made:
+Every place among those of a role has an index. A place is taken while a live pod has it; otherwise the way its last
+pod went decides when the next one is made:
 
     deleted, evicted, preempted, lost with its node          at once
     failed after it was at work, or lived for a minute       at once
     failed before, or for want of memory                     after a pause that grows
 
 A replacement is made while the old pod still terminates or its node is silent: the coordinator's generations keep the
-two apart. The last pod that ended stays, for its logs and because it carries the count of failures; the ones before go.
+two apart. Only in a queue it is not: Kueue counts a pod until it has ended, and deletes what is too many of a group.
+The last pod that ended stays, for its logs and because it carries the count of failures; the ones before go.
 
-Rejected: a batch Job (its controller delays each replacement by 10, 20, 40, 80 s), and a StatefulSet (it never makes a
-second pod of a name, so a silent node blocks its place until somebody deletes the pod by force).
+Rejected: a batch Job (its controller delays each replacement by 10, 20, 40, 80 s and in the end ten minutes, however
+the pod went), and a StatefulSet (it never makes a second pod of a name, so a silent node blocks its place until
+somebody deletes the pod by force).
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from tandem.exitcode import ExitCode
@@ -25,7 +27,7 @@ HEALTHY_SECONDS = 60.0
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 300.0
 """Seconds before the second replacement in a row, doubled for each further one; the first is immediate."""
 RESULT_SECONDS = 10.0
-"""An agent that ended well may be so much ahead of the coordinator's word that training is complete."""
+"""A pod that ended well may be so much ahead of the coordinator's word that training is complete."""
 MOST_FAILURES = 6
 """So many failures soon after the start, in a row, and a place is not going to be filled."""
 
@@ -42,7 +44,7 @@ class New:
 
 @dataclass(frozen=True)
 class Fleet:
-    """What to do with the worker pods."""
+    """What to do with the pods of a role."""
 
     make: tuple[New, ...] = ()
     remove: tuple[Pod, ...] = ()
@@ -55,18 +57,20 @@ class Fleet:
 def plan(
     pods: Sequence[Pod],
     replicas: int,
-    endpoint: str,
     now: float,
+    useful: Callable[[Pod], bool],
     proven: Container[str] = (),
     ends_by_itself: bool = False,
+    beside: bool = True,
 ) -> Fleet:
     """What to do so that every place is taken.
 
     Args:
-        pods: all worker pods of the job, oldest first.
-        endpoint: where the coordinator is; a pod that was told something else is of no use.
+        pods: all of the role, oldest first.
+        useful: whether a pod was told what it would be told now; others are replaced.
         proven: names of pods that were in the group: what ends them is not that they cannot start.
-        ends_by_itself: an agent that ended well is done, and not replaced (a script of the user's own).
+        ends_by_itself: a pod that ended well is done, and not replaced.
+        beside: a replacement may start before the old pod has ended.
     """
     make: list[New] = []
     remove: list[Pod] = []
@@ -79,8 +83,8 @@ def plan(
         elif not pod.deleting:
             remove.append(pod)
     for index, candidates in places.items():
-        useful = [pod for pod in candidates if pod.live and pod.endpoint == endpoint]
-        best = min(useful, key=_merit, default=None)
+        fit = [pod for pod in candidates if pod.live and useful(pod)]
+        best = min(fit, key=_merit, default=None)
         remove += [pod for pod in candidates if not pod.ended and not pod.deleting and pod is not best]
         ended = [pod for pod in candidates if pod.ended and not pod.deleting]
         last = max(ended, key=lambda pod: (pod.finished or pod.created, pod.name), default=None)
@@ -88,6 +92,8 @@ def plan(
         if best is not None:
             continue
         gone = [pod for pod in candidates if not pod.ended]
+        if gone and not beside:
+            continue
         due, failures = _next(None if gone else last, now, proven, ends_by_itself)
         if last is not None and not gone and failures >= MOST_FAILURES:
             stuck.append(last)
@@ -100,6 +106,16 @@ def plan(
     # The highest places go first: ranks are given out in the order of names, and the others keep theirs.
     remove.sort(key=lambda pod: -pod.index)
     return Fleet(tuple(make), tuple(remove), min(again, default=None), tuple(stuck))
+
+
+def is_done(pods: Sequence[Pod], replicas: int) -> bool:
+    """Whether in every place the last pod has ended well."""
+    last = {pod.index: pod for pod in pods if pod.ended}
+    going_on = {pod.index for pod in pods if not pod.ended}
+    return all(
+        place in last and last[place].code == ExitCode.DONE and not last[place].disrupted and place not in going_on
+        for place in range(replicas)
+    )
 
 
 def pause(failures: int) -> float:

@@ -1,12 +1,29 @@
 """The operator's own numbers, for Prometheus. Names and help texts are in tandem.metrics."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tandem import metrics
+
+OVER = {"Succeeded", "Failed", "Suspended"}
+"""Phases of jobs that ask for nothing."""
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What one job is about, and what it holds."""
+
+    phase: str
+    gpus: int = 0
+    """GPUs of one worker."""
+    workers: int = 0
+    """Wished for."""
+    ready: int = 0
+    """In the group."""
 
 
 class Gauges:
@@ -16,7 +33,7 @@ class Gauges:
         self._looks = 0
         self._errors = 0
         self._seconds = 0.0
-        self._phases: dict[Hashable, str] = {}
+        self._jobs: dict[tuple[str, str], Holding] = {}
         self.depth: Callable[[], int] = lambda: 0
         """How many jobs wait to be looked at."""
         self.requests: Callable[[], int] = lambda: 0
@@ -32,13 +49,13 @@ class Gauges:
         self._errors += failed
         self._seconds += seconds
 
-    def phase(self, key: Hashable, phase: str) -> None:
-        """A job is in this phase."""
-        self._phases[key] = phase
+    def holds(self, key: tuple[str, str], holding: Holding) -> None:
+        """A job, by its namespace and name, is about this."""
+        self._jobs[key] = holding
 
-    def forget(self, key: Hashable) -> None:
+    def forget(self, key: tuple[str, str]) -> None:
         """A job is gone."""
-        self._phases.pop(key, None)
+        self._jobs.pop(key, None)
 
     def text(self) -> bytes:
         """In Prometheus' format."""
@@ -56,7 +73,25 @@ class Gauges:
             yield CounterMetricFamily(metric.name.removesuffix("_total"), metric.help, value=value)
         yield GaugeMetricFamily(metrics.OPERATOR_QUEUE.name, metrics.OPERATOR_QUEUE.help, value=float(self.depth()))
         yield GaugeMetricFamily(metrics.OPERATOR_AGE.name, metrics.OPERATOR_AGE.help, value=self.age())
-        phases = GaugeMetricFamily(metrics.OPERATOR_JOBS.name, metrics.OPERATOR_JOBS.help, labels=["phase"])
-        for phase, count in sorted(Counter(self._phases.values()).items()):
-            phases.add_metric([phase], float(count))
+        yield from self._fleet()
+
+    def _fleet(self) -> Iterator[Metric]:
+        jobs = Counter((namespace, holding.phase) for (namespace, _), holding in self._jobs.items())
+        asked, ready = Counter[str](), Counter[str]()
+        for (namespace, _), holding in self._jobs.items():
+            at_work = holding.phase not in OVER
+            asked[namespace] += holding.gpus * holding.workers * at_work
+            ready[namespace] += holding.gpus * holding.ready * at_work
+        phases = _family(metrics.OPERATOR_JOBS)
+        for labels, count in sorted(jobs.items()):
+            phases.add_metric(labels, float(count))
         yield phases
+        for metric, gpus in {metrics.OPERATOR_GPUS_ASKED: asked, metrics.OPERATOR_GPUS_READY: ready}.items():
+            family = _family(metric)
+            for namespace, count in sorted(gpus.items()):
+                family.add_metric([namespace], float(count))
+            yield family
+
+
+def _family(metric: metrics.OperatorMetric) -> GaugeMetricFamily:
+    return GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)

@@ -10,7 +10,7 @@ class Kind:
     """One kind of objects in a namespace."""
 
     api: str
-    """apiVersion, for instance `apps/v1`."""
+    """apiVersion, for instance `tandem.dev/v1alpha1`."""
     name: str
     """As in `kind:`."""
     plural: str
@@ -40,8 +40,6 @@ CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
 CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 SERVICE = Kind("v1", "Service", "services")
 EVENT = Kind("v1", "Event", "events")
-DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
-BATCH = Kind("batch/v1", "Job", "jobs")
 
-WATCHED = (POD, CONFIG_MAP, CLAIM, SERVICE, DEPLOYMENT, BATCH)
+WATCHED = (POD, CONFIG_MAP, CLAIM, SERVICE)
 """What belongs to jobs and is watched. Secrets are not: whoever may watch some may read all."""

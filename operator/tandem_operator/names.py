@@ -1,11 +1,11 @@
 """What the objects of a job are called, and the labels by which they are found.
 
 Names follow from the job's name alone, so that an operator that has just started finds what another one made. The
-longest is a worker's, `NAME-worker-9999-abcde`, which has to fit into 63 characters: host names, labels and Services
-take no more. A longer name, or one that begins with a digit (a Service's may not), is shortened and told apart by a
-hash of the whole.
+longest is an evaluator's, `NAME-evaluator-999-abcde`, which has to fit into 63 characters: host names, labels and
+Services take no more. A longer name, or one that begins with a digit (a Service's may not), is shortened and told apart
+by a hash of the whole.
 
-Labels and that beginning are core's (tandem.cluster.names): the command line finds a job's objects by them.
+Labels, that beginning, and the names that the command line needs are core's (tandem.cluster.names).
 """
 
 import hashlib
@@ -17,21 +17,25 @@ from tandem.cluster.names import JOB as JOB
 from tandem.cluster.names import ROLE as ROLE
 from tandem.cluster.names import ROLES as ROLES
 from tandem.cluster.names import WORKER as WORKER
+from tandem.cluster.names import coordinator as coordinator
 from tandem.cluster.names import stem as stem
+from tandem.cluster.names import token as token
 
+QUEUE = "kueue.x-k8s.io/queue-name"
+"""Label of workers that are queued."""
+GROUP, GROUP_SIZE = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
+"""Label and annotation of workers that are queued: which start together, and how many those are."""
+RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
+"""Annotation of workers that are queued: whether their group goes on when all of them have ended."""
 FAILURES = "tandem.dev/failures"
-"""Annotation of worker pods: how many of their forerunners in a row failed soon after their start."""
+"""Annotation of pods: how many of their forerunners in a row failed soon after their start."""
 ENDPOINT = "tandem.dev/coordinator"
 """Annotation of worker pods: where they were told that the coordinator is."""
 APPLIED = "tandem.dev/applied"
 """Annotation: a hash of what the operator wanted of the object when it wrote it last."""
 TEMPLATE = "tandem.dev/template"
-"""Annotation of the evaluators' Job: a hash of what cannot be changed in it."""
-
-
-def token(job: str) -> str:
-    """The Secret with the job's token."""
-    return f"{stem(job)}-token"
+"""Annotation of coordinator and evaluator pods: a hash of all that was asked of them; what has changed since takes
+other pods."""
 
 
 def job_file(job: str) -> str:
@@ -44,19 +48,14 @@ def checkpoints(job: str) -> str:
     return f"{stem(job)}-checkpoints"
 
 
-def coordinator(job: str) -> str:
-    """The coordinator's Deployment and Service."""
-    return f"{stem(job)}-coordinator"
+def pod(job: str, role: str, index: int, entropy: str) -> str:
+    """A pod; another one for each entropy."""
+    return f"{stem(job)}-{role}-{index}-{_short(f'{job}/{index}/{entropy}', 5)}"
 
 
-def evaluator(job: str) -> str:
-    """The evaluators' Job."""
-    return f"{stem(job)}-evaluator"
-
-
-def worker(job: str, index: int, entropy: str) -> str:
-    """A worker pod; another one for each entropy."""
-    return f"{stem(job)}-worker-{index}-{_short(f'{job}/{index}/{entropy}', 5)}"
+def group(job: str, entropy: str) -> str:
+    """The pod group that queued workers are; another one for each entropy."""
+    return f"{stem(job)}-{_short(f'{job}/{entropy}', 5)}"
 
 
 def labels(job: str, role: str = "") -> dict[str, str]:

@@ -4,25 +4,32 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tandem.job import API_VERSION, KIND, DistributedTrainingJob
 from tandem.launch import INCARNATION
 from tandem_operator import kinds, names, pods
+from tandem_operator.fleet import New
 from tandem_operator.kinds import Kind
+from tandem_operator.observed import Group
 from tandem_operator.pods import Images
 from tandem_operator.reporting import Notice
 
 DEFAULT_SIZE = "10Gi"
-QUEUE = "kueue.x-k8s.io/queue-name"
-POD_GROUP, POD_GROUP_SIZE = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
-NEVER_GIVE_UP = 2**31 - 1
-"""A failed evaluator is started again for as long as the job lives, by the Job controller with a growing pause."""
-
 MOST_WORDS = 1024
 """Characters of an Event's message; the API server takes no more."""
 
 Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Volumes:
+    """What claims ask for where their job leaves it open."""
+
+    class_name: str = ""
+    """Storage class; empty: the cluster's default."""
+    access_modes: tuple[str, ...] = ("ReadWriteMany",)
 
 
 def secret(job: DistributedTrainingJob, uid: str, token: str) -> Manifest:
@@ -39,16 +46,28 @@ def job_file(job: DistributedTrainingJob, uid: str) -> Manifest:
 
 
 def claim(job: DistributedTrainingJob, uid: str) -> Manifest:
-    """The claim on the job's volume. Without an owner it outlives the job."""
+    """The claim on the job's volume, as far as the job says. Without an owner it outlives the job."""
     storage = job.spec.checkpoint.storage
-    spec: dict[str, Any] = {
-        "accessModes": list(storage.access_modes),
-        "resources": {"requests": {"storage": storage.size or DEFAULT_SIZE}},
-    }
+    spec: dict[str, Any] = {"resources": {"requests": {"storage": storage.size or DEFAULT_SIZE}}}
+    if storage.access_modes is not None:
+        spec["accessModes"] = list(storage.access_modes)
     if storage.storage_class_name is not None:
         spec["storageClassName"] = storage.storage_class_name
     owner = "" if storage.retain else uid
     return _object(kinds.CLAIM, job, owner, names.checkpoints(job.metadata.name), {"spec": spec})
+
+
+def completed(manifest: Manifest, volumes: Volumes) -> Manifest:
+    """An object as it is made first: a claim asks for what its job leaves open, too.
+
+    That cannot be changed later, so it is no part of the hash: claims stay when the operator is told something else.
+    """
+    if manifest["kind"] != kinds.CLAIM.name:
+        return manifest
+    open_: Manifest = {"accessModes": list(volumes.access_modes)}
+    if volumes.class_name:
+        open_["storageClassName"] = volumes.class_name
+    return {**manifest, "spec": {**open_, **manifest["spec"]}}
 
 
 def service(job: DistributedTrainingJob, uid: str) -> Manifest:
@@ -59,60 +78,76 @@ def service(job: DistributedTrainingJob, uid: str) -> Manifest:
     return _object(kinds.SERVICE, job, uid, name, {"spec": {"selector": selector, "ports": [port]}})
 
 
-def deployment(job: DistributedTrainingJob, uid: str, images: Images) -> Manifest:
-    """The coordinator. It starts anew when something of the job has changed that it reads at its start alone."""
-    name = names.coordinator(job.metadata.name)
-    template = pods.coordinator(job, images)
-    template["metadata"]["annotations"] = {names.APPLIED: digest(_read_at_the_start(job))}
-    spec = {
-        "replicas": 1,
-        "strategy": {"type": "Recreate"},
-        "revisionHistoryLimit": 0,
-        "selector": {"matchLabels": {names.JOB: job.metadata.name, names.ROLE: names.COORDINATOR}},
-        "template": template,
-    }
-    return _object(kinds.DEPLOYMENT, job, uid, name, {"spec": spec})
+def coordinator(job: DistributedTrainingJob, uid: str, images: Images, new: New, entropy: str) -> Manifest:
+    """The coordinator's pod.
+
+    Args:
+        new: the failures before it.
+        entropy: makes its name unique.
+    """
+    asked = {names.TEMPLATE: asked_of_coordinator(job, images)}
+    return _pod(job, uid, names.COORDINATOR, pods.coordinator(job, images), new, entropy, {}, asked)
+
+
+def asked_of_coordinator(job: DistributedTrainingJob, images: Images) -> str:
+    """A hash of what a coordinator is and of what of the job it reads at its start alone: where that changes, another
+    one takes its place."""
+    return digest([pods.coordinator(job, images), _read_at_the_start(job)])
 
 
 def worker(
-    job: DistributedTrainingJob, uid: str, images: Images, endpoint: str, index: int, failures: int, entropy: str
+    job: DistributedTrainingJob, uid: str, images: Images, endpoint: str, group: Group | None, new: New, entropy: str
 ) -> Manifest:
     """One worker pod.
 
     Args:
         endpoint: host:port of the coordinator.
-        failures: forerunners in a row that failed soon after their start.
+        group: with whom it is queued.
+        new: its place, and the failures there before it.
         entropy: makes its name unique.
     """
-    template = pods.worker(job, images, endpoint)
-    metadata = template["metadata"]
-    labels = {**metadata["labels"], names.INDEX: str(index)}
-    annotations = {
-        **metadata.get("annotations", {}),
-        names.FAILURES: str(failures),
-        names.ENDPOINT: endpoint,
-    }
-    if queue := job.spec.run_policy.queue_name:
-        labels |= {QUEUE: queue, POD_GROUP: names.stem(job.metadata.name)}
-        annotations |= {POD_GROUP_SIZE: str(job.spec.workers.replicas)}
-    whole = _object(kinds.POD, job, uid, names.worker(job.metadata.name, index, entropy), {"spec": template["spec"]})
-    whole["metadata"] |= {"labels": {**whole["metadata"]["labels"], **labels}, "annotations": annotations}
-    return whole
+    labels, annotations = {}, {names.ENDPOINT: endpoint}
+    if group is not None:
+        labels = {names.QUEUE: group.queue, names.GROUP: group.name}
+        annotations |= {names.GROUP_SIZE: str(group.size), names.RETRIABLE: "false"}
+    return _pod(job, uid, names.WORKER, pods.worker(job, images, endpoint), new, entropy, labels, annotations)
 
 
-def evaluators(job: DistributedTrainingJob, uid: str, images: Images, suspend: bool) -> Manifest:
-    """The evaluators, one index for each replica."""
-    evaluation = job.spec.evaluation
-    spec = {
-        "completionMode": "Indexed",
-        "completions": evaluation.replicas,
-        "parallelism": evaluation.replicas,
-        "backoffLimit": NEVER_GIVE_UP,
-        "suspend": suspend,
-        "template": pods.evaluator(job, images),
+def evaluator(job: DistributedTrainingJob, uid: str, images: Images, new: New, entropy: str) -> Manifest:
+    """One evaluator pod.
+
+    Args:
+        new: its place, and the failures there before it.
+        entropy: makes its name unique.
+    """
+    asked = {names.TEMPLATE: asked_of_evaluator(job, images)}
+    return _pod(job, uid, names.EVALUATOR, pods.evaluator(job, images), new, entropy, {}, asked)
+
+
+def asked_of_evaluator(job: DistributedTrainingJob, images: Images) -> str:
+    """A hash of what an evaluator is: where that changes, others take their places."""
+    return digest(pods.evaluator(job, images))
+
+
+def _pod(
+    job: DistributedTrainingJob,
+    uid: str,
+    role: str,
+    template: Manifest,
+    new: New,
+    entropy: str,
+    labels: dict[str, str],
+    annotations: dict[str, str],
+) -> Manifest:
+    name = names.pod(job.metadata.name, role, new.index, entropy)
+    whole = _object(kinds.POD, job, uid, name, {"spec": template["spec"]})
+    given = template["metadata"]
+    whole["metadata"]["labels"] |= {**given["labels"], names.INDEX: str(new.index), **labels}
+    whole["metadata"]["annotations"] = {
+        **given.get("annotations", {}),
+        names.FAILURES: str(new.failures),
+        **annotations,
     }
-    whole = _object(kinds.BATCH, job, uid, names.evaluator(job.metadata.name), {"spec": spec})
-    whole["metadata"]["annotations"][names.TEMPLATE] = digest(spec["template"])
     return whole
 
 
@@ -158,11 +193,6 @@ def digest(value: object) -> str:
 def applied(manifest: Mapping[str, Any]) -> str:
     """What the operator wants of an object, as a hash that the object carries."""
     return str(manifest["metadata"]["annotations"][names.APPLIED])
-
-
-def template(manifest: Mapping[str, Any]) -> str:
-    """A hash of what cannot be changed in the evaluators' Job."""
-    return str(manifest["metadata"]["annotations"][names.TEMPLATE])
 
 
 def _read_at_the_start(job: DistributedTrainingJob) -> Manifest:

@@ -46,6 +46,15 @@ class Thing:
     """It has been told to go."""
 
 
+@dataclass(frozen=True)
+class Group:
+    """Pods that are queued and start together."""
+
+    queue: str
+    name: str
+    size: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pod(Thing):
     """A pod."""
@@ -56,7 +65,11 @@ class Pod(Thing):
     failures: int = 0
     """How many of its forerunners in a row failed soon after their start."""
     endpoint: str = ""
-    """Where it was told that the coordinator is."""
+    """Where it was told that the coordinator is, if it is a worker."""
+    group: Group | None = None
+    """The queued group that it belongs to."""
+    template: str = ""
+    """A hash of all that was asked of it, if it is a coordinator or an evaluator."""
     created: float = 0.0
     """Seconds since the epoch, as all times here."""
     started: float | None = None
@@ -107,18 +120,6 @@ class Claim(Thing):
     phase: str = "Pending"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Workload(Thing):
-    """A Deployment, or a Job."""
-
-    complete: bool = False
-    failed: bool = False
-    template: str = ""
-    """A hash of what cannot be changed in a Job."""
-    words: str = ""
-    """Why it cannot make its pods, or failed."""
-
-
 @dataclass(frozen=True)
 class Children:
     """All objects of one job."""
@@ -160,8 +161,6 @@ def observe(kind: Kind, body: Mapping[str, Any]) -> Thing:
         return Service(**common, address=(body.get("spec") or {}).get("clusterIP") or "")
     if kind is kinds.CLAIM:
         return Claim(**common, phase=status.get("phase", "Pending"))
-    if kind in (kinds.DEPLOYMENT, kinds.BATCH):
-        return _workload(kind, common, annotations, status)
     return Thing(kind=kind, **common)
 
 
@@ -199,6 +198,8 @@ def _pod(
         index=_number(labels.get(names.INDEX)),
         failures=_number(annotations.get(names.FAILURES)),
         endpoint=annotations.get(names.ENDPOINT, ""),
+        group=_group(labels, annotations),
+        template=annotations.get(names.TEMPLATE, ""),
         created=seconds(metadata.get("creationTimestamp")) or 0.0,
         started=seconds((state.get("running") or terminated).get("startedAt")),
         finished=finished if finished is not None or not ended else seconds(status.get("startTime")),
@@ -214,6 +215,12 @@ def _pod(
     )
 
 
+def _group(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Group | None:
+    if names.GROUP not in labels:
+        return None
+    return Group(labels.get(names.QUEUE, ""), labels[names.GROUP], _number(annotations.get(names.GROUP_SIZE)))
+
+
 def _why_waiting(conditions: Mapping[str, Any], waiting: Mapping[str, Any], last_words: str) -> tuple[str, str]:
     if waiting.get("reason") in BROKEN_WAITING:
         # The first and the second try of the same thing.
@@ -223,21 +230,6 @@ def _why_waiting(conditions: Mapping[str, Any], waiting: Mapping[str, Any], last
     if scheduled.get("status") == "False":
         return scheduled.get("reason") or "Unschedulable", scheduled.get("message", "")
     return "", ""
-
-
-def _workload(
-    kind: Kind, common: dict[str, Any], annotations: Mapping[str, str], status: Mapping[str, Any]
-) -> Workload:
-    conditions = {one["type"]: one for one in status.get("conditions") or []}
-    trouble = conditions.get("ReplicaFailure") or conditions.get("Failed") or {}
-    return Workload(
-        kind=kind,
-        **common,
-        complete=_holds(conditions, "Complete"),
-        failed=_holds(conditions, "Failed"),
-        template=annotations.get(names.TEMPLATE, ""),
-        words=trouble.get("message", "") if trouble.get("status") == "True" else "",
-    )
 
 
 def _holds(conditions: Mapping[str, Any], kind: str) -> bool:

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from tandem.job import DistributedTrainingJob
 from tandem.snapshot import Snapshot
 from tandem.status import Status
-from tandem_operator.kinds import Kind
 from tandem_operator.objects import Manifest
-from tandem_operator.observed import Children
+from tandem_operator.observed import Children, Pod
 from tandem_operator.reporting import Notice
 from tandem_operator.rivalry import Claimant
 
@@ -29,22 +28,16 @@ class Situation:
     """Other jobs that are starved or have given way (tandem_operator.rivalry)."""
     heard: Snapshot | None = None
     """What the coordinator said just now, None if it did not answer."""
+    fallen: str | None = None
+    """The UID of the coordinator's pod if that has stopped answering (tandem_operator.silence)."""
+    answering: int = 0
+    """How many coordinators the operator asks, over all jobs."""
     has_token: bool = False
     """The Secret is there, and it is this job's."""
     now: float
     """Seconds since the epoch."""
     entropy: str
     """Makes the names of new pods unique."""
-
-
-@dataclass(frozen=True)
-class Removal:
-    """An object to delete."""
-
-    kind: Kind
-    name: str
-    uid: str
-    """Only this one, and not another that has taken its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +50,8 @@ class Plan:
     """Objects that are not there."""
     update: tuple[Manifest, ...] = ()
     """Objects that are there and should be different."""
-    remove: tuple[Removal, ...] = ()
+    remove: tuple[Pod, ...] = ()
+    """Pods to delete."""
     target: int | None = None
     """Tell the coordinator how many replicas are wished for."""
     status: Status = field(default_factory=Status)

@@ -20,6 +20,8 @@ USER = 65532
 """The user and group of the images."""
 PORT = 7070
 """Where the coordinator listens."""
+METRICS_PORT = 7071
+"""Where it answers Prometheus, without a token (docs/decisions/0013-signals.md)."""
 VOLUME = "/tandem"
 JOB_FOLDER, JOB_FILE = "/etc/tandem", "job.json"
 PYTHON = "python"
@@ -43,6 +45,8 @@ class Images:
     """Also the coordinator's."""
     trainer: str
     evaluator: str
+    pull_secrets: tuple[str, ...] = ()
+    """Names of the secrets, of each job's namespace, that these are pulled with."""
 
 
 def run_dir(job: DistributedTrainingJob) -> Path:
@@ -52,19 +56,38 @@ def run_dir(job: DistributedTrainingJob) -> Path:
 
 def coordinator(job: DistributedTrainingJob, images: Images) -> dict[str, Any]:
     """The pod template of the coordinator."""
-    command = [*launch.coordinator_command("0.0.0.0", PORT, python=PYTHON), "--job", f"{JOB_FOLDER}/{JOB_FILE}"]  # noqa: S104
+    everywhere = "0.0.0.0"  # noqa: S104
+    command = launch.coordinator_command(everywhere, PORT, python=PYTHON, metrics_port=METRICS_PORT)
+    command += ["--job", f"{JOB_FOLDER}/{JOB_FILE}"]
     probe = {"httpGet": {"path": "/healthz", "port": PORT}}
     container = {
         **_container(names.COORDINATOR, images.operator, command),
         "env": [*_literal(HOME | {launch.RUN_DIR: str(run_dir(job))}), _token(job)],
-        "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
+        "ports": [
+            {"name": name, "containerPort": port, "protocol": "TCP"}
+            for name, port in {"http": PORT, "metrics": METRICS_PORT}.items()
+        ],
         "readinessProbe": {**probe, "periodSeconds": 1, "failureThreshold": 3},
         "livenessProbe": {**probe, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
     }
     container["volumeMounts"] = [*container["volumeMounts"], {"name": "job", "mountPath": JOB_FOLDER, "readOnly": True}]
-    template = _template(job, names.COORDINATOR, container)
+    template = _template(job, names.COORDINATOR, container, images)
     template["spec"]["volumes"].append({"name": "job", "configMap": {"name": names.job_file(job.metadata.name)}})
+    # Where it crashes, its kubelet is the first to know.
+    template["spec"]["restartPolicy"] = "Always"
+    # Not with the workers, whose nodes are the ones that go. And where one was lost with its node, which the scheduler
+    # does not know of yet, the next one goes elsewhere: its pod is still seen there.
+    its_forerunner = {
+        "labelSelector": {"matchLabels": names.labels(job.metadata.name, names.COORDINATOR)},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    template["spec"]["affinity"] = {
+        "nodeAffinity": _without_gpus(),
+        "podAntiAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": its_forerunner}]
+        },
+    }
     return template
 
 
@@ -87,7 +110,7 @@ def worker(job: DistributedTrainingJob, images: Images, endpoint: str) -> dict[s
         "env": [*_of_pod(fields), _token(job), *_literal(HOME | variables, fields, launch.TOKEN)],
         "resources": spec.workers.resources,
     }
-    template = overlay(_template(job, names.WORKER, container), spec.workers.template)
+    template = overlay(_template(job, names.WORKER, container, images), spec.workers.template)
     template["spec"]["restartPolicy"] = "Never"
     return _labelled(template, job, names.WORKER)
 
@@ -107,10 +130,8 @@ def evaluator(job: DistributedTrainingJob, images: Images) -> dict[str, Any]:
             for part, amounts in evaluation.resources.items()
         },
     }
-    ours = _template(job, names.EVALUATOR, container)
-    without = [{"key": f"{GPU}.{label}", "operator": "DoesNotExist"} for label in ("present", "count")]
-    preferred = [{"weight": 100, "preference": {"matchExpressions": without}}]
-    ours["spec"]["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+    ours = _template(job, names.EVALUATOR, container, images)
+    ours["spec"]["affinity"] = {"nodeAffinity": _without_gpus()}
     template = overlay(ours, evaluation.template)
     template["spec"]["restartPolicy"] = "Never"
     return _labelled(template, job, names.EVALUATOR)
@@ -124,11 +145,18 @@ def threads(job: DistributedTrainingJob) -> int:
     return 1 if asked is None else max(1, int(_cores(str(asked)) / job.spec.workers.processes))
 
 
+def _without_gpus() -> dict[str, Any]:
+    """To go where no GPU is, if possible."""
+    without = [{"key": f"{GPU}.{label}", "operator": "DoesNotExist"} for label in ("present", "count")]
+    preferred = [{"weight": 100, "preference": {"matchExpressions": without}}]
+    return {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
+
+
 def _cores(amount: str) -> float:
     return float(amount.removesuffix("m")) / 1000 if amount.endswith("m") else float(amount)
 
 
-def _template(job: DistributedTrainingJob, role: str, container: Mapping[str, Any]) -> dict[str, Any]:
+def _template(job: DistributedTrainingJob, role: str, container: Mapping[str, Any], images: Images) -> dict[str, Any]:
     policy = job.spec.run_policy
     claim = job.spec.checkpoint.storage.claim_name or names.checkpoints(job.metadata.name)
     spec: dict[str, Any] = {
@@ -159,6 +187,8 @@ def _template(job: DistributedTrainingJob, role: str, container: Mapping[str, An
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
         ],
     }
+    if images.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in images.pull_secrets]
     if policy.priority_class_name:
         spec["priorityClassName"] = policy.priority_class_name
     if policy.scheduler_name:

@@ -6,13 +6,13 @@ The objects of a job NAME (tandem_operator.names shortens long names):
     ConfigMap NAME-job                  the resolved job, which the coordinator writes into the run directory; owned
     PersistentVolumeClaim
       NAME-checkpoints                  unless the job names a claim; owned only if storage.retain is false
-    Service, Deployment
-      NAME-coordinator                  one coordinator; owned
-    Pod NAME-worker-INDEX-RANDOM        the group's places; owned, and replaced by tandem_operator.fleet
-    Job NAME-evaluator                  Indexed, one index for each evaluator replica; owned
+    Service NAME-coordinator            the coordinator's address; owned
+    Pod NAME-coordinator-0-RANDOM       the coordinator; owned, and replaced by tandem_operator.fleet
+    Pod NAME-worker-INDEX-RANDOM        the group's places; the same
+    Pod NAME-evaluator-INDEX-RANDOM     the evaluators; the same
 
-All carry the label tandem.dev/job, by which they are found. Pods also say their role, workers their index; a worker's
-annotations count the failures before it. Every object but pods carries a hash of what was wanted of it when it was
+All carry the label tandem.dev/job, by which they are found. Pods also say their role and their index, and their
+annotations count the failures before them. Every object but pods carries a hash of what was wanted of it when it was
 written: it is written again only when that differs, and not because Kubernetes filled in a default.
 
 Who writes what: the operator alone writes these objects and `status`; the user writes `spec`; training's truth is the
@@ -37,68 +37,81 @@ do it); state in the operator's memory or in a ConfigMap of its own (it would ha
 the objects are by themselves); server-side apply without the hash (a write for every object each time).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tandem.job import DistributedTrainingJob
 from tandem.status import Status
 from tandem.times import seconds
 from tandem_operator import fleet, kinds, names, objects, pods
-from tandem_operator.course import Course, condition, course, deadline
+from tandem_operator.course import DRAIN_SECONDS, Course, condition, course, deadline
 from tandem_operator.fleet import Fleet
 from tandem_operator.kinds import Kind
-from tandem_operator.objects import Manifest
-from tandem_operator.observed import Children, Pod, Service, Thing, Workload
-from tandem_operator.plan import Plan, Removal, Situation
+from tandem_operator.objects import Manifest, Volumes
+from tandem_operator.observed import Pod, Service, Thing
+from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
+from tandem_operator.queueing import group_of
 from tandem_operator.reporting import Trouble, notices, status
 from tandem_operator.rivalry import way_ends
 from tandem_operator.troubles import PLACING_SECONDS, all_pods, giving_way, name_taken, replacements, waiting
 
-STEADY_SECONDS = 5.0
-"""Between two looks at a job that trains."""
+STEADY_SECONDS = 1.0, 5.0
+"""Between two looks at a job that trains: where there are few, and where there are many."""
+LOOKS_PER_SECOND = 50.0
+"""At all jobs that train, as long as they are few enough. A look costs some two milliseconds."""
 LAZY_SECONDS = 30.0
 """Between two looks at a job whose coordinator has no pod that could answer: news of pods comes by itself."""
 HASTY_SECONDS = 1.0
 """Between two looks at a job that is about to become something else."""
+DOUBT_SECONDS = 0.2
+"""Between two looks at a job whose coordinator has answered, is ready, and does not answer any more."""
 ENDING_SECONDS = 30.0
 """What workers get to end by themselves when it is over."""
+ANY_VOLUMES = Volumes()
+"""Of the cluster's default class, for many nodes at once."""
 
 
-def reconcile(at: Situation, images: Images, refused: Sequence[Trouble] = ()) -> Plan:
+def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES, refused: Sequence[Trouble] = ()) -> Plan:
     """What to do about the job.
 
     Args:
+        volumes: what claims ask for where the job leaves it open.
         refused: what the API server answered to the last plan, to be told in the status.
     """
     job, children = at.job, at.children
-    workers = children.pods(names.WORKER)
-    found = children.get(kinds.BATCH, names.evaluator(job.metadata.name))
-    evaluators = found if isinstance(found, Workload) and found.owner == at.uid else None
+    workers, evaluators = children.pods(names.WORKER), children.pods(names.EVALUATOR)
     endpoint = _endpoint(at)
+    group = group_of(job, workers, at.entropy)
     places = fleet.plan(
         workers,
         job.spec.workers.replicas,
-        endpoint,
         at.now,
+        useful=lambda pod: (pod.endpoint, pod.group) == (endpoint, group),
         proven={name for view in (at.heard.generations if at.heard else []) for name in view.members},
         ends_by_itself=job.spec.trainer.command is not None,
+        beside=group is None,
     )
-    ahead = course(job, at.heard, workers, places.stuck, evaluators, at.now)
-    wanted = list(_wanted(at, images, ahead, workers, evaluators))
-    create, update, taken = _compared(at, wanted)
-    remove = [*_outdated(wanted, children), *_left_over(at, ahead, workers, places)]
+    ours = [pod for pod in evaluators if pod.owner == at.uid]
+    ahead = course(job, at.heard, workers, places.stuck, ours, at.now)
+    chair = _coordinator_fleet(at, images, ahead, workers)
+    seats = _evaluator_fleet(at, images, ahead, evaluators)
+    create, update, taken = _compared(at, list(_wanted(at, ahead)))
+    create = [objects.completed(one, volumes) for one in create]
+    create += [objects.coordinator(job, at.uid, images, new, at.entropy) for new in chair.make]
+    create += [objects.evaluator(job, at.uid, images, new, at.entropy) for new in seats.make]
+    remove = [pod for pod in (*_leaving(at, ahead, workers, places), *seats.remove, *chair.remove) if not pod.deleting]
     way = giving_way(at, ahead, workers)
+    told = list(replacements(names.COORDINATOR, children.pods(names.COORDINATOR), chair.make, at.fallen))
+    told += replacements(names.EVALUATOR, evaluators, seats.make)
     if way is not None:
-        kept = {removal.uid for removal in remove}
-        remove += [Removal(kinds.POD, pod.name, pod.uid) for pod in workers if pod.live and pod.uid not in kept]
+        known = {one.uid for one in remove}
+        remove += [pod for pod in workers if pod.live and pod.uid not in known]
     elif ahead.mood == "train" and _is_initialized(at) and endpoint:
-        made = [
-            objects.worker(job, at.uid, images, endpoint, new.index, new.failures, at.entropy) for new in places.make
-        ]
-        create += made
+        create += [objects.worker(job, at.uid, images, endpoint, group, new, at.entropy) for new in places.make]
+        told += replacements(names.WORKER, workers, places.make)
     troubles = [*([way] if way is not None else []), *taken, *refused, *waiting(at)]
     new = status(job, at.generation, at.heard, ahead, workers, troubles, at.now)
-    told = [*replacements(at, places, ahead), *notices(job.status or Status(), new, at.heard)]
+    told += notices(job.status or Status(), new, at.heard)
     expires = _expires(job, new)
     return Plan(
         needs_token=not at.has_token and ahead.mood != "end",
@@ -109,7 +122,7 @@ def reconcile(at: Situation, images: Images, refused: Sequence[Trouble] = ()) ->
         status=new,
         notices=tuple(told),
         expired=expires is not None and at.now >= expires,
-        again_in=_again(at, ahead, new, places, expires),
+        again_in=_again(at, ahead, new, (places, seats, chair), expires),
     )
 
 
@@ -126,27 +139,52 @@ def _is_initialized(at: Situation) -> bool:
     return at.heard is not None or (before is not None and before.status == "True")
 
 
-def _wanted(
-    at: Situation, images: Images, ahead: Course, workers: Sequence[Pod], evaluators: Workload | None
-) -> Iterator[Manifest]:
-    """Everything but the token and the workers that should be there."""
+def _coordinator_fleet(at: Situation, images: Images, ahead: Course, workers: Sequence[Pod]) -> Fleet:
+    """What to do with the coordinator. At the end workers hear from it that it is over, so it is the last to go."""
+    asked = objects.asked_of_coordinator(at.job, images)
+    needed = ahead.mood in ("train", "drain") or any(not (pod.ended or pod.silent) for pod in workers)
+    return fleet.plan(
+        at.children.pods(names.COORDINATOR),
+        1 if needed else 0,
+        at.now,
+        # Where it is not ready, its kubelet knows what is the matter, and starts it again.
+        useful=lambda pod: (pod.owner, pod.template) == (at.uid, asked) and not (pod.ready and pod.uid == at.fallen),
+    )
+
+
+def _evaluator_fleet(at: Situation, images: Images, ahead: Course, evaluators: Sequence[Pod]) -> Fleet:
+    """What to do with the evaluators."""
+    if ahead.mood in ("train", "drain"):
+        asked = objects.asked_of_evaluator(at.job, images)
+        return fleet.plan(
+            evaluators,
+            at.job.spec.evaluation.replicas if at.job.spec.evaluation.processes else 0,
+            at.now,
+            useful=lambda pod: (pod.owner, pod.template) == (at.uid, asked),
+            # Before, what they took for the end was that of an earlier training.
+            ends_by_itself=ahead.mood == "drain",
+        )
+    if ahead.mood == "suspend":
+        return Fleet(remove=tuple(evaluators))
+    # They learn from the run directory that it is over, and finish what is left.
+    until = at.now if ahead.at_once else (_ended_at(at) or at.now) + DRAIN_SECONDS
+    left = tuple(pod for pod in evaluators if not pod.ended)
+    return Fleet(remove=left) if until <= at.now else Fleet(again_in=until - at.now if left else None)
+
+
+def _ended_at(at: Situation) -> float | None:
+    return seconds((at.job.status or Status()).completion_time)
+
+
+def _wanted(at: Situation, ahead: Course) -> Iterator[Manifest]:
+    """Everything that should be there but the token and the pods."""
     job, uid = at.job, at.uid
     if ahead.mood == "end":
-        if evaluators is not None and not evaluators.complete and ahead.at_once:
-            yield objects.evaluators(job, uid, images, suspend=True)
-        if any(not pod.ended for pod in workers):
-            # They learn from the coordinator that it is over.
-            yield objects.deployment(job, uid, images)
         return
     yield objects.job_file(job, uid)
     if job.spec.checkpoint.storage.claim_name is None:
         yield objects.claim(job, uid)
     yield objects.service(job, uid)
-    suspended = ahead.mood == "suspend"
-    if not suspended or any(not pod.ended for pod in workers):
-        yield objects.deployment(job, uid, images)
-    if job.spec.evaluation.processes and (evaluators is not None or not suspended):
-        yield objects.evaluators(job, uid, images, suspend=suspended)
 
 
 def _compared(at: Situation, wanted: Sequence[Manifest]) -> tuple[list[Manifest], list[Manifest], list[Trouble]]:
@@ -161,7 +199,7 @@ def _compared(at: Situation, wanted: Sequence[Manifest]) -> tuple[list[Manifest]
             create.append(manifest)
         elif not is_ours(there, manifest):
             taken.append(name_taken(kind, name))
-        elif there.applied != objects.applied(manifest) and not there.deleting and not _is_outdated(there, manifest):
+        elif there.applied != objects.applied(manifest) and not there.deleting:
             # The UID keeps the API server from making what is gone, or changing what has taken its name.
             update.append({**manifest, "metadata": {**manifest["metadata"], "uid": there.uid}})
     return create, update, taken
@@ -181,41 +219,18 @@ def _key(manifest: Manifest) -> tuple[Kind, str]:
     return kind, manifest["metadata"]["name"]
 
 
-def _outdated(wanted: Sequence[Manifest], children: Children) -> Iterator[Removal]:
-    """The evaluators' Job cannot be changed in what its pods are: it is removed, and made anew once it has gone."""
-    for manifest in wanted:
-        kind, name = _key(manifest)
-        there = children.get(kind, name)
-        if there is not None and not there.deleting and is_ours(there, manifest) and _is_outdated(there, manifest):
-            yield Removal(kind, name, there.uid)
-
-
-def _is_outdated(there: Thing, manifest: Manifest) -> bool:
-    return isinstance(there, Workload) and bool(there.template) and there.template != objects.template(manifest)
-
-
-def _left_over(at: Situation, ahead: Course, workers: Sequence[Pod], places: Fleet) -> Iterator[Removal]:
-    """What should not be there any more."""
-    running = [pod for pod in workers if not pod.ended]
-    evaluators = at.children.get(kinds.BATCH, names.evaluator(at.job.metadata.name))
-    turned_off = at.job.spec.evaluation.processes == 0 and evaluators is not None and evaluators.owner == at.uid
-    if turned_off and evaluators is not None and not evaluators.deleting:
-        yield Removal(kinds.BATCH, evaluators.name, evaluators.uid)
-    if ahead.mood in ("train", "drain"):
-        removed = places.remove if ahead.mood == "train" else ()
-    elif ahead.mood == "suspend" or ahead.at_once:
-        removed = tuple(running)
-    else:
-        ended = seconds((at.job.status or Status()).completion_time)
-        removed = tuple(running) if ended is not None and at.now - ended > ENDING_SECONDS else ()
+def _leaving(at: Situation, ahead: Course, workers: Sequence[Pod], places: Fleet) -> Sequence[Pod]:
+    """Workers that should not be there any more."""
+    if ahead.mood == "train":
+        return places.remove
+    if ahead.mood == "drain":
+        return ()
     if ahead.mood == "suspend":
-        # So that the names of the next incarnation's pods, and its failures, begin anew.
-        removed = tuple(workers)
-    yield from (Removal(kinds.POD, pod.name, pod.uid) for pod in removed if not pod.deleting)
-    if ahead.mood in ("end", "suspend") and all(pod.silent for pod in running):
-        deployment = at.children.get(kinds.DEPLOYMENT, names.coordinator(at.job.metadata.name))
-        if deployment is not None and deployment.owner == at.uid and not deployment.deleting:
-            yield Removal(kinds.DEPLOYMENT, deployment.name, deployment.uid)
+        # All, so that the names of the next incarnation's pods, and its failures, begin anew.
+        return workers
+    ended = _ended_at(at)
+    due = ahead.at_once or (ended is not None and at.now - ended > ENDING_SECONDS)
+    return [pod for pod in workers if not pod.ended] if due else ()
 
 
 def _target(at: Situation, ahead: Course, workers: Sequence[Pod]) -> int | None:
@@ -239,17 +254,33 @@ def _expires(job: DistributedTrainingJob, new: Status) -> float | None:
     return ended + ttl
 
 
-def _again(at: Situation, ahead: Course, new: Status, places: Fleet, expires: float | None) -> float | None:
+def steady(jobs: int) -> float:
+    """Seconds between two looks at each of so many jobs that train. The sooner a coordinator is asked, the sooner it is
+    known that it went with its node."""
+    least, most = STEADY_SECONDS
+    return min(most, max(least, jobs / LOOKS_PER_SECOND))
+
+
+def _pause(at: Situation) -> float:
+    """Seconds between two looks at a job that does not train, or is not heard."""
+    there = [pod for pod in at.children.pods(names.COORDINATOR) if pod.live and pod.address]
+    if not there:
+        return LAZY_SECONDS
+    doubtful = at.heard is None and there[-1].ready and _is_initialized(at)
+    return DOUBT_SECONDS if doubtful else HASTY_SECONDS
+
+
+def _again(at: Situation, ahead: Course, new: Status, fleets: Iterable[Fleet], expires: float | None) -> float | None:
     due = [expires - at.now] if expires is not None else []
+    due += [one.again_in for one in fleets if one.again_in is not None]
     if ahead.mood == "train":
         running = sum(pod.live and pod.ready for pod in at.children.pods(names.WORKER))
-        settled = new.phase == "Running" and new.workers is not None and new.workers.ready >= running
-        answers = any(pod.live and pod.address for pod in at.children.pods(names.COORDINATOR))
-        due.append(LAZY_SECONDS if not answers else STEADY_SECONDS if settled else HASTY_SECONDS)
+        whole = new.workers is not None and new.workers.ready >= running
+        settled = new.phase == "Running" and whole and at.heard is not None
+        due.append(steady(at.answering) if settled else _pause(at))
         due += [left for pod in all_pods(at.children) if (left := pod.created + PLACING_SECONDS - at.now) > 0]
         until = way_ends(new)
         due += [until - at.now] if until is not None else []
-        due += [places.again_in] if places.again_in is not None else []
         limit = deadline(at.job)
         due += [limit - at.now] if limit is not None else []
     elif ahead.mood == "drain" or any(not pod.ended for pod in at.children.pods(names.WORKER)):

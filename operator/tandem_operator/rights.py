@@ -15,20 +15,19 @@ from tandem_operator import kinds
 from tandem_operator.kinds import Kind
 
 _SEEN = ("list", "watch")
-_OWNED = ("create", "get", *_SEEN)
+_MADE = ("create", *_SEEN)
+_OWNED = (*_MADE, "get")
 """`get`: what has the name that one of ours should have."""
 
 VERBS: dict[tuple[Kind, str], tuple[str, ...]] = {
     (kinds.JOB, ""): (*_SEEN, "delete"),
     (kinds.JOB, "status"): ("patch",),
-    (kinds.POD, ""): (*_OWNED, "delete"),
+    (kinds.POD, ""): (*_MADE, "delete"),
     (kinds.SECRET, ""): ("create", "get"),
     (kinds.CONFIG_MAP, ""): (*_OWNED, "patch"),
     (kinds.CLAIM, ""): (*_OWNED, "patch"),
     (kinds.SERVICE, ""): (*_OWNED, "patch"),
     (kinds.EVENT, ""): ("create",),
-    (kinds.DEPLOYMENT, ""): (*_OWNED, "patch", "delete"),
-    (kinds.BATCH, ""): (*_OWNED, "patch", "delete"),
 }
 """By kind and subresource."""
 

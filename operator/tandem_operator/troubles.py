@@ -1,12 +1,12 @@
 """What keeps a job from getting what it needs, and what was replaced, in words. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from tandem_operator import kinds, names
+from tandem_operator import names
 from tandem_operator.course import Course, condition
-from tandem_operator.fleet import Fleet
+from tandem_operator.fleet import New
 from tandem_operator.kinds import Kind
-from tandem_operator.observed import BROKEN_WAITING, Children, Pod, Workload
+from tandem_operator.observed import BROKEN_WAITING, Children, Pod
 from tandem_operator.plan import Situation
 from tandem_operator.reporting import Notice, Trouble
 from tandem_operator.rivalry import GAVE_WAY, WAY_SECONDS, Claimant, rival, starved_for, way_ends
@@ -47,9 +47,6 @@ def waiting(at: Situation) -> Iterator[Trouble]:
         lasting = pod.waiting in BROKEN_WAITING or at.now - pod.created > PLACING_SECONDS
         if pod.waiting and lasting and not pod.ended and not pod.deleting:
             yield Trouble(pod.waiting, f"{pod.name}: {pod.words or pod.waiting}")
-    deployment = children.get(kinds.DEPLOYMENT, names.coordinator(at.job.metadata.name))
-    if isinstance(deployment, Workload) and deployment.words:
-        yield Trouble("CoordinatorRefused", deployment.words)
     for pod in children.pods(names.EVALUATOR):
         if pod.phase == "Failed" and not pod.disrupted and not pod.deleting and pod.code not in (None, 75):
             yield Trouble("EvaluatorFailed", f"{pod.name} ended with exit code {pod.code}: {pod.words}")
@@ -60,15 +57,30 @@ def all_pods(children: Children) -> list[Pod]:
     return [pod for role in (names.COORDINATOR, names.WORKER, names.EVALUATOR) for pod in children.pods(role)]
 
 
-def replacements(at: Situation, places: Fleet, ahead: Course) -> Iterator[Notice]:
-    """Which workers are replaced, and why."""
-    if ahead.mood != "train":
-        return
-    for new in places.make:
-        before = [pod for pod in at.children.pods(names.WORKER) if pod.index == new.index]
+def replacements(role: str, pods: Sequence[Pod], made: Iterable[New], fallen: str | None = None) -> Iterator[Notice]:
+    """Which pods of a role are replaced, and why.
+
+    Args:
+        fallen: the UID of a pod that has stopped answering.
+    """
+    for new in made:
+        before = [pod for pod in pods if pod.index == new.index]
         if before:
             pod = before[-1]
-            code = f"ended with exit code {pod.code}" if pod.code is not None else "ended"
-            why = "was lost with its node" if pod.silent else "was deleted" if pod.deleting else code
-            why = "was evicted" if pod.disrupted else why
-            yield Notice("WorkerReplaced", f"worker {new.index} is replaced: {pod.name} {why}", warning=True)
+            lost = not pod.live or pod.uid == fallen
+            why = _way_of(pod) if lost else "was made for what the job was before"
+            place = role if role == names.COORDINATOR else f"{role} {new.index}"
+            yield Notice(f"{role.capitalize()}Replaced", f"{place} is replaced: {pod.name} {why}", warning=lost)
+
+
+def _way_of(pod: Pod) -> str:
+    """How a pod was lost."""
+    if pod.disrupted:
+        return "was evicted"
+    if pod.silent:
+        return "was lost with its node"
+    if pod.deleting:
+        return "was deleted"
+    if pod.ended:
+        return f"ended with exit code {pod.code}" if pod.code is not None else "ended"
+    return "does not answer any more"

@@ -13,6 +13,9 @@ report of each of its ranks in every heartbeat; it stops its ranks in no time. W
     answer    how long a request that is not held back takes (`/healthz`, 20 a second) while everybody trains; p50, p99
     late      how much later than the heartbeat time the answer to a heartbeat comes; p99
     rss       resident memory of the coordinator at the end, and its peak
+
+With --viewers, so many look at the live page meanwhile, half of them on phones, and the run has a log of --logged steps
+that the page reads first. (`watched` is how many kilobytes a second each of them is sent.)
 """
 
 import argparse
@@ -181,11 +184,67 @@ class Process:
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
 
 
-async def measure(agents: int, heartbeat: float, seconds: float, processes: int) -> dict[str, object]:
+class Audience:
+    """Some who look at the live page."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._looking: list[asyncio.Task[None]] = []
+        self.received = 0
+
+    async def enter(self, viewers: int) -> None:
+        """Be invited, and look."""
+        for number in range(viewers):
+            word = json.loads(await self._ask("POST", "/v1/invitation", f"Authorization: Bearer {TOKEN}"))["word"]
+            body = json.dumps({"word": word})
+            head = await self._ask("POST", "/open", f"Content-Length: {len(body)}", body, head=True)
+            found = re.search(rb"Set-Cookie: ([^;]+)", head, re.IGNORECASE)
+            assert found is not None, head
+            look = "narrow" if number % 2 else "wide"
+            self._looking.append(asyncio.create_task(self._look(look, found[1].decode())))
+
+    async def leave(self) -> None:
+        """Look no more."""
+        for task in self._looking:
+            task.cancel()
+        await asyncio.gather(*self._looking, return_exceptions=True)
+
+    async def _ask(self, method: str, path: str, header: str, body: str = "", head: bool = False) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        writer.write(
+            f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n{header}\r\n\r\n{body}".encode()
+        )
+        whole = await reader.read()
+        writer.close()
+        return whole if head else whole.partition(b"\r\n\r\n")[2]
+
+    async def _look(self, look: str, cookie: str) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            writer.write(
+                f"GET /page/stream?look={look} HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {cookie}\r\n\r\n".encode()
+            )
+            while piece := await reader.read(2**16):
+                self.received += len(piece)
+        finally:
+            writer.close()
+
+
+def _log(rundir: RunDir, steps: int) -> None:
+    """What a run of so many steps has logged before."""
+    with (rundir.log / "train-g000001.jsonl").open("w") as log:
+        for step in range(1, steps + 1):
+            log.write(f'{{"kind": "step", "time": {1.7e9 + step}, "step": {step}, "loss": 0.5, "samples": 64}}\n')
+
+
+async def measure(
+    agents: int, heartbeat: float, seconds: float, processes: int, viewers: int, logged: int
+) -> dict[str, object]:
     """One run; the figures."""
     with tempfile.TemporaryDirectory(prefix="tandem-scale-") as folder:
         rundir = RunDir(Path(folder) / "run")
         rundir.create()
+        _log(rundir, logged)
         rundir.write_job(_job(agents, heartbeat, processes))
         port_file = Path(folder) / "port"
         output = (Path(folder) / "coordinator.txt").open("wb")
@@ -200,14 +259,14 @@ async def measure(agents: int, heartbeat: float, seconds: float, processes: int)
                 assert coordinator.poll() is None, (Path(folder) / "coordinator.txt").read_text()
                 await asyncio.sleep(0.02)
             crowd = Crowd(int(port_file.read_text()), heartbeat, processes)
-            return await _figures(crowd, agents, seconds, Process(coordinator.pid))
+            return await _figures(crowd, agents, seconds, Process(coordinator.pid), viewers)
         finally:
             coordinator.send_signal(signal.SIGTERM)
             coordinator.wait()
             output.close()
 
 
-async def _figures(crowd: Crowd, agents: int, seconds: float, process: Process) -> dict[str, object]:
+async def _figures(crowd: Crowd, agents: int, seconds: float, process: Process, viewers: int) -> dict[str, object]:
     idle = process.memory("VmRSS")
     most = 60.0
     began = time.perf_counter()
@@ -218,6 +277,8 @@ async def _figures(crowd: Crowd, agents: int, seconds: float, process: Process) 
     first_bytes, formation_cpu = crowd.received, process.cpu_seconds()
 
     await asyncio.sleep(2 * crowd.heartbeat)
+    audience = Audience(crowd.port)
+    await audience.enter(viewers)
     crowd.measuring, crowd.requests = True, 0
     cpu, since = process.cpu_seconds(), time.perf_counter()
     answers = await _probe(crowd.port, seconds)
@@ -225,6 +286,7 @@ async def _figures(crowd: Crowd, agents: int, seconds: float, process: Process) 
     cores, rate = (process.cpu_seconds() - cpu) / elapsed, crowd.requests / elapsed
     crowd.measuring = False
     late = crowd.late
+    await audience.leave()
 
     told = time.perf_counter()
     members[0] = await _fail(crowd, members[0])
@@ -239,6 +301,8 @@ async def _figures(crowd: Crowd, agents: int, seconds: float, process: Process) 
     await crowd.until(3, agents - 1, most)
     return {
         "agents": agents,
+        "viewers": viewers,
+        "watched": audience.received / elapsed / max(1, viewers) / 1000,
         "heartbeat": crowd.heartbeat,
         "processes": crowd.processes,
         "first": formed - began,
@@ -323,15 +387,18 @@ def main() -> None:
         "--heartbeat", type=float, nargs="+", default=[1.0], help="seconds; one, or one for each number"
     )
     parser.add_argument("--processes", type=int, default=1, help="ranks of each agent")
+    parser.add_argument("--viewers", type=int, nargs="+", default=[0], help="who look at the live page")
+    parser.add_argument("--logged", type=int, default=0, help="steps that the run has logged before")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long to measure steady training")
     args = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     heartbeats = args.heartbeat if len(args.heartbeat) > 1 else args.heartbeat * len(args.agents)
     for agents, heartbeat in zip(args.agents, heartbeats, strict=True):
-        figures = asyncio.run(measure(agents, heartbeat, args.seconds, args.processes))
-        told = {name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}
-        print(json.dumps(told), flush=True)
+        for viewers in args.viewers:
+            figures = asyncio.run(measure(agents, heartbeat, args.seconds, args.processes, viewers, args.logged))
+            told = {name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}
+            print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,45 @@
 """What tests on a cluster share."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from tests.cluster import kueue
+from tests.cluster.helm import Helm, program
 from tests.cluster.images import Images, provide
 from tests.cluster.operated import Operator, operated
 from tests.cluster.pods import Namespace, restricted
+from tests.cluster.prometheus_operator import Programs, programs
 
 
 @pytest.fixture(scope="session")
 def images(request: pytest.FixtureRequest) -> Images:
     """Images of the present sources, where the nodes find them. Building takes minutes the first time, and says so."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    assert capture is not None
-    with capture.global_and_fixture_disabled():
-        print(flush=True)
+    with _aloud(request):
         return provide()
+
+
+@pytest.fixture(scope="session")
+def helm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    """Helm; compiling it takes two minutes the first time, and says so."""
+    with _aloud(request):
+        return Helm(program(), tmp_path_factory.mktemp("helm"))
+
+
+@pytest.fixture(scope="session")
+def kueue_program(request: pytest.FixtureRequest) -> Path:
+    """Kueue; compiling it takes some minutes the first time, and says so."""
+    with _aloud(request):
+        return kueue.program()
+
+
+@pytest.fixture(scope="session")
+def monitoring_programs(request: pytest.FixtureRequest) -> Programs:
+    """The Prometheus operator, and its Prometheus; compiling them takes some minutes the first time, and says so."""
+    with _aloud(request):
+        return programs()
 
 
 @pytest.fixture(scope="module")
@@ -31,3 +54,13 @@ def operator(namespace: Namespace, images: Images, tmp_path_factory: pytest.Temp
     """An operator that looks after the module's namespace."""
     with operated(namespace, images, tmp_path_factory.mktemp("operator")) as found:
         yield found
+
+
+@contextmanager
+def _aloud(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What is printed meanwhile is seen at once."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    assert capture is not None
+    with capture.global_and_fixture_disabled():
+        print(flush=True)
+        yield

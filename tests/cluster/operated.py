@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -17,24 +16,24 @@ from typing import Any
 import yaml
 
 from tandem_operator import rights
+from tests.cluster.background import Background, answers
 from tests.cluster.images import Images
 from tests.cluster.pods import Manifest, Namespace, eventually
 
 ROOT = Path(__file__).parents[2]
-CRD = ROOT / "charts/tandem/crds/distributedtrainingjobs.tandem.dev.yaml"
+CRD = ROOT / "charts/tandem/files/crd.yaml"
 ACCOUNT = "tandem-operator"
-STOP_SECONDS = 20.0
 
 
-class Operator:
+class Operator(Background):
     """Starts it, kills it, starts it again."""
 
     def __init__(self, namespace: Namespace, images: Images, kubeconfig: Path, log: Path) -> None:
-        self._namespace, self._images, self._kubeconfig, self._log = namespace, images, kubeconfig, log
+        super().__init__(log)
+        self._namespace, self._images, self._kubeconfig = namespace, images, kubeconfig
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *options: str) -> None:
         """Start one, and wait until it is ready."""
@@ -52,34 +51,8 @@ class Operator:
             f"--namespace={self._namespace.name}",
             f"--port={self.port}",
         ]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*command, *options], env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
-            )
-        eventually(self._is_ready, "a ready operator", 60.0, otherwise=self._log.read_text)
-
-    def kill(self) -> None:
-        """SIGKILL, as a lost node would."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait(STOP_SECONDS)
-
-    def stop(self) -> int:
-        """SIGTERM; the exit code."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(STOP_SECONDS)
-
-    @property
-    def pid(self) -> int:
-        """Of its process."""
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it is not there any more."""
-        return self._process is None or self._process.poll() is not None
+        self.run([*command, *options], environment)
+        self.becomes(lambda: answers(f"http://127.0.0.1:{self.port}/readyz"), "a ready operator", 60.0)
 
     def metrics(self) -> str:
         """What Prometheus would read."""
@@ -87,35 +60,22 @@ class Operator:
             text: str = answer.read().decode()
             return text
 
-    def log(self) -> str:
-        """What it has said."""
-        return self._log.read_text()
-
-    def _is_ready(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, self._log.read_text()
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
-
 
 @contextmanager
 def operated(namespace: Namespace, images: Images, folder: Path) -> Iterator[Operator]:
     """An operator in a namespace, for a while. It may do there what `tandem_operator.rights` says, and nothing else."""
-    kubectl("apply", "--server-side", "-f", str(CRD))
+    install(namespace)
+    with Operator(namespace, images, kubeconfig(namespace, folder), folder / "operator.log") as operator:
+        operator.start()
+        yield operator
+
+
+def install(namespace: Namespace) -> None:
+    """Make the kind of our jobs known, and an account for an operator in the namespace."""
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
     kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRD))
     for manifest in account():
         namespace("apply", "-f", "-", stdin=json.dumps(manifest))
-    operator = Operator(namespace, images, kubeconfig(namespace, folder), folder / "operator.log")
-    try:
-        operator.start()
-        yield operator
-    finally:
-        if operator._process is not None:
-            operator._process.kill()
-            operator._process.wait(STOP_SECONDS)
 
 
 def account() -> list[Manifest]:

@@ -17,7 +17,7 @@ import pytest
 from tandem.reading import read_job
 
 ROOT = Path(__file__).parents[2]
-CRD = ROOT / "charts/tandem/crds/distributedtrainingjobs.tandem.dev.yaml"
+CRD = ROOT / "charts/tandem/files/crd.yaml"
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 BAD = sorted((ROOT / "tests/manifests/bad").glob("*.yaml"))
 NAMESPACE = f"tandem-test-{secrets.token_hex(4)}"
@@ -33,7 +33,7 @@ def kubectl(*arguments: str, stdin: str = "", check: bool = True) -> subprocess.
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    kubectl("apply", "--server-side", "-f", str(CRD))
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
     kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRD))
     conditions = json.loads(kubectl("get", "-o", "json", "-f", str(CRD)).stdout)["status"]["conditions"]
     assert not [one for one in conditions if one["type"] == "NonStructuralSchema"], conditions

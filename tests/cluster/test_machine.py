@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,6 +35,17 @@ def namespace(kubectl: Kubectl) -> Iterator[str]:
     eventually(lambda: kubectl.succeeds("get", "serviceaccount", "default", "-n", name))
     yield name
     kubectl("delete", "namespace", name, "--wait=false")
+
+
+def refuses(address: str) -> bool:
+    """Whether a connection to this pod is refused, and does not just come to nothing."""
+    try:
+        socket.create_connection((address, 9), timeout=2.0).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    raise AssertionError(f"somebody listens at {address}")
 
 
 def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -86,9 +98,12 @@ def test_pods_of_both_nodes_share_a_volume_and_gpus_are_counted(kubectl: Kubectl
 def test_a_node_can_be_lost_and_comes_back_with_its_pods(kubectl: Kubectl, namespace: str) -> None:
     create(kubectl, namespace, claim(), pod("steady", NODES[1], gpus=1))
     wait_for(kubectl, namespace, "steady")
+    address = kubectl("get", "pod", "steady", "-n", namespace, "-o", "jsonpath={.status.podIP}").strip()
+    assert refuses(address), "the pod is there, and nothing listens"
     node = Node(NODES[1])
     node.kill()
     try:
+        assert not refuses(address), "nobody is there any more who could refuse"
         kubectl("wait", f"node/{node.name}", "--for=condition=Ready=Unknown", "--timeout=60s")
         wait_for(kubectl, namespace, "steady", ready=False)
     finally:

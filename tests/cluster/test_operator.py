@@ -34,7 +34,7 @@ def test_an_example_is_applied_and_succeeds(namespace: Namespace, operator: Oper
 
     job.becomes(lambda: not job.live("worker") and not job.live("coordinator"), "nothing runs any more")
     assert "event=look-broken" not in operator.log()
-    assert 'tandem_operator_jobs{phase="Succeeded"} 1.0' in operator.metrics()
+    assert f'tandem_operator_jobs{{namespace="{namespace.name}",phase="Succeeded"}} 1.0' in operator.metrics()
 
 
 def test_what_a_job_leaves_when_it_is_deleted_is_its_volume(namespace: Namespace, operator: Operator) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.operated import Job, Operator, manifest, seen
-from tests.cluster.pods import Namespace
+from tests.cluster.pods import Manifest, Namespace
 
 LONG = {
     "task": "image-classification",
@@ -21,17 +21,18 @@ def job(namespace: Namespace, operator: Operator) -> Iterator[Job]:
     workers = {"replicas": 2, "minReplicas": 1, "maxReplicas": 3}
     found.apply(manifest("long", trainer=LONG, workers=workers, elasticity={"growCooldownSeconds": 1}))
     found.trains()
+    found.becomes(lambda: _is_whole(found.status, beyond=0), "its full size")
     yield found
     namespace("delete", "dtj", "long", "--wait=false")
 
 
 @pytest.mark.timeout(400)
 def test_a_killed_worker_is_replaced_and_training_goes_on(namespace: Namespace, job: Job) -> None:
-    before, step = job.live("worker"), job.step
+    before, step, generation = job.live("worker"), job.step, job.status["generation"]
     namespace("delete", "pod", before[0], "--force", "--grace-period=0")
     job.becomes(lambda: len(set(job.live("worker")) - set(before)) == 1, "another worker")
     job.trains(beyond=step)
-    job.becomes(lambda: job.status["workers"]["summary"] == "2/2", "its full size")
+    job.becomes(lambda: _is_whole(job.status, beyond=generation), "its full size")
     assert seen(job, ["generation", "2 workers"])
 
 
@@ -43,7 +44,7 @@ def test_a_killed_coordinator_comes_back_and_training_does_not_stop(namespace: N
     job.becomes(lambda: job.live("coordinator") not in ([], before), "another coordinator")
     step = job.step
     job.trains(beyond=step)
-    assert (job.live("worker"), job.status["generation"]) == (workers, generation)
+    assert (job.live("worker"), job.status["generation"]) == (workers, generation), job.describe()
 
 
 @pytest.mark.timeout(400)
@@ -52,7 +53,7 @@ def test_a_killed_evaluator_comes_back_and_training_does_not_notice(namespace: N
     namespace("delete", "pod", *before, "--force", "--grace-period=0")
     job.becomes(lambda: job.live("evaluator") not in ([], before), "another evaluator")
     job.trains(beyond=job.step)
-    assert job.status["generation"] == generation
+    assert job.status["generation"] == generation, job.describe()
 
 
 @pytest.mark.timeout(400)
@@ -61,13 +62,14 @@ def test_an_operator_that_is_killed_takes_up_what_there_is(namespace: Namespace,
     operator.kill()
     operator.start()
     job.trains(beyond=job.step)
-    assert (job.live("worker"), job.status["generation"]) == (before, generation)
+    assert (job.live("worker"), job.status["generation"]) == (before, generation), job.describe()
 
     # What happened while there was none is made good as well.
     operator.kill()
     namespace("delete", "pod", before[0], "--force", "--grace-period=0")
     operator.start()
-    job.becomes(lambda: len(job.live("worker")) == 2, "two workers")
+    job.becomes(lambda: before[0] not in job.live("worker") and len(job.live("worker")) == 2, "two workers")
+    job.becomes(lambda: _is_whole(job.status, beyond=generation), "its full size")
     job.trains(beyond=job.step)
 
 
@@ -107,3 +109,8 @@ def test_an_object_that_somebody_removes_is_made_again(namespace: Namespace, job
     job.becomes(lambda: namespace("get", "configmap/long-job", "service/long-coordinator", check=False), "both")
     job.becomes(lambda: len(job.live("worker")) == 2, "workers that know the new address")
     job.trains(beyond=job.step)
+
+
+def _is_whole(status: Manifest, beyond: int) -> bool:
+    """Whether a generation after that one has both workers: what stood there before it says so, too."""
+    return bool(status["generation"] > beyond and status["workers"]["summary"] == "2/2")

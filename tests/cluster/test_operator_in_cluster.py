@@ -14,7 +14,7 @@ PORT = 8080
 
 @pytest.fixture(scope="module")
 def namespace(images: Images) -> Iterator[Namespace]:
-    kubectl("apply", "--server-side", "-f", str(CRD))
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
     with restricted() as found:
         for one in [*account(), deployment(found, images)]:
             found("apply", "-f", "-", stdin=json.dumps(one))

@@ -11,7 +11,7 @@ from tests.cluster.machine.binaries import build
 from tests.cluster.machine.kubectl import Kubectl
 from tests.cluster.machine.node import Node
 from tests.cluster.machine.places import KUBECONFIG
-from tests.cluster.operated import Job, manifest, operated
+from tests.cluster.operated import Job, manifest, operated, seen
 from tests.cluster.pods import restricted
 from tests.cluster.test_operator_faults import LONG
 
@@ -66,6 +66,7 @@ def test_a_lost_node(job: Job, with_coordinator: bool) -> None:
         # The lost one's pods are told apart from live ones only once the cluster says that the node is not ready.
         job.becomes(lambda: job.status["generation"] > generation, "a group without the lost node", 150.0)
         job.trains(beyond=step)
+        assert seen(job, ["CoordinatorReplaced"]) == with_coordinator
         replaced = [name for name, node in before.items() if node == lost.name]
         job.becomes(
             lambda: [name for name, node in places(job, "worker").items() if node == kept and name not in before],

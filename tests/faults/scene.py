@@ -28,7 +28,7 @@ from tandem.lineage import GenerationRecord
 from tandem.manifest import WEIGHTS
 from tandem.rundir import RunDir, checkpoint_name
 from tandem.status import CheckpointRef
-from tandem_trainer.checkpoint import layout, writer
+from tandem_trainer.checkpoint import layout, pieces, staging, writer
 from tandem_trainer.checkpoint.contents import OPTIMIZER
 from tandem_trainer.checkpoint.layout import Layout
 from tandem_trainer.checkpoint.restoring import Loaded, Restored, restore
@@ -37,6 +37,8 @@ from tandem_trainer.group import Group
 
 CHUNK = 2048
 """Small, so that a small state has many chunks and three parts."""
+BLOCK = 512
+"""Smaller than a chunk, so that chunks are written past the page cache; what disks ask for at least."""
 SECONDS = 20.0
 """A writer that takes longer is killed; it has milliseconds of work."""
 PATIENCE = {"PARTS_SECONDS": 0.05, "ORPHAN_SECONDS": 0.05, "REFRESH_SECONDS": 0.01, "LOOK_SECONDS": 0.001}
@@ -81,7 +83,7 @@ class Server:
     """The process that forks writers. Leaving the `with` block ends it."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.faults.server", str(CHUNK)]
+        command = [sys.executable, "-m", "tests.faults.server", str(CHUNK), str(BLOCK)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def play(self, writers: Sequence[Mapping[str, Any]], turns: Sequence[int] | None = None) -> list[dict[str, Any]]:
@@ -360,6 +362,8 @@ def put(folder: Path, tree: Tree) -> None:
 
 def small_chunks(monkeypatch: Any) -> None:
     """Chunks of this process as small as those of the server."""
-    for module in (manifest, layout, writer):
+    for module in (manifest, layout, pieces):
         monkeypatch.setattr(module, "CHUNK", CHUNK)
+    for module in (pieces, staging):
+        monkeypatch.setattr(module, "BLOCK", BLOCK)
     monkeypatch.setattr(layout, "LEAST_PART", CHUNK)

@@ -1,4 +1,4 @@
-"""Forks checkpoint writers that a fault is played on: `python -m tests.faults.server CHUNK`.
+"""Forks checkpoint writers that a fault is played on: `python -m tests.faults.server CHUNK BLOCK`.
 
 Each writer is the product's own `tandem_trainer.checkpoint.writer.serve` in a process of its own, with small chunks and
 little patience. A process that has not loaded torch forks in a millisecond, so a thousand faults take seconds. A
@@ -29,7 +29,7 @@ from typing import Any
 from tandem import manifest
 from tandem.lineage import GenerationRecord
 from tandem.rundir import RunDir
-from tandem_trainer.checkpoint import writer
+from tandem_trainer.checkpoint import pieces, writer
 from tests.faults.points import Fault, Points
 from tests.faults.power import CASES, Disk, lose
 
@@ -52,7 +52,8 @@ class Child:
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    manifest.CHUNK = writer.CHUNK = int(sys.argv[1])
+    manifest.CHUNK = pieces.CHUNK = int(sys.argv[1])
+    pieces.BLOCK = int(sys.argv[2])
     for line in sys.stdin:
         request = json.loads(line)
         print(json.dumps(play(request["writers"], request["turns"], request["seconds"])), flush=True)

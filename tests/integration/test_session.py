@@ -14,7 +14,7 @@ from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
 from tandem.rundir import RunDir
 
-from .local_run import ROOT, LocalRun
+from .local_run import ROOT, LocalRun, until
 from .ranks import Ranks, losses, records, run, sample_ids, wait_until
 
 SCRIPT = str(Path(__file__).with_name("session_script.py"))
@@ -64,7 +64,7 @@ def test_killed_and_resumed_by_other_numbers_of_ranks_it_is_the_undisturbed_run(
     assert len(losses(undisturbed)) == 6 * STEPS_PER_EPOCH
     for size in (2, 1):
         known = len(rundir.checkpoint_names())
-        with Ranks(rundir, size, SCRIPT, *options, "--pause", "0.05") as ranks:
+        with Ranks(rundir, size, SCRIPT, *options, "--pause", "0.2") as ranks:
             wait_until(lambda known=known: len(rundir.checkpoint_names()) > known, what="for a checkpoint")
             os.kill(ranks.processes[-1].pid, signal.SIGKILL)
             ranks.finish()
@@ -233,13 +233,15 @@ EXAMPLE = ROOT / "examples" / "language-model.yaml"
 @pytest.mark.timeout(400)
 def test_the_example_survives_a_killed_rank_and_saves_when_asked_to_stop(tmp_path: Path) -> None:
     """As a job it shows its steps, restarts where its checkpoint stands, and Ctrl-C loses nothing."""
-    words = ["--set", 'trainer.args=[--steps, "60"]', "--set", "checkpoint.everySteps=10"]
+    words = ["--set", 'trainer.args=[--steps, "240"]', "--set", "checkpoint.everySteps=10"]
     with LocalRun(tmp_path, *words, manifest=EXAMPLE) as first:
         first.reaches(15)
         rank = first.rank_of("worker-1")
         assert rank is not None
         rank.kill()
-        first.reaches(25)
+        until(lambda: len(first.logged("start")) == 2, "another start")
+        seen = max(record["step"] for record in first.logged("step"))
+        until(lambda: first.logged("step")[-1]["step"] > seen, f"what comes after step {seen}")
         first.interrupt()
         assert first.ends() == ExitCode.INTERRUPTED, first.output
     starts = first.logged("start")
@@ -249,6 +251,6 @@ def test_the_example_survives_a_killed_rank_and_saves_when_asked_to_stop(tmp_pat
     assert saved == max(record["step"] for record in first.logged("step"))
     with LocalRun(tmp_path, *words, manifest=EXAMPLE) as second:
         assert second.ends() == 0, second.output
-        assert "language-model is complete: 60 steps" in second.output
+        assert "language-model is complete: 240 steps" in second.output
         assert second.logged("start")[-1]["step"] == saved
         assert second.leavings() == {}

@@ -120,7 +120,7 @@ def test_two_one_three_and_two_ranks_with_kills_between_are_one_undisturbed_run(
 
 def test_a_checkpoint_of_four_ranks_is_resumed_by_one_two_and_three(tmp_path: Path) -> None:
     """A state of 134 MB, of which three of the four write a part."""
-    config = {"model": "resnet-18", "data": {"name": "digits"}, "globalBatchSize": 16, "maxSteps": 9}
+    config = {"model": "resnet-18", "data": {"name": "digits"}, "globalBatchSize": 16, "maxSteps": 15}
     rundir = make_rundir(tmp_path / "four", config, checkpoint={"everySteps": 3})
     with Ranks(rundir, 4) as ranks:
         wait_until(lambda: rundir.checkpoint_names(), what="for a checkpoint")
@@ -138,7 +138,7 @@ def test_a_checkpoint_of_four_ranks_is_resumed_by_one_two_and_three(tmp_path: Pa
 
 
 def test_rounded_weights_for_evaluators_round_nothing_that_is_resumed(tmp_path: Path) -> None:
-    config = PLAIN | {"epochs": 20}
+    config = PLAIN | {"epochs": 60}
     undisturbed = make_rundir(tmp_path / "undisturbed", config)
     run(undisturbed)
     rundir = make_rundir(tmp_path / "rounded", config, checkpoint={"everySteps": 10, "weightsPrecision": "bfloat16"})

@@ -222,6 +222,20 @@ def test_without_the_fork_server_ranks_start_the_ordinary_way(start: Any, tmp_pa
     assert agent.facts()["argv"] == ["script.py", "exit", "7"]
 
 
+def test_where_an_import_has_started_a_thread_ranks_start_the_ordinary_way(tmp_path: Path) -> None:
+    code = """
+import os
+from tandem_trainer.warm import forkserver, stub
+forkserver.fork_server(lambda: False)
+os.wait()
+os.execv(stub.sys.executable, [stub.sys.executable, "-I", "-S", stub.__file__, "rank.py"])
+"""
+    (tmp_path / "rank.py").write_text("raise SystemExit(7)")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 7
+    assert "ranks start the ordinary way" in done.stderr
+
+
 def refused(connection: socket.socket) -> bool:
     """Whether the server hangs up without a word; what it has not read resets the connection."""
     try:
@@ -257,8 +271,8 @@ def test_nothing_heavy_is_imported_after_the_fork() -> None:
     """What the first steps of a rank import is imported by the fork server already, but for a few small modules."""
     code = """
 import sys
-from tandem_trainer.agent import preload
-assert preload()
+from tandem_trainer.agent import FOR_RANKS, SHARED, preload
+assert preload([*SHARED, *FOR_RANKS])
 before = set(sys.modules)
 import torch
 model = torch.nn.Linear(2, 2)

@@ -10,10 +10,10 @@ from tandem_trainer.warm import stub
 
 SERVER = """
 import os, sys
-from tandem_trainer.agent import preload, run_and_end
+from tandem_trainer.agent import FOR_RANKS, SHARED, preload, run_and_end
 from tandem_trainer.warm import forkserver
-assert preload()
-request = forkserver.fork_server()
+assert preload(SHARED)
+request = forkserver.fork_server(lambda: preload(FOR_RANKS))
 if request is not None:
     run_and_end(request.arguments)
 else:

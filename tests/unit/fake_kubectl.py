@@ -111,8 +111,7 @@ def pod(
     **more: Any,
 ) -> dict[str, Any]:
     """A pod as the API server shows it; running unless another state of its container is given."""
-    label = "tandem.dev/index" if role == "worker" else "batch.kubernetes.io/job-completion-index"
-    labels = {"tandem.dev/role": role} | ({} if index is None else {label: str(index)})
+    labels = {"tandem.dev/role": role} | ({} if index is None else {"tandem.dev/index": str(index)})
     own = name or f"digits-{role}" + ("" if index is None else f"-{index}") + "-abcde"
     running = {"running": {"startedAt": "2026-11-21T12:00:10Z"}}
     container = {"name": role, "restartCount": restarts, "ready": ready, "state": running if state is None else state}

@@ -41,6 +41,12 @@ class Cluster:
     """Training is."""
     written: list[tuple[str, Kind, str]] = field(default_factory=list)
     """Verb, kind, name."""
+    mute: set[str] = field(default_factory=set)
+    """Coordinators' pods that do not answer."""
+    told: list[str] = field(default_factory=list)
+    """Reasons of Events."""
+    step: int | None = None
+    """What the coordinator says of it; None: nothing."""
     requests: int = 0
     known: set[str] = field(default_factory=set)
     """Workers that were in the group."""
@@ -58,6 +64,7 @@ class Cluster:
 
     async def create(self, kind: Kind, manifest: Object) -> Object:
         if kind is kinds.EVENT:
+            self.told.append(manifest["reason"])
             return manifest
         place = (kind, NAMESPACE, manifest["metadata"]["name"])
         with_effect = self._before("create", place)
@@ -81,8 +88,6 @@ class Cluster:
         body = self.objects.get(place)
         if body is None or body["metadata"]["uid"] != manifest["metadata"]["uid"]:
             raise Refused(409, "Conflict", "no such object")
-        if kind is kinds.BATCH and body["spec"]["template"] != manifest["spec"]["template"]:
-            raise Refused(422, "Invalid", "field is immutable")
         if with_effect:
             new = copy.deepcopy(body)
             new["metadata"] |= {"annotations": manifest["metadata"]["annotations"]}
@@ -118,7 +123,7 @@ class Cluster:
     async def ask(self, endpoint: str, token: str) -> Snapshot | None:
         """The coordinator's answer."""
         pod = self._coordinator()
-        if pod is None or not self._running(pod):
+        if pod is None or not self._running(pod) or pod["metadata"]["name"] in self.mute:
             return None
         inside = [body for body in self.pods(names.WORKER) if self._running(body)]
         phase = "Succeeded" if self.complete else "Running" if inside else "Pending"
@@ -130,6 +135,7 @@ class Cluster:
                 "phase": phase,
                 "workers": {"desired": wish, "ready": len(inside), "min": 1, "max": 4},
                 **({"worldSize": len(inside)} if inside else {}),
+                **({"progress": {"step": self.step}} if self.step is not None else {}),
             }
         )
         return Snapshot(job="j", time=0.0, status=status, generations=[view])
@@ -184,21 +190,6 @@ class Cluster:
         kind = place[0]
         if kind is kinds.POD:
             self._kubelet(place, body)
-        elif kind is kinds.DEPLOYMENT and self._coordinator() is None:
-            self._pod_of(body, names.COORDINATOR)
-        elif kind is kinds.BATCH:
-            theirs = [pod for pod in self.pods(names.EVALUATOR) if _owner(pod) == body["metadata"]["uid"]]
-            done = any(pod.get("status", {}).get("phase") == "Succeeded" for pod in theirs)
-            live = [pod for pod in theirs if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")]
-            if body["spec"]["suspend"]:
-                for pod in live:
-                    self.end((kinds.POD, NAMESPACE, pod["metadata"]["name"]))
-            elif done and not body.get("status"):
-                new = copy.deepcopy(body)
-                new["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
-                self._store(place, new, "MODIFIED")
-            elif not done and not live:
-                self._pod_of(body, names.EVALUATOR)
 
     def _kubelet(self, place: Place, body: Object) -> None:
         phase = body.get("status", {}).get("phase", "Pending")
@@ -226,18 +217,9 @@ class Cluster:
         new["status"] = status
         self._store(place, new, "MODIFIED")
 
-    def _pod_of(self, owner: Object, role: str) -> None:
-        name = f"{owner['metadata']['name']}-{self.version}"
-        metadata = {
-            "name": name,
-            "namespace": NAMESPACE,
-            "labels": owner["metadata"]["labels"] | {names.ROLE: role},
-            "ownerReferences": [{"kind": owner["kind"], "uid": owner["metadata"]["uid"], "controller": True}],
-        }
-        self.put(kinds.POD, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {}})
-
     def _coordinator(self) -> Object | None:
-        return next((pod for pod in self.pods(names.COORDINATOR) if "deletionTimestamp" not in pod["metadata"]), None)
+        found = [pod for pod in self.pods(names.COORDINATOR) if "deletionTimestamp" not in pod["metadata"]]
+        return found[-1] if found else None
 
     @staticmethod
     def _running(pod: Object) -> bool:

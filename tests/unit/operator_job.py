@@ -1,5 +1,6 @@
 """A job with its objects as the operator sees them, for tests of what it decides."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,7 @@ from tandem.snapshot import Snapshot
 from tandem.status import Status
 from tandem_operator import kinds, names, objects
 from tandem_operator.objects import Manifest
-from tandem_operator.observed import Children, Claim, Pod, Service, Thing, Workload, children
+from tandem_operator.observed import Children, Claim, Pod, Service, Thing, children
 from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
 from tandem_operator.reconcile import reconcile
@@ -47,6 +48,23 @@ def worker(index: int = 0, name: str = "", **facts: Any) -> Pod:
     return Pod(name=name, uid=f"uid-of-{name}", role=names.WORKER, index=index, owner=UID, endpoint=ENDPOINT, **facts)
 
 
+def coordinator(of: DistributedTrainingJob | None = None, name: str = "", **facts: Any) -> Pod:
+    """A coordinator's pod that runs, as the operator would have made it for such a job."""
+    name = name or "digits-coordinator-0-aaaaa"
+    template = objects.asked_of_coordinator(of or job(), IMAGES)
+    given = {"phase": "Running", "ready": True, "created": NOW - 500, "started": NOW - 490, "template": template}
+    given |= {"address": "10.1.1.1", "uid": f"uid-of-{name}", "owner": UID}
+    return Pod(name=name, role=names.COORDINATOR, **{**given, **facts})
+
+
+def evaluator(of: DistributedTrainingJob | None = None, index: int = 0, name: str = "", **facts: Any) -> Pod:
+    """An evaluator pod that runs, as the operator would have made it for such a job."""
+    name = name or f"digits-evaluator-{index}-aaaaa"
+    template = objects.asked_of_evaluator(of or job(), IMAGES)
+    given = {"phase": "Running", "ready": True, "created": NOW - 500, "started": NOW - 490, "template": template}
+    return Pod(name=name, uid=f"uid-of-{name}", role=names.EVALUATOR, index=index, **{"owner": UID, **given, **facts})
+
+
 def ended(index: int = 0, name: str = "", code: int = 1, **facts: Any) -> Pod:
     """A worker pod that has ended just now, ten seconds after its start."""
     phase = "Succeeded" if code == 0 else "Failed"
@@ -60,22 +78,23 @@ def initialized(**status: Any) -> dict[str, Any]:
     return {"phase": "Running", "conditions": [condition], **status}
 
 
-def surroundings(of: DistributedTrainingJob, *more: Thing, suspended: bool = False, complete: bool = False) -> Children:
+def surroundings(of: DistributedTrainingJob, *more: Thing, evaluators: Sequence[Pod] | None = None) -> Children:
     """Everything but workers that such a job has while it trains, as the operator would have made it."""
-    evaluators = objects.evaluators(of, UID, IMAGES, suspend=suspended)
-    name = of.metadata.name
+    sitting = [evaluator(of, index) for index in range(of.spec.evaluation.replicas)]
     found: list[Thing] = [
         _thing(objects.job_file(of, UID), Thing(kind=kinds.CONFIG_MAP, name="")),
         _thing(objects.claim(of, UID), Claim(name="", phase="Bound")),
         _thing(objects.service(of, UID), Service(name="", address="10.0.0.7")),
-        _thing(objects.deployment(of, UID, IMAGES), Workload(kind=kinds.DEPLOYMENT, name="")),
-        _thing(
-            evaluators,
-            Workload(kind=kinds.BATCH, name="", complete=complete, template=objects.template(evaluators)),
-        ),
-        Pod(name=f"{name}-coordinator-1", role=names.COORDINATOR, phase="Running", ready=True, address="10.1.1.1"),
+        *(sitting if evaluators is None else evaluators),
+        coordinator(of),
     ]
     return children([*found, *more])
+
+
+def running(*more: Thing, status: dict[str, Any] | None = None, **spec: Any) -> tuple[DistributedTrainingJob, Children]:
+    """A job that trains with two workers."""
+    of = job(status=initialized(**(status or {})), **spec)
+    return of, surroundings(of, worker(0), worker(1), *more)
 
 
 def situation(of: DistributedTrainingJob, there: Children | None = None, **facts: Any) -> Situation:
@@ -91,8 +110,8 @@ def decided(of: DistributedTrainingJob, there: Children | None = None, **facts: 
 
 
 def made(plan: Plan) -> list[str]:
-    """Kinds and names of what it creates; of worker pods the index alone, because their names are random."""
-    return [_called(manifest) for manifest in plan.create]
+    """What it creates."""
+    return [called(manifest) for manifest in plan.create]
 
 
 def removed(plan: Plan) -> list[str]:
@@ -100,10 +119,11 @@ def removed(plan: Plan) -> list[str]:
     return [removal.name for removal in plan.remove]
 
 
-def _called(manifest: Manifest) -> str:
+def called(manifest: Manifest) -> str:
+    """Kind and name of an object; of pods role and index, because their names are random."""
     labels = manifest["metadata"]["labels"]
     if names.INDEX in labels:
-        return f"worker {labels[names.INDEX]}"
+        return f"{labels[names.ROLE]} {labels[names.INDEX]}"
     return f"{manifest['kind']} {manifest['metadata']['name']}"
 
 

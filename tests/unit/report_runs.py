@@ -282,7 +282,7 @@ class Simulation:
                 generation=reference.generation,
                 created_at=at,
                 world_size=2,
-                files=[FileEntry(path="weights.safetensors", size=14_412_316, sha256=["0" * 64])],
+                files=[FileEntry(path="weights.safetensors", size=14_412_316, xxh3=["0" * 32])],
             )
             replace_json(folder / "manifest.json", manifest.sealed(), durable=False)
 

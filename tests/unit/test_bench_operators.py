@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.bench.operators import table
+from tests.bench.operators import kubeflow, ours, table
+from tests.bench.operators.__main__ import turns
 from tests.bench.operators.cast import Cast
 from tests.bench.operators.proxy import name_of
 from tests.bench.operators.verdict import first_step, two_groups
@@ -32,7 +33,14 @@ def test_a_watch_is_not_taken_for_a_list() -> None:
 
 
 def test_writes_of_statuses_and_events_are_counted_apart_and_reads_are_none() -> None:
-    counts = {"create pods": 4, "delete deployments": 1, "patch x/status": 9, "create events": 3, "get secrets": 7}
+    counts = {
+        "create pods": 4,
+        "delete deployments": 1,
+        "patch x/status": 9,
+        "create events": 2,
+        "patch events": 1,
+        "get secrets": 7,
+    }
     assert table.writes(counts) == {"objects": 5, "statuses": 9, "events": 3}
 
 
@@ -64,6 +72,85 @@ def test_goals_that_are_reached_are_not_named() -> None:
 def test_a_goal_that_is_missed_is_named(changes: dict[str, object], words: str) -> None:
     (missed,) = table.missed(scaled(**changes))
     assert words in missed
+
+
+def test_another_operator_has_no_goals_but_to_leave_nothing() -> None:
+    big = scaled(operator="Kubeflow", ages=None, peakMiB=900.0, lifeCounts={"create pods": 99})
+    assert list(table.missed(big)) == []
+    assert list(table.missed(big | {"left": {"Service": 1}})) == ["left after all was deleted: {'Service': 1}"]
+
+
+def whole(**changes: object) -> table.Record:
+    seconds = ("applied", "made", "running", "right", "ended", "deleted", "startCpu", "cpu", "steady")
+    counts = {"startCounts": {"update x/status": 4}, "steadyCounts": {}}
+    rest = {"steadyCores": 0.1, "complaints": 0, "load": [1.0, 1.0], "ages": {"oldest": 29.0, "median": 12.0}}
+    return scaled(**dict.fromkeys((f"{name}Seconds" for name in seconds), 1.0), **rest, **counts) | changes
+
+
+def test_a_column_tells_whose_operator_it_is_as_soon_as_there_are_two() -> None:
+    alone, beside = table.scale([whole()]), table.scale([whole(), whole(operator="Kubeflow", ages=None)])
+    assert alone.splitlines()[0] == "| what | 2 jobs |"
+    assert beside.splitlines()[0] == "| what | Tandem, 2 jobs | Kubeflow, 2 jobs |"
+    (age,) = [line for line in beside.splitlines() if line.startswith("| oldest status")]
+    assert age.endswith("| 29.0 s (12.0) | tells no step |")
+
+
+def test_operators_take_turns_in_the_order_asked_for_some_with_jobs_of_their_own() -> None:
+    assert turns(["tandem", "kubeflow=25", "tandem"], [100, 7]) == [
+        (ours.TANDEM, 100),
+        (kubeflow.DEFAULT, 25),
+        (ours.TANDEM, 100),
+        (ours.TANDEM, 7),
+        (kubeflow.DEFAULT, 25),
+        (ours.TANDEM, 7),
+    ]
+
+
+@pytest.mark.parametrize("words", ["kube", "tandem=", "tandem=many", "=5"])
+def test_an_operator_that_is_not_there_is_named(words: str) -> None:
+    with pytest.raises(ValueError, match=f"'{words}' is none of tandem, kubeflow"):
+        turns(["tandem", words], [1])
+
+
+def of_pytorch(master: int, worker: int, *conditions: tuple[str, str]) -> dict[str, object]:
+    return {
+        "conditions": [{"type": kind, "status": holds} for kind, holds in conditions],
+        "replicaStatuses": {"Master": {"active": master} if master else {}, "Worker": {"active": worker}},
+    }
+
+
+CREATED, RUNNING = ("Created", "True"), ("Running", "True")
+
+
+@pytest.mark.parametrize(
+    ("status", "phase", "right"),
+    [
+        ({}, "", False),
+        (of_pytorch(0, 1, CREATED), "Created", False),
+        (of_pytorch(1, 0, CREATED, RUNNING), "Running", False),
+        (of_pytorch(1, 1, CREATED, RUNNING), "Running", True),
+        (of_pytorch(1, 1, CREATED, ("Running", "False"), ("Succeeded", "True")), "Succeeded", False),
+    ],
+)
+def test_a_status_of_kubeflow_is_right_once_it_tells_of_both_pods(
+    status: dict[str, object], phase: str, right: bool
+) -> None:
+    assert (kubeflow.phase(status), kubeflow.right(status)) == (phase, right)
+
+
+def test_a_status_of_ours_is_right_once_it_tells_a_step() -> None:
+    early = {"phase": "Running", "progress": None}
+    assert not ours.TANDEM.right(early)
+    assert not ours.TANDEM.right({"phase": "Pending", "progress": {"step": 3}})
+    assert ours.TANDEM.right(early | {"progress": {"step": 0}})
+
+
+def test_jobs_of_both_kinds_ask_for_the_scheduler_that_does_not_exist() -> None:
+    (template,) = {
+        str(replica["template"]["spec"]["schedulerName"])
+        for replica in kubeflow.manifest(0)["spec"]["pytorchReplicaSpecs"].values()
+    }
+    assert template == ours.TANDEM.manifest(0)["spec"]["runPolicy"]["schedulerName"]
 
 
 def generation(number: int, size: int, first: float | None, last: float | None) -> dict[str, object]:

@@ -13,14 +13,12 @@ MADE = seconds("2026-11-21T12:00:00Z")
 assert MADE is not None
 
 
-@pytest.mark.parametrize("job", ["digits", "d" * 45, "d" * 46, "d" * 63, "7-digits", "a-worker", "x-" * 20 + "y"])
+@pytest.mark.parametrize("job", ["digits", "d" * 43, "d" * 44, "d" * 63, "7-digits", "a-worker", "x-" * 20 + "y"])
 def test_everything_that_the_operator_names_is_known_again(job: str) -> None:
-    assert who("Pod", operators.worker(job, 12, "e"), job) == "worker-12"
-    assert who("Pod", f"{operators.evaluator(job)}-3-x7k2p", job) == "evaluator-3"
-    assert who("Job", operators.evaluator(job), job) == "evaluators"
-    assert who("Pod", f"{operators.coordinator(job)}-84cf988644-v67zr", job) == "coordinator"
-    assert who("ReplicaSet", f"{operators.coordinator(job)}-84cf988644", job) == "coordinator"
-    assert who("Deployment", operators.coordinator(job), job) == "coordinator"
+    assert who("Pod", operators.pod(job, operators.WORKER, 12, "e"), job) == "worker-12"
+    assert who("Pod", operators.pod(job, operators.EVALUATOR, 3, "e"), job) == "evaluator-3"
+    assert who("Pod", operators.pod(job, operators.COORDINATOR, 0, "e"), job) == "coordinator"
+    assert who("Service", operators.coordinator(job), job) == "coordinator"
     assert who("PersistentVolumeClaim", operators.checkpoints(job), job) == "checkpoints"
     assert who(KIND, job, job) == ""
 
@@ -28,8 +26,8 @@ def test_everything_that_the_operator_names_is_known_again(job: str) -> None:
 @pytest.mark.parametrize("other", ["digits-2", "digit", "my-digits", "digits-worker"])
 def test_what_belongs_to_a_job_of_a_similar_name_is_not_told(other: str) -> None:
     assert who(KIND, other, "digits") is None
-    assert who("Pod", operators.worker(other, 0, "e"), "digits") is None
-    assert who("Deployment", operators.coordinator(other), "digits") is None
+    assert who("Pod", operators.pod(other, operators.WORKER, 0, "e"), "digits") is None
+    assert who("Service", operators.coordinator(other), "digits") is None
     assert who("Pod", "somebody-elses", "digits") is None
 
 
@@ -79,4 +77,4 @@ def test_news_are_what_is_new_or_happened_again() -> None:
 
 
 def test_a_job_of_the_longest_name_has_labels_that_fit() -> None:
-    assert len(f"{names.stem('d' * 63)}-worker-9999-abcde") == 63
+    assert len(f"{names.stem('d' * 63)}-evaluator-999-abcde") == 63

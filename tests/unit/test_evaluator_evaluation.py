@@ -1,6 +1,7 @@
 """One shard of the data through the model."""
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,22 @@ def test_weights_of_another_model_are_a_misfit() -> None:
     state.popitem()
     with pytest.raises(Misfit, match="not those of the job's model"):
         Evaluation.load(DIGITS).run(state, 0, 1)
+
+
+def test_the_model_holds_no_weights_between_two_checkpoints() -> None:
+    model = models.build("baby-cnn", 1, 8, 10)
+    subject = Evaluation(data.load(DIGITS.data, "test"), model)
+    damaged = dict(list(weights().items())[1:])
+    for state in (weights(), damaged):
+        with suppress(Misfit):
+            subject.run(state, 0, 1)
+        assert all(tensor.is_meta for tensor in model.state_dict().values())
+
+
+def test_rounded_weights_are_evaluated_in_the_precision_of_the_model() -> None:
+    rounded = {name: tensor.to(torch.bfloat16) for name, tensor in weights().items()}
+    subject = Evaluation.load(DIGITS)
+    assert subject.run(rounded, 0, 1) == subject.run({name: tensor.float() for name, tensor in rounded.items()}, 0, 1)
 
 
 def test_it_stops_between_two_batches() -> None:

@@ -326,6 +326,29 @@ def test_a_restarted_coordinator_closes_what_not_all_members_run_and_never_goes_
     assert after.state.number == first + 1
 
 
+def test_a_restarted_coordinator_that_is_found_late_gives_the_others_as_long_as_the_first() -> None:
+    before = Job(target=2)
+    first = before.forms("worker-0", "worker-1")
+    after = Job(target=2, number=first, latest=before.state.latest)
+    after.passes(20.0)
+    assert after.runs("worker-0", first).order == "run", "nobody could reach it, and nobody has to stop for that"
+    after.passes(1.5)
+    assert after.runs("worker-1", first).order == "run"
+    assert after.members() == ["worker-0", "worker-1"]
+    assert after.state.number == first
+
+
+def test_agents_get_the_time_to_come_back_however_short_silence_may_be() -> None:
+    before = Job(target=2)
+    first = before.forms("worker-0", "worker-1")
+    after = Job(target=2, number=first, latest=before.state.latest, rules=replace(RULES, lost_after=0.5))
+    after.passes(20.0)
+    after.runs("worker-0", first)
+    after.passes(2.0)
+    after.runs("worker-1", first)
+    assert after.members() == ["worker-0", "worker-1"]
+
+
 def test_a_restarted_coordinator_forms_no_group_before_it_has_looked_who_is_there() -> None:
     before = Job(target=3)
     first = before.forms("worker-0", "worker-1", "worker-2")

@@ -1,5 +1,7 @@
 """The operator's shell: when a job is looked at again, and what it takes from coordinators."""
 
+import socket
+
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -8,7 +10,7 @@ from tandem.snapshot import Snapshot
 from tandem.status import Status
 from tandem_operator import coordinators
 from tandem_operator.controller import LEAST_SECONDS, soonest
-from tandem_operator.coordinators import Coordinators
+from tandem_operator.coordinators import Coordinators, Unreached
 
 SNAPSHOT = Snapshot(job="digits", time=1.0, status=Status(phase="Running"))
 
@@ -51,6 +53,25 @@ async def test_a_coordinator_says_how_its_job_is() -> None:
 @pytest.mark.parametrize("body", [b"{}", b"not json", b"\xff" * 100])
 async def test_an_answer_that_is_none_is_as_good_as_silence(body: bytes) -> None:
     assert await asked(body) is None
+
+
+async def test_a_connection_that_is_refused_is_silence_and_one_that_nobody_takes_is_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(coordinators, "CONNECT_SECONDS", 0.2)
+    with socket.socket() as server, socket.socket() as one, socket.socket() as other:
+        server.bind(("127.0.0.1", 0))
+        where = "{}:{}".format(*server.getsockname())
+        async with Coordinators() as pool:
+            assert await pool.ask(where, "token") is None
+            # Where nobody accepts and the queue is full, the kernel drops what else comes, as it comes to nothing on a
+            # node that is not there.
+            server.listen(0)
+            for client in (one, other):
+                client.setblocking(False)
+                client.connect_ex(server.getsockname())
+            with pytest.raises(Unreached):
+                await pool.ask(where, "token")
 
 
 async def test_an_answer_without_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:

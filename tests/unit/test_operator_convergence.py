@@ -4,10 +4,11 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tandem_operator import kinds, names
+from tandem_operator import kinds, names, silence
 from tandem_operator.controller import Controller
 from tandem_operator.gauges import Gauges
 from tandem_operator.store import Store
@@ -82,10 +83,9 @@ class World:
                 self.store.see(kind, body)
 
     def hurt(self, what: str, index: int) -> None:
-        """Something happens to one of the job's objects. What becomes of failed coordinators and evaluators is the
-        business of Kubernetes' own controllers."""
+        """Something happens to one of the job's objects."""
         mine = [place for place in self.cluster.objects if place[0] not in (kinds.JOB, kinds.SECRET, kinds.CLAIM)]
-        pods = [(kinds.POD, NAMESPACE, pod["metadata"]["name"]) for pod in self.cluster.pods(names.WORKER)]
+        pods = [(kinds.POD, NAMESPACE, pod["metadata"]["name"]) for pod in self.cluster.pods()]
         if what == "delete" and mine:
             self.cluster.end(mine[index % len(mine)])
         elif what == "fail" and pods:
@@ -186,10 +186,22 @@ def test_it_converges(steps: list[Step], replicas: int) -> None:
     world.cluster.complete = True
     world.settle()
     assert world.cluster.objects[kinds.JOB, *KEY]["status"]["phase"] == "Succeeded"
-    assert (kinds.DEPLOYMENT, NAMESPACE, names.coordinator(NAME)) not in world.cluster.objects
     assert [live(world, role) for role in names.ROLES] == [[], [], []]
     assert len(world.tokens) == 1, "the token has changed"
     assert ("delete", kinds.CLAIM, names.checkpoints(NAME)) not in world.cluster.written
+
+
+def test_that_something_was_replaced_is_told_although_the_status_was_written_just_before() -> None:
+    world = World()
+    world.cluster.step = 1
+    world.settle()
+    (pod,) = world.cluster.pods(names.EVALUATOR)
+    world.cluster.end((kinds.POD, NAMESPACE, pod["metadata"]["name"]))
+    world.cluster.step = 2
+    world.relist()
+    world.look()
+    assert world.cluster.told.count("EvaluatorReplaced") == 1
+    assert world.cluster.objects[kinds.JOB, *KEY]["status"]["progress"]["step"] == 2
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -203,3 +215,31 @@ def test_of_a_job_that_is_deleted_at_any_moment_the_volume_alone_is_left(steps: 
     world.settle()
     left = {place[0] for place in world.cluster.objects}
     assert left <= {kinds.CLAIM}
+
+
+def test_a_coordinator_that_does_not_answer_any_more_is_replaced_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(silence, "SILENT_SECONDS", 0.0)
+    world = World()
+    world.settle()
+    (before,), workers = called(world, names.COORDINATOR), called(world, names.WORKER)
+    world.cluster.mute = {before}
+    world.look()
+    assert called(world, names.COORDINATOR) == [before], "it may have been asked at a bad moment"
+    world.settle()
+    (after,) = called(world, names.COORDINATOR)
+    assert after != before
+    assert called(world, names.WORKER) == workers
+
+    # Where the new one never answers, it is left alone: it may be we who cannot reach it.
+    world.cluster.mute = {before, after}
+    world.start()
+    world.settle()
+    world.look()
+    assert called(world, names.COORDINATOR) == [after]
+
+
+def called(world: World, role: str) -> list[str]:
+    """The names of a role's pods."""
+    return sorted(pod["metadata"]["name"] for pod in world.cluster.pods(role))

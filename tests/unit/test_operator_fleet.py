@@ -8,7 +8,7 @@ from tests.unit.operator_job import ENDPOINT, NOW, ended, worker
 
 
 def planned(*pods: Pod, replicas: int = 2, now: float = NOW, **more: object) -> Fleet:
-    return plan(pods, replicas, ENDPOINT, now, **more)  # type: ignore[arg-type]
+    return plan(pods, replicas, now, lambda pod: pod.endpoint == ENDPOINT, **more)  # type: ignore[arg-type]
 
 
 def names_of(pods: tuple[Pod, ...]) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tandem_operator import kinds, names
-from tandem_operator.observed import Pod, Workload, observe
+from tandem_operator.observed import Pod, observe
 from tandem_operator.overlay import overlay
 from tandem_operator.reporting import patch
 from tandem_operator.store import Store
@@ -77,12 +77,6 @@ def test_an_eviction_is_not_the_pods_own_doing() -> None:
     assert pod("Failed", conditions=conditions(DisruptionTarget=True)).disrupted
     assert pod("Failed", reason="Evicted").disrupted
     assert not pod("Failed").disrupted
-
-
-def test_a_job_that_is_complete() -> None:
-    found = observe(kinds.BATCH, {"metadata": {"name": "b"}, "status": {"conditions": conditions(Complete=True)}})
-    assert isinstance(found, Workload)
-    assert (found.complete, found.failed) == (True, False)
 
 
 # The store

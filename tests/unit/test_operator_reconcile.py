@@ -5,23 +5,29 @@ from dataclasses import replace
 import pytest
 
 from tandem.snapshot import GenerationView
+from tandem.times import rfc3339
 from tandem_operator import kinds, names
 from tandem_operator.course import DRAIN_SECONDS
+from tandem_operator.fleet import LONGEST_PAUSE
+from tandem_operator.objects import Volumes
 from tandem_operator.observed import Children, Claim, Pod, Thing, children
-from tandem_operator.reconcile import ENDING_SECONDS, HASTY_SECONDS, LAZY_SECONDS, STEADY_SECONDS, reconcile
+from tandem_operator.reconcile import ENDING_SECONDS, HASTY_SECONDS, LAZY_SECONDS, reconcile, steady
 from tandem_operator.reporting import Trouble
 from tests.unit.operator_job import (
     IMAGES,
     NOW,
     SCRIPT,
     UID,
+    coordinator,
     decided,
     ended,
+    evaluator,
     heard,
     initialized,
     job,
     made,
     removed,
+    running,
     situation,
     surroundings,
     worker,
@@ -31,15 +37,9 @@ EVERYTHING = [
     "ConfigMap digits-job",
     "PersistentVolumeClaim digits-checkpoints",
     "Service digits-coordinator",
-    "Deployment digits-coordinator",
-    "Job digits-evaluator",
+    "coordinator 0",
+    "evaluator 0",
 ]
-
-
-def running(*more: Thing, status: dict[str, object] | None = None, **spec: object) -> tuple[object, Children]:
-    """A job that trains with two workers."""
-    of = job(status=initialized(**(status or {})), **spec)
-    return of, surroundings(of, worker(0), worker(1), *more)
 
 
 # Creation
@@ -78,7 +78,10 @@ def test_an_object_is_written_again_when_what_is_wanted_of_it_has_changed() -> N
     _, there = running()
     changed = job(status=initialized(), elasticity={"hangSeconds": 7.0})
     plan = decided(changed, there, heard=heard())
-    assert [manifest["kind"] for manifest in plan.update] == ["ConfigMap", "Deployment"]
+    assert [manifest["kind"] for manifest in plan.update] == ["ConfigMap"]
+    assert (made(plan), removed(plan)) == (["coordinator 0"], ["digits-coordinator-0-aaaaa"])
+    (notice,) = [one for one in plan.notices if one.reason == "CoordinatorReplaced"]
+    assert (notice.warning, "what the job was before" in notice.message) == (False, True)
 
 
 def test_another_number_of_replicas_does_not_restart_the_coordinator() -> None:
@@ -102,6 +105,27 @@ def test_a_volume_that_is_to_outlive_its_job_has_no_owner(retain: bool) -> None:
     assert ("ownerReferences" in claim["metadata"]) != retain
 
 
+def claimed(storage: dict[str, object], volumes: Volumes) -> dict[str, object]:
+    """What the claim of a new job asks for, besides its size."""
+    plan = reconcile(situation(job(checkpoint={"storage": storage}), Children()), IMAGES, volumes)
+    spec = next(one["spec"] for one in plan.create if one["kind"] == "PersistentVolumeClaim")
+    return {name: value for name, value in spec.items() if name != "resources"}
+
+
+def test_a_claim_asks_for_what_the_job_says_and_else_for_what_the_operator_was_told() -> None:
+    told = Volumes("nfs", ("ReadWriteOnce",))
+    assert claimed({}, Volumes()) == {"accessModes": ["ReadWriteMany"]}
+    assert claimed({}, told) == {"accessModes": ["ReadWriteOnce"], "storageClassName": "nfs"}
+    asked = {"accessModes": ["ReadWriteMany"], "storageClassName": "fast"}
+    assert claimed(asked, told) == asked
+
+
+def test_a_claim_that_is_there_stays_as_it_is_when_the_operator_is_told_something_else() -> None:
+    of = job(status=initialized())
+    plan = reconcile(situation(of), IMAGES, Volumes("another", ("ReadWriteOnce",)))
+    assert "PersistentVolumeClaim" not in [manifest["kind"] for manifest in (*plan.create, *plan.update)]
+
+
 def test_a_volume_that_outlived_an_earlier_job_of_that_name_is_taken_up_again() -> None:
     of = job()
     kept = Claim(name=names.checkpoints("digits"), owner="", applied="of an earlier one", phase="Bound")
@@ -119,58 +143,60 @@ def test_a_name_that_somebody_else_has_taken_is_told_and_left_alone() -> None:
     assert "ConfigMap digits-job exists and is not this job's" in plan.status.message
 
 
-def test_evaluators_that_have_changed_are_made_anew_once_the_old_ones_have_gone() -> None:
+def test_evaluators_that_have_changed_are_made_anew() -> None:
     _, there = running()
     changed = job(status=initialized(), evaluators={"resources": {"requests": {"cpu": "2"}}})
     plan = decided(changed, there, heard=heard())
-    assert removed(plan) == ["digits-evaluator"]
+    assert (removed(plan), made(plan)) == (["digits-evaluator-0-aaaaa"], ["evaluator 0"])
     assert [manifest["kind"] for manifest in plan.update] == ["ConfigMap"]
 
 
-def test_evaluators_that_are_turned_off_go() -> None:
-    _, there = running()
-    off = job(status=initialized(), evaluators={"replicas": 0})
-    assert removed(decided(off, there, heard=heard())) == ["digits-evaluator"]
+@pytest.mark.parametrize("off", [{"replicas": 0}, {"replicas": 1}], ids=["all", "all but one"])
+def test_evaluators_that_are_turned_off_go(off: dict[str, int]) -> None:
+    of = job(status=initialized(), evaluators={"replicas": 2})
+    fewer = job(status=initialized(), evaluators=off)
+    plan = decided(fewer, surroundings(of, worker(0), worker(1), coordinator(fewer)), heard=heard())
+    assert removed(plan) == [f"digits-evaluator-{index}-aaaaa" for index in (1, 0) if index >= off["replicas"]]
+    assert made(plan) == []
 
 
-# Loss
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"deleting": True}, "was deleted"),
+        ({"phase": "Failed", "disrupted": True}, "was evicted"),
+        ({"silent": True, "ready": False}, "was lost with its node"),
+        ({"phase": "Failed", "code": 137, "finished": NOW}, "ended with exit code 137"),
+    ],
+    ids=["deleted", "evicted", "lost", "killed"],
+)
+def test_an_evaluator_that_is_lost_is_replaced_at_once_whatever_becomes_of_the_others(
+    facts: dict[str, object], words: str
+) -> None:
+    of = job(status=initialized(), evaluators={"replicas": 2})
+    there = surroundings(of, worker(0), worker(1), evaluators=[evaluator(of, 0, **facts), evaluator(of, 1)])
+    plan = decided(of, there, heard=heard())
+    assert made(plan) == ["evaluator 0"]
+    (told,) = [notice for notice in plan.notices if notice.reason == "EvaluatorReplaced"]
+    assert told.message == f"evaluator 0 is replaced: digits-evaluator-0-aaaaa {words}"
 
 
-def test_a_worker_that_is_lost_is_replaced_and_that_is_told() -> None:
+def test_an_evaluator_that_fails_soon_after_its_start_again_and_again_waits_longer_and_is_never_given_up() -> None:
     of = job(status=initialized())
-    plan = decided(of, surroundings(of, worker(0, deleting=True), worker(1)), heard=heard())
-    assert made(plan) == ["worker 0"]
-    assert "worker 0 is replaced: digits-worker-0-aaaaa was deleted" in [notice.message for notice in plan.notices]
+    failed = {"phase": "Failed", "code": 1, "started": NOW - 10, "finished": NOW}
+    for failures, due in ((2, 4.0), (50, LONGEST_PAUSE)):
+        pod = evaluator(of, failures=failures, **failed)
+        there = surroundings(of, worker(0), worker(1), evaluators=[pod])
+        assert made(decided(of, there, heard=heard())) == []
+        later = decided(of, there, heard=heard(), now=NOW + due)
+        assert (later.status.phase, made(later)) == ("Running", ["evaluator 0"])
 
 
-def test_a_coordinator_that_is_silent_does_not_change_the_phase_and_workers_are_still_replaced() -> None:
-    of = job(status=initialized(phase="Running"))
-    plan = decided(of, surroundings(of, ended(0), worker(1)), heard=None)
-    assert (plan.status.phase, made(plan)) == ("Running", ["worker 0"])
-
-
-def test_workers_that_never_get_into_the_group_end_the_job() -> None:
-    of = job(status=initialized(phase="Starting"))
-    pod = ended(0, failures=8, words="ModuleNotFoundError: No module named 'tandem_trainer'")
-    plan = decided(of, surroundings(of, pod, worker(1)), heard=heard("Starting", worldSize=None))
-    assert plan.status.phase == "Failed"
-    assert "No module named" in (plan.status.message or "")
-
-
-def test_as_long_as_others_train_a_place_that_cannot_be_filled_is_tried_again() -> None:
-    of, _ = running()
-    plan = decided(of, surroundings(job(), ended(0, failures=8), worker(1)), heard=heard())
-    assert plan.status.phase == "Running"
-
-
-def test_a_job_that_cannot_work_as_it_is_written_is_not_tried_again() -> None:
-    of = job(status=initialized(phase="Starting"))
-    pod = ended(0, code=78, words="no data set at /data")
-    plan = decided(of, surroundings(of, pod, worker(1)), heard=heard("Starting"))
-    failed = next(one for one in plan.status.conditions if one.type == "Failed")
-    assert (plan.status.phase, failed.reason) == ("Failed", "InvalidConfiguration")
-    assert "no data set at /data" in failed.message
-    assert removed(plan) == ["digits-worker-1-aaaaa"]
+def test_evaluators_of_an_earlier_job_of_that_name_are_none_of_ours() -> None:
+    of = job(status=initialized(phase="Draining", completionTime="1970-01-12T13:46:40Z"))
+    old = evaluator(of, phase="Succeeded", code=0, owner="uid-of-another", finished=NOW - 1)
+    plan = decided(of, surroundings(of, evaluators=[old]), heard=heard("Draining"))
+    assert plan.status.phase == "Draining"
 
 
 # The end
@@ -182,12 +208,21 @@ def test_when_training_is_complete_evaluators_finish_what_is_left() -> None:
     assert (plan.status.phase, made(plan), removed(plan)) == ("Draining", [], [])
 
 
+def test_an_evaluator_that_is_lost_then_is_still_replaced_and_one_that_is_done_is_not() -> None:
+    of = job(status=initialized(phase="Draining", completionTime="1970-01-12T13:46:40Z"), evaluators={"replicas": 2})
+    done = evaluator(of, 1, phase="Succeeded", code=0, finished=NOW - 100)
+    there = surroundings(of, evaluators=[evaluator(of, 0, deleting=True), done])
+    plan = decided(of, there, heard=heard("Succeeded"))
+    assert (plan.status.phase, made(plan), removed(plan)) == ("Draining", ["evaluator 0"], [])
+
+
 def test_a_job_succeeds_when_its_evaluators_have_finished() -> None:
     of = job(status=initialized(phase="Draining"))
-    there = surroundings(of, ended(0, code=0), ended(1, code=0), complete=True)
+    done = evaluator(of, phase="Succeeded", code=0, finished=NOW - 1)
+    there = surroundings(of, ended(0, code=0), ended(1, code=0), evaluators=[done])
     plan = decided(of, there, heard=heard("Succeeded"))
     assert plan.status.phase == "Succeeded"
-    assert removed(plan) == ["digits-coordinator"]
+    assert removed(plan) == ["digits-coordinator-0-aaaaa"]
 
 
 def test_evaluators_that_find_no_place_do_not_keep_a_job_for_ever() -> None:
@@ -196,7 +231,16 @@ def test_evaluators_that_find_no_place_do_not_keep_a_job_for_ever() -> None:
     late = decided(of, now=NOW + DRAIN_SECONDS + 1, heard=heard("Draining"))
     condition = next(one for one in late.status.conditions if one.type == "Complete")
     assert (late.status.phase, condition.reason) == ("Succeeded", "EvaluationUnfinished")
-    assert [manifest["spec"]["suspend"] for manifest in late.update] == [True]
+    assert "digits-evaluator-0-aaaaa" in removed(late)
+
+
+def test_evaluators_of_a_job_that_has_failed_get_as_long_to_finish() -> None:
+    of = job(status=initialized(phase="Failed", completionTime="1970-01-12T13:46:40Z"))
+    plan = decided(of, now=NOW + 1)
+    assert (removed(plan), plan.again_in) == (["digits-coordinator-0-aaaaa"], DRAIN_SECONDS - 1)
+    assert "digits-evaluator-0-aaaaa" in removed(decided(of, now=NOW + DRAIN_SECONDS))
+    none_left = surroundings(of, evaluators=[])
+    assert decided(of, none_left, now=NOW + DRAIN_SECONDS).again_in is None
 
 
 def test_without_evaluators_a_job_succeeds_with_its_training() -> None:
@@ -223,7 +267,7 @@ def test_workers_that_do_not_end_by_themselves_are_ended_and_then_the_coordinato
     of, there = running(status={"phase": "Failed", "completionTime": "1970-01-12T13:46:40Z"})
     plan = decided(of, there, now=NOW + ENDING_SECONDS + 1)
     assert removed(plan) == ["digits-worker-0-aaaaa", "digits-worker-1-aaaaa"]
-    assert removed(decided(of, surroundings(job(), ended(0), ended(1)))) == ["digits-coordinator"]
+    assert removed(decided(of, surroundings(job(), ended(0), ended(1)))) == ["digits-coordinator-0-aaaaa"]
 
 
 def test_what_has_ended_stays_so_whatever_the_coordinator_says() -> None:
@@ -245,12 +289,23 @@ def test_a_deadline_counts_from_the_coordinators_first_answer() -> None:
     there = surroundings(of, worker(0), worker(1))
     assert decided(of, there, heard=heard()).status.phase == "Running"
     late = decided(of, there, now=NOW + 3600, heard=heard())
-    assert (late.status.phase, len(late.remove)) == ("Failed", 2)
+    assert (late.status.phase, len(late.remove)) == ("Failed", 3)
+
+
+def test_in_a_queue_a_deadline_counts_from_the_first_group() -> None:
+    policy = {"activeDeadlineSeconds": 3600, "queueName": "gpus"}
+    waiting = job(status=initialized(phase="Pending"), runPolicy=policy)
+    assert decided(waiting, now=NOW + 9000).status.phase == "Pending"
+    started = job(status=initialized(startTime=rfc3339(NOW + 9000)), runPolicy=policy)
+    assert decided(started, now=NOW + 12_599).status.phase == "Running"
+    assert decided(started, now=NOW + 12_600).status.phase == "Failed"
 
 
 def test_a_job_that_is_about_to_become_something_else_is_looked_at_more_often() -> None:
     of, there = running()
-    assert decided(of, there, heard=heard()).again_in == STEADY_SECONDS
+    assert decided(of, there, heard=heard()).again_in == steady(0) == 1.0
+    assert decided(of, there, heard=heard(), answering=100).again_in == 2.0
+    assert decided(of, there, heard=heard(), answering=9_999).again_in == 5.0
     assert decided(of, there, heard=heard("Restarting")).again_in == HASTY_SECONDS
     joining = heard(workers={"desired": 2, "ready": 1, "min": 1, "max": 2})
     assert decided(of, there, heard=joining).again_in == HASTY_SECONDS
@@ -277,26 +332,24 @@ def test_a_smaller_group_is_told_once_its_pods_have_gone() -> None:
 def test_a_suspended_job_gives_its_pods_back_but_not_its_volume() -> None:
     of, there = running(runPolicy={"suspend": True})
     plan = decided(of, there, heard=heard())
-    assert sorted(removed(plan)) == ["digits-worker-0-aaaaa", "digits-worker-1-aaaaa"]
-    assert [manifest["spec"]["suspend"] for manifest in plan.update if manifest["kind"] == "Job"] == [True]
+    assert sorted(removed(plan)) == ["digits-evaluator-0-aaaaa", "digits-worker-0-aaaaa", "digits-worker-1-aaaaa"]
     assert plan.status.phase == "Suspended"
 
 
 def test_the_coordinator_stays_until_the_workers_have_saved_and_left() -> None:
     of = job(status=initialized(phase="Suspended"), runPolicy={"suspend": True})
-    leaving = surroundings(of, worker(0, deleting=True), suspended=True)
+    leaving = surroundings(of, worker(0, deleting=True), evaluators=[])
     assert removed(decided(of, leaving, heard=heard())) == []
-    left = decided(of, surroundings(of, suspended=True), heard=heard())
-    assert removed(left) == ["digits-coordinator"]
+    left = decided(of, surroundings(of, evaluators=[]), heard=heard())
+    assert removed(left) == ["digits-coordinator-0-aaaaa"]
 
 
 def test_a_resumed_job_gets_its_coordinator_evaluators_and_workers_back() -> None:
     of = job(status=initialized(phase="Suspended"))
-    there = surroundings(of, suspended=True)
-    rest = {key: one for key, one in there.things.items() if key[0] is not kinds.DEPLOYMENT}
+    there = surroundings(of, evaluators=[])
+    rest = {key: one for key, one in there.things.items() if key[0] is not kinds.POD}
     plan = decided(of, Children(rest))
-    assert made(plan) == ["Deployment digits-coordinator", "worker 0", "worker 1"]
-    assert [manifest["spec"]["suspend"] for manifest in plan.update] == [False]
+    assert made(plan) == ["coordinator 0", "evaluator 0", "worker 0", "worker 1"]
 
 
 # What is told
@@ -314,7 +367,7 @@ def test_why_pods_do_not_start_stands_in_the_status() -> None:
 
 def test_what_the_api_server_refused_stands_in_the_status() -> None:
     trouble = Trouble("QuotaExceeded", "Pod digits-worker-0-x: exceeded quota")
-    plan = reconcile(situation(job(status=initialized())), IMAGES, [trouble])
+    plan = reconcile(situation(job(status=initialized())), IMAGES, refused=[trouble])
     assert plan.status.message == trouble.message
 
 

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tandem.charts import chart, drawing
+from tandem.charts.palette import DARK, LIGHT
 from tandem.report import clock, style, svg
 from tandem.report.figures import pictures, processors, training
 from tandem.report.reading import read
 from tandem.report.run import Run, Steps, Use, Work
-from tandem.report.style import DARK, LIGHT, NARROW, PICTURE, WIDE
+from tandem.report.style import NARROW, PICTURE, WIDE
 from tandem.report.summary import summarize
 from tandem.report.writing import Report, write
 from tests.unit.report_runs import T0, make_run
@@ -60,14 +62,17 @@ class TestThePage:
         ids = Counter(re.findall(r'\bid="([^"]+)"', text))
         assert ids
         assert set(ids.values()) == {1}
-        assert set(re.findall(r'(?:url\(#|href="#)([^")]+)', text)) == set(ids)
+        told = " ".join(re.findall(r'aria-labelledby="([^"]+)"', text)).split()
+        assert {*re.findall(r'(?:url\(#|href="#)([^")]+)', text), *told} == set(ids)
 
     def test_holds_each_picture_for_a_desk_and_for_a_phone(self, text: str) -> None:
         for kind in ("wide", "narrow"):
             found = [part for part in tree(text).iter("div") if part.get("class") == kind]
             assert [len(part.findall("svg")) for part in found] == [1] * 5
-            labels = [part.find("svg").get("aria-label") for part in found]  # type: ignore[union-attr]
+            drawings = [part.find("svg") for part in found]
+            labels = [one.get("aria-label") or one.findtext("title", "") for one in drawings if one is not None]
             assert all(label and len(label) > 20 for label in labels)
+            assert sum(one is not None and len(one.findtext("desc", "")) > 20 for one in drawings) == 2
 
     def test_has_text_as_text(self, text: str) -> None:
         words = {"".join(part.itertext()).strip() for part in tree(text).iter("text")}
@@ -256,10 +261,10 @@ class TestLongRuns:
         run = self.long(report.run, 1_000_000)
         ticks = clock.of(run.marks)
         with style.drawing():
-            for draw in (training.draw, processors.draw):
-                figure = draw(run, ticks, WIDE)
-                assert figure is not None
-                assert len(svg.inline(figure, "long", "long")) < 300_000
+            figure = processors.draw(run, ticks, WIDE)
+            assert figure is not None
+            assert len(svg.inline(figure, "long", "long")) < 300_000
+        assert len(drawing.draw("long", "long", "", training.charts(run, ticks), chart.WIDE)) < 100_000
 
     def test_many_checkpoints_get_a_closer_look(self, tmp_path: Path) -> None:
         run = read(make_run(tmp_path, steps=2000, every=20, evaluation_seconds=0.3))
@@ -279,14 +284,14 @@ def test_the_style_of_the_users_own_matplotlib_does_not_show(report: Report) -> 
 
     ticks = clock.of(report.run.marks)
     with style.drawing():
-        plain = training.draw(report.run, ticks, WIDE)
+        plain = processors.draw(report.run, ticks, WIDE)
         assert plain is not None
         expected = svg.inline(plain, "a", "a")
     before = rcParams["axes.facecolor"], rcParams["font.size"]
     try:
         rcParams["axes.facecolor"], rcParams["font.size"] = "yellow", 30
         with style.drawing():
-            drawn = training.draw(report.run, ticks, WIDE)
+            drawn = processors.draw(report.run, ticks, WIDE)
             assert drawn is not None
             assert svg.inline(drawn, "a", "a") == expected
         assert rcParams["font.size"] == 30

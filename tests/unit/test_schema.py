@@ -56,7 +56,7 @@ def test_stale_files_are_named_and_end_the_check_with_1(tmp_path: Path) -> None:
 
 
 def test_the_crd_file_is_the_crd() -> None:
-    text = (ROOT / "charts/tandem/crds/distributedtrainingjobs.tandem.dev.yaml").read_text()
+    text = (ROOT / "charts/tandem/files/crd.yaml").read_text()
     assert yaml.safe_load(text) == json.loads(json.dumps(crd()))
     assert "&id" not in text
 
@@ -97,7 +97,8 @@ def test_a_bound_with_a_fraction_is_a_rule_too_for_the_api_server_cuts_it_off() 
 
 def test_the_default_of_a_group_keeps_its_rules_as_it_stands() -> None:
     assert at("spec.workers")["default"] == {"minReplicas": 1, "replicas": 1, "resources": {}, "template": {}}
-    assert at("spec.checkpoint")["default"]["storage"]["accessModes"] == ["ReadWriteMany"]
+    assert at("spec.checkpoint")["default"]["storage"] == {"retain": True}
+    assert "default" not in at("spec.checkpoint.storage.accessModes"), "the operator is told it when it is installed"
     assert at("spec.workers.replicas")["default"] == 1
     assert "default" not in at("spec.evaluators"), "the operator chooses it by the task"
     assert "default" not in at("spec.workers.maxReplicas")

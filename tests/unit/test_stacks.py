@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tandem_trainer.stacks import SIGNAL, Subject, collect, is_stopped
@@ -105,6 +106,11 @@ def test_a_process_that_cannot_answer_is_described_all_the_same(file: int, start
         "import signal, time; signal.pthread_sigmask(0, {signal.SIGRTMIN + 7}); print('ready', flush=True)\n"
         "time.sleep(600)"
     )
+    # It may not have come to sleep yet, and the state is the first thing that is read.
+    deadline = time.monotonic() + 60
+    while psutil.Process(process.pid).status() != psutil.STATUS_SLEEPING:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
     text = stacks_of(process, file, tmp_path)
     assert "No answer within" in text
     assert f"{process.pid:<10} S (sleeping)" in text

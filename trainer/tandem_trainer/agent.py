@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -30,12 +31,14 @@ from tandem_trainer.pulse import Pulse
 from tandem_trainer.stacks import answer_with_stacks
 from tandem_trainer.warm import forkserver, stub
 
-PRELOADED = (
-    "torch.distributed.run",
+SHARED = ("torch.distributed.run",)
+"""What the agent needs, too."""
+FOR_RANKS = (
     "tandem_trainer.loop",
     # The first optimizer and the first DistributedDataParallel import it.
     "torch._dynamo",
 )
+"""As much again; the fork server imports it while the agent joins."""
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
@@ -45,8 +48,8 @@ def main() -> None:
     warm = "--warm" in options
     options = [option for option in options if option != "--warm"]
     is_python = command[0] == "-m" or command[0].endswith(".py")
-    if warm and is_python and preload():
-        request = forkserver.fork_server()
+    if warm and is_python and preload(SHARED):
+        request = forkserver.fork_server(lambda: preload(FOR_RANKS))
         if request is not None:
             run_and_end(request.arguments)
         command = [sys.executable, "-I", "-S", stub.__file__, *command]
@@ -62,19 +65,21 @@ def main() -> None:
         raise SystemExit(ExitCode.INTERRUPTED if asked.sigval == signal.SIGINT else ExitCode.PREEMPTED) from None
 
 
-def preload() -> bool:
-    """Import what ranks need; whether they can be forked afterwards."""
+def preload(modules: Sequence[str]) -> bool:
+    """Import modules; whether ranks can be forked afterwards."""
     # numpy's BLAS would start its threads with the import.
     was_given = BLAS_THREADS in os.environ
     os.environ.setdefault(BLAS_THREADS, "1")
-    for module in PRELOADED:
+    # Looking for garbage again and again while modules come in takes a third of the time, and finds next to none.
+    gc.disable()
+    for module in modules:
         importlib.import_module(module)
+    # What is here now stays: looking through it later would copy the pages that are shared.
+    gc.freeze()
+    gc.enable()
+    atexit.register(gc.unfreeze)
     if not was_given:
         del os.environ[BLAS_THREADS]
-    # What is here now stays: looking through it for garbage would copy the pages that are shared.
-    gc.collect()
-    gc.freeze()
-    atexit.register(gc.unfreeze)
     return forkserver.available()
 
 

@@ -11,9 +11,9 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Protocol
 
 from torch import Tensor
@@ -144,11 +144,18 @@ class Course:
         """Optimizer steps of the whole run, without those that are left out; None where only the end tells."""
         return self._total
 
-    def begin(self, kept: Kept, data: Data, fresh: Callable[[], None] = lambda: None) -> Loaded | None:
+    def begin(
+        self,
+        kept: Kept,
+        data: Data,
+        fresh: Callable[[], None] = lambda: None,
+        cost: Mapping[str, float] = MappingProxyType({}),
+    ) -> Loaded | None:
         """Find out where to start, put the state there, and write it down. Collective.
 
         Args:
             fresh: called when there is no checkpoint to start from.
+            cost: of a sample, for the log (tandem_trainer.flops).
 
         Raises:
             Superseded: a newer generation has taken over.
@@ -176,9 +183,8 @@ class Course:
             for name, why in restored.passed_over.items():
                 journal.write("passed", checkpoint=name, why=why)
                 log.warning("checkpoint=%s passed over: %s", name, why)
-            journal.write(
-                "start", step=self.step, totalSteps=self._total, worldSize=group.world_size, resumedFrom=parent
-            )
+            facts = {"step": self.step, "totalSteps": self._total, "worldSize": group.world_size, "resumedFrom": parent}
+            journal.write("start", **facts, **cost)
             log.info(
                 "generation=%d world=%d step=%d of %s from=%s",
                 *(place.generation, group.world_size, self.step, self._total, parent),
@@ -235,6 +241,7 @@ class Course:
         """
         group, rundir, saver = self._place.group, self._place.rundir, self._saver
         complete = not self._stopping
+        self.meter.close()
         self.meter.phase("saving")
         for _ in range(LAST_SAVE_TRIES):
             saver.wait()
@@ -303,6 +310,7 @@ class Course:
         generation = self._place.generation
         rewind = decide(self._rewinds, generation, bad_step, loss if math.isfinite(loss) else None, steps)
         code, why = _decision(rewind, bad_step, len(self._rewinds))
+        self.meter.close()
         if self._journal is not None:
             if rewind is None:
                 self._place.rundir.mark_failed("Diverged", why, code)

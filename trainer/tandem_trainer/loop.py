@@ -21,6 +21,7 @@ from tandem_trainer.course import Course, Place, StopRequest
 from tandem_trainer.data import load
 from tandem_trainer.data.order import Batches, Order, Passes
 from tandem_trainer.data.seed import mixed
+from tandem_trainer.flops import costs
 from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.models import build
 from tandem_trainer.models.dropout import key_dropout
@@ -45,6 +46,7 @@ def train(job: DistributedTrainingJob, place: Place) -> ExitCode:
     samples = load(config.data, "train")
     course = Course(place, job.spec.checkpoint, stop)
     passes = Passes(order_of(config, len(samples)), config.epochs, config.max_steps)
+    cost = costs(config, samples, group.device)
     torch.manual_seed(mixed(config.seed))
     model = build(config.model, samples.channels, samples.image_size, samples.classes)
     draws = key_dropout(model)
@@ -61,7 +63,7 @@ def train(job: DistributedTrainingJob, place: Place) -> ExitCode:
 
     # Where to start
     scaling = {"scaler": scaler} if scaler.is_enabled() else {}
-    course.begin(Kept(model, optimizer, None if average is None else average.module, scaling), passes, begin)
+    course.begin(Kept(model, optimizer, None if average is None else average.module, scaling), passes, begin, cost)
     stepper = Stepper(config, group, distribute(model, config, group), draws, optimizer, scaler, samples)
 
     # Steps

@@ -97,26 +97,36 @@ class Meter:
         if self._journal is not None:
             self._journal.write_all([record | {"loss": loss} for record, loss in zip(self._steps, losses, strict=True)])
             self._steps.clear()
-        now = time.perf_counter()
-        elapsed = now - self._window
+        elapsed = time.perf_counter() - self._window
         if elapsed >= RATE_SECONDS:
             self._throughput = self._window_samples / elapsed
-            if self._journal is not None:
-                self._journal.write("rate", **self._rate(elapsed))
-            self._window, self._window_samples, self._window_steps = now, 0, 0
-            self._data_seconds = self.checkpoint_seconds = 0.0
+            self._tell_rate(elapsed)
+
+    def close(self) -> None:
+        """No step follows: tell what has not been told, so that sums over the log are exact."""
+        if self._window_steps:
+            self._tell_rate(time.perf_counter() - self._window)
 
     def phase(self, name: str) -> None:
         """Tell the pulse what this rank is doing."""
         if self._pulse is not None:
             self._beat(name)
 
+    def _tell_rate(self, elapsed: float) -> None:
+        if self._journal is not None:
+            self._journal.write("rate", **self._rate(elapsed))
+        self._window += elapsed
+        self._window_samples = self._window_steps = 0
+        self._data_seconds = self.checkpoint_seconds = 0.0
+
     def _rate(self, elapsed: float) -> dict[str, Any]:
         compute = max(0.0, elapsed - self._data_seconds - self.checkpoint_seconds)
         return {
             "step": self._step,
             "epoch": self._epoch,
-            "throughput": self._throughput,
+            "throughput": self._window_samples / elapsed,
+            "steps": self._window_steps,
+            "samples": self._window_samples,
             "stepSeconds": elapsed / self._window_steps,
             "worldSize": self._world_size,
             "phases": {"data": self._data_seconds, "compute": compute, "checkpoint": self.checkpoint_seconds},

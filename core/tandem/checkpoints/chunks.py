@@ -4,14 +4,13 @@
 the memory of the machine that looks at them, so at most a few chunks are held.
 """
 
-import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
-from tandem.manifest import CHUNK, READERS, Broken, FileEntry, open_file
+from tandem.manifest import CHUNK, READERS, Broken, FileEntry, checksum, open_file
 
 
 class ChunkedFile:
@@ -33,7 +32,7 @@ class ChunkedFile:
         Raises:
             OSError: the disk does not give them.
         """
-        numbers = range(len(self.entry.sha256))
+        numbers = range(len(self.entry.xxh3))
         readers = ThreadPoolExecutor(min(READERS, len(numbers)) or 1)
         try:
             yield from readers.map(self._is_sound, numbers)
@@ -71,14 +70,14 @@ class ChunkedFile:
     def _chunk(self, number: int) -> bytes:
         if self._held[0] != number:
             content = self._content(number)
-            if hashlib.sha256(content).hexdigest() != self.entry.sha256[number]:
+            if checksum(content) != self.entry.xxh3[number]:
                 raise Broken(f"{self._where} does not match its checksum at byte {number * CHUNK}")
             self._held = (number, content)
         return self._held[1]
 
     def _is_sound(self, number: int) -> tuple[int, bool]:
         content = self._content(number)
-        return len(content), hashlib.sha256(content).hexdigest() == self.entry.sha256[number]
+        return len(content), checksum(content) == self.entry.xxh3[number]
 
     def _content(self, number: int) -> bytes:
         parts, start = [], number * CHUNK

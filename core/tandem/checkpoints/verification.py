@@ -70,7 +70,7 @@ def _check(rundir: RunDir, manifest: Manifest, entry: FileEntry, tick: Callable[
         return read, str(error)
     if not altered:
         return read, ""
-    of = f"{len(altered)} of {len(entry.sha256)} chunks altered, the first" if len(entry.sha256) > 1 else "altered"
+    of = f"{len(altered)} of {len(entry.xxh3)} chunks altered, the first" if len(entry.xxh3) > 1 else "altered"
     last = min(entry.size, (altered[0] + 1) * CHUNK)
     return read, f"{entry.path}: {of} in bytes {altered[0] * CHUNK:,} to {last - 1:,}"
 

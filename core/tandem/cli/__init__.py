@@ -21,6 +21,7 @@ from tandem.mistake import UserError
 COMMANDS = {
     "run": "Train and evaluate a job on this machine.",
     "validate": "Check manifests, and say what is wrong and where.",
+    "open": "Open the live page of a run or of a job on a cluster.",
     "report": "Draw what happened in a run as one HTML page.",
     "checkpoints": "List, verify, compare, export and delete the checkpoints of a run.",
     "submit": "Give jobs to a cluster, or change those that are there.",

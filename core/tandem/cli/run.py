@@ -51,6 +51,12 @@ def run(
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port for status and Prometheus.", show_default="a free one")
     ] = 0,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port", min=1, max=65535, help="Port for Prometheus without the token, on this machine alone."
+        ),
+    ] = None,
     pin: Annotated[
         bool, typer.Option("--pin", help="Give trainers and evaluators cores of their own (Linux).")
     ] = False,
@@ -60,7 +66,7 @@ def run(
     Starts a coordinator, the workers and the evaluators as processes, and shows how they get on. Ctrl-C saves and
     leaves; the same command goes on from there.
     """
-    command = Command(file, tuple(overrides or ()), run_dir, port, pin)
+    command = Command(file, tuple(overrides or ()), run_dir, port, metrics_port, pin)
     requests = Requests()
     with requests.caught():
         job = read_job(file, command.overrides)
@@ -84,6 +90,7 @@ class Command:
     overrides: tuple[str, ...]
     run_dir: Path | None
     port: int
+    metrics_port: int | None
     pin: bool
 
     def again(self, *more: str) -> str:
@@ -92,6 +99,7 @@ class Command:
         words += [word for override in self.overrides for word in ("--set", override)]
         words += ["--run-dir", str(self.run_dir)] if self.run_dir else []
         words += ["--port", str(self.port)] if self.port else []
+        words += ["--metrics-port", str(self.metrics_port)] if self.metrics_port else []
         words += ["--pin"] if self.pin else []
         return shlex.join([*words, *more])
 
@@ -108,6 +116,7 @@ class _Run:
         cores = usable_cores()
         placement = self._place(cores)
         need_free(self._command.port)
+        need_free(self._command.metrics_port or 0, "--metrics-port")
         gpus, note = share_gpus(visible_gpus(dict(os.environ)), self._job)
         self._notes += [note] if note else []
         if unused := not_used_here(self._job):
@@ -131,11 +140,12 @@ class _Run:
             self._notes.append(f"going on from step {before.step}")
         for note in self._notes:
             self._say(note)
+        self._say(f"live page: tandem open {shlex.quote(str(self._path))}")
         mark = secrets.token_hex(8)
         mine.sign(mark)
         scratch = Path(tempfile.mkdtemp(prefix=f"tandem-{mark[:8]}-"))
         token = os.environ.get(TOKEN) or secrets.token_urlsafe(32)
-        crew = Crew(self._job, mine.run_dir, token, mark, scratch, placement, cores, gpus)
+        crew = Crew(self._job, mine.run_dir, token, mark, scratch, placement, cores, gpus, self._command.metrics_port)
         if placement.others:
             psutil.Process().cpu_affinity(list(placement.others))
         started = time.monotonic()
@@ -247,8 +257,11 @@ def not_used_here(job: DistributedTrainingJob) -> list[str]:
     return [f"spec.{name}" for name, is_set in set_here.items() if is_set]
 
 
-def need_free(port: int) -> None:
+def need_free(port: int, option: str = "--port") -> None:
     """See whether the coordinator will get its port.
+
+    Args:
+        option: by which it was asked for.
 
     Raises:
         UserError: it will not.
@@ -261,7 +274,7 @@ def need_free(port: int) -> None:
             probe.bind((HOST, port))
         except OSError as error:
             why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
-            raise UserError(f"port {port} {why}. Give another --port, or leave it out for a free one.") from error
+            raise UserError(f"port {port} {why}. Give another {option}, or leave it out.") from error
 
 
 def _exit_code(value: object) -> ExitCode:

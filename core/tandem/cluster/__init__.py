@@ -11,7 +11,8 @@
     lines       lines of logs: their time, and what of them may reach a terminal
     streams     the logs of many containers that are there already
     following   those that come, for as long as the job lives
+    forwarding  the way to a job's coordinator, kept open
     times       times as Kubernetes writes them
 
-kubectl, sight, streams and following do I/O; the others compute.
+kubectl, sight, streams, following and forwarding do I/O; the others compute.
 """

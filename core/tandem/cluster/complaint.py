@@ -9,7 +9,7 @@ import re
 from tandem.mistake import UserError, printable
 
 CHART = "charts/tandem"
-CRD = f"{CHART}/crds/distributedtrainingjobs.tandem.dev.yaml"
+CRD = f"{CHART}/files/crd.yaml"
 MOST = 4000
 """Characters of a complaint that are passed on."""
 

@@ -16,10 +16,8 @@ from tandem.times import seconds
 
 _OBJECTS = (
     (("Pod",), rf"({WORKER}|{EVALUATOR})-(\d+)-[0-9a-z]{{5}}", "{0}-{1}"),
-    (("Pod",), rf"{COORDINATOR}-[0-9a-z]+-[0-9a-z]{{5}}", COORDINATOR),
-    (("ReplicaSet",), rf"{COORDINATOR}-[0-9a-z]+", COORDINATOR),
-    (("Deployment", "Service", "Endpoints"), COORDINATOR, COORDINATOR),
-    (("Job",), EVALUATOR, "evaluators"),
+    (("Pod",), rf"{COORDINATOR}-0-[0-9a-z]{{5}}", COORDINATOR),
+    (("Service", "Endpoints"), COORDINATOR, COORDINATOR),
     (("Secret", "ConfigMap", "PersistentVolumeClaim"), "(token|job|checkpoints)", "{0}"),
 )
 """What is made for a job: kinds, names after its stem, and what they are called here. As the controllers name them."""

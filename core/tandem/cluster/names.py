@@ -7,15 +7,13 @@ JOB = "tandem.dev/job"
 ROLE = "tandem.dev/role"
 """Label of pods: worker, coordinator or evaluator."""
 INDEX = "tandem.dev/index"
-"""Label of worker pods: their place in the group, from 0."""
-COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
-"""Label of evaluator pods, given by the Job controller: their place, from 0."""
+"""Label of pods: their place among those of their role, from 0."""
 
 WORKER, COORDINATOR, EVALUATOR = "worker", "coordinator", "evaluator"
 ROLES = (WORKER, COORDINATOR, EVALUATOR)
 
-LONGEST = 63 - len("-worker-9999-abcde")
-"""A host name, a label and a Service take 63 characters, and a worker's name is the longest that is made of a job's."""
+LONGEST = 63 - len("-evaluator-999-abcde")
+"""A host name, a label and a Service take 63 characters, and an evaluator's name is the longest made of a job's."""
 _HASH = 8
 _FIRST = "j-"
 
@@ -27,3 +25,13 @@ def stem(job: str) -> str:
         return job
     kept = job[: LONGEST - _HASH - len(_FIRST) - 1].rstrip("-")
     return f"{_FIRST}{kept}-{hashlib.sha256(job.encode()).hexdigest()[:_HASH]}"
+
+
+def token(job: str) -> str:
+    """The Secret with the job's token."""
+    return f"{stem(job)}-token"
+
+
+def coordinator(job: str) -> str:
+    """The coordinator's Service."""
+    return f"{stem(job)}-coordinator"

@@ -53,7 +53,7 @@ def pod(item: Mapping[str, Any]) -> Pod:
     metadata, status = item["metadata"], item.get("status") or {}
     labels = metadata.get("labels") or {}
     role = str(labels.get(names.ROLE, ""))
-    number = str(labels.get(names.INDEX) or labels.get(names.COMPLETION_INDEX) or "")
+    number = str(labels.get(names.INDEX) or "")
     index = int(number) if number.isdecimal() else 0
     container = _container(status, role)
     state, why, since = _state(metadata, status, container)

@@ -29,6 +29,7 @@ class Crew:
         scratch: a private folder for temporary files, removed at the end.
         cores: how many the run may use.
         gpus: CUDA_VISIBLE_DEVICES of each replica; None leaves it alone.
+        metrics_port: where the coordinator answers Prometheus without the token; None: nowhere.
     """
 
     job: DistributedTrainingJob
@@ -39,6 +40,7 @@ class Crew:
     placement: Placement
     cores: int
     gpus: Sequence[str] | None = None
+    metrics_port: int | None = None
 
     @property
     def port_file(self) -> Path:
@@ -57,7 +59,7 @@ class Crew:
 
     def coordinator(self, port: int) -> Process:
         """The coordinator, on a port that it keeps over all its lives (0: a free one, at first)."""
-        command = launch.coordinator_command(HOST, port, self.port_file)
+        command = launch.coordinator_command(HOST, port, self.port_file, metrics_port=self.metrics_port)
         variables = self._variables(COORDINATOR, f"{HOST}:{port}")
         return self._process(COORDINATOR, command, variables, self.placement.others)
 

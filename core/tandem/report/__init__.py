@@ -7,11 +7,11 @@
     summary    the figures of merit that stand at the top of the page
     clock      wall-clock time without the hours in which nothing ran
     series     long series made short enough to draw, without losing a spike
-    figures/   one module for each picture: values in, a matplotlib figure out
-    style      colours and type of all pictures, and how they follow light and dark
+    figures/   one module for each picture: values in, charts (tandem.charts) or a matplotlib figure out
+    style      type of matplotlib's pictures, and how they follow light and dark
     svg        a figure as a piece of HTML
     page       the page
     writing    page and pictures as files
 
-Needs matplotlib (`pip install 'tandem[report]'`); nothing outside this package imports it.
+Needs matplotlib (`pip install 'tandem[report]'`), but for `words` and the style sheet, which others use as well.
 """

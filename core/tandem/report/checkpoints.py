@@ -11,9 +11,10 @@ import numpy as np
 from tandem.durable import read_json_or_none
 from tandem.job import DistributedTrainingJob
 from tandem.manifest import Broken
+from tandem.numbers import whole
 from tandem.report.folder import folders, listed
 from tandem.report.lineage import Limits, counts
-from tandem.report.lines import Record, mapping, moment, number, text, whole, within
+from tandem.report.lines import Record, mapping, moment, number, text, within
 from tandem.report.logs import EvaluatorLog, TrainLog
 from tandem.report.run import Checkpoint, Evaluation, Floats, Ints
 from tandem.rundir import BAD, STALE, RunDir

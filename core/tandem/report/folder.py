@@ -1,12 +1,9 @@
 """What is in a run directory, and whether a folder is one at all; apart from `reading`, so that it needs no numpy."""
 
-import re
 from contextlib import suppress
 from pathlib import Path
 
-from tandem.rundir import RunDir
-
-TRAIN_LOG = re.compile(r"^train-g([0-9]{1,9})\.jsonl$")
+from tandem.rundir import TRAIN_LOG, RunDir
 
 
 class NoRun(Exception):  # noqa: N818 - it is what was found, and reads as such

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from tandem.lineage import GenerationRecord
-from tandem.report.lines import Record, text, whole
+from tandem.numbers import whole
+from tandem.report.lines import Record, text
 from tandem.report.logs import CoordinatorLog, TrainLog
 from tandem.report.run import Generation
 

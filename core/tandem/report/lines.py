@@ -76,11 +76,6 @@ def moment(value: object) -> float | None:
     return seconds(value) or None
 
 
-def whole(value: object) -> int | None:
-    """The count that a record holds, None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 2**53 else None
-
-
 def text(value: object) -> str:
     """The text that a record holds, "" for anything else."""
     return value if isinstance(value, str) else ""

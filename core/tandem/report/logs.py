@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tandem.report.lines import LATEST, Record, mapping, number, seconds, stream, text, whole, within
+from tandem.numbers import whole
+from tandem.report.lines import LATEST, Record, mapping, number, seconds, stream, text, within
 from tandem.report.run import Event, Floats, Kind, Rates, Steps, Use, Work, World
 
 MOST_CORES = 10_000.0

@@ -11,8 +11,8 @@ from html import escape
 from importlib import resources
 from typing import NamedTuple, TypeVar
 
+from tandem.charts import palette
 from tandem.report.run import Checkpoint, Generation, Run
-from tandem.report.style import DARK, LIGHT
 from tandem.report.summary import Summary
 from tandem.report.words import duration, metric_name, moment, number, reason, score, several, share, size
 
@@ -60,16 +60,10 @@ def page(run: Run, summary: Summary, pictures: Sequence[Drawn], source: str, ver
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
-        f"<title>{escape(run.name)} · Tandem</title>\n<style>\n{_colors()}{css}</style>\n</head>\n<body>\n"
+        f"<title>{escape(run.name)} · Tandem</title>\n<style>\n{palette.variables()}{css}</style>\n</head>\n<body>\n"
         + "\n".join(part for part in body if part)
         + "\n</body>\n</html>\n"
     )
-
-
-def _colors() -> str:
-    light = " ".join(f"--{role}: {color};" for role, color in LIGHT.items())
-    dark = " ".join(f"--{role}: {color};" for role, color in DARK.items())
-    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
 
 
 def _header(run: Run, summary: Summary) -> str:

@@ -19,7 +19,7 @@ from tandem.durable import read_json, read_json_or_none
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import GenerationRecord
 from tandem.report import checkpoints, generations, lineage
-from tandem.report.folder import TRAIN_LOG, expect_run, listed
+from tandem.report.folder import expect_run, listed
 from tandem.report.lines import mapping, moment, text
 from tandem.report.logs import (
     CoordinatorLog,
@@ -31,7 +31,7 @@ from tandem.report.logs import (
     read_train_log,
 )
 from tandem.report.run import Floats, Generation, Rates, Result, Run, Use
-from tandem.rundir import RunDir
+from tandem.rundir import TRAIN_LOG, RunDir
 
 SILENT_SECONDS = 20.0
 """A run without an end whose logs are silent for so long is not going on: the coordinator writes every second."""

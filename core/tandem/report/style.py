@@ -2,8 +2,7 @@
 
 Figures are drawn once, in the colours of a light page. Each colour has a role, and each role its own value, so that
 an inline SVG can have its colours replaced by CSS variables (`tandem.report.svg`), which the page sets for light and
-for dark. The hues are those of Okabe and Ito, told apart under the common kinds of colour blindness, in luminances that
-keep at least 3:1 against the page for everything that carries meaning.
+for dark (`tandem.charts.palette`).
 """
 
 from collections.abc import Iterator
@@ -13,32 +12,7 @@ from typing import Any
 
 from matplotlib import rc_context, rcParams, rcParamsDefault
 
-LIGHT = {
-    "paper": "#fefefe",
-    "ink": "#1a1f26",
-    "muted": "#5d6875",
-    "line": "#c9d0d8",
-    "grid": "#eceff2",
-    "trainer": "#0067b1",
-    "evaluator": "#c96a00",
-    "gpu": "#00855f",
-    "checkpoint": "#b3488f",
-    "alert": "#c8310f",
-    "other": "#7d8894",
-}
-DARK = {
-    "paper": "#14181d",
-    "ink": "#e7eaee",
-    "muted": "#9aa5b1",
-    "line": "#48525d",
-    "grid": "#252b32",
-    "trainer": "#4fb0f2",
-    "evaluator": "#f0a030",
-    "gpu": "#2fc795",
-    "checkpoint": "#e58cc6",
-    "alert": "#ff7a57",
-    "other": "#8a95a1",
-}
+from tandem.charts.palette import LIGHT
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from html import escape
 
 from matplotlib.figure import Figure
 
-from tandem.report.style import LIGHT
+from tandem.charts.palette import LIGHT
 
 _VIEW = re.compile(r'viewBox="([-0-9. ]+)"')
 _CONTENT = re.compile(r"<svg[^>]*>(.*)</svg>", re.DOTALL)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from tandem.charts import chart, drawing
 from tandem.report import clock, style, svg
 from tandem.report.figures import Picture, pictures
 from tandem.report.page import Drawn, page
@@ -67,6 +68,15 @@ def _target(run_dir: Path, output: Path | None) -> Path:
 
 
 def _drawn(picture: Picture) -> Drawn | None:
+    if picture.charts:
+        return Drawn(
+            picture.title,
+            picture.finding,
+            *(
+                drawing.draw(f"{picture.name}-{name}", picture.title, picture.finding, picture.charts, look)
+                for name, look in (("wide", chart.WIDE), ("narrow", chart.NARROW))
+            ),
+        )
     wide, narrow = picture.draw(style.WIDE), picture.draw(style.NARROW)
     if wide is None or narrow is None:
         return None

@@ -1,31 +1,9 @@
 """Writes the generated files below the current folder, the repository's root; with --check only compares them."""
 
-import argparse
 import sys
-from pathlib import Path
 
 from tandem.schema import FILES
-
-
-def main() -> int:
-    """Exit code 0: the files are (now) as they should be; 1: `--check` found stale ones."""
-    parser = argparse.ArgumentParser(prog="python -m tandem.schema", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; end with 1 if a file is stale")
-    parser.add_argument("--root", type=Path, default=Path(), help="the repository's root (default: this folder)")
-    options = parser.parse_args()
-    stale = []
-    for name, content in FILES.items():
-        path, text = options.root / name, content()
-        if path.exists() and path.read_text(encoding="utf-8") == text:
-            continue
-        stale.append(name)
-        if not options.check:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-    for name in stale:
-        print(f"{name} is stale; run: make generate" if options.check else f"wrote {name}")
-    return 1 if options.check and stale else 0
-
+from tandem.schema.writing import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("python -m tandem.schema", FILES))

@@ -71,6 +71,7 @@ def _measured(sides: list[str], folder: Path, options: argparse.Namespace) -> It
         "load": os.getloadavg()[0],
         "at": time.time(),
         "ranks": options.ranks,
+        "elsewhere": options.elsewhere,
         "megabytes": options.megabytes,
     }
     # A warm-up round, the rounds, and the slowest disk that one would wait for.
@@ -85,7 +86,7 @@ def _job(
     """Run the ranks; their records as they come. They are killed when they take too long."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.ranks}"]
     command += ["-m", "tests.bench.checkpoint.script", mode, "--folder", str(folder), "--sides", *sides]
-    for name in ("megabytes", "rounds", "seconds", "steps"):
+    for name in ("megabytes", "rounds", "seconds", "steps", "elsewhere"):
         command += [f"--{name}", str(getattr(options, name))]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with options.output.open("a") as output:
@@ -143,6 +144,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--megabytes", type=float, default=744, help="weights and moments, on each rank")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--elsewhere", type=int, default=0, help="ranks of these that take no steps, as if elsewhere")
     parser.add_argument("--rounds", type=int, default=10, help="saves of each side that count")
     parser.add_argument("--seconds", type=float, default=480, help="begin no further round after so long")
     parser.add_argument("--steps", type=int, default=5, help="steps timed before each save")

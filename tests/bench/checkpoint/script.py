@@ -2,6 +2,9 @@
 
 A step ends with a small all-reduce in which the ranks tell each other whether the save is done, so that all take the
 same steps after it. It is part of every step, before and after a save.
+
+Ranks that are elsewhere take no step and save their part: they stand for ranks on other machines, whose processors are
+their own, and leave to the others of this machine what is free there.
 """
 
 import argparse
@@ -31,12 +34,17 @@ SAMPLE_SECONDS = 0.02
 class Loop:
     """Model, optimizer and steps."""
 
-    def __init__(self, megabytes: float) -> None:
+    def __init__(self, megabytes: float, elsewhere: int) -> None:
         torch.manual_seed(0)
         # Weights and two moments, four bytes each.
         width = round((megabytes * 1e6 / 12 / LAYERS) ** 0.5)
         self.model = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(LAYERS)))
-        self._parallel = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+        here = dist.get_world_size() - elsewhere
+        group = dist.new_group(list(range(here)))
+        self._is_here = dist.get_rank() < here
+        self._parallel: nn.Module = self.model
+        if self._is_here:
+            self._parallel = DistributedDataParallel(self.model, process_group=group, gradient_as_bucket_view=True)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-5, fused=True)
         self._samples = torch.randn(BATCH, width)
         self.steps = 0
@@ -49,9 +57,11 @@ class Loop:
     def step(self, finished: bool) -> tuple[float, bool]:
         """Take a step. Returns its seconds, and whether all ranks have finished."""
         began = time.perf_counter()
-        self._parallel(self._samples).square().mean().backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        # Elsewhere, too, the optimizer has moments.
+        if self._is_here or self.steps == 0:
+            self._parallel(self._samples).square().mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
         votes = torch.tensor([float(finished)])
         dist.all_reduce(votes, op=dist.ReduceOp.MIN)
         self.steps += 1
@@ -67,10 +77,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True, help="begin no round after so long")
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--elsewhere", type=int, required=True, help="so many of the ranks take no steps")
     parser.add_argument("--sides", nargs="+", required=True)
     options = parser.parse_args()
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
-    loop = Loop(options.megabytes)
+    loop = Loop(options.megabytes, options.elsewhere)
     for _ in range(WARM_STEPS):
         loop.step(finished=True)
     say({"kind": "state", "bytes": loop.bytes(), "ranks": dist.get_world_size()})

@@ -1,6 +1,7 @@
 """What the operator costs, and how fast it is, on a real Kubernetes: `make bench-operator`, or
 
-    python -m tests.bench.operators [--only scale|pods] [--jobs 1000] [--seconds 60] [--rounds 20]
+    python -m tests.bench.operators [--only scale|pods|nodes] [--jobs 1000] [--seconds 60] [--rounds 20]
+    python -m tests.bench.operators --only scale --operators tandem kubeflow kubeflow=250   beside another operator
     python -m tests.bench.operators --table FILE…       tables of results that are there
 
 KUBECONFIG names the cluster (see docs/testing.md: `python -m tests.cluster.machine up`). Each part works in a namespace
@@ -15,15 +16,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.bench.operators import pods, scale, table
+from tests.bench.operators import kubeflow, nodes, ours, pods, scale, table
+from tests.bench.operators.subject import Subject
 from tests.bench.operators.table import Record
+from tests.cluster.machine.places import KUBECONFIG
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "runs" / "operator"
-PARTS = ("scale", "pods")
+PARTS = ("scale", "pods", "nodes")
+SUBJECTS = {"tandem": ours.TANDEM, "kubeflow": kubeflow.DEFAULT, "kubeflow-raised": kubeflow.RAISED}
 
 
 def main() -> None:
@@ -56,10 +60,30 @@ def main() -> None:
 
 def _measure(options: argparse.Namespace, folder: Path, keep: Callable[[Record], None]) -> None:
     if options.only in (None, "scale"):
-        for jobs in options.jobs:
-            keep(asyncio.run(scale.measure(jobs, options.seconds, options.start, options.limit, folder)))
+        for number, (subject, jobs) in enumerate(turns(options.operators, options.jobs)):
+            own = folder / f"scale-{number}"
+            own.mkdir()
+            keep(asyncio.run(scale.measure(subject, jobs, options.seconds, options.start, options.limit, own)))
     if options.only in (None, "pods"):
         asyncio.run(pods.measure(options.rounds, tuple(options.faults), folder, keep))
+    if options.only in (None, "nodes") and os.environ["KUBECONFIG"] == str(KUBECONFIG):
+        asyncio.run(nodes.measure(options.rounds, folder, keep))
+
+
+def turns(operators: Sequence[str], jobs: Sequence[int]) -> list[tuple[Subject, int]]:
+    """Whose operator is measured with how many jobs, in this order.
+
+    Raises:
+        ValueError: there is no such operator, or what follows `=` is no number of jobs.
+    """
+    found = []
+    for count in jobs:
+        for words in operators:
+            name, given, own = words.partition("=")
+            if name not in SUBJECTS or (given and not own.isdecimal()):
+                raise ValueError(f"{words!r} is none of {', '.join(SUBJECTS)}, nor one of them with =JOBS")
+            found.append((SUBJECTS[name], int(own) if given else count))
+    return found
 
 
 def _surroundings() -> Record:
@@ -81,13 +105,25 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--only", choices=PARTS, help="one part alone")
     parser.add_argument("--jobs", type=int, nargs="+", default=[1000], help="scale: jobs at once")
+    parser.add_argument(
+        "--operators",
+        nargs="+",
+        default=["tandem"],
+        metavar="NAME[=JOBS]",
+        help=f"scale: whose, one after the other: {', '.join(SUBJECTS)}; with a number of jobs of its own after =",
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="scale: how long to watch while all train")
     parser.add_argument("--start", type=float, default=1.0, help="scale: seconds between a pod's making and its start")
     parser.add_argument("--limit", type=float, default=600.0, help="scale: give up on a stage after so many seconds")
-    parser.add_argument("--rounds", type=int, default=20, help="pods: of each kind")
+    parser.add_argument("--rounds", type=int, default=20, help="pods, nodes: of each kind")
     parser.add_argument("--faults", nargs="+", choices=pods.FAULTS, default=pods.FAULTS, help="pods: only these")
     parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="show results that are there")
-    return parser.parse_args()
+    options = parser.parse_args()
+    try:
+        turns(options.operators, options.jobs)
+    except ValueError as problem:
+        parser.error(f"--operators: {problem}")
+    return options
 
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ from typing import Any
 
 from tests.bench.operators.cast import Cast
 from tests.bench.operators.cluster import MERGE, Cluster, Object
+from tests.bench.operators.subject import Subject
 
 from tandem_operator import names
 
-NOBODY = "tandem-bench-nobody"
-"""The scheduler that the pods ask for."""
 AT_ONCE = 32
 
 
@@ -28,8 +27,10 @@ class Kubelets:
         seconds: between a pod's making and its start.
     """
 
-    def __init__(self, cluster: Cluster, namespace: str, cast: Cast, address: str, seconds: float) -> None:
-        self._cluster, self._cast = cluster, cast
+    def __init__(
+        self, cluster: Cluster, namespace: str, subject: Subject, cast: Cast, address: str, seconds: float
+    ) -> None:
+        self._cluster, self._subject, self._cast = cluster, subject, cast
         self._path = f"/api/v1/namespaces/{namespace}"
         self._address, self._seconds = address, seconds
         self._gate = asyncio.Semaphore(AT_ONCE)
@@ -50,26 +51,24 @@ class Kubelets:
                     self._ended(name, pod["metadata"])
                 elif name not in self.pods:
                     self.pods[name] = pod["metadata"]
-                    self.newest[pod["metadata"]["labels"][names.ROLE]] = time.monotonic()
+                    self.newest[self._role(pod["metadata"])] = time.monotonic()
                     starts.create_task(self._start(name, pod))
 
     async def end_all(self) -> None:
-        """Workers and evaluators end well."""
+        """The pods that end with the training end well."""
         self._cast.over = True
-        roles = {names.WORKER, names.EVALUATOR}
-        ending = [name for name, metadata in self.pods.items() if metadata["labels"][names.ROLE] in roles]
+        ending = [name for name, metadata in self.pods.items() if self._role(metadata) in self._subject.ending]
         await asyncio.gather(*(self._end(name) for name in ending))
 
     async def _start(self, name: str, pod: Object) -> None:
         await asyncio.sleep(self._seconds)
-        labels = pod["metadata"]["labels"]
-        job, role = labels[names.JOB], labels[names.ROLE]
+        job, role = pod["metadata"]["labels"][self._subject.job], self._role(pod["metadata"])
         if role == names.COORDINATOR:
             async with self._gate:
                 secret = await self._cluster.request("GET", f"{self._path}/secrets/{names.token(job)}")
             if "data" in secret:
                 self._cast.tokens[base64.b64decode(secret["data"]["token"]).decode()] = job
-        status = _running(role, self._address)
+        status = _running(self._subject.container(role), self._address)
         async with self._gate:
             answer = await self._tell(name, status)
         if answer["kind"] == "Pod":
@@ -78,19 +77,22 @@ class Kubelets:
                 self._cast.part(job).workers.add(name)
 
     async def _end(self, name: str) -> None:
-        role = self.pods[name]["labels"][names.ROLE]
+        container = self._subject.container(self._role(self.pods[name]))
         async with self._gate:
-            await self._tell(name, _ended_well(role))
+            await self._tell(name, _ended_well(container))
 
     async def _tell(self, name: str, status: dict[str, Any]) -> Object:
         return await self._cluster.request("PATCH", f"{self._path}/pods/{name}/status", {"status": status}, MERGE)
 
     def _ended(self, name: str, metadata: Object) -> None:
         self.ready.discard(name)
-        self._cast.part(metadata["labels"][names.JOB]).workers.discard(name)
+        self._cast.part(metadata["labels"][self._subject.job]).workers.discard(name)
+
+    def _role(self, metadata: Object) -> str:
+        return str(metadata["labels"][self._subject.role])
 
 
-def _running(role: str, address: str) -> dict[str, Any]:
+def _running(container: str, address: str) -> dict[str, Any]:
     now = _now()
     kinds = ("PodScheduled", "Initialized", "ContainersReady", "Ready")
     return {
@@ -99,24 +101,24 @@ def _running(role: str, address: str) -> dict[str, Any]:
         "podIP": address,
         "podIPs": [{"ip": address}],
         "conditions": [{"type": kind, "status": "True", "lastTransitionTime": now} for kind in kinds],
-        "containerStatuses": [_container(role, True, {"running": {"startedAt": now}})],
+        "containerStatuses": [_container(container, True, {"running": {"startedAt": now}})],
     }
 
 
-def _ended_well(role: str) -> dict[str, Any]:
+def _ended_well(container: str) -> dict[str, Any]:
     now = _now()
     ended = {"exitCode": 0, "reason": "Completed", "startedAt": now, "finishedAt": now}
     conditions = [
         {"type": kind, "status": "False", "reason": "PodCompleted", "lastTransitionTime": now}
         for kind in ("ContainersReady", "Ready")
     ]
-    statuses = [_container(role, False, {"terminated": ended})]
+    statuses = [_container(container, False, {"terminated": ended})]
     return {"phase": "Succeeded", "conditions": conditions, "containerStatuses": statuses}
 
 
-def _container(role: str, runs: bool, state: dict[str, Any]) -> dict[str, Any]:
+def _container(name: str, runs: bool, state: dict[str, Any]) -> dict[str, Any]:
     image = {"image": "bench", "imageID": "bench", "restartCount": 0}
-    return {"name": role, "ready": runs, "started": runs, "state": state, **image}
+    return {"name": name, "ready": runs, "started": runs, "state": state, **image}
 
 
 def _now() -> str:

@@ -1,8 +1,9 @@
 """Stands between operator and API server, passes everything on, and counts: `python -m tests.bench.operators.proxy`.
 
 It prints its port, and answers GET /counts with how many requests of each kind it has passed on. Who asks is passed on
-as well (the service account's token), so that rights are checked as ever. It is a process of its own, so that it
-delays nobody when the benchmark is busy.
+as well (the service account's token), so that rights are checked as ever. Go's client shows its token only where it
+speaks TLS; for such a one, PUT /token says whose token those who show none have. It is a process of its own, so that
+it delays nobody when the benchmark is busy.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from aiohttp import web
 from tests.bench.operators.cluster import Access
 
 PASSED = ("Authorization", "Content-Type", "Accept")
-COUNTS = "/counts"
+COUNTS, TOKEN = "/counts", "/token"
 WRITES = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
@@ -35,15 +36,20 @@ async def serve() -> None:
     """Until cancelled."""
     access = await Access.of_kubeconfig()
     counts: Counter[str] = Counter()
+    anybody: dict[str, str] = {}
     # Without the administrator's certificate, or everything would be allowed.
     connector = aiohttp.TCPConnector(ssl=access.tls(anonymous=True), limit=0)
 
     async def count(_: web.Request) -> web.Response:
         return web.json_response(counts)
 
+    async def take_token(request: web.Request) -> web.Response:
+        anybody["Authorization"] = f"Bearer {(await request.text()).strip()}"
+        return web.Response(status=204)
+
     async def pass_on(request: web.Request) -> web.StreamResponse:
         counts[name_of(request.method, request.path, "watch" in request.query)] += 1
-        headers = {name: request.headers[name] for name in PASSED if name in request.headers}
+        headers = anybody | {name: request.headers[name] for name in PASSED if name in request.headers}
         # An empty body is still one, and would be given a type.
         body = await request.read() or None
         async with session.request(
@@ -61,6 +67,7 @@ async def serve() -> None:
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=True) as session:
         app = web.Application(client_max_size=1 << 24)
         app.router.add_get(COUNTS, count)
+        app.router.add_put(TOKEN, take_token)
         app.router.add_route("*", "/{path:.*}", pass_on)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()

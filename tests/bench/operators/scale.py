@@ -1,8 +1,8 @@
 """Many jobs at once, on a real API server with its real controllers, and without kubelets.
 
-The operator is the real process, with the rights of its service account. Deployments and Jobs are made into pods by the
-controller manager; kubelets and coordinators are played by this process. What the operator asks the API server
-for goes through a proxy that counts.
+The operator is the real process, with the rights of its service account. The controller manager is real, too;
+kubelets and coordinators are played by this process. What the operator asks the API server for goes through a proxy
+that counts. Whose operator it is, a Subject says.
 """
 
 import asyncio
@@ -19,19 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.operators.cast import Cast
-from tests.bench.operators.cluster import Access, Cluster, Object
+from tests.bench.operators.cluster import Access, Cluster
 from tests.bench.operators.coordinators import coordinators
-from tests.bench.operators.kubelets import NOBODY, Kubelets
+from tests.bench.operators.kubelets import Kubelets
+from tests.bench.operators.ours import WORKERS
+from tests.bench.operators.subject import Running, Subject
 from tests.bench.scale import Process
-from tests.cluster.images import Images
-from tests.cluster.operated import CRD, Operator, account, kubeconfig, kubectl
 from tests.cluster.pods import Namespace, restricted
 
-from tandem_operator import kinds, names
-
-WORKERS = 2
-PODS = WORKERS + 2
-"""Of each job: with its coordinator and an evaluator."""
 AT_ONCE = 32
 LOOK_SECONDS = 0.1
 Record = dict[str, Any]
@@ -40,17 +35,15 @@ Record = dict[str, Any]
 class Statuses:
     """What somebody who watches the jobs reads, and how old it is."""
 
-    def __init__(self, cluster: Cluster, path: str, cast: Cast) -> None:
-        self._cluster, self._path, self._cast = cluster, path, cast
+    def __init__(self, cluster: Cluster, namespace: str, subject: Subject, cast: Cast) -> None:
+        self._cluster, self._subject, self._cast = cluster, subject, cast
+        self._path = subject.kind.path(namespace)
         self.phases: dict[str, str] = {}
+        self.right: set[str] = set()
+        """Jobs whose status says that all their pods run, and whatever else is true then."""
         self._steps: dict[str, int] = {}
         self.ages: list[float] | None = None
         """While this is a list: how old each status was in the end, just before the next."""
-
-    @property
-    def training(self) -> int:
-        """Jobs that are Running and have a step."""
-        return sum(phase == "Running" and name in self._steps for name, phase in self.phases.items())
 
     def now(self) -> list[float]:
         """How old every status is now."""
@@ -63,52 +56,45 @@ class Statuses:
             name, status = job["metadata"]["name"], job.get("status") or {}
             if what == "DELETED":
                 self.phases.pop(name, None)
+                self.right.discard(name)
                 continue
-            self.phases[name] = status.get("phase", "")
-            step = (status.get("progress") or {}).get("step")
+            self.phases[name] = self._subject.phase(status)
+            (self.right.add if self._subject.right(status) else self.right.discard)(name)
+            step = self._subject.step(status)
             if step is not None and step != self._steps.get(name):
                 if self.ages is not None and name in self._steps:
                     self.ages.append(self._cast.age(self._steps[name], time.time()))
                 self._steps[name] = step
 
 
-async def measure(jobs: int, seconds: float, start: float, limit: float, folder: Path) -> Record:
+async def measure(subject: Subject, jobs: int, seconds: float, start: float, limit: float, folder: Path) -> Record:
     """One run; what was found.
 
     Args:
+        subject: whose operator.
         seconds: how long to watch while all train.
         start: between a pod's making and its start.
         limit: of seconds for each stage.
+        folder: for logs, and for this run alone.
 
     Raises:
         TimeoutError: a stage took longer.
         RuntimeError: the API server refuses something, or the operator has ended.
     """
-    kubectl("apply", "--server-side", "-f", str(CRD))
-    kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRD))
     access = await Access.of_kubeconfig()
     cast = Cast(WORKERS)
-    with restricted() as namespace, counting(folder) as port:
-        for manifest in account():
-            namespace("apply", "-f", "-", stdin=json.dumps(manifest))
-        nothing = Images(operator="bench", trainer="bench", evaluator="bench")
-        config = kubeconfig(namespace, folder, f"http://127.0.0.1:{port}")
+    with restricted() as namespace, counting(folder) as port, subject.running(namespace, folder, port) as operator:
         async with Cluster(access) as cluster, coordinators(cast, access.own_address):
-            operator = Operator(namespace, nothing, config, folder / "operator.log")
-            stage = Stage(cluster, namespace, cast, access.own_address, start, operator)
-            try:
-                await asyncio.to_thread(operator.start)
-                async with stage.played():
-                    return await _figures(stage, Watched(operator, port), jobs, seconds, limit)
-            finally:
-                operator.kill()
+            stage = Stage(cluster, namespace, subject, cast, access.own_address, start, operator)
+            async with stage.played():
+                return await _figures(stage, Watched(operator, port, subject), jobs, seconds, limit)
 
 
 class Watched:
     """The operator's process, and what it has asked for."""
 
-    def __init__(self, operator: Operator, proxy: int) -> None:
-        self._operator, self._proxy = operator, proxy
+    def __init__(self, operator: Running, proxy: int, subject: Subject) -> None:
+        self._operator, self._proxy, self._failed_look = operator, proxy, subject.failed_look
         self._process = Process(operator.pid)
 
     @property
@@ -133,19 +119,26 @@ class Watched:
 
     def complaints(self) -> int:
         """Looks at jobs that did not succeed, as its log tells."""
-        return sum("event=look-" in line for line in self._operator.log().splitlines())
+        return sum(self._failed_look in line for line in self._operator.log().splitlines())
 
 
 class Stage:
     """Where the jobs are played."""
 
     def __init__(
-        self, cluster: Cluster, namespace: Namespace, cast: Cast, address: str, start: float, operator: Operator
+        self,
+        cluster: Cluster,
+        namespace: Namespace,
+        subject: Subject,
+        cast: Cast,
+        address: str,
+        start: float,
+        operator: Running,
     ) -> None:
-        self.cluster, self.namespace, self._operator = cluster, namespace.name, operator
-        self.path = kinds.JOB.path(namespace.name)
-        self.kubelets = Kubelets(cluster, namespace.name, cast, address, start)
-        self.statuses = Statuses(cluster, self.path, cast)
+        self.cluster, self.namespace, self.subject, self._operator = cluster, namespace.name, subject, operator
+        self.path = subject.kind.path(namespace.name)
+        self.kubelets = Kubelets(cluster, namespace.name, subject, cast, address, start)
+        self.statuses = Statuses(cluster, namespace.name, subject, cast)
         self._tasks: list[asyncio.Task[None]] = []
 
     @asynccontextmanager
@@ -183,15 +176,15 @@ class Stage:
 
         async def one(index: int) -> None:
             async with gate:
-                await self.cluster.request("POST", self.path, manifest(index))
+                await self.cluster.request("POST", self.path, self.subject.manifest(index))
 
         await asyncio.gather(*(one(index) for index in range(count)))
 
     async def left(self) -> dict[str, int]:
         """What there still is of any job."""
         found = {}
-        for kind in (kinds.JOB, *kinds.WATCHED, kinds.SECRET):
-            selector = "" if kind is kinds.JOB else names.JOB
+        for kind in (self.subject.kind, *self.subject.belongings):
+            selector = "" if kind is self.subject.kind else self.subject.job
             page = await self.cluster.request("GET", kind.path(self.namespace), limit="1", labelSelector=selector)
             if page["items"]:
                 found[kind.name] = len(page["items"]) + int(page["metadata"].get("remainingItemCount") or 0)
@@ -199,20 +192,20 @@ class Stage:
 
 
 async def _figures(stage: Stage, watched: Watched, jobs: int, seconds: float, limit: float) -> Record:
-    kubelets, statuses = stage.kubelets, stage.statuses
+    kubelets, statuses, pods = stage.kubelets, stage.statuses, stage.subject.pods * jobs
     idle = watched.counts()
     began, cpu = time.monotonic(), watched.cpu
     await stage.apply(jobs)
     applied = time.monotonic() - began
-    await stage.until(lambda: len(kubelets.pods) >= PODS * jobs, "all pods exist", limit)
+    await stage.until(lambda: len(kubelets.pods) >= pods, "all pods exist", limit)
     made = time.monotonic() - began
     by_role = {role: at - began for role, at in kubelets.newest.items()}
-    await stage.until(lambda: len(kubelets.ready) >= PODS * jobs, "all pods run", limit)
+    await stage.until(lambda: len(kubelets.ready) >= pods, "all pods run", limit)
     running = time.monotonic() - began
-    await stage.until(lambda: statuses.training >= jobs, "all statuses are right", limit)
+    await stage.until(lambda: len(statuses.right) >= jobs, "all statuses are right", limit)
     right = time.monotonic() - began
     start_cpu, start_counts = watched.cpu - cpu, watched.counts() - idle
-    print(f"  {jobs} jobs: pods after {made:.1f} s, statuses after {right:.1f} s", flush=True)
+    print(f"  {stage.subject.title}, {jobs} jobs: pods after {made:.1f} s, statuses after {right:.1f} s", flush=True)
 
     cpu, since, before = watched.cpu, time.monotonic(), watched.counts()
     statuses.ages = []
@@ -221,7 +214,8 @@ async def _figures(stage: Stage, watched: Watched, jobs: int, seconds: float, li
     elapsed = time.monotonic() - since
     steady = watched.counts() - before
     cores, resident = (watched.cpu - cpu) / elapsed, watched.resident
-    print(f"  the oldest status while all train: {ages[-1]:.1f} s; {watched.memory:.0f} MiB at most", flush=True)
+    oldest = f"the oldest status while all train: {ages[-1]:.1f} s; " if ages else ""
+    print(f"  {oldest}{watched.memory:.0f} MiB at most", flush=True)
 
     since = time.monotonic()
     await kubelets.end_all()
@@ -233,7 +227,9 @@ async def _figures(stage: Stage, watched: Watched, jobs: int, seconds: float, li
     left = await _emptied(stage, limit)
     return {
         "kind": "scale",
+        "operator": stage.subject.title,
         "jobs": jobs,
+        "pods": pods,
         "appliedSeconds": applied,
         "madeSeconds": made,
         "madeSecondsByRole": by_role,
@@ -242,7 +238,7 @@ async def _figures(stage: Stage, watched: Watched, jobs: int, seconds: float, li
         "endedSeconds": ended,
         "deletedSeconds": time.monotonic() - since,
         "left": left,
-        "ages": {"median": ages[len(ages) // 2], "p99": ages[int(len(ages) * 0.99)], "oldest": ages[-1]},
+        "ages": _ages(ages),
         "startCpuSeconds": start_cpu,
         "steadyCores": cores,
         "cpuSeconds": watched.cpu,
@@ -255,6 +251,13 @@ async def _figures(stage: Stage, watched: Watched, jobs: int, seconds: float, li
         "steadySeconds": elapsed,
         "lifeCounts": dict(life.most_common()),
     }
+
+
+def _ages(ages: list[float]) -> Record | None:
+    """Of statuses, sorted; None where statuses tell no step."""
+    if not ages:
+        return None
+    return {"median": ages[len(ages) // 2], "p99": ages[int(len(ages) * 0.99)], "oldest": ages[-1]}
 
 
 async def _emptied(stage: Stage, limit: float) -> dict[str, int]:
@@ -285,20 +288,3 @@ def counting(folder: Path) -> Iterator[int]:
     finally:
         proxy.kill()
         proxy.wait(10)
-
-
-def manifest(index: int) -> Object:
-    """One of the jobs. Its volume is never provided: nobody would write to it."""
-    task = {"task": "image-classification", "config": {"model": "cnn", "data": {"name": "digits"}, "epochs": 100}}
-    return {
-        "apiVersion": kinds.JOB.api,
-        "kind": kinds.JOB.name,
-        "metadata": {"name": f"job-{index:05d}"},
-        "spec": {
-            "trainer": task,
-            "workers": {"replicas": WORKERS},
-            "evaluators": {"policy": "Latest"},
-            "checkpoint": {"storage": {"size": "1Gi", "storageClassName": "", "retain": False}},
-            "runPolicy": {"schedulerName": NOBODY},
-        },
-    }

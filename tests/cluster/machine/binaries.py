@@ -34,7 +34,7 @@ def build() -> Path:
     unfinished = Path(tempfile.mkdtemp(dir=ready.parent, prefix="unfinished-"))
     try:
         for name in PROGRAMS:
-            _compile(name, unfinished / name)
+            compile_program(MODULES / name, unfinished / name, _flags())
         for name in COMPONENTS:
             (unfinished / name).symlink_to("kubernetes")
         unfinished.chmod(0o755)
@@ -61,21 +61,49 @@ def version() -> str:
     return found[1]
 
 
-def _flags() -> str:
-    major, minor, _ = version().split(".", 2)
-    stamps = {"gitVersion": f"v{version()}", "gitMajor": major, "gitMinor": minor}
-    return " ".join(["-s -w", *(f"-X k8s.io/component-base/version.{name}={is_}" for name, is_ in stamps.items())])
+def kept_program(module: Path, name: str, flags: str, package: str, tags: str = "") -> Path:
+    """A program of a module of its own, compiled now if that has not happened yet with these pins and flags.
+
+    Args:
+        tags: for the build, separated by commas.
+
+    Raises:
+        ClusterError: Go could not compile it.
+    """
+    found = hashlib.sha256(f"{flags}{tags}".encode())
+    for pins in ("go.mod", "go.sum"):
+        found.update((module / pins).read_bytes())
+    ready = CACHE / name / found.hexdigest()[:16] / name
+    if ready.exists():
+        return ready
+    ready.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=ready.parent, prefix="unfinished-") as folder:
+        unfinished = Path(folder, name)
+        compile_program(module, unfinished, flags, package, tags)
+        unfinished.rename(ready)
+    return ready
 
 
-def _compile(name: str, target: Path) -> None:
+def compile_program(module: Path, target: Path, flags: str, package: str = ".", tags: str = "") -> None:
+    """Compile a package of a Go module, with progress on standard output.
+
+    Args:
+        flags: for the linker.
+        tags: for the build, separated by commas.
+
+    Raises:
+        ClusterError: Go could not; the message ends with what it said last.
+    """
+    name = target.name
     # -v names each package as it is compiled: the only progress that Go shows.
-    command = ["go", "build", "-v", "-trimpath", "-buildvcs=false", "-ldflags", _flags(), "-o", str(target), "."]
+    command = ["go", "build", "-v", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", str(target)]
+    command += [*(["-tags", tags] if tags else []), package]
     environment = {**os.environ, "CGO_ENABLED": "0"}
     started = shown = time.monotonic()
     compiled, last = 0, deque[str](maxlen=20)
     print(f"building {name} (only once)", flush=True)
     with subprocess.Popen(
-        command, cwd=MODULES / name, env=environment, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
+        command, cwd=module, env=environment, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
     ) as process:
         assert process.stderr
         for line in process.stderr:
@@ -87,3 +115,9 @@ def _compile(name: str, target: Path) -> None:
     if process.returncode != 0:
         raise ClusterError(f"go build of {name} failed ({process.returncode}):\n{''.join(last)}")
     print(f"built {name} in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def _flags() -> str:
+    major, minor, _ = version().split(".", 2)
+    stamps = {"gitVersion": f"v{version()}", "gitMajor": major, "gitMinor": minor}
+    return " ".join(["-s -w", *(f"-X k8s.io/component-base/version.{name}={is_}" for name, is_ in stamps.items())])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.cluster.machine.kubectl import Kubectl
 from tests.cluster.machine.network import INSIDE
-from tests.cluster.machine.places import API, DOMAIN, PKI, POD_CIDR, SERVICE_CIDR, STATE
+from tests.cluster.machine.places import API, AUDIT, DOMAIN, PKI, POD_CIDR, SERVICE_CIDR, STATE
 from tests.cluster.machine.processes import Part, start, wait_until
 
 ETCD = "http://127.0.0.1:2379"
@@ -27,6 +27,18 @@ DNS = """\
 }}
 """
 """The template answers at once for every name that is not the cluster's."""
+
+
+AUDITED = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "None", "userGroups": ["system:serviceaccounts:kube-system"]},
+        {"level": "Metadata", "userGroups": ["system:serviceaccounts"]},
+    ],
+}
+"""Which verbs the operator uses is read from this (test_operator_rights.py)."""
 
 
 class ControlPlane:
@@ -65,6 +77,8 @@ class ControlPlane:
         return self._start("etcd", "etcd", f"--data-dir={STATE}/etcd", *listen, "--unsafe-no-fsync", "--log-level=warn")
 
     def _start_api_server(self) -> Part:
+        policy = STATE / "audit-policy.json"
+        policy.write_text(json.dumps(AUDITED))
         return self._start(
             "apiserver",
             "kube-apiserver",
@@ -85,6 +99,8 @@ class ControlPlane:
             f"--kubelet-client-key={PKI}/admin.key",
             "--kubelet-preferred-address-types=InternalIP",
             "--allow-privileged",
+            f"--audit-policy-file={policy}",
+            f"--audit-log-path={AUDIT}",
         )
 
     def _start_controllers(self) -> Part:

@@ -56,6 +56,22 @@ def add_address(address: str) -> None:
     _inside("address", "replace", f"{address}/{PREFIX_LENGTH}", "dev", BRIDGE)
 
 
+def cut(namespaces: Path) -> None:
+    """Cut off every pod whose network namespace is in this folder. Without that, the kernel would refuse connections
+    in the name of processes that are gone.
+
+    Raises:
+        OSError: one cannot be cut off.
+    """
+    for namespace in namespaces.glob("*"):
+        try:
+            _run("nsenter", f"--net={namespace}", "--", "ip", "link", "set", "group", "default", "down")
+        except OSError:
+            # Another one may be gone by itself meanwhile.
+            if namespace.exists():
+                raise
+
+
 def listens(port: int) -> bool:
     """Whether somebody listens on the loopback address inside."""
     attempt = f"import socket; socket.create_connection(('127.0.0.1', {port}), 1).close()"

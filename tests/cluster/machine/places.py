@@ -9,6 +9,8 @@ STATE = CACHE / "state"
 """What belongs to the running cluster. Sockets are here, so the path has to stay short (107 bytes with theirs)."""
 LOCK = Path("/run/tandem-cluster.lock")
 LOGS = STATE / "log"
+AUDIT = LOGS / "audit.jsonl"
+"""Every request of a service account that is not one of the cluster's own."""
 PKI = STATE / "pki"
 KUBECONFIG = STATE / "admin.kubeconfig"
 ROOT = Path(__file__).parents[3]

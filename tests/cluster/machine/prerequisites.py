@@ -21,6 +21,7 @@ PROGRAMS = {
     "buildah": "buildah",
     "docker-registry": "docker-registry",
     "debootstrap": "debootstrap",
+    "chromium": "chromium",
 }
 """Each program that is needed, and the Debian package it comes in."""
 PLUGINS = "containernetworking-plugins"

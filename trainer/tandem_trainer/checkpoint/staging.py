@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tandem_trainer.checkpoint.format import ALIGNMENT, ordered
+from tandem_trainer.checkpoint.format import ordered
 from tandem_trainer.checkpoint.layout import Files, Layout
+from tandem_trainer.checkpoint.pieces import BLOCK
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Staging:
         end = 0
         for piece in layout.pieces(part):
             self.regions.append(Region(piece.path, piece.start, piece.size, end))
-            end += -(-piece.size // ALIGNMENT) * ALIGNMENT
+            end += -(-piece.size // BLOCK) * BLOCK
         os.ftruncate(descriptor, max(end, 1))
         self._memory = mmap.mmap(descriptor, max(end, 1))
         self._flat = torch.frombuffer(self._memory, dtype=torch.uint8)

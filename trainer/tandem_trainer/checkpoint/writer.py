@@ -18,7 +18,6 @@ for a disk), and a part 0 that reads the files to checksum them (it would read w
 """
 
 import argparse
-import hashlib
 import json
 import mmap
 import os
@@ -28,8 +27,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +37,15 @@ from tandem.durable import (
     encode,
     read_json_or_none,
     replace_json,
-    sync_folder,
     temporary_beside,
 )
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import counts
-from tandem.manifest import CHUNK, FILE, Broken, FileEntry, Manifest, chunks
+from tandem.manifest import FILE, Broken, FileEntry, Manifest, chunks
 from tandem.retention import Keepers, expendable
 from tandem.rundir import STALE, RunDir
 from tandem.status import CheckpointRef
+from tandem_trainer.checkpoint.pieces import Checksums, opened, write, write_pieces
 
 NICENESS = 10
 FORGOTTEN_SECONDS = 3600.0
@@ -63,8 +61,6 @@ REFRESH_SECONDS = 0.5
 _ASIDE = re.compile(rf"{re.escape(TEMPORARY)}step-\d+-g(\d+)-(\d+)")
 
 Request = dict[str, Any]
-Digests = dict[str, dict[str, str]]
-"""For each file the checksum of each chunk, by its number."""
 
 
 class Superseded(Exception):  # noqa: N818 - it is a state of the generation
@@ -83,26 +79,6 @@ def aside_folder(rundir: RunDir, name: str, generation: int, number: int) -> Pat
 def note_path(aside: Path, part: int) -> Path:
     """Where a part says that it is written, or why not."""
     return aside / f"part-{part:04d}.json"
-
-
-def write_pieces(folder: Path, regions: list[dict[str, Any]], memory: memoryview) -> Digests:
-    """Write pieces of files, synced, and return the checksums of their chunks.
-
-    Args:
-        regions: `path`, `start`, `size` and `offset` in the memory of each piece; see staging.Region.
-    """
-    digests: Digests = {}
-    for region in regions:
-        content = memory[region["offset"] : region["offset"] + region["size"]]
-        with _opened(folder / region["path"]) as descriptor:
-            for start in range(0, len(content), CHUNK):
-                chunk, at = content[start : start + CHUNK], region["start"] + start
-                digests.setdefault(region["path"], {})[str(at // CHUNK)] = hashlib.sha256(chunk).hexdigest()
-                _write(descriptor, chunk, at)
-            os.fsync(descriptor)
-        # The name of a file must be as durable as its bytes, and nobody else syncs this folder.
-        sync_folder((folder / region["path"]).parent)
-    return digests
 
 
 def commit(rundir: RunDir, request: Request, memory: memoryview) -> dict[str, Any]:
@@ -181,30 +157,30 @@ def _rank_is_gone() -> bool:
 
 
 def _manifest(request: Request, notes: list[dict[str, Any]]) -> Manifest:
-    found: Digests = {}
+    found: Checksums = {}
     for note in notes:
-        for path, digests in note["chunks"].items():
-            found.setdefault(path, {}).update(digests)
+        for path, checksums in note["chunks"].items():
+            found.setdefault(path, {}).update(checksums)
     entries = []
     for path, size in request["files"].items():
-        digests = [found.get(path, {}).get(str(number)) for number in range(chunks(size))]
-        if None in digests:
-            raise OSError(f"nobody wrote chunk {digests.index(None)} of {path}")
-        entries.append(FileEntry.model_validate({"path": path, "size": size, "sha256": digests}))
+        checksums = [found.get(path, {}).get(str(number)) for number in range(chunks(size))]
+        if None in checksums:
+            raise OSError(f"nobody wrote chunk {checksums.index(None)} of {path}")
+        entries.append(FileEntry.model_validate({"path": path, "size": size, "xxh3": checksums}))
     return Manifest.parse(request["facts"] | {"files": [entry.dump() for entry in entries]})
 
 
 def _finish(rundir: RunDir, aside: Path, manifest: Manifest, parts: int) -> None:
     for entry in manifest.files:
         # Opened, not looked at: an NFS client may know an old size of what others have written.
-        with _opened(aside / entry.path) as descriptor:
+        with opened(aside / entry.path) as descriptor:
             written = os.fstat(descriptor).st_size
         if written != entry.size:
             raise OSError(f"{entry.path} has {written} bytes on the disk instead of {entry.size}")
     for part in range(parts):
         note_path(aside, part).unlink()
-    with _opened(aside / FILE) as descriptor:
-        _write(descriptor, memoryview(encode(manifest.sealed())), 0)
+    with opened(aside / FILE) as descriptor:
+        write(descriptor, memoryview(encode(manifest.sealed())), 0)
         os.fsync(descriptor)
     _refuse_if_superseded(rundir, manifest.name, manifest.generation)
     final = rundir.checkpoint(manifest.name)
@@ -218,23 +194,6 @@ def _finish(rundir: RunDir, aside: Path, manifest: Manifest, parts: int) -> None
 def _refuse_if_superseded(rundir: RunDir, name: str, generation: int) -> None:
     if rundir.newest_generation() > generation:
         raise Superseded(f"generation {generation} was superseded while it saved {name}")
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """A file to write into, which another part may write into as well. Nothing of it may be there before."""
-    path.parent.mkdir(exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _write(descriptor: int, content: memoryview, at: int) -> None:
-    written = 0
-    while written < len(content):
-        written += os.pwrite(descriptor, content[written:], at + written)
 
 
 def _set_stale_aside(rundir: RunDir, ours: Manifest) -> None:

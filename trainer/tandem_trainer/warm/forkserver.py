@@ -1,7 +1,8 @@
 """The fork server: has imported torch and everything a rank needs, and forks a rank in milliseconds.
 
 It is forked from the agent before the agent has started any thread, so that the two share what they imported: a replica
-imports torch once, for its agent and for all ranks of all generations, and their memory holds it once.
+imports torch once, for its agent and for all ranks of all generations, and their memory holds it once. What ranks alone
+need is imported after that, while the agent joins the others; a rank that is asked for too soon waits.
 
 **Why a fork is safe here.** A forked process has only the thread that forked; a lock that another thread held stays
 locked in it for ever. The server has one thread, always: it imports, and executes nothing of torch (no kernel, so no
@@ -25,6 +26,7 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,8 +70,12 @@ def available() -> bool:
     return len(list(Path("/proc/self/task").iterdir())) == 1
 
 
-def fork_server() -> Request | None:
-    """Fork the server off. Returns None to the caller, and, in every rank that is forked later, what it has to do."""
+def fork_server(prepare: Callable[[], bool]) -> Request | None:
+    """Fork the server off. Returns None to the caller, and, in every rank that is forked later, what it has to do.
+
+    Args:
+        prepare: called in the server before it serves; it does not, if that says no.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     name = f"tandem-{secrets.token_hex(16)}"
     listener.bind("\0" + name)
@@ -87,6 +93,9 @@ def fork_server() -> Request | None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _name("tandem-spare")
+    if not prepare():
+        print("fork server: an import has started a thread; ranks start the ordinary way", file=sys.stderr, flush=True)
+        os._exit(1)
     return _Server(listener).serve()
 
 

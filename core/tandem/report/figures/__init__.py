@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from tandem.charts.chart import Chart
 from tandem.report.clock import Clock
-from tandem.report.figures import confusion, phases, processors, training, world
+from tandem.report.figures import confusion, painted, phases, processors, training, world
 from tandem.report.run import Run
 from tandem.report.style import Look
 from tandem.report.summary import Summary, time_by_phase
@@ -25,16 +26,15 @@ class Picture:
     """What this run's picture shows, in a sentence or two."""
     draw: Callable[[Look], Figure | None]
     """Draws it for a place; None when the run has nothing for it."""
+    charts: tuple[Chart, ...] = ()
+    """The same as charts, where the live page has it too: what stands on the page is drawn from these."""
 
 
 def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
     """All pictures that a run may have."""
     found = [
-        Picture(
-            "training",
-            "Training loss and evaluation score",
-            _training(run, summary),
-            lambda look: training.draw(run, clock, look),
+        _charted(
+            "training", "Training loss and evaluation score", _training(run, summary), training.charts(run, clock)
         ),
         Picture(
             "processors",
@@ -42,7 +42,7 @@ def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
             _processors(run, summary),
             lambda look: processors.draw(run, clock, look),
         ),
-        Picture("world", "Throughput and world size", _world(run, summary), lambda look: world.draw(run, clock, look)),
+        _charted("world", "Throughput and world size", _world(run, summary), world.charts(run, clock)),
         Picture("phases", "Where training's time went", _phases(run), lambda look: phases.draw(run, clock, look)),
         Picture("confusion", "The best checkpoint", _confusion(run), lambda look: confusion.draw(run, look)),
     ]
@@ -56,6 +56,10 @@ def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
         )
         found.insert(2, close)
     return found
+
+
+def _charted(name: str, title: str, finding: str, charts: tuple[Chart, ...]) -> Picture:
+    return Picture(name, title, finding, lambda look: painted.draw(charts, look, title) if charts else None, charts)
 
 
 def _training(run: Run, summary: Summary) -> str:

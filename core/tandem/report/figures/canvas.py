@@ -5,11 +5,13 @@ from collections.abc import Iterator
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
+from tandem.charts.chart import Axis
+from tandem.charts.palette import LIGHT
 from tandem.report.clock import Clock
 from tandem.report.run import Generation, Run
-from tandem.report.style import LIGHT, Look
+from tandem.report.style import Look
 from tandem.report.words import duration
 
 MOST_MARKED = 400
@@ -46,14 +48,16 @@ def time_axis(axes: Axes, clock: Clock, label: bool = True) -> None:
             )
 
 
-def step_axis(axes: Axes, run: Run, label: bool = True) -> None:
-    """Make x the optimizer step."""
+def time_of(clock: Clock) -> Axis:
+    """The same axis for a chart."""
+    pauses = tuple((pause.at, duration(pause.seconds)) for pause in clock.pauses)
+    return Axis(low=0.0, high=clock.length or 1.0, label=f"time ({clock.unit})", pauses=pauses)
+
+
+def steps_of(run: Run) -> Axis:
+    """The axis of optimizer steps, for a chart."""
     last = max([*run.counted.step[-1:].tolist(), *(c.step for c in run.checkpoints), 1])
-    axes.set_xlim(-0.01 * last, 1.01 * last)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    if label:
-        axes.set_xlabel("step")
+    return Axis(low=0.0, high=float(last), label="step", whole=True)
 
 
 def restarts(run: Run) -> Iterator[tuple[Generation, float, float]]:

@@ -9,9 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from tandem.charts.palette import LIGHT
 from tandem.report.figures.canvas import empty
 from tandem.report.run import Floats, Ints, Run
-from tandem.report.style import LIGHT, Look
+from tandem.report.style import Look
 
 MOST_LABELLED = 20
 """Classes that have room for a number in each cell."""

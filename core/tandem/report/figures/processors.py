@@ -16,11 +16,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
 
+from tandem.charts.palette import LIGHT, Role
 from tandem.report.clock import Clock
 from tandem.report.figures.canvas import empty, shade_restarts, spread, time_axis
 from tandem.report.run import Checkpoint, Floats, Kind, Run, Use, Work
 from tandem.report.series import means
-from tandem.report.style import LIGHT, Look
+from tandem.report.style import Look
 from tandem.report.words import duration, plain
 
 MOST_ROWS = 12
@@ -38,7 +39,7 @@ TITLE_CLOSE = "A closer look: training and evaluation in tandem"
 CLOSE_CHECKPOINTS = 9
 """How many checkpoints a close look shows."""
 
-COLORS: dict[Kind, str] = {"trainer": "trainer", "gpu": "gpu", "evaluator": "evaluator"}
+COLORS: dict[Kind, Role] = {"trainer": "trainer", "gpu": "gpu", "evaluator": "evaluator"}
 
 
 @dataclass(frozen=True)

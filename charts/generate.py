@@ -1,0 +1,117 @@
+"""The files of the chart that are generated: `python charts/generate.py`, or `make generate`.
+
+    charts/tandem/files/rights.yaml   what the operator may do, from tandem_operator.rights
+    charts/tandem/README.md           every value with its default and meaning, from values.yaml and its comments
+
+The CRD and the dashboards have generators of their own. In values.yaml a map whose entries have comments is a group of
+values; any other is one value.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tandem_operator.rights import rules
+
+ROOT = Path(__file__).parents[1]
+CHART = ROOT / "charts" / "tandem"
+
+OPENING = """\
+<!-- Generated from values.yaml by `make generate`; do not edit. -->
+# Values of the chart
+
+```sh
+helm install tandem charts/tandem --namespace tandem-system --create-namespace \\
+    --set images.registry=registry.example/team
+```
+
+Installing, upgrading, what stays after `helm uninstall`, and what to do when something does not work:
+[docs/install.md](../../docs/install.md). A value that is not in these tables is refused.
+"""
+HEAD = "| value | default | meaning |\n|---|---|---|"
+
+
+def rights_file() -> str:
+    """The operator's rules, as a role has them."""
+    head = "# Generated from operator/tandem_operator/rights.py by `make generate`; do not edit.\n"
+    return head + yaml.safe_dump(rules(), sort_keys=False)
+
+
+def values_page() -> str:
+    """The page with all values, a table for each group at the top.
+
+    Raises:
+        ValueError: a value has no comment.
+    """
+    text = (CHART / "values.yaml").read_text(encoding="utf-8")
+    root = yaml.compose(text)
+    assert isinstance(root, yaml.MappingNode)
+    top = list(_entries(root, text.splitlines()))
+    single = [row for path, entry in top if not entry.fields for row in _rows(path, entry)]
+    parts = [OPENING, "\n".join([HEAD, *single]) + "\n"]
+    for path, entry in top:
+        if entry.fields:
+            rows = [row for name, field in entry.fields for row in _rows(f"{path}.{name}", field)]
+            parts.append("\n".join([f"## {path}\n\n{entry.comment}\n\n{HEAD}", *rows]) + "\n")
+    return "\n".join(parts)
+
+
+FILES: Mapping[Path, Callable[[], str]] = {
+    CHART / "files" / "rights.yaml": rights_file,
+    CHART / "README.md": values_page,
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One value of values.yaml, or a group of them."""
+
+    comment: str
+    default: Any
+    fields: "list[tuple[str, Entry]]"
+
+
+def _entries(node: yaml.MappingNode, lines: list[str]) -> Iterator[tuple[str, Entry]]:
+    for key, value in node.value:
+        comment = _comment(lines, key.start_mark.line)
+        if not comment:
+            raise ValueError(f"values.yaml:{key.start_mark.line + 1}: there is no comment above {key.value!r}")
+        is_group = isinstance(value, yaml.MappingNode) and any(
+            _comment(lines, inner.start_mark.line) for inner, _ in value.value
+        )
+        fields = list(_entries(value, lines)) if is_group else []
+        yield key.value, Entry(comment, yaml.safe_load(yaml.serialize(value)), fields)
+
+
+def _comment(lines: list[str], line: int) -> str:
+    """The comment that stands directly above a line."""
+    found: list[str] = []
+    while line > 0 and (above := lines[line - 1].strip()).startswith("#"):
+        found.insert(0, above.lstrip("# "))
+        line -= 1
+    return " ".join(found)
+
+
+def _rows(path: str, entry: Entry) -> Iterator[str]:
+    default = "" if entry.fields else f"`{json.dumps(entry.default, ensure_ascii=False)}`"
+    name = f"*{path}*" if entry.fields else f"`{path}`"
+    yield f"| {name} | {default} | {entry.comment} |"
+    for inner, field in entry.fields:
+        yield from _rows(f"{path}.{inner}", field)
+
+
+def main() -> None:
+    """Write what is stale."""
+    for path, content in FILES.items():
+        text = content()
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+{{/* Names, labels and images that the other templates share. */}}
+
+{{- define "tandem.name" -}}
+{{- .Values.nameOverride | default .Chart.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* 50 characters leave room for what is put behind. */}}
+{{- define "tandem.fullname" -}}
+{{- $name := include "tandem.name" . -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "tandem.operator" -}}
+{{- include "tandem.fullname" . }}-operator
+{{- end -}}
+
+{{- define "tandem.account" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- .Values.serviceAccount.name | default (include "tandem.operator" .) -}}
+{{- else -}}
+{{- required "serviceAccount.name: say which account the operator has, or set serviceAccount.create to true" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What never changes, so that a Deployment can be found by it. */}}
+{{- define "tandem.selector" -}}
+app.kubernetes.io/name: {{ include "tandem.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end -}}
+
+{{/* Ours win over what the values add, or a Deployment would not find its pods. Of a list: the chart, and more labels. */}}
+{{- define "tandem.labelled" -}}
+{{- $ours := include "tandem.selector" (index . 0) | fromYaml -}}
+{{- $_ := set $ours "app.kubernetes.io/version" (index . 0).Chart.AppVersion -}}
+{{- $_ := set $ours "app.kubernetes.io/managed-by" (index . 0).Release.Service -}}
+{{- $_ := set $ours "helm.sh/chart" (printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Version | replace "+" "_") -}}
+{{- toYaml (merge $ours (index . 1) (index . 0).Values.extraLabels) -}}
+{{- end -}}
+
+{{- define "tandem.labels" -}}
+{{- include "tandem.labelled" (list . dict) -}}
+{{- end -}}
+
+{{/* Of a list: the chart, and which of the three images. */}}
+{{- define "tandem.image" -}}
+{{- $chart := index . 0 -}}
+{{- $all := $chart.Values.images -}}
+{{- $one := index $all (index . 1) -}}
+{{- with $one.registry | default $all.registry -}}{{ trimSuffix "/" . }}/{{- end -}}
+{{- $one.repository -}}
+{{- if $one.digest -}}@{{ $one.digest }}{{- else -}}:{{ $one.tag | default $all.tag | default $chart.Chart.AppVersion }}{{- end -}}
+{{- end -}}

@@ -1,0 +1,82 @@
+"""What happened to a job: kept for whoever asks, and told in the journal and the log of the process."""
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+
+from tandem.messages import Membership
+from tandem.rundir import RunDir
+from tandem.snapshot import Event, GenerationView
+from tandem_coordinator.group import Cause, replicas
+from tandem_coordinator.journal import Journal
+
+log = logging.getLogger("tandem.coordinator")
+
+MOST_GENERATIONS, MOST_EVENTS = 100, 200
+_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class History:
+    """The generations and events of one job, the newest of each."""
+
+    def __init__(self, rundir: RunDir, generations: Iterable[GenerationView]) -> None:
+        self.generations = deque(generations, MOST_GENERATIONS)
+        self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
+        self.restarts: Counter[str] = Counter()
+        """How often a generation followed another in this process, by reason."""
+        self._journal = Journal(rundir.log / "coordinator.jsonl")
+
+    def say(self, text: str, kind: str) -> None:
+        """Tell people something: `info`, `warning` or `error`."""
+        self.events.append(Event.parse({"at": time.time(), "kind": kind, "text": text}))
+        self.write("event", level=kind, text=text)
+        log.log(_LEVELS[kind], "%s", text)
+
+    def write(self, kind: str, **fields: object) -> None:
+        """Put a record into the journal."""
+        self._journal.append({"kind": kind, "time": round(time.time(), 3), **fields})
+
+    def opened(self, opened: Membership, detail: str, adopted: bool) -> None:
+        """A generation has begun, or has been found going on by a coordinator that has just started."""
+        if adopted:
+            self.say(detail, "info")
+            if self.generations and self.generations[-1].generation == opened.generation:
+                return
+        elif opened.generation > 1:
+            self.restarts[opened.reason] += 1
+        names = [member.replica for member in opened.members]
+        view = GenerationView(
+            generation=opened.generation,
+            world_size=opened.world_size,
+            members=names,
+            opened_at=time.time(),
+            reason=opened.reason,
+            detail=detail,
+        )
+        self.generations.append(view)
+        self.write(
+            "generation",
+            generation=opened.generation,
+            worldSize=opened.world_size,
+            members=names,
+            reason=opened.reason,
+            detail=detail,
+        )
+        self.say(f"generation {opened.generation} with {replicas(len(names))}, because {detail}", "info")
+
+    def closed(self, generation: int, cause: Cause, is_last: bool) -> None:
+        """A generation is over.
+
+        Args:
+            is_last: the job is, too, which has been said already.
+        """
+        if self.generations and self.generations[-1].generation == generation:
+            self.generations[-1] = self.generations[-1].model_copy(update={"closed_at": time.time()})
+        self.write("closed", generation=generation, reason=cause.reason, detail=cause.detail)
+        if not is_last:
+            self.say(f"generation {generation} is over: {cause.detail}", "info" if cause.is_planned else "warning")
+
+    def close(self) -> None:
+        """Write what waits."""
+        self._journal.close()

@@ -1,0 +1,321 @@
+"""The parts of the page as HTML, each with a name by which the browser puts it in its place. Pure.
+
+Everything that comes from a run goes through `html.escape`. Times stand in UTC, with the second they mean: the browser
+writes them in its own zone. No part has a style or a script of its own, which the page forbids.
+"""
+
+import datetime
+from dataclasses import dataclass
+from html import escape
+
+from tandem.charts.chart import Look
+from tandem.report.words import duration, metric_name, moment, number, reason, score, several, share, size
+from tandem.snapshot import GenerationView, MemberView, Snapshot
+from tandem.status import Status
+from tandem_coordinator.page import pictures
+from tandem_coordinator.page.record import Formed, Record
+from tandem_coordinator.page.results import Key, Result
+
+MOST_ROWS = 30
+"""Rows of a table; of more the newest are shown."""
+MOST_CHECKPOINTS = 12
+MOST_EVENTS = 60
+FAILED = '<p class="why bad">The page cannot be drawn; the log of the coordinator says why.</p>'
+LONGEST = 500
+"""Characters of a text that comes from a run."""
+LEVELS = {"info": "", "warning": "warning", "error": "error"}
+
+
+@dataclass(frozen=True)
+class Glance:
+    """A job at one moment, small enough to be taken every second whatever its size."""
+
+    snapshot: Snapshot
+    """With few of its members."""
+    agents: int
+    """How many members there are."""
+
+
+def words(glance: Glance, record: Record | None, complaint: str = "") -> dict[str, str]:
+    """All parts without charts.
+
+    Args:
+        record: None while nothing was read yet.
+        complaint: why the run directory cannot be read, if so.
+    """
+    snapshot = glance.snapshot
+    return {
+        "head": _head(snapshot),
+        "note": _note(record, complaint),
+        "tiles": _tiles(snapshot.status),
+        "members": _members(glance),
+        "generations": _generations(snapshot, record),
+        "checkpoints": _checkpoints(snapshot.status, record),
+        "events": _events(snapshot, record),
+    }
+
+
+def charts(glance: Glance, record: Record, look: Look) -> dict[str, str]:
+    """All charts for one kind of screen."""
+    status = glance.snapshot.status
+    return {
+        "losses": _figure(pictures.losses(record, status, look), "No step was logged yet."),
+        "speed": _figure(pictures.speed(record, look), "No generation was formed yet."),
+        "use": _figure(pictures.use(record, glance.snapshot, look), "No process has told its use yet."),
+    }
+
+
+def _head(snapshot: Snapshot) -> str:
+    status = snapshot.status
+    message = f'<p class="why">{_text(status.message)}</p>' if status.message else ""
+    phase = f'<span class="result {status.phase}">{status.phase}</span>'
+    return f'<div class="title"><h1>{_text(snapshot.job)}</h1>{phase}</div>{message}{_progress(status)}'
+
+
+def _progress(status: Status) -> str:
+    progress = status.progress
+    if progress is None:
+        return ""
+    said = [f"step {progress.step:,}" + (f" of {progress.total_steps:,}" if progress.total_steps else "")]
+    if progress.epoch is not None:
+        said.append(f"epoch {progress.epoch:.1f}")
+    if progress.remaining_seconds:
+        said.append(f"about {duration(progress.remaining_seconds)} left")
+    bar = ""
+    if progress.percent is not None:
+        bar = f'<progress max="100" value="{progress.percent:.1f}">{progress.percent:.0f} %</progress>'
+    return f'{bar}<p class="lead">{_text(" · ".join(said))}</p>'
+
+
+def _note(record: Record | None, complaint: str) -> str:
+    if complaint:
+        return f'<p class="why bad">The run directory cannot be read: {_text(complaint)}</p>'
+    if record is None:
+        return '<p class="note">Reading what was logged so far…</p>'
+    if record.share_read < 0.999:
+        return f'<p class="note">Reading what was logged so far: {share(record.share_read)}</p>'
+    return ""
+
+
+def _tiles(status: Status) -> str:
+    best, newest, workers, use = (
+        status.best_checkpoint,
+        status.latest_checkpoint,
+        status.workers,
+        status.utilization,
+    )
+    evaluated = status.latest_evaluation
+    lag = status.evaluation_lag_steps
+    tiles = [
+        (
+            "best",
+            f"Best test {metric_name(best.metric)}" if best else "Best score",
+            score(best.metric, best.value) if best else "–",
+            f"at step {best.step:,}" if best else "nothing evaluated yet",
+        ),
+        ("", "Training loss", "–" if status.loss is None else f"{status.loss:.4g}", ""),
+        ("", "Throughput", number(status.throughput), "samples a second"),
+        (
+            "",
+            "Workers",
+            f"{workers.ready} of {workers.desired}" if workers else "–",
+            f"world size {status.world_size}" if status.world_size else "no group now",
+        ),
+        ("", "Generation", number(status.generation), several(status.restarts, "restart")),
+        (
+            "",
+            "Newest checkpoint",
+            f"step {newest.step:,}" if newest else "–",
+            f"evaluated up to step {evaluated.step:,}" if evaluated else "",
+        ),
+        (
+            "",
+            "Evaluation lag",
+            "–" if lag is None else several(lag, "step"),
+            "behind the newest checkpoint" if lag else "",
+        ),
+        _use_tile(use.gpu if use else None, use.trainer_cpu if use else None, use.evaluator_cpu if use else None),
+    ]
+    return "".join(
+        f'<div class="{kind}"><dt>{_text(name)}</dt><dd>{_text(value)}</dd><dd class="more">{_text(more)}</dd></div>'
+        for kind, name, value, more in tiles
+    )
+
+
+def _use_tile(gpu: float | None, trainer: float | None, evaluator: float | None) -> tuple[str, str, str, str]:
+    beside = f"evaluators {evaluator:.1f}" if evaluator is not None else ""
+    if gpu is not None:
+        return "", "GPU use", share(gpu), beside and f"cores: {beside}"
+    return (
+        "",
+        "Busy cores",
+        "–" if trainer is None else f"{trainer:.1f}",
+        "of trainers" + (f", {beside}" * bool(beside)),
+    )
+
+
+def _members(glance: Glance) -> str:
+    members = glance.snapshot.members
+    if not members:
+        gone = glance.snapshot.status.generation is not None
+        return f'<p class="note">{"No worker is here now." if gone else "No worker has come yet."}</p>'
+    slow = {straggler.replica: straggler.ratio for straggler in glance.snapshot.status.stragglers}
+    rows = "".join(_member(member, slow.get(member.replica)) for member in members)
+    more = glance.agents - len(members)
+    left = f'<p class="note">And {more:,} more, which are at work.</p>' if more > 0 else ""
+    heads = _heads(("Replica", False), ("State", False), ("Ranks", True), ("Step", True), ("Silent", True),
+                   ("Cores", True), ("Where", False))  # fmt: skip
+    return _table(heads, rows) + left
+
+
+def _member(member: MemberView, slow: float | None) -> str:
+    step = max((rank.step for rank in member.ranks), default=None)
+    cores = [rank.cpu for rank in member.ranks if rank.cpu is not None]
+    state = member.state + (f", {slow:.1f} times as slow as the others" if slow else "")
+    silent = duration(member.silent_seconds) if member.silent_seconds >= 3.0 else "–"
+    return (
+        f'<tr class="{"alert" if slow or member.silent_seconds >= 3.0 else ""}">'
+        + _cell(member.replica)
+        + _cell(state)
+        + _number(", ".join(str(rank.rank) for rank in member.ranks[:8]) + (" …" if member.ranks[8:] else ""))
+        + _number(f"{step:,}" if step is not None else "–")
+        + _number(silent)
+        + _number(f"{sum(cores):.1f}" if cores else "–")
+        + _cell(member.address)
+        + "</tr>"
+    )
+
+
+def _generations(snapshot: Snapshot, record: Record | None) -> str:
+    known: dict[int, Formed | GenerationView] = {one.generation: one for one in snapshot.generations}
+    known = {**(record.generations if record is not None else {}), **known}
+    if not known:
+        return '<p class="note">None was formed yet.</p>'
+    shown = sorted(known, reverse=True)[:MOST_ROWS]
+    rows = "".join(_generation(known[number]) for number in shown)
+    heads = _heads(("", True), ("Since", True), ("Ranks", True), ("Why it was formed", False), ("Members", False),
+                   ("Lasted", True))  # fmt: skip
+    return _table(heads, rows) + _left_out(len(known) - len(shown))
+
+
+def _generation(one: Formed | GenerationView) -> str:
+    if isinstance(one, Formed):
+        number_, opened, closed = one.number, one.opened, one.closed
+    else:
+        number_, opened, closed = one.generation, one.opened_at, one.closed_at
+    why = ": ".join(part for part in (reason(one.reason), one.detail) if part)
+    names = ", ".join(one.members[:6]) + (f" and {len(one.members) - 6} more" if len(one.members) > 6 else "")
+    lasted = "goes on" if closed is None else duration(max(0.0, closed - opened))
+    return (
+        f'<tr class="{"best" if closed is None else ""}">'
+        + f'<td class="n">{number_}</td><td class="n">{_time(opened)}</td>'
+        + _number(str(one.world_size))
+        + f'<td class="long">{_text(why)}</td><td class="long">{_text(names)}</td>'
+        + _number(lasted)
+        + "</tr>"
+    )
+
+
+def _checkpoints(status: Status, record: Record | None) -> str:
+    if record is None or not (record.saves or record.results.found):
+        return '<p class="note">None was written yet.</p>'
+    keys = sorted({*record.saves, *record.results.found}, reverse=True)
+    scored = status.best_checkpoint or status.latest_evaluation
+    metric = scored.metric if scored is not None else "accuracy"
+    shown = keys[:MOST_CHECKPOINTS]
+    shown += [key for key in keys[MOST_CHECKPOINTS:] if _is_best(key, status, record)][:1]
+    rows = "".join(_checkpoint(key, metric, status, record) for key in shown)
+    heads = _heads(("Step", True), ("At", True), (metric_name(metric).capitalize(), True), ("Loss", True),
+                   ("Size", True), ("Stall", True), ("Generation", True), ("Evaluation", False))  # fmt: skip
+    return _table(heads, rows) + _left_out(len(keys) - len(shown))
+
+
+def _is_best(key: Key, status: Status, record: Record) -> bool:
+    best, result = status.best_checkpoint, record.results.found.get(key)
+    return best is not None and result is not None and key[0] == best.name and record.counts(result.checkpoint)
+
+
+def _checkpoint(key: Key, metric: str, status: Status, record: Record) -> str:
+    save, result = record.saves.get(key), record.results.found.get(key)
+    reference = save.checkpoint if save else result.checkpoint if result else None
+    assert reference is not None, "a key is of one of the two"
+    counting = record.counts(reference)
+    metrics = result.metrics if result else {}
+    value, loss = metrics.get(metric), metrics.get("loss")
+    kind = "best" if _is_best(key, status, record) else "" if counting else "off"
+    return (
+        f'<tr class="{kind}">'
+        + _number(f"{reference.step:,}")
+        + f'<td class="n">{_time(save.at) if save else "–"}</td>'
+        + _number("–" if value is None else score(metric, value))
+        + _number("–" if loss is None else f"{loss:.4g}")
+        + _number(size(save.size if save else None))
+        + _number(duration(save.stall_seconds if save else None))
+        + _number(str(reference.generation))
+        + _cell(_fate(result, counting, status))
+        + "</tr>"
+    )
+
+
+def _fate(result: Result | None, counting: bool, status: Status) -> str:
+    if not counting:
+        return "superseded after a restart"
+    if result is not None:
+        return "skipped: newer ones came first" if result.skipped else "evaluated"
+    return "waits to be evaluated" if status.evaluators and status.evaluators.desired else "–"
+
+
+def _events(snapshot: Snapshot, record: Record | None) -> str:
+    told = [(event.at, event.kind, event.text) for event in snapshot.events]
+    before = min((at for at, _, _ in told), default=float("inf"))
+    earlier = [entry for entry in (record.events if record is not None else ()) if entry[0] < before - 0.01]
+    every = [*earlier, *told][-MOST_EVENTS:]
+    if not every:
+        return '<p class="note">Nothing yet.</p>'
+    return "<ol>" + "".join(_event(at, level, text) for at, level, text in reversed(every)) + "</ol>"
+
+
+def _event(at: float, level: str, text: str) -> str:
+    kind = LEVELS.get(level, "")
+    return f'<li class="{kind}">{_time(at)} <span>{_text(text)}</span></li>'
+
+
+def _figure(svg: str, otherwise: str) -> str:
+    return f"<figure>{svg}</figure>" if svg else f'<p class="note">{escape(otherwise)}</p>'
+
+
+def _table(heads: str, rows: str) -> str:
+    return f'<div class="scroll"><table><thead>{heads}</thead><tbody>{rows}</tbody></table></div>'
+
+
+def _heads(*names: tuple[str, bool]) -> str:
+    cells = (f'<th class="n">{escape(name)}</th>' if right else f"<th>{escape(name)}</th>" for name, right in names)
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _cell(text: str) -> str:
+    return f"<td>{_text(text)}</td>"
+
+
+def _number(text: str) -> str:
+    return f'<td class="n">{_text(text)}</td>'
+
+
+def _left_out(count: int) -> str:
+    return (
+        f'<p class="note">{count:,} earlier ones are left out here; tandem report shows all.</p>' if count > 0 else ""
+    )
+
+
+def _time(at: float) -> str:
+    try:
+        clock = f"{datetime.datetime.fromtimestamp(at, datetime.UTC):%H:%M:%S}"
+    except (OverflowError, ValueError, OSError):
+        return "–"
+    return f'<time data-at="{at:.3f}" title="{moment(at)}">{clock}</time>'
+
+
+def _text(text: object) -> str:
+    """A text that comes from a run: short, and harmless."""
+    words_ = str(text)
+    return escape(words_ if len(words_) <= LONGEST else words_[: LONGEST - 1] + "…")

@@ -1,0 +1,182 @@
+"""The page's charts: what a record holds, told by the stories that the report tells as well. Pure."""
+
+from collections.abc import Sequence
+from math import isfinite
+
+from tandem.charts import drawing, rows
+from tandem.charts.chart import Axis, Band, Look, Point, Points
+from tandem.charts.palette import Role
+from tandem.charts.rows import Row, Rows
+from tandem.charts.series import Series
+from tandem.charts.stories import Losses, pace, training
+from tandem.report.words import duration, reason, share
+from tandem.snapshot import Snapshot
+from tandem.status import Score, Status
+from tandem_coordinator.page.record import Formed, Record
+from tandem_coordinator.page.results import Result
+
+SMOOTH_FROM = 100
+"""Fewer losses are drawn as they are."""
+UNITS = (("s", 1.0, 240.0), ("min", 60.0, 4 * 3600.0), ("h", 3600.0, 4 * 86400.0), ("days", 86400.0, float("inf")))
+"""Name, seconds, and up to which length of an axis it is the one to read in."""
+KINDS: tuple[tuple[str, str, Role, str], ...] = (
+    ("trainer", "TRAINING", "trainer", "rank"),
+    ("gpu", "GPUS", "gpu", "GPU"),
+    ("evaluator", "EVALUATION", "evaluator", "evaluator"),
+)
+
+
+def losses(record: Record, status: Status, look: Look) -> str:
+    """Training loss and scores over steps; empty while there is nothing of them."""
+    found = record.loss if len(record.loss) else record.told_loss
+    results = sorted(record.results.found.values(), key=lambda result: result.checkpoint.step)
+    metric = (status.best_checkpoint or status.latest_evaluation or _NO_SCORE).metric
+    counting = [result for result in results if record.counts(result.checkpoint) and not result.skipped]
+    off = [result for result in results if not record.counts(result.checkpoint)]
+    if not len(found) and not counting:
+        return ""
+    best = status.best_checkpoint
+    smooth = len(found) >= SMOOTH_FROM
+    told = Losses(
+        each=found.envelope(),
+        mean=found.smoothed() if smooth else (),
+        mean_of="mean of a 50th of the run",
+        redone=tuple(record.redone),
+        tested=_of(counting, "loss"),
+        scored=_of(counting, metric),
+        off=_of(off, metric),
+        best=None if best is None else (float(best.step), best.value),
+        best_at="" if best is None else f"at step {best.step:,}",
+        metric=metric,
+        not_finite=tuple(float(step) for step in record.not_finite),
+    )
+    last = max([found.last.x if found.last else 0.0, *(float(result.checkpoint.step) for result in counting), 1.0])
+    axis = Axis(low=0.0, high=last, label="step", whole=True)
+    description = f"Training loss and test {metric} over {last:,.0f} steps."
+    return drawing.draw(f"losses-{_name(look)}", "Loss and score", description, [training(told, axis)], look)
+
+
+def speed(record: Record, look: Look) -> str:
+    """Throughput and the size of the group over time; empty while nothing was formed."""
+    if record.begun is None:
+        return ""
+    unit, scale = _unit(record.now)
+    story = pace(
+        _scaled(record.throughput.means(), scale),
+        _scaled(_sizes(record), scale),
+        _axis(record, unit, scale),
+        _bands(record, scale),
+        spread=_scaled(record.throughput.envelope(), scale) if len(record.throughput) > 400 else (),
+    )
+    return drawing.draw(
+        f"speed-{_name(look)}",
+        "Throughput and world size",
+        "Samples a second and ranks over time.",
+        [story],
+        look,
+    )
+
+
+def use(record: Record, snapshot: Snapshot, look: Look) -> str:
+    """A row for each process; empty while none has told its use."""
+    unit, scale = _unit(record.now)
+    slow = {str(straggler.rank): straggler.ratio for straggler in snapshot.status.stragglers}
+    groups = []
+    for kind, caption, color, word in KINDS:
+        known = record.use[kind]
+        found = tuple(
+            Row(
+                label=f"{word} {name.removeprefix('evaluator-')}",
+                color=color,
+                points=_scaled(known[name].means(), scale),
+                beside=_newest(known[name], kind),
+                alert=f"{slow[name]:.1f}× slow" if kind == "trainer" and name in slow else "",
+            )
+            for name in sorted(known, key=_natural)
+            if _is_there(known[name], record.now)
+        )
+        if found:
+            groups.append(Rows(caption=caption, rows=found))
+    if not groups:
+        return ""
+    marks = [record.shown(save.at) / scale for save in record.saves.values()]
+    return rows.draw(
+        f"use-{_name(look)}",
+        "Processor use",
+        "Busy cores of each process over time, and when checkpoints were written.",
+        groups,
+        marks,
+        _axis(record, unit, scale),
+        look,
+    )
+
+
+_NO_SCORE = Score(name="", step=0, metric="accuracy", value=0.0)
+
+
+def _name(look: Look) -> str:
+    return "narrow" if look.narrow else "wide"
+
+
+def _of(results: Sequence[Result], metric: str) -> list[Point]:
+    return [(float(r.checkpoint.step), r.metrics[metric]) for r in results if isfinite(r.metrics.get(metric, _NAN))]
+
+
+_NAN = float("nan")
+
+
+def _scaled(points: Points, scale: float) -> Points:
+    return [(x / scale, y) for x, y in points] if scale != 1.0 else points
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+    return next((name, length) for name, length, longest in UNITS if seconds < longest)
+
+
+def _axis(record: Record, unit: str, scale: float) -> Axis:
+    pauses = tuple((record.shown(at) / scale, duration(length)) for at, length in record.pauses)
+    return Axis(low=0.0, high=max(record.now, 1.0) / scale, label=f"time ({unit})", pauses=pauses)
+
+
+def _sizes(record: Record) -> list[Point]:
+    found: list[Point] = []
+    formed = sorted(record.generations.values(), key=lambda one: one.number)
+    for one in formed:
+        found.append((record.shown(one.opened), float(one.world_size)))
+        if one.closed is not None:
+            found.append((record.shown(one.closed), 0.0))
+    if formed and formed[-1].closed is None:
+        found.append((record.now, float(formed[-1].world_size)))
+    return found
+
+
+def _bands(record: Record, scale: float) -> list[Band]:
+    """The time without a step around each change of the group."""
+    found = []
+    before: Formed | None = None
+    for one in sorted(record.generations.values(), key=lambda one: one.number):
+        if before is not None:
+            stopped = before.closed or one.opened
+            went_on = max(one.first_step or one.opened, stopped)
+            words = (reason(one.reason) or "restarted", f"{duration(went_on - stopped)} without a step")
+            begin, end = record.shown(stopped) / scale, record.shown(went_on) / scale
+            found.append(Band(begin=begin, end=end, words=words))
+        before = one
+    return found
+
+
+def _newest(series: Series, kind: str) -> str:
+    value = next((mean for _, mean in reversed(series.means()[-3:]) if mean is not None), None)
+    if value is None:
+        return "–"
+    return share(value) if kind == "gpu" or value <= 1.15 else f"{value:.1f} cores"
+
+
+def _is_there(series: Series, now: float) -> bool:
+    """Whether a process has been heard of in the last tenth of the run: one that left long ago needs no row."""
+    last = next((x for x, mean in reversed(series.means()) if mean is not None), None)
+    return last is not None and now - last <= max(60.0, now / 10)
+
+
+def _natural(name: str) -> tuple[int, str]:
+    return len(name), name

@@ -1,0 +1,89 @@
+"""The merged evaluations of a run, read once each."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandem.durable import listed, read_json_or_none
+from tandem.numbers import finite
+from tandem.rundir import RunDir
+from tandem.status import CheckpointRef
+
+MOST_FOLDERS = 1000
+"""The newest; what was evaluated before is left to `tandem report`."""
+SETTLED_SECONDS = 2.0
+"""A folder that has not changed for so long is not looked into again until it does."""
+_FOLDER = re.compile(r"^step-(\d{9,15})$")
+_RESULT = re.compile(r"^g(\d{6,15})(\.skipped)?\.json$")
+
+
+Key = tuple[str, int]
+"""A checkpoint's name and its generation: after a restart a name may come back."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What evaluators made of one checkpoint."""
+
+    checkpoint: CheckpointRef
+    metrics: dict[str, float]
+    """Finite ones alone; empty if it was passed over."""
+    finished_at: float | None
+    skipped: bool = False
+
+
+class Results:
+    """All results that are there, by checkpoint. For one thread."""
+
+    def __init__(self, rundir: RunDir) -> None:
+        self._rundir = rundir
+        self._settled: dict[str, int] = {}
+        self.found: dict[Key, Result] = {}
+
+    def look(self, now: float) -> None:
+        """Read what is new.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        folders = [path for path in listed(self._rundir.evaluations) if _FOLDER.match(path.name)]
+        for folder in folders[-MOST_FOLDERS:]:
+            try:
+                changed = folder.stat().st_mtime_ns
+            except FileNotFoundError:
+                continue
+            if self._settled.get(folder.name) == changed:
+                continue
+            for result in self._of(folder):
+                key = result.checkpoint.name, result.checkpoint.generation
+                if not result.skipped or key not in self.found:
+                    self.found[key] = result
+            if now - changed / 1e9 > SETTLED_SECONDS:
+                self._settled[folder.name] = changed
+        while len(self.found) > MOST_FOLDERS:
+            oldest = min(self.found)
+            del self.found[oldest]
+            self._settled.pop(oldest[0], None)
+
+    def _of(self, folder: Path) -> Iterator[Result]:
+        match = _FOLDER.match(folder.name)
+        assert match is not None
+        for path in listed(folder):
+            if (name := _RESULT.match(path.name)) is None:
+                continue
+            reference = CheckpointRef(name=folder.name, step=int(match[1]), generation=int(name[1]))
+            content = read_json_or_none(path)
+            content = content if isinstance(content, dict) else {}
+            if name[2]:
+                yield Result(reference, {}, finite(content.get("at")), skipped=True)
+            elif metrics := _metrics(content.get("metrics")):
+                yield Result(reference, metrics, finite(content.get("finishedAt")))
+
+
+def _metrics(value: Any) -> dict[str, float]:
+    if not isinstance(value, dict):
+        return {}
+    numbers = {str(name): finite(entry) for name, entry in value.items()}
+    return {name: number for name, number in numbers.items() if number is not None}

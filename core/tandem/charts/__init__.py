@@ -1,0 +1,12 @@
+"""Charts of a run as values, and as SVG text: what the live page and `tandem report` both show.
+
+    palette    the colours of all pictures, for light and for dark
+    chart      a chart as a value: panels of curves over one axis
+    scale      from numbers to places: ticks, logarithms, words beside an axis
+    series     a series that grows for weeks in bounded memory, without losing a spike
+    stories    which curves tell of loss and scores, of throughput and the group
+    drawing    charts as SVG text
+    rows       processor use as rows over time, as SVG text
+
+Python's standard library alone: the coordinator's image has no numpy, and the page is drawn beside heartbeats.
+"""

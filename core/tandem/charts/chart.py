@@ -1,0 +1,103 @@
+"""A chart as a value: what it shows, and nothing of how it is drawn."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tandem.charts.palette import Role
+
+Point = tuple[float, float | None]
+"""A place on both axes; None: the line is broken here."""
+Points = Sequence[Point]
+
+Kind = Literal["line", "stairs", "dots", "star"]
+Unit = Literal["number", "share", "count"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Points of one colour."""
+
+    points: Points
+    """x ascends."""
+    color: Role
+    label: str = ""
+    """What the legend calls it; empty: it has no place there."""
+    kind: Kind = "line"
+    """`line`; `stairs`: each value holds until the next; `dots`: a line with a dot at each; `star`: no line."""
+    width: float = 1.8
+    """Of the line, in pixels."""
+    strength: float = 1.0
+    """How much it covers what is under it, 0 to 1."""
+    filled: bool = False
+    """Whether the area down to 0 is tinted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """A stretch of the x axis that is shaded, for instance a time without steps."""
+
+    begin: float
+    end: float
+    words: tuple[str, ...] = ()
+    """Lines above its end, where there is room."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    curves: tuple[Curve, ...]
+    unit: Unit = "number"
+    """How its y values are read: 0.0213; 98.6 %; whole numbers alone."""
+    from_zero: bool = False
+    """Whether y begins at 0; otherwise where the values do."""
+    may_be_logarithmic: bool = False
+    """Whether y may be logarithmic, which it is where the values span more than a factor of 30."""
+    bands: tuple[Band, ...] = ()
+    flags: tuple[float, ...] = ()
+    """Places on x at which something was wrong: crosses at the foot."""
+    flag: str = ""
+    """What the flags mean, for the legend."""
+    aside: str = ""
+    """A word at the right of the title, in the colour of checkpoints."""
+    height: float = 1.0
+    """Relative to an ordinary panel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """The x axis of a chart."""
+
+    low: float
+    high: float
+    label: str
+    whole: bool = False
+    """Whether it counts something, as steps."""
+    pauses: tuple[tuple[float, str], ...] = ()
+    """Where a time in which nothing ran was cut out, and how long it was, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """Panels above each other over one axis."""
+
+    axis: Axis
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True)
+class Look:
+    """For which place a chart is drawn."""
+
+    width: float
+    """Pixels."""
+    narrow: bool = False
+    """For a phone: what stands side by side elsewhere stands below each other."""
+    panel_height: float = field(default=150.0)
+    """Pixels of an ordinary panel."""
+
+
+WIDE = Look(1072.0)
+NARROW = Look(358.0, narrow=True, panel_height=130.0)

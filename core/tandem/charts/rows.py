@@ -1,0 +1,122 @@
+"""Processor use as rows: one for each process, filled to its busy cores, its mean or newest value beside it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from tandem.charts.chart import Axis, Look, Points
+from tandem.charts.drawing import FOOT, framed, line, text, time_axis
+from tandem.charts.palette import Role
+from tandem.charts.scale import Scale
+from tandem.charts.series import shorten
+
+ROW, SPACE, CAPTION = 24.0, 6.0, 22.0
+"""Pixels of a row, between two, and of a heading."""
+MOST_POINTS, LEAST_POINTS = 3000, 60
+"""Of all rows together, and of each: a page of many processes is sent again and again."""
+LEFT_WIDE, LEFT_NARROW, RIGHT = 128.0, 98.0, 76.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One process."""
+
+    label: str
+    color: Role
+    points: Points
+    """Busy cores (of a GPU: its busy share) over time, each since the one before."""
+    beside: str
+    """What stands at its right end."""
+    alert: str = ""
+    """What is wrong with it, if something is: its name is then in the colour of warnings, and this beside it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Processes of one kind."""
+
+    caption: str
+    rows: tuple[Row, ...]
+
+
+def draw(
+    name: str, title: str, description: str, groups: Sequence[Rows], marks: Sequence[float], axis: Axis, look: Look
+) -> str:
+    """One svg element with all groups over one axis of time.
+
+    Args:
+        name: prefix of the ids in it.
+        marks: when checkpoints were committed.
+    """
+    left = LEFT_NARROW if look.narrow else LEFT_WIDE
+    width = look.width - left - RIGHT
+    across = Scale(axis.low, axis.high if axis.high > axis.low else axis.low + 1.0)
+    points = min(int(width), max(LEAST_POINTS, MOST_POINTS // max(1, sum(len(group.rows) for group in groups))))
+    parts: list[str] = []
+    y = 0.0
+    for group in groups:
+        color = group.rows[0].color if group.rows else "muted"
+        parts.append(text(0, y + CAPTION - 8, group.caption, color, bold=True, size=11))
+        y += CAPTION
+        for row in group.rows:
+            parts += _row(row, across, left, y, width, points)
+            y += ROW + SPACE
+    if marks:
+        parts += _lane(marks, across, left, y, width)
+        y += ROW
+    parts += time_axis(axis, left, width, y)
+    return framed(name, title, description, parts, look.width, y + 26.0 + FOOT)
+
+
+def _row(row: Row, across: Scale, left: float, top: float, width: float, points: int) -> list[str]:
+    known = [value for _, value in row.points if value is not None]
+    most = max(1.0, ceil(max(known, default=0.0) - 0.15))
+    letters = int((left - 8) / 6.6)
+    label = row.label if len(row.label) <= letters else row.label[: letters - 1] + "…"
+    bottom = top + ROW
+    parts = [
+        text(left - 8, bottom - 8, label, "alert" if row.alert else "ink", "end", bold=bool(row.alert)),
+        text(left + width + 7, bottom - 8, row.alert or row.beside, "alert" if row.alert else row.color, bold=True),
+        line(left, bottom, left + width, bottom, "line", 0.7),
+    ]
+    return [*parts, *_filled(row, across, left, bottom, width, most, points)]
+
+
+def _filled(row: Row, across: Scale, left: float, bottom: float, width: float, most: float, points: int) -> list[str]:
+    """One path for the whole row: up at the beginning of each stretch, along its values, down again at its end."""
+    steps: list[str] = []
+    before: float | None = None
+    is_up, level = False, ""
+    for x, value in shorten(row.points, points):
+        place = left + across.place(x) * width
+        if value is None:
+            steps += [f"V{bottom:g}Z"] if is_up else []
+            before, is_up, level = None, False, ""
+            continue
+        height = f"{bottom - min(1.0, value / most) * (ROW - 2):.1f}"
+        if before is not None:
+            if not is_up:
+                steps.append(f"M{before:.1f} {bottom:g}")
+            # Of a level that goes on, the last end counts.
+            if is_up and height == level:
+                steps[-1] = f"H{place:.1f}"
+            else:
+                steps += [f"V{height}", f"H{place:.1f}"]
+            is_up, level = True, height
+        before = place
+    steps += [f"V{bottom:g}Z"] if is_up else []
+    path = "".join(steps)
+    return [f'<path d="{path}" fill="var(--{row.color})" fill-opacity="0.72"/>'] if path else []
+
+
+def _lane(marks: Sequence[float], across: Scale, left: float, top: float, width: float) -> list[str]:
+    y = top + ROW / 2
+    parts = [text(left - 8, y + 4, "checkpoints", "checkpoint", "end"), line(left, y, left + width, y, "line", 0.7)]
+    seen: set[int] = set()
+    for mark in marks:
+        x = left + across.place(mark) * width
+        if int(x / 3) in seen:
+            continue
+        seen.add(int(x / 3))
+        parts.append(f'<path d="M{x:.1f} {y - 5:.1f}l4 5l-4 5l-4 -5Z" fill="var(--checkpoint)"/>')
+    return parts

@@ -1,0 +1,140 @@
+"""`tandem open [RUN|NAME]`: the live page of a run, in a browser."""
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tandem.cli.cluster import INTERRUPTED, ContextOption, NamespaceOption, named
+from tandem.cli.runs import RUNS
+from tandem.cluster import forwarding
+from tandem.cluster.complaint import ClusterError, NotFound
+from tandem.cluster.forwarding import Forward
+from tandem.cluster.kubectl import Kubectl
+from tandem.cluster.sight import ask_job
+from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
+from tandem.durable import read_json_or_none
+from tandem.local.prepare import ENDPOINT
+from tandem.mistake import UserError
+
+MOST_NAMED = 8
+
+
+def open(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|NAME",
+            help="A run directory of this machine, or the name of a job on a cluster.",
+            show_default="the run that is going on here",
+        ),
+    ] = "",
+    print_only: Annotated[
+        bool, typer.Option("--print", help="Print the address instead of opening it; it is good for once.")
+    ] = False,
+    port: Annotated[
+        int,
+        typer.Option(
+            "--port", min=0, max=65535, help="Port of this machine, for a cluster.", show_default="a free one"
+        ),
+    ] = 0,
+    namespace: NamespaceOption = "",
+    context: ContextOption = "",
+) -> None:
+    """Open the live page of a run: loss and scores, throughput, processors, members, and what happened.
+
+    Of a job on a cluster it is reached through kubectl port-forward, until Ctrl-C. The address opens the page once and
+    within ten minutes; the browser may look for a week.
+    """
+    folder = None if namespace or context else _local(run)
+    if folder is not None:
+        _show(_invited(*_endpoint(folder)), print_only)
+        return
+    raise typer.Exit(_on_a_cluster(Kubectl(namespace, context), named(run), port, print_only))
+
+
+def _local(run: str) -> Path | None:
+    """The run directory that is meant, None for a job on a cluster."""
+    if not run:
+        return _only_run()
+    if Path(run).is_dir() or "/" in run:
+        return Path(run)
+    return RUNS / run if (RUNS / run / ENDPOINT).is_file() else None
+
+
+def _only_run() -> Path:
+    going = sorted(path.parent for path in RUNS.glob(f"*/{ENDPOINT}"))
+    if len(going) == 1:
+        return going[0]
+    if not going:
+        raise UserError(f"no run is going on in {RUNS}/. Give a run directory, or the name of a job on a cluster")
+    some = ", ".join(str(path) for path in going[:MOST_NAMED])
+    raise UserError(f"several runs are going on: {some}. Say which: tandem open {going[0]}")
+
+
+def _endpoint(folder: Path) -> tuple[str, str]:
+    """Address and token of the coordinator of a run on this machine."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} does not exist; give the run directory that `tandem run` named")
+    file = folder / ENDPOINT
+    if not file.exists():
+        raise UserError(f"{folder} is not going on, so it has no live page. What it was: tandem report {folder}")
+    content: Any = read_json_or_none(file)
+    if not isinstance(content, dict) or not {"url", "token"} <= content.keys():
+        raise UserError(f"{file} cannot be read; it belongs to whoever started the run, and says where its page is")
+    return str(content["url"]).removeprefix("http://"), str(content["token"])
+
+
+def _invited(endpoint: str, token: str) -> str:
+    """The address that opens the page once."""
+    try:
+        with CoordinatorClient(endpoint, token) as client:
+            return f"http://{endpoint}/open#{client.invitation()}"
+    except (Unreachable, Refused, ValueError) as error:
+        raise UserError(f"{error}. Is the run still going on?") from error
+
+
+def _show(address: str, print_only: bool) -> None:
+    if print_only:
+        typer.echo(address)
+        return
+    page = address.partition("/open")[0]
+    if webbrowser.open(address):
+        typer.echo(f"opened {page}")
+    else:
+        typer.echo(f"there is no browser here; open this, which is good for once: {address}")
+
+
+def _on_a_cluster(kubectl: Kubectl, name: str, port: int, print_only: bool) -> int:
+    if over := _ended(kubectl, name):
+        raise UserError(f"{over}, and its coordinator is gone, and the page with it. See: tandem status {name}")
+    token = forwarding.token(kubectl, name)
+    try:
+        with Forward(kubectl, name, port) as forward:
+            _show(_invited(forward.endpoint, token), print_only)
+            typer.echo(f"http://{forward.endpoint} leads to {name}; Ctrl-C closes it", err=True)
+            over = forwarding.until_it_ends(forward, lambda: _ended_if_known(kubectl, name), _tell)
+            typer.echo(over, err=True)
+            return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _ended(kubectl: Kubectl, name: str) -> str:
+    """How the job has ended, empty while it has not."""
+    job = ask_job(kubectl, name)
+    return f"{name} has ended ({job.status.phase})" if job.ended else ""
+
+
+def _ended_if_known(kubectl: Kubectl, name: str) -> str:
+    try:
+        return _ended(kubectl, name)
+    except NotFound:
+        return f"{name} was deleted"
+    except ClusterError:
+        return ""
+
+
+def _tell(text: str) -> None:
+    typer.echo(text, err=True)

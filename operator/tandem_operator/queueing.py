@@ -1,0 +1,34 @@
+"""Workers that wait in a queue of Kueue's: which pod group they are. Pure.
+
+Kueue starts the pods of a group together, takes a replacement in while at least one of the group has not ended, and is
+done with a group, for good, when all have. It never changes a group's size. So a worker joins the group of those that
+are at work, and where nobody is, or another size or queue is wished for, a new group begins, which is queued anew.
+
+That ended pods release what they held is said by an annotation (`retriable-in-group: "false"`). Without it Kueue keeps
+the quota of a job that has failed, and the pods of one that was suspended or deleted, until somebody replaces them.
+
+Rejected: workers queued one by one (a job could get a part of its workers while another holds the rest); deleting
+Kueue's Workload objects (it then deletes pods that have ended, whose logs somebody wants to read, and the operator
+would need a right on them); groups that serve (their quota is kept while no pod is there).
+"""
+
+from collections.abc import Sequence
+
+from tandem.job import DistributedTrainingJob
+from tandem_operator import names
+from tandem_operator.observed import Group, Pod
+
+
+def group_of(job: DistributedTrainingJob, workers: Sequence[Pod], entropy: str) -> Group | None:
+    """The group that workers belong to now; None if they are not queued.
+
+    Args:
+        workers: all worker pods, oldest first.
+        entropy: makes the name of a new group unique.
+    """
+    queue, size = job.spec.run_policy.queue_name, job.spec.workers.replicas
+    if queue is None:
+        return None
+    begun = (pod.group for pod in workers if not pod.ended and pod.group is not None)
+    fitting = (group for group in begun if (group.queue, group.size) == (queue, size))
+    return next(fitting, Group(queue, names.group(job.metadata.name, entropy), size))

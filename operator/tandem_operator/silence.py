@@ -1,0 +1,91 @@
+"""Coordinators that have stopped answering, although their pods are ready: what a dead node looks like from outside
+until the cluster notices, which by default takes it 40 seconds. A group whose member died with that node waits for its
+coordinator all that time.
+
+A coordinator that answered before is named, so that another one takes its place elsewhere,
+
+    once nobody on its node so much as refused a connection, twice in a row: so nodes look that are dead;
+    or once it has not answered for longer than its own kubelet would take to see that it hangs.
+
+A wrong guess costs a restart of a coordinator, which training does not notice. Still, our own blindness is nobody's
+death: while most coordinators are silent it is probably us who are cut off or too slow, and none is named.
+
+Rejected: readiness of nodes (it is what takes the 40 seconds, and needs a right on nodes), a shorter grace time for
+nodes (not ours to set), a lease that each coordinator renews in the API server (a write a job every few seconds).
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+SILENT_SECONDS = 6.0
+"""From the first question that was not answered. A coordinator that hangs on a node that lives is not ready any more
+after 3 to 4 seconds, and then its kubelet restarts it."""
+LEAST_QUESTIONS = 2
+"""One may have lasted because we were stopped ourselves."""
+GONE_SECONDS, LEAST_KNOCKS = 2.0, 2
+"""From the first question of which nobody took the connection, and so many of those. Each knocks twice."""
+FEW = 3
+"""Of so many silent coordinators at most, it does not matter that they are most of those there are."""
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass
+class _Course:
+    """How one coordinator's pod has answered."""
+
+    uid: str
+    since: float | None = None
+    """When the first question was asked that was not answered; None: the last one was."""
+    unanswered: int = 0
+    """Questions since then."""
+    unreached: int = 0
+    """Of those, the last ones in a row of which nobody took the connection."""
+
+
+class Silence(Generic[K]):
+    """Which coordinators do not answer any more. One that has never answered is not known here. Times are those of a
+    monotonic clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._courses: dict[K, _Course] = {}
+
+    def __len__(self) -> int:
+        """How many coordinators have answered, whether they still do or not."""
+        return len(self._courses)
+
+    def note(self, key: K, uid: str, asked: float, answered: bool, reached: bool = True) -> None:
+        """A question to the coordinator in the pod `uid` was answered, or was not.
+
+        Args:
+            asked: when the question was asked.
+            reached: somebody took the connection or refused it.
+        """
+        course = self._courses.get(key)
+        if answered:
+            self._courses[key] = _Course(uid)
+        elif course is not None and course.uid != uid:
+            del self._courses[key]
+        elif course is not None:
+            course.since = asked if course.since is None else course.since
+            course.unanswered += 1
+            course.unreached = 0 if reached else course.unreached + 1
+
+    def fallen(self, key: K, now: float) -> str | None:
+        """The UID of the pod whose coordinator has been silent for too long, None if there is none."""
+        course = self._courses.get(key)
+        if course is None or course.since is None:
+            return None
+        silent = now - course.since
+        hangs = course.unanswered >= LEAST_QUESTIONS and silent >= SILENT_SECONDS
+        gone = course.unreached >= LEAST_KNOCKS and silent >= GONE_SECONDS
+        return course.uid if (hangs or gone) and not self._is_ours() else None
+
+    def forget(self, key: K) -> None:
+        """There is no such coordinator any more."""
+        self._courses.pop(key, None)
+
+    def _is_ours(self) -> bool:
+        silent = sum(course.since is not None for course in self._courses.values())
+        return silent > FEW and 2 * silent > len(self._courses)

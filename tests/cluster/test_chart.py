@@ -1,0 +1,202 @@
+"""The chart on a real cluster: installed, upgraded while a job trains, uninstalled, and confined to a namespace."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tandem_operator.rights import rules
+from tests.cluster.helm import CHART, Helm
+from tests.cluster.images import Images
+from tests.cluster.operated import CRD, ROOT, Job, kubectl, manifest
+from tests.cluster.pods import Namespace, eventually, restricted
+from tests.cluster.test_operator_faults import LONG
+
+COLUMN = {"name": "Generation", "type": "integer", "jsonPath": ".status.generation"}
+KIND = "distributedtrainingjobs.tandem.dev"
+STEP = """\
+import json, os, urllib.request
+request = urllib.request.Request("http://127.0.0.1:7070/status")
+request.add_header("Authorization", "Bearer " + os.environ["TANDEM_TOKEN"])
+print(json.load(urllib.request.urlopen(request, timeout=10))["status"]["progress"]["step"])
+"""
+INSTALLER = "platform"
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[Namespace]:
+    """Where releases are."""
+    with restricted() as found:
+        yield found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def crd_as_it_was(system: Namespace) -> Iterator[None]:
+    """Other tests go on with the CRD as the sources have it, and with one that belongs to no release."""
+    yield
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
+    marks = [f"meta.helm.sh/release-{what}-" for what in ("name", "namespace")]
+    kubectl("annotate", "crd", KIND, *marks, "helm.sh/resource-policy-")
+
+
+def named(images: Images) -> dict[str, Any]:
+    """The images as values."""
+    found: dict[str, Any] = {}
+    for name in ("operator", "trainer", "evaluator"):
+        registry, _, rest = getattr(images, name).rpartition("/")
+        repository, _, tag = rest.rpartition(":")
+        found[name] = {"registry": registry, "repository": repository, "tag": tag}
+    return {"images": found}
+
+
+def there(kind: str, name: str, namespace: str = "") -> bool:
+    options = ["-n", namespace] if namespace else []
+    return kubectl("get", kind, name, "--ignore-not-found", "-o", "name", *options) != ""
+
+
+def step_in(job: Job) -> int:
+    """The step as the coordinator itself says it, whether there is an operator or not."""
+    (coordinator,) = job.live("coordinator")
+    return int(job.namespace("exec", coordinator, "--", "python3", "-c", STEP))
+
+
+def pods(job: Job) -> dict[str, str]:
+    """Every pod of a job, with its UID and how often it was started again."""
+    return {
+        pod["metadata"]["name"]: f"{pod['metadata']['uid']} {pod['status']['containerStatuses'][0]['restartCount']}"
+        for role in ("coordinator", "worker", "evaluator")
+        for pod in job.pods(role)
+    }
+
+
+def can_i(verb: str, user: str, namespace: Namespace) -> bool:
+    """Whether somebody may do that with jobs."""
+    return namespace("auth", "can-i", verb, KIND, f"--as={user}", check=False).strip() == "yes"
+
+
+@pytest.fixture
+def released(helm: Helm, system: Namespace) -> Iterator[None]:
+    """No release is left behind."""
+    yield
+    helm("uninstall", "tandem", f"--namespace={system.name}", "--ignore-not-found")
+
+
+@pytest.mark.timeout(900)
+def test_a_release_is_installed_upgraded_and_removed_while_a_job_trains(
+    helm: Helm, images: Images, system: Namespace, namespace: Namespace, released: None, tmp_path: Path
+) -> None:
+    at = ("tandem", f"--namespace={system.name}")
+    waiting = ("--wait", "--timeout=150s")
+    # Tests before this one may have installed the CRD by themselves.
+    notes = helm("install", *at, CHART, *waiting, "--take-ownership", values=named(images))
+    assert f"kubectl -n {system.name} rollout status deployment/tandem-operator" in notes
+    assert "kubectl apply -f examples/digits.yaml" in notes
+    system("rollout", "status", "deployment/tandem-operator", "--timeout=1s")
+
+    for role in ("edit", "view"):
+        namespace("create", "rolebinding", role, f"--clusterrole={role}", f"--user=has-{role}")
+    # Roles are put together by a controller, a moment later.
+    eventually(
+        lambda: can_i("create", "has-edit", namespace) and can_i("list", "has-view", namespace), "both rights", 20.0
+    )
+    assert not can_i("create", "has-view", namespace)
+    assert not can_i("list", "somebody", namespace)
+
+    long = Job(namespace, "long")
+    long.apply(manifest("long", trainer=LONG))
+    digits = Job(namespace, "digits")
+    namespace("apply", "-f", str(ROOT / "examples/digits.yaml"))
+    long.becomes(lambda: long.status.get("worldSize") == 2 and long.trains(), "two workers in one group")
+    long.becomes(lambda: long.live("evaluator"), "its evaluator")
+    before, generation = pods(long), long.status["generation"]
+
+    newer = tmp_path / "tandem"
+    shutil.copytree(CHART, newer)
+    crd = yaml.safe_load(CRD.read_text())
+    crd["spec"]["versions"][0]["additionalPrinterColumns"].append(COLUMN)
+    (newer / "files/crd.yaml").write_text(yaml.safe_dump(crd))
+    more = {**named(images), "operator": {"podAnnotations": {"release": "second"}}}
+    helm("upgrade", *at, newer, *waiting, values=more)
+    eventually(lambda: "GENERATION" in namespace("get", "dtj"), "the column of the new CRD", 30.0)
+    (operator,) = json.loads(system("get", "pods", "-o", "json"))["items"]
+    assert operator["metadata"]["annotations"]["release"] == "second"
+    long.trains(beyond=long.step)
+    assert (pods(long), long.status["generation"]) == (before, generation)
+    assert digits.reaches("Succeeded", seconds=400) == "Succeeded"
+
+    said = helm("uninstall", *at, "--wait", "--timeout=60s")
+    assert f"[CustomResourceDefinition] {KIND}" in said, "it should say what it keeps"
+    assert not there("deployment", "tandem-operator", system.name)
+    assert not there("clusterrole", "tandem-operator")
+    assert there("crd", KIND)
+    step = step_in(long)
+    eventually(lambda: step_in(long) > step + 5, "steps without an operator", 60.0, otherwise=long.describe)
+    assert pods(long) == before
+
+    # The CRD that stayed is the next release's again, of the same name and in the same namespace.
+    helm("install", *at, CHART, *waiting, values=named(images))
+    assert long.trains(beyond=step_in(long)) > step
+    assert (pods(long), long.status["generation"]) == (before, generation)
+    assert "GENERATION" not in namespace("get", "dtj")
+    namespace("delete", "dtj", "long", "--wait=false")
+
+
+@pytest.fixture
+def team() -> Iterator[Namespace]:
+    """The only namespace that an operator looks after, and that its installer has rights in."""
+    with restricted() as found:
+        yield found
+
+
+def grant(user: str, namespace: Namespace) -> None:
+    """Make somebody the admin of a namespace, who may hand on what the operator needs there."""
+    namespace("create", "role", "handed-on", "--verb=get", "--resource=pods")
+    patch = json.dumps({"rules": rules()})
+    namespace("patch", "role", "handed-on", "--type=merge", "-p", patch)
+    namespace("create", "rolebinding", "handed-on", "--role=handed-on", f"--user={user}")
+    namespace("create", "rolebinding", "admin", "--clusterrole=admin", f"--user={user}")
+
+
+@pytest.mark.timeout(600)
+def test_confined_to_a_namespace_nobody_needs_rights_in_the_whole_cluster(
+    helm: Helm, images: Images, system: Namespace, namespace: Namespace, team: Namespace, released: None
+) -> None:
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
+    for one in (system, team):
+        grant(INSTALLER, one)
+    modes = ["ReadWriteMany", "ReadWriteOnce"]
+    values = {
+        **named(images),
+        "crds": {"enabled": False},
+        "operator": {"namespaces": [team.name]},
+        "jobs": {"accessModes": modes},
+    }
+    at = ("tandem", CHART, f"--namespace={system.name}")
+    notes = helm("install", *at, "--wait", "--timeout=150s", f"--kube-as-user={INSTALLER}", values=values)
+    assert f"kubectl -n {team.name} apply -f examples/digits.yaml" in notes
+
+    account = f"system:serviceaccount:{system.name}:tandem-operator"
+
+    def may(verb: str, what: str, *where: str) -> str:
+        return team("auth", "can-i", verb, what, *where, f"--as={account}", check=False).strip()
+
+    everywhere = ("--all-namespaces",)
+    assert [may("create", "pods"), may("list", KIND), may("get", "secrets")] == ["yes"] * 3
+    assert [may("list", "secrets"), may("delete", "secrets"), may("create", "roles")] == ["no"] * 3
+    assert [may("list", KIND, *everywhere), may("list", "pods", *everywhere), may("get", "nodes")] == ["no"] * 3
+    bound = json.loads(kubectl("get", "clusterrolebindings", "-o", "json"))["items"]
+    subjects = [one for binding in bound for one in binding.get("subjects", []) if one["kind"] == "ServiceAccount"]
+    assert (system.name, "tandem-operator") not in [(one.get("namespace"), one["name"]) for one in subjects]
+
+    job, elsewhere = Job(team, "short"), Job(namespace, "elsewhere")
+    elsewhere.apply(manifest("elsewhere"))
+    job.apply(manifest("short"))
+    job.reaches("Succeeded", seconds=300)
+    assert team.get("pvc", "short-checkpoints")["spec"]["accessModes"] == modes
+    assert elsewhere.phase == "", "it is nobody's"
+    assert "event=look-broken" not in system("logs", "deployment/tandem-operator")
+    namespace("delete", "dtj", "elsewhere", "--wait=false")

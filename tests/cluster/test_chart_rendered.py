@@ -1,0 +1,412 @@
+"""What helm makes of the chart: each switch, the words for wrong values, and that a real API server takes every object.
+
+The kinds of the Prometheus operator are not on the test cluster. Stand-ins with the real group, version and names are
+installed for the dry run: they show that the API server finds a place for the objects, not that their fields are right.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tandem.schema.crd import crd
+from tandem_operator.__main__ import _options
+from tandem_operator.objects import Volumes
+from tandem_operator.pods import Images, coordinator
+from tandem_operator.rights import rules
+from tests.cluster.helm import CHART, Helm
+from tests.cluster.operated import kubectl
+from tests.cluster.pods import Manifest, Namespace, restricted
+from tests.unit.operator_job import IMAGES, job
+
+DASHBOARDS = sorted((CHART / "files/dashboards").glob("*.json"))
+ALERTS = CHART / "files/alerts.yaml"
+MONITORING = {"ServiceMonitor": "servicemonitors", "PodMonitor": "podmonitors", "PrometheusRule": "prometheusrules"}
+DIGEST = "sha256:" + "0" * 64
+EVERYTHING: dict[str, Any] = {
+    "extraLabels": {"team": "ml"},
+    "images": {"registry": "registry.example/team", "pullSecrets": ["registry"], "trainer": {"digest": DIGEST}},
+    "operator": {
+        "nodeSelector": {"disk": "ssd"},
+        "tolerations": [{"key": "control-plane", "operator": "Exists", "effect": "NoSchedule"}],
+        "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+        "priorityClassName": "system-cluster-critical",
+        "podAnnotations": {"checked": "yes"},
+        "podLabels": {"tier": "control"},
+        "pdb": {"enabled": True},
+    },
+    "serviceAccount": {"annotations": {"role": "operator"}},
+    "jobs": {"storageClassName": "nfs", "accessModes": ["ReadWriteOnce"]},
+    "priorityClasses": [{"name": "tandem-urgent", "value": 1000, "description": "d", "preemptionPolicy": "Never"}],
+    "metrics": {
+        "service": {"annotations": {"prometheus.io/scrape": "true"}},
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "scrapeTimeout": "10s"},
+        "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "scrapeTimeout": "10s"},
+        "alerts": {"enabled": True, "labels": {"release": "prometheus"}},
+        "dashboards": {"enabled": True},
+    },
+    "networkPolicy": {"enabled": True, "metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
+}
+
+
+def of(objects: list[Manifest], kind: str, name: str = "") -> Manifest:
+    """The only object of a kind, or the one of that name."""
+    (found,) = (one for one in objects if one["kind"] == kind and name in ("", one["metadata"]["name"]))
+    return found
+
+
+def kinds(objects: list[Manifest]) -> set[str]:
+    return {one["kind"] for one in objects}
+
+
+def container(objects: list[Manifest]) -> Manifest:
+    found: Manifest = of(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def test_the_chart_has_nothing_that_lint_would_complain_of(helm: Helm) -> None:
+    assert "0 chart(s) failed" in helm("lint", "--strict", CHART)
+    assert "0 chart(s) failed" in helm("lint", "--strict", CHART, values=EVERYTHING)
+
+
+def test_by_default_there_is_an_operator_for_the_whole_cluster_and_nothing_that_needs_more(helm: Helm) -> None:
+    objects = helm.rendered()
+    assert sorted(f"{one['kind']} {one['metadata']['name']}" for one in objects) == [
+        "ClusterRole tandem-jobs-edit",
+        "ClusterRole tandem-jobs-view",
+        "ClusterRole tandem-operator",
+        "ClusterRoleBinding tandem-operator",
+        "CustomResourceDefinition distributedtrainingjobs.tandem.dev",
+        "Deployment tandem-operator",
+        "Service tandem-operator-metrics",
+        "ServiceAccount tandem-operator",
+    ]
+    assert not [one for one in objects if one["kind"].startswith("ClusterRole") and "namespace" in one["metadata"]]
+    assert of(objects, "ClusterRole", "tandem-operator")["rules"] == rules()
+    subject = of(objects, "ClusterRoleBinding")["subjects"][0]
+    assert subject == {"kind": "ServiceAccount", "name": "tandem-operator", "namespace": "tandem-system"}
+
+
+def test_the_operator_is_one_restricted_pod_that_probes_look_at(helm: Helm) -> None:
+    objects = helm.rendered()
+    spec = of(objects, "Deployment")["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+    assert of(objects, "Service")["spec"]["selector"] == spec["selector"]["matchLabels"]
+    ours = container(objects)
+    assert [ours[f"{kind}Probe"]["httpGet"]["path"] for kind in ("liveness", "readiness")] == ["/healthz", "/readyz"]
+    assert ours["securityContext"]["readOnlyRootFilesystem"] is True
+    assert ours["args"] == ["python", "-m", "tandem_operator", "--port=8080", "--access-mode=ReadWriteMany"]
+
+
+def test_the_crd_is_the_models_and_stays_when_the_release_goes(helm: Helm) -> None:
+    found = of(helm.rendered(), "CustomResourceDefinition")
+    assert found["spec"] == json.loads(json.dumps(crd()["spec"]))
+    assert found["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert "annotations" not in of(helm.rendered(crds={"keep": False}), "CustomResourceDefinition")["metadata"]
+    assert "CustomResourceDefinition" not in kinds(helm.rendered(crds={"enabled": False}))
+
+
+def test_confined_to_namespaces_it_has_a_role_in_each_and_no_right_beyond(helm: Helm) -> None:
+    objects = helm.rendered(operator={"namespaces": ["vision", "speech"]}, metrics={"podMonitor": {"enabled": True}})
+    assert not {"ClusterRole", "ClusterRoleBinding"} & kinds(objects)
+    roles = [one for one in objects if one["kind"] in ("Role", "RoleBinding")]
+    assert sorted((one["kind"], one["metadata"]["namespace"]) for one in roles) == [
+        ("Role", "speech"),
+        ("Role", "vision"),
+        ("RoleBinding", "speech"),
+        ("RoleBinding", "vision"),
+    ]
+    assert all(one["rules"] == rules() for one in roles if one["kind"] == "Role")
+    assert {"--namespace=vision", "--namespace=speech"} <= set(container(objects)["args"])
+    assert of(objects, "PodMonitor")["spec"]["namespaceSelector"] == {"matchNames": ["vision", "speech"]}
+
+
+def test_accounts_and_roles_can_be_somebody_elses(helm: Helm) -> None:
+    objects = helm.rendered(serviceAccount={"create": False, "name": "mine"}, rbac={"create": False})
+    assert not {"ServiceAccount", "ClusterRoleBinding"} & kinds(objects)
+    assert of(objects, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
+    named = helm.rendered(serviceAccount={"name": "mine", "annotations": {"a": "b"}}, rbac={"userRoles": False})
+    assert of(named, "ServiceAccount")["metadata"]["annotations"] == {"a": "b"}
+    assert of(named, "ClusterRoleBinding")["subjects"][0]["name"] == "mine"
+    assert [one["metadata"]["name"] for one in named if one["kind"] == "ClusterRole"] == ["tandem-operator"]
+
+
+def test_whoever_may_edit_in_a_namespace_may_edit_its_jobs(helm: Helm) -> None:
+    objects = helm.rendered()
+    edit = of(objects, "ClusterRole", "tandem-jobs-edit")
+    view = of(objects, "ClusterRole", "tandem-jobs-view")
+    prefix = "rbac.authorization.k8s.io/aggregate-to-"
+    assert {f"{prefix}edit", f"{prefix}admin"} <= set(edit["metadata"]["labels"])
+    assert f"{prefix}view" in view["metadata"]["labels"]
+    assert "delete" in edit["rules"][0]["verbs"]
+    assert view["rules"][0]["verbs"] == ["get", "list", "watch"]
+
+
+@pytest.mark.parametrize(
+    ("images", "operator", "trainer", "evaluator"),
+    [
+        ({}, "tandem-operator:0.1.0", "tandem-trainer:0.1.0", "tandem-evaluator:0.1.0"),
+        ({"registry": "r/x", "tag": "2"}, "r/x/tandem-operator:2", "r/x/tandem-trainer:2", "r/x/tandem-evaluator:2"),
+        (
+            {"registry": "r", "tag": "2", "operator": {"digest": DIGEST}, "trainer": {"registry": "gpu/", "tag": "3"}},
+            f"r/tandem-operator@{DIGEST}",
+            "gpu/tandem-trainer:3",
+            "r/tandem-evaluator:2",
+        ),
+        ({"evaluator": {"repository": "a/b"}}, "tandem-operator:0.1.0", "tandem-trainer:0.1.0", "a/b:0.1.0"),
+    ],
+)
+def test_images_are_named_by_registry_repository_and_tag_or_digest(
+    helm: Helm, images: dict[str, Any], operator: str, trainer: str, evaluator: str
+) -> None:
+    ours = container(helm.rendered(images=images))
+    assert ours["image"] == operator
+    assert {one["name"]: one["value"] for one in ours["env"]} == {
+        "TANDEM_OPERATOR_IMAGE": operator,
+        "TANDEM_TRAINER_IMAGE": trainer,
+        "TANDEM_EVALUATOR_IMAGE": evaluator,
+    }
+
+
+def test_everything_that_can_be_said_of_the_operators_pod_is_in_it(helm: Helm) -> None:
+    objects = helm.rendered(**EVERYTHING)
+    template = of(objects, "Deployment")["spec"]["template"]
+    pod, asked = template["spec"], EVERYTHING["operator"]
+    for field in ("nodeSelector", "tolerations", "affinity", "priorityClassName"):
+        assert pod[field] == asked[field]
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    assert template["metadata"]["annotations"] == {"checked": "yes"}
+    assert {"tier": "control", "team": "ml"}.items() <= template["metadata"]["labels"].items()
+    arguments = container(objects)["args"]
+    assert {"--pull-secret=registry", "--storage-class=nfs", "--access-mode=ReadWriteOnce"} <= set(arguments)
+    assert "--access-mode=ReadWriteMany" not in arguments
+    assert container(helm.rendered(images={"pullPolicy": "Always"}))["imagePullPolicy"] == "Always"
+
+
+def test_the_operator_understands_what_the_chart_tells_it(helm: Helm, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {**EVERYTHING, "operator": {"namespaces": ["vision", "speech"]}}
+    ours = container(helm.rendered(**values))
+    for one in ours["env"]:
+        monkeypatch.setenv(one["name"], one["value"])
+    assert ours["args"][:3] == ["python", "-m", "tandem_operator"]
+    told = _options(ours["args"][3:])
+    assert told.images == Images(
+        operator="registry.example/team/tandem-operator:0.1.0",
+        trainer=f"registry.example/team/tandem-trainer@{DIGEST}",
+        evaluator="registry.example/team/tandem-evaluator:0.1.0",
+        pull_secrets=("registry",),
+    )
+    assert told.volumes == Volumes("nfs", ("ReadWriteOnce",))
+    assert (told.namespaces, told.port) == (("vision", "speech"), 8080)
+
+
+def test_labels_of_ones_own_are_on_every_object_and_never_replace_ours(helm: Helm) -> None:
+    values = {**EVERYTHING, "extraLabels": {"team": "ml", "app.kubernetes.io/name": "mine"}}
+    for one in helm.rendered(**values):
+        labels = one["metadata"]["labels"]
+        assert (labels["team"], labels["app.kubernetes.io/name"]) == ("ml", "tandem"), one["metadata"]["name"]
+
+
+@pytest.mark.parametrize(
+    ("values", "prefix"),
+    [({"nameOverride": "t2"}, "tandem-t2"), ({"fullnameOverride": "other"}, "other"), ({}, "tandem")],
+)
+def test_objects_are_called_after_the_release(helm: Helm, values: dict[str, str], prefix: str) -> None:
+    assert of(helm.rendered(**values), "Deployment")["metadata"]["name"] == f"{prefix}-operator"
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ({"metrics": {"serviceMonitor": {"enabled": True}}}, "ServiceMonitor"),
+        ({"metrics": {"podMonitor": {"enabled": True}}}, "PodMonitor"),
+        ({"metrics": {"alerts": {"enabled": True}}}, "PrometheusRule"),
+        ({"metrics": {"dashboards": {"enabled": True}}}, "ConfigMap"),
+        ({"networkPolicy": {"enabled": True}}, "NetworkPolicy"),
+        ({"operator": {"pdb": {"enabled": True}}}, "PodDisruptionBudget"),
+        ({"priorityClasses": [{"name": "urgent", "value": 10}]}, "PriorityClass"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_each_switch_adds_its_kind_and_nothing_else(helm: Helm, values: dict[str, Any], kind: str) -> None:
+    assert kinds(helm.rendered(**values)) - kinds(helm.rendered()) == {kind}
+
+
+def test_priority_classes_are_as_they_are_asked_for(helm: Helm) -> None:
+    asked = {"name": "urgent", "value": 1_000_000, "description": "d", "preemptionPolicy": "Never"}
+    made = of(helm.rendered(priorityClasses=[asked]), "PriorityClass")
+    assert {**made, "name": made["metadata"]["name"]}.items() >= asked.items()
+
+
+def test_the_service_can_go_but_not_while_its_monitor_stays(helm: Helm) -> None:
+    assert "Service" not in kinds(helm.rendered(metrics={"service": {"enabled": False}}))
+    values = {"metrics": {"service": {"enabled": False}, "serviceMonitor": {"enabled": True}}}
+    said = helm.refusal("template", CHART, values=values)
+    assert "metrics.serviceMonitor.enabled needs metrics.service.enabled" in said
+
+
+def test_monitors_keep_the_labels_that_name_the_job(helm: Helm) -> None:
+    objects = helm.rendered(**EVERYTHING)
+    operators, jobs = of(objects, "ServiceMonitor"), of(objects, "PodMonitor")
+    port = {"port": "metrics", "path": "/metrics", "honorLabels": True, "scrapeTimeout": "10s"}
+    assert operators["spec"]["endpoints"] == [{**port, "interval": "30s"}]
+    assert jobs["spec"]["podMetricsEndpoints"] == [{**port, "interval": "15s"}]
+    assert jobs["spec"]["selector"] == {"matchLabels": {"tandem.dev/role": "coordinator"}}
+    assert jobs["spec"]["namespaceSelector"] == {"any": True}
+    template = coordinator(job(), IMAGES)
+    assert jobs["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert "metrics" in [one["name"] for one in template["spec"]["containers"][0]["ports"]]
+    service = of(objects, "Service")
+    assert operators["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert [one["name"] for one in service["spec"]["ports"]] == ["metrics"]
+    assert all(one["metadata"]["labels"]["release"] == "prometheus" for one in (operators, jobs))
+
+
+def test_alerts_are_those_of_the_file_with_runbooks_and_labels_of_ones_own(helm: Helm) -> None:
+    written = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+    plain = of(helm.rendered(metrics={"alerts": {"enabled": True}}), "PrometheusRule")
+    assert [rule for group in plain["spec"]["groups"] for rule in group["rules"]] == written
+    names = [rule["alert"] for rule in written if "alert" in rule]
+    settings = {
+        "enabled": True,
+        "alertLabels": {"team": "ml"},
+        "runbookBase": "https://git.example/tandem/",
+        "disabled": names[:1],
+    }
+    rule = of(helm.rendered(metrics={"alerts": settings}), "PrometheusRule")
+    alerts = [one for group in rule["spec"]["groups"] for one in group["rules"] if "alert" in one]
+    assert [one["alert"] for one in alerts] == names[1:]
+    assert all(one["labels"]["team"] == "ml" for one in alerts)
+    assert all(
+        one["annotations"]["runbook_url"].startswith("https://git.example/tandem/docs/alerts.md#") for one in alerts
+    )
+    said = helm.refusal("template", CHART, values={"metrics": {"alerts": {**settings, "disabled": ["Nonesuch"]}}})
+    assert 'there is no alert "Nonesuch"; there are ' in said
+    assert names[0] in said
+
+
+def test_each_dashboard_is_a_config_map_that_the_sidecar_finds(helm: Helm) -> None:
+    settings = {"enabled": True, "namespace": "monitoring", "label": "dash", "labelValue": "yes"}
+    objects = helm.rendered(metrics={"dashboards": {**settings, "annotations": {"folder": "ML"}}})
+    maps = [one for one in objects if one["kind"] == "ConfigMap"]
+    assert DASHBOARDS
+    assert [json.loads(text) for one in maps for text in one["data"].values()] == [
+        json.loads(path.read_text()) for path in DASHBOARDS
+    ]
+    for one in maps:
+        assert (one["metadata"]["namespace"], one["metadata"]["labels"]["dash"]) == ("monitoring", "yes")
+        assert one["metadata"]["annotations"]["folder"] == "ML"
+
+
+def test_a_network_policy_lets_through_what_the_operator_needs(helm: Helm) -> None:
+    values = {"networkPolicy": {"enabled": True, "apiServerPorts": [16443]}}
+    policy = of(helm.rendered(**values), "NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert "from" not in policy["ingress"][0]
+    ports = [one["port"] for rule in policy["egress"] for one in rule["ports"]]
+    assert ports == [53, 53, 16443, 7070]
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"operater": {}}, "", "additional properties 'operater' not allowed"),
+    ({"operator": {"replicas": 2}}, "/operator", "additional properties 'replicas' not allowed"),
+    ({"operator": {"namespaces": "vision"}}, "/operator/namespaces", "got string, want array"),
+    ({"operator": {"namespaces": ["Vision"]}}, "/operator/namespaces/0", "'Vision' does not match pattern '^[a-z0-9]"),
+    ({"operator": {"namespaces": ["a", "a"]}}, "/operator/namespaces", "items at 0 and 1 are equal"),
+    ({"crds": {"keep": "no"}}, "/crds/keep", "got string, want boolean"),
+    (
+        {"images": {"pullPolicy": "Often"}},
+        "/images/pullPolicy",
+        "value must be one of 'Always', 'IfNotPresent', 'Never'",
+    ),
+    ({"images": {"operator": {"digest": "abc"}}}, "/images/operator/digest", "'abc' does not match pattern '^(sha256:"),
+    ({"images": {"trainer": {"repository": ""}}}, "/images/trainer/repository", "'' does not match pattern '^[a-z0-9"),
+    (
+        {"jobs": {"accessModes": ["RWX"]}},
+        "/jobs/accessModes/0",
+        "value must be one of 'ReadWriteMany', 'ReadWriteOnce'",
+    ),
+    ({"jobs": {"accessModes": []}}, "/jobs/accessModes", "minItems: got 0, want 1"),
+    ({"metrics": {"podMonitor": {"interval": 15}}}, "/metrics/podMonitor/interval", "got number, want string"),
+    ({"metrics": {"podMonitor": {"interval": "15"}}}, "/metrics/podMonitor/interval", "'15' does not match pattern"),
+    ({"networkPolicy": {"apiServerPorts": [70000]}}, "/networkPolicy/apiServerPorts/0", "got 70,000, want 65,535"),
+    ({"priorityClasses": [{"name": "urgent"}]}, "/priorityClasses/0", "missing property 'value'"),
+    ({"extraLabels": {"team": 7}}, "/extraLabels/team", "got number, want string"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "place", "words"), WRONG, ids=[f"{place}: {words}" for _, place, words in WRONG])
+def test_wrong_values_are_refused_with_their_place_and_what_is_right(
+    helm: Helm, wrong: dict[str, Any], place: str, words: str
+) -> None:
+    said = helm.refusal("template", "tandem", CHART, values=wrong)
+    assert f"- at '{place}': " in said
+    assert words in said
+    assert len(said.splitlines()) <= 5, "it is one mistake"
+
+
+def test_an_account_that_is_not_made_has_to_be_named(helm: Helm) -> None:
+    said = helm.refusal("template", "tandem", CHART, values={"serviceAccount": {"create": False}})
+    assert "serviceAccount.name: say which account the operator has, or set serviceAccount.create to true" in said
+
+
+def test_a_chart_around_this_one_may_share_its_values(helm: Helm) -> None:
+    assert helm.rendered(**{"global": {"anything": 1}}) == helm.rendered()
+
+
+@pytest.fixture(scope="module")
+def monitoring() -> Iterator[None]:
+    """Stand-ins for the Prometheus operator's kinds; those that are there already are left alone."""
+    there = kubectl("get", "crd", "-o", "name")
+    made = [
+        stand_in(kind, plural) for kind, plural in MONITORING.items() if f"{plural}.monitoring.coreos.com" not in there
+    ]
+    for one in made:
+        kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(one))
+    for one in made:
+        kubectl("wait", "--for=condition=Established", "--timeout=60s", f"crd/{one['metadata']['name']}")
+    yield
+    for one in made:
+        kubectl("delete", "crd", one["metadata"]["name"], "--wait=false")
+
+
+def stand_in(kind: str, plural: str) -> Manifest:
+    group = "monitoring.coreos.com"
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    names = {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {"group": group, "scope": "Namespaced", "names": names, "versions": [version]},
+    }
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Namespace]:
+    """A namespace in which pods have to be restricted."""
+    with restricted() as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        lambda name: {},
+        lambda name: EVERYTHING,
+        lambda name: {**EVERYTHING, "operator": {**EVERYTHING["operator"], "namespaces": [name]}},
+    ],
+    ids=["by default", "with everything", "confined to a namespace"],
+)
+def test_a_real_api_server_takes_every_object(
+    helm: Helm, monitoring: None, place: Namespace, values: Callable[[str], dict[str, Any]]
+) -> None:
+    objects = helm.rendered(place.name, **values(place.name))
+    together = {"apiVersion": "v1", "kind": "List", "items": objects}
+    options = ("--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "--field-manager=test")
+    said = place("apply", *options, "-f", "-", stdin=json.dumps(together))
+    assert len(said.splitlines()) == len(objects), said

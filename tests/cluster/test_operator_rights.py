@@ -1,0 +1,132 @@
+"""The operator uses every right that it has, and no other: seen in the API server's audit log."""
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tandem_operator import names, rights
+from tests.cluster.machine.places import AUDIT, KUBECONFIG
+from tests.cluster.operated import ACCOUNT, Job, Operator, manifest
+from tests.cluster.pods import Manifest, Namespace, eventually
+from tests.cluster.test_operator_faults import LONG
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("KUBECONFIG", str(KUBECONFIG)) != str(KUBECONFIG), reason="on somebody's own cluster"
+)
+Verbs = dict[tuple[str, str], set[str]]
+"""By API group and resource."""
+UPDATED = {
+    "configmap": names.job_file,
+    "persistentvolumeclaim": names.checkpoints,
+    "service": names.coordinator,
+}
+
+
+def granted() -> Verbs:
+    """What the rules allow."""
+    return {(rule["apiGroups"][0], rule["resources"][0]): set(rule["verbs"]) for rule in rights.rules()}
+
+
+def used(namespace: Namespace) -> tuple[Verbs, list[str]]:
+    """What the operator of a namespace has asked for, and what of that was forbidden."""
+    user = f"system:serviceaccount:{namespace.name}:{ACCOUNT}"
+    found: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    forbidden = []
+    for line in AUDIT.read_text().splitlines():
+        said: dict[str, Any] = json.loads(line)
+        asked = said.get("objectRef", {})
+        # Which kinds there are may be asked by everybody, and is of no object.
+        if said["user"]["username"] != user or "resource" not in asked:
+            continue
+        resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
+        found[asked.get("apiGroup", ""), resource].add(said["verb"])
+        if said.get("responseStatus", {}).get("code") == 403:
+            forbidden.append(f"{said['verb']} {resource}")
+    return dict(found), forbidden
+
+
+def strangers(job: str) -> Iterator[tuple[str, Manifest]]:
+    """Somebody else's objects under all the names that a job's objects have."""
+    for kind, name, rest in (
+        ("Secret", names.token(job), {}),
+        ("ConfigMap", names.job_file(job), {}),
+        ("Service", names.coordinator(job), {"spec": {"ports": [{"port": 1}], "selector": {"app": "nobody"}}}),
+    ):
+        yield kind, {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **rest}
+
+
+@pytest.mark.timeout(500)
+def test_rights_that_are_used_are_the_rights_that_are_given(namespace: Namespace, operator: Operator) -> None:
+    job = Job(namespace, "whole")
+    give_its_names_to_strangers(job)
+    job.apply(manifest("whole", trainer=LONG, workers={"replicas": 2, "minReplicas": 1}))
+    take_its_names_back(job)
+    job.trains()
+    for kind, name in UPDATED.items():
+        is_made_as_this_version_wants_it(job, kind, name(job.name))
+    namespace("scale", "dtj/whole", "--replicas=1")
+    job.becomes(lambda: len(job.pods("worker")) == 1, "one worker")
+    before = job.live("evaluator")
+    change(job, evaluators={"replicas": 1, "processesPerReplica": 2})
+    job.becomes(lambda: job.live("evaluator") not in ([], before), "another evaluator")
+    change(job, runPolicy={"activeDeadlineSeconds": 1})
+    job.becomes(lambda: not job.pods("coordinator"), "no coordinator after the end")
+    change(job, runPolicy={"ttlSecondsAfterFinished": 1})
+    gone = ("get", "dtj", "whole", "--ignore-not-found")
+    eventually(lambda: not namespace(*gone), "the job is deleted", 120.0, job.describe)
+
+    eventually(lambda: used(namespace)[0] == granted(), "all rights are used", 60.0, lambda: difference(namespace))
+    assert used(namespace)[1] == []
+
+
+def give_its_names_to_strangers(job: Job) -> None:
+    """Make somebody else's objects, and a claim, which is as good as one that an earlier job left."""
+    claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    metadata = {"name": names.checkpoints(job.name)}
+    left = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim}
+    for one in [left, *(one for _, one in strangers(job.name))]:
+        job.namespace("create", "-f", "-", stdin=json.dumps(one))
+
+
+def take_its_names_back(job: Job) -> None:
+    """Delete them one after the other, as the job complains."""
+    left = [(kind, one["metadata"]["name"]) for kind, one in strangers(job.name)]
+    while left:
+        taken = job.becomes(
+            lambda: [at for at in left if f"{at[0]} {at[1]} exists and is not" in job.status.get("message", "")],
+            f"one of {left} is taken",
+        )
+        for kind, name in taken:
+            job.namespace("delete", kind, name)
+            left.remove((kind, name))
+
+
+def is_made_as_this_version_wants_it(job: Job, kind: str, name: str) -> None:
+    """Mark an object as an earlier version of the operator would have left it, and wait until it is not any more."""
+
+    def applied() -> str:
+        return str(job.namespace.get(kind, name)["metadata"]["annotations"][names.APPLIED])
+
+    job.namespace("annotate", kind, name, f"{names.APPLIED}=of-another-version", "--overwrite")
+    job.becomes(lambda: applied() != "of-another-version", f"{kind} {name} as it should be")
+
+
+def change(job: Job, **spec: Manifest) -> None:
+    """Change fields of its spec."""
+    job.namespace("patch", f"dtj/{job.name}", "--type=merge", "-p", json.dumps({"spec": spec}))
+
+
+def difference(namespace: Namespace) -> str:
+    """What was not used, and what is not allowed."""
+    found, given = used(namespace)[0], granted()
+    return "\n".join(
+        f"{group or 'core'} {resource}: given and not used {sorted(given.get(key, set()) - found.get(key, set()))}, "
+        f"used and not given {sorted(found.get(key, set()) - given.get(key, set()))}"
+        for key in sorted({*found, *given})
+        if found.get(key) != given.get(key)
+        for group, resource in [key]
+    )

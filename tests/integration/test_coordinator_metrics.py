@@ -1,0 +1,85 @@
+"""The port on which a coordinator answers Prometheus without the job's token."""
+
+import http.client
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tandem import launch
+from tests.integration.coordinator_process import Coordinator, spawn
+from tests.integration.elastic import until
+from tests.integration.local_run import TANDEM
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def asked(port: int, method: str, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[tuple[Coordinator, int]]:
+    found, metrics_port = Coordinator(tmp_path), free_port()
+    port_file = tmp_path / "port"
+    command = launch.coordinator_command("127.0.0.1", 0, port_file, metrics_port=metrics_port)
+    found.process = spawn(found.rundir, command)
+    try:
+        found.port = int(until(lambda: port_file.exists() and port_file.read_text(), what="the coordinator's start"))
+        yield found, metrics_port
+    finally:
+        found.kill()
+
+
+def test_it_answers_with_the_job_s_numbers_and_no_token(coordinator: tuple[Coordinator, int]) -> None:
+    found, port = coordinator
+    status, text = asked(port, "GET", "/metrics")
+    assert status == 200
+    assert 'tandem_phase{job="digits",namespace="lab",phase="Pending"} 1.0' in text
+    assert text.splitlines()[0].startswith("# HELP tandem_phase")
+    assert asked(port, "GET", "/healthz")[0] == 200
+    assert asked(found.port, "GET", "/metrics")[0] == 401, "the other port keeps its token"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/status"), ("POST", "/v1/target"), ("POST", "/v1/sync"), ("GET", "/")]
+)
+def test_it_answers_nothing_else(coordinator: tuple[Coordinator, int], method: str, path: str) -> None:
+    assert asked(coordinator[1], method, path)[0] == 404
+
+
+def test_a_run_says_which_port_is_in_use(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [
+                *TANDEM,
+                str(ROOT / "examples/digits.yaml"),
+                "--run-dir",
+                str(tmp_path / "run"),
+                "--metrics-port",
+                str(port),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 2
+    assert f"port {port} is in use" in done.stderr
+    assert "--metrics-port" in done.stderr

@@ -1,0 +1,254 @@
+"""Charts: scales that can be read, series that stay small, drawings that are safe anywhere."""
+
+import math
+import random
+import re
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.charts import drawing, palette, rows, scale
+from tandem.charts.chart import NARROW, WIDE, Axis, Band, Chart, Curve, Look, Panel, Point
+from tandem.charts.rows import Row, Rows
+from tandem.charts.scale import Scale
+from tandem.charts.series import Series, shorten
+from tandem.charts.stories import REDONE, Losses, pace, training
+
+STEPS = Axis(low=0.0, high=100.0, label="step", whole=True)
+EVIL = '"><script>alert(1)</script>'
+
+
+def drawn(*charts: Chart, look: Look = WIDE) -> str:
+    return drawing.draw("a", "Title", "Description.", charts, look)
+
+
+def one(*points: Point, **panel: object) -> Chart:
+    return Chart(axis=STEPS, panels=(Panel(title="One", curves=(Curve(points=points, color="trainer"),), **panel),))  # type: ignore[arg-type]
+
+
+def words(svg: str) -> set[str]:
+    return {part.text or "" for part in ElementTree.fromstring(svg).iter("text")}
+
+
+class TestTicks:
+    @pytest.mark.parametrize(
+        ("low", "high", "most", "expected"),
+        [
+            (0, 100, 5, [0, 25, 50, 75, 100]),
+            (0, 7, 4, [0, 2, 4, 6]),
+            (-1, 1, 5, [-1, -0.5, 0, 0.5, 1]),
+            (0.9812, 0.9934, 4, [0.985, 0.99]),
+        ],
+    )
+    def test_are_round_and_few(self, low: float, high: float, most: int, expected: list[float]) -> None:
+        assert scale.ticks(low, high, most) == pytest.approx(expected)
+
+    def test_of_what_is_counted_are_whole(self) -> None:
+        assert scale.ticks(0, 2, 6, whole=True) == [0, 1, 2]
+        assert scale.ticks(0, 2, 6) == [0, 0.5, 1, 1.5, 2]
+
+    @given(
+        st.floats(-1e12, 1e12), st.floats(1e-9, 1e12), st.integers(2, 12), st.booleans()
+    )  # fmt: skip
+    def test_lie_inside_ascend_and_are_never_too_many(self, low: float, length: float, most: int, whole: bool) -> None:
+        found = scale.ticks(low, low + length, most, whole)
+        assert len(found) <= most
+        assert found == sorted(found)
+        assert (
+            all(low - 1e-6 * length <= tick <= (low + length) + 1e-6 * length for tick in found)
+            or abs(low) > 1e6 * length
+        )
+
+    def test_of_losses_over_decades_are_powers_of_ten(self) -> None:
+        assert Scale(0.0008, 3.0, logarithmic=True).ticks(5) == pytest.approx([0.001, 0.01, 0.1, 1.0])
+
+
+class TestScales:
+    def test_are_logarithmic_only_where_that_is_allowed_and_worth_it(self) -> None:
+        wide = Panel(title="", curves=(), may_be_logarithmic=True)
+        assert scale.of_values([0.01, 2.0], wide).logarithmic
+        assert not scale.of_values([0.5, 2.0], wide).logarithmic
+        assert not scale.of_values([0.0, 2.0], wide).logarithmic
+        assert not scale.of_values([0.01, 2.0], Panel(title="", curves=())).logarithmic
+
+    @given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), max_size=20), st.booleans())
+    def test_have_a_place_for_every_value(self, values: list[float], from_zero: bool) -> None:
+        found = scale.of_values(values, Panel(title="", curves=(), from_zero=from_zero, may_be_logarithmic=True))
+        assert all(0.0 <= found.place(value) <= 1.0 for value in values if math.isfinite(value))
+
+
+class TestASeries:
+    def test_is_short_and_shows_a_single_spike_among_a_million_values(self) -> None:
+        series, rng = Series(1000), random.Random(0)
+        for step in range(1_000_000):
+            series.add(step, 99.0 if step == 437_211 else rng.random())
+        assert len(series) <= 1000
+        peak = max(series.envelope(), key=lambda point: point[1] or 0.0)
+        assert peak[1] == 99.0
+        assert peak[0] == pytest.approx(437_211, abs=2100)
+
+    def test_of_few_values_is_these_values(self) -> None:
+        series = Series(10)
+        for x in range(10):
+            series.add(x, x * x)
+        assert series.envelope() == series.means() == [(x, x * x) for x in range(10)]
+
+    def test_keeps_a_gap_and_does_not_smooth_over_it(self) -> None:
+        series = Series(100)
+        for x in range(60):
+            series.add(x, None if 20 <= x < 40 else 1.0 if x < 20 else 5.0)
+        assert [x for x, mean in series.means() if mean is None] == [20]
+        assert {mean for _, mean in series.smoothed()} == {1.0, None, 5.0}
+
+    def test_forgets_what_was_taken_back(self) -> None:
+        series = Series(100)
+        for x in range(50):
+            series.add(x, float(x))
+        assert series.cut(39) == [(float(x), float(x)) for x in range(40, 50)]
+        series.add(40, 7.0)
+        assert series.means()[-2:] == [(39, 39.0), (40, 7.0)]
+
+    @given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), max_size=400), st.integers(4, 40))
+    def test_never_grows_and_never_loses_the_extremes(self, values: list[float | None], most: int) -> None:
+        series = Series(most)
+        for x, y in enumerate(values):
+            series.add(x, y)
+        assert len(series) <= most + 1
+        known = [y for y in values if y is not None]
+        gaps = sum(a is None and b is not None for a, b in zip([1.0, *values], values, strict=False))
+        if known and gaps * 2 < most:
+            found = [y for _, y in series.envelope() if y is not None]
+            assert (min(found), max(found)) == (min(known), max(known))
+
+    def test_is_shortened_without_losing_its_extremes(self) -> None:
+        points: list[Point] = [(x, math.sin(x)) for x in range(10_000)]
+        points[1234] = (1234, 50.0)
+        found = shorten(points, 200)
+        assert len(found) <= 201
+        assert max(y for _, y in found if y is not None) == 50.0
+        assert found == sorted(found)
+
+
+class TestADrawing:
+    def test_is_well_formed_and_says_what_it_is_to_those_who_do_not_see_it(self) -> None:
+        tree = ElementTree.fromstring(drawn(one((0, 1.0), (100, 2.0))))
+        assert tree.get("role") == "img"
+        names = (tree.get("aria-labelledby") or "").split()
+        assert [part.get("id") for part in tree if part.tag in ("title", "desc")] == names
+        assert [tree.findtext("title"), tree.findtext("desc")] == ["Title", "Description."]
+
+    def test_takes_all_colours_from_variables_that_the_palette_sets_for_light_and_dark(self) -> None:
+        svg = drawn(one((0, 1.0), (50, None), (60, 3.0), flags=(70.0,), flag="bad"))
+        assert not re.search(r"#[0-9a-fA-F]{3,}|rgb", svg)
+        used = set(re.findall(r"var\(--([a-z]+)\)", svg))
+        assert used <= palette.LIGHT.keys() == palette.DARK.keys()
+        light, dark = palette.variables().split("@media (prefers-color-scheme: dark)")
+        assert all(f"--{role}: {palette.LIGHT[role]};" in light for role in palette.LIGHT)
+        assert all(f"--{role}: {palette.DARK[role]};" in dark for role in palette.DARK)
+
+    def test_needs_no_style_and_no_script_of_its_own(self) -> None:
+        svg = drawn(training(Losses(each=[(0, 1.0)], scored=[(50, 0.9)], best=(50, 0.9)), STEPS))
+        assert not re.search(r"style=|<style|<script|\bon[a-z]+=|href", svg)
+
+    def test_is_broken_where_the_line_is(self) -> None:
+        paths = re.findall(
+            r'd="([^"]*)" stroke="var\(--trainer\)"', drawn(one((0, 1.0), (9, 2.0), (10, None), (20, 1.0), (30, 2.0)))
+        )
+        assert [path.count("L") for path in paths] == [1, 1]
+
+    def test_has_no_more_points_than_pixels_have_a_use_for(self) -> None:
+        points = [(x / 1000, random.random()) for x in range(100_000)]
+        assert len(drawn(one(*points))) < 40_000
+        assert len(drawn(one(*points), look=NARROW)) < 15_000
+
+    def test_has_titles_legends_and_units(self) -> None:
+        told = Losses(each=[(0, 2.0), (100, 0.5)], scored=[(50, 0.975)], best=(50, 0.975), best_at="at step 50")
+        found = words(drawn(training(told, STEPS)))
+        assert {"Training loss", "Test accuracy", "best 97.50\u00a0% at step 50", "step"} <= found
+        assert any("%" in word for word in found if word not in ("best 97.50\u00a0% at step 50",))
+
+    def test_shows_what_was_done_again_and_where_the_loss_was_no_number(self) -> None:
+        told = Losses(each=[(0, 2.0), (9, 1.0)], redone=[[(5, 1.5), (9, 1.2)]], not_finite=[3.0])
+        assert {REDONE, "loss not finite"} <= words(drawn(training(told, STEPS)))
+
+    def test_says_why_the_group_changed_where_there_is_room(self) -> None:
+        bands = [Band(begin=x, end=x + 1, words=("member lost", "1 s without a step")) for x in (20, 21, 60)]
+        story = pace([(0, 5.0), (99, 5.0)], [(0, 2.0), (99, 2.0)], STEPS, bands)
+        texts = [part.text for part in ElementTree.fromstring(drawn(story)).iter("text")]
+        assert texts.count("member lost") == 2
+
+    def test_never_becomes_a_part_of_the_page_by_what_a_run_says(self) -> None:
+        chart = Chart(
+            axis=Axis(low=0, high=1, label=EVIL, pauses=((0.5, EVIL),)),
+            panels=(
+                Panel(
+                    title=EVIL,
+                    aside=EVIL,
+                    flag=EVIL,
+                    flags=(0.5,),
+                    bands=(Band(begin=0, end=1, words=(EVIL, EVIL)),),
+                    curves=(Curve(points=((0, 1.0), (1, 2.0)), color="trainer", label=EVIL),),
+                ),
+            ),
+        )
+        row = Row(label=EVIL, color="trainer", points=((0, 1.0),), beside=EVIL)
+        bad = Row(label=EVIL, color="trainer", points=((0, 1.0),), beside=EVIL, alert=EVIL)
+        use = rows.draw("b", EVIL, EVIL, [Rows(caption=EVIL, rows=(row, bad))], [0.5], chart.axis, WIDE)
+        for svg in (drawing.draw("a", EVIL, EVIL, [chart], WIDE), use):
+            assert "<script" not in svg
+            ElementTree.fromstring(svg)
+
+    @pytest.mark.parametrize("points", [[], [(0, None)], [(5, 1.0)], [(5, 0.0), (6, 0.0)], [(0, 1e300), (1, -1e300)]])
+    @pytest.mark.parametrize("look", [WIDE, NARROW])
+    def test_copes_with_next_to_nothing(self, points: list[Point], look: Look) -> None:
+        svg = drawn(one(*points), look=look)
+        ElementTree.fromstring(svg)
+        assert not re.search(r"\bnan\b|\binf\b", svg)
+
+    def test_stands_side_by_side_on_a_desk_and_one_below_the_other_on_a_phone(self) -> None:
+        charts = one((0, 1.0), (9, 2.0)), one((0, 1.0), (9, 2.0))
+        sizes = [
+            [float(part) for part in (ElementTree.fromstring(drawn(*charts, look=look)).get("viewBox") or "").split()]
+            for look in (WIDE, NARROW)
+        ]
+        assert sizes[0][2] == WIDE.width
+        assert sizes[1][2] == NARROW.width
+        assert sizes[1][3] > 1.7 * sizes[0][3]
+
+
+def test_rows_are_filled_to_the_busy_cores_and_warn_of_a_straggler() -> None:
+    busy = Row(label="rank 0", color="trainer", points=[(x, 1.0) for x in range(11)], beside="100 %")
+    idle = Row(label="rank 1", color="trainer", points=[(x, 0.25) for x in range(11)], beside="25 %", alert="1.6× slow")
+    axis = Axis(low=0, high=10, label="time (s)")
+    svg = rows.draw("b", "Use", "Use.", [Rows(caption="TRAINING", rows=(busy, idle))], [1.0, 1.0, 9.0], axis, WIDE)
+    heights = [float(found[1]) - float(found[2]) for found in re.finditer(r'd="M[-0-9.]+ ([0-9.]+)V([0-9.]+)H', svg)]
+    assert heights[1] == pytest.approx(heights[0] / 4, rel=0.05)
+    assert {"rank 0", "100 %", "rank 1", "1.6× slow", "checkpoints"} <= words(svg)
+    assert "25 %" not in words(svg)
+    assert svg.count("l4 5l-4 5l-4 -5Z") == 2
+
+
+def test_rows_have_a_hole_where_nothing_is_known_and_are_short_however_many_there_are() -> None:
+    axis = Axis(low=0, high=100, label="time (s)")
+    torn = Row(label="a", color="gpu", points=[(x, None if 40 <= x < 60 else 0.5) for x in range(100)], beside="")
+    svg = rows.draw("b", "Use", "Use.", [Rows(caption="", rows=(torn,))], [], axis, WIDE)
+    (path,) = re.findall(r'd="(M[^"]+Z)" fill="var\(--gpu\)"', svg)
+    assert path.count("M") == path.count("Z") == 2
+    noise = random.Random(0)
+    many = tuple(
+        Row(label=str(rank), color="trainer", points=[(x / 3, noise.random()) for x in range(300)], beside="")
+        for rank in range(32)
+    )
+    assert len(rows.draw("b", "Use", "Use.", [Rows(caption="", rows=many)], [], axis, WIDE)) < 64_000
+
+
+def test_charts_need_nothing_but_pythons_own_library() -> None:
+    heavy = ("numpy", "matplotlib", "pydantic", "aiohttp", "rich")
+    modules = "tandem.charts.drawing, tandem.charts.rows, tandem.charts.stories"
+    code = f"import sys, {modules}; print(sorted(set({heavy!r}) & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout == "[]\n"

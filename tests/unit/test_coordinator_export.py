@@ -1,0 +1,144 @@
+"""What a scrape of a job's coordinator is answered."""
+
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tandem import metrics
+from tandem.job import Checkpoint
+from tandem.snapshot import Snapshot
+from tandem.status import Members, Status
+from tandem_coordinator.export import REASONS, Figures, Scrapes, prometheus_text
+from tandem_coordinator.observer import Evaluations, Observed, Saved, Volume
+from tandem_coordinator.summary import Clock
+from tandem_coordinator.training_log import Training
+
+CLOCK = Clock(wall=1_000.0, steady=500.0)
+RUNNING = Status(phase="Running", evaluators=Members(desired=1, ready=1))
+
+
+def scraped(status: Status = RUNNING, **figures: Any) -> dict[tuple[str, ...], float]:
+    """Every sample, by its name and the values of its own labels."""
+    snapshot = Snapshot(job="digits", time=CLOCK.wall, status=status)
+    text = prometheus_text(snapshot, "lab", Figures(clock=CLOCK, **figures)).decode()
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            assert (sample.labels.pop("job"), sample.labels.pop("namespace")) == ("digits", "lab")
+            found[sample.name, *sample.labels.values()] = sample.value
+    return found
+
+
+def test_a_job_that_has_only_begun_tells_zeros_and_leaves_out_what_is_not_known() -> None:
+    found = scraped()
+    assert found["tandem_phase", "Running"] == 1.0
+    assert found["tandem_samples_total",] == 0.0
+    assert found["tandem_rewinds_total",] == 0.0
+    assert {reason: found["tandem_restarts_total", reason] for reason in REASONS} == dict.fromkeys(REASONS, 0.0)
+    names = {name for name, *_ in found}
+    assert "tandem_step_age_seconds" not in names
+    assert "tandem_checkpoint_age_seconds" not in names
+    assert "tandem_loss" not in names
+
+
+def test_time_is_told_by_phase_and_saves_by_their_end() -> None:
+    training = Training(steps=90, samples=5_760, steps_lost=7, saves={"committed": 3, "failed": 1}, stall_seconds=0.002)
+    found = scraped(seconds={"compute": 50.0, "idle": 1.5}, observed=Observed(training=training, rewinds=2))
+    assert {phase: found["tandem_time_seconds_total", phase] for phase in metrics.DOINGS} == {
+        **dict.fromkeys(metrics.DOINGS, 0.0),
+        "compute": 50.0,
+        "idle": 1.5,
+    }
+    assert (found["tandem_steps_total",], found["tandem_samples_total",]) == (90.0, 5_760.0)
+    assert (found["tandem_steps_lost_total",], found["tandem_rewinds_total",]) == (7.0, 2.0)
+    results = ("committed", "skipped", "failed")
+    assert [found["tandem_saves_total", result] for result in results] == [3.0, 0.0, 1.0]
+    assert found["tandem_checkpoint_stall_seconds",] == 0.002
+
+
+def test_step_times_are_a_histogram() -> None:
+    buckets = [0] * (len(metrics.STEP_BUCKETS) + 1)
+    buckets[3], buckets[-1] = 10, 2
+    found = scraped(observed=Observed(training=Training(buckets=tuple(buckets), step_seconds_sum=200.1)))
+    assert found["tandem_step_seconds_bucket", "0.005"] == 0.0
+    assert found["tandem_step_seconds_bucket", "0.01"] == 10.0
+    assert found["tandem_step_seconds_bucket", "60"] == 10.0
+    assert found["tandem_step_seconds_bucket", "+Inf"] == found["tandem_step_seconds_count",] == 12.0
+    assert found["tandem_step_seconds_sum",] == 200.1
+
+
+def test_the_newest_checkpoint_has_a_size_an_age_and_a_time_when_the_next_is_due() -> None:
+    saved, training = Saved(at=940.0, size=4_096), Training(step_seconds=0.5)
+    observed = Observed(saved=saved, training=training, volume=Volume(size=10_000, free=4_000))
+    found = scraped(observed=observed, stepped_at=497.5, checkpoints=Checkpoint(every_steps=100, every_seconds=90))
+    assert (found["tandem_checkpoint_bytes",], found["tandem_checkpoint_age_seconds",]) == (4_096.0, 60.0)
+    assert found["tandem_checkpoint_interval_seconds",] == 50.0
+    assert found["tandem_step_age_seconds",] == 2.5
+    assert (found["tandem_volume_bytes",], found["tandem_volume_free_bytes",]) == (10_000.0, 4_000.0)
+
+
+@pytest.mark.parametrize(
+    ("stepped_at", "age"), [(400.0, 300.0), (None, None)], ids=["a built-in task", "a script that says nothing"]
+)
+def test_without_a_checkpoint_its_age_is_that_of_the_job_if_it_saves(
+    stepped_at: float | None, age: float | None
+) -> None:
+    found = scraped(started_at=700.0, stepped_at=stepped_at)
+    assert found.get(("tandem_checkpoint_age_seconds",)) == age
+
+
+def test_evaluators_that_keep_up_let_nothing_wait() -> None:
+    assert scraped()["tandem_evaluation_wait_seconds",] == 0.0
+    waiting = Observed(evaluations=Evaluations(merged=3, skipped=2, failed=1, waits_since=880.0))
+    found = scraped(observed=waiting)
+    assert found["tandem_evaluation_wait_seconds",] == 120.0
+    results = ("merged", "skipped", "failed")
+    assert [found["tandem_evaluations_total", result] for result in results] == [3.0, 2.0, 1.0]
+    without = scraped(Status(phase="Running", evaluators=Members(desired=0, ready=0)))
+    assert ("tandem_evaluation_wait_seconds",) not in without
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed", "Draining"])
+def test_when_training_has_ended_nothing_grows_old(phase: Any) -> None:
+    saved = Saved(at=0.0, size=1)
+    found = scraped(Status(phase=phase), observed=Observed(saved=saved), stepped_at=0.0, started_at=0.0)
+    ages = {name for name, *_ in found if name.endswith(("age_seconds", "wait_seconds"))}
+    assert ages == set()
+
+
+def test_every_metric_of_the_list_is_exported_with_the_labels_that_it_says() -> None:
+    told = {name for name, *_ in scraped()}
+    counters = {metric.name for metric in metrics.ALL if metric.kind == "counter"}
+    assert counters <= told, "a counter begins at 0, or its first increase is none"
+
+
+def test_mfu_is_told_where_cost_and_peak_are_known() -> None:
+    training = Training(flops_per_sample=1e9, peak_flops=1e12)
+    running = Status(phase="Running", world_size=2, throughput=800.0)
+    assert scraped(running, observed=Observed(training=training))["tandem_mfu_ratio",] == 0.4
+    assert ("tandem_mfu_ratio",) not in scraped(running)
+
+
+def test_whoever_asks_without_a_pause_costs_a_tenth_of_the_time_at_most() -> None:
+    now, made = [100.0], []
+
+    def make() -> bytes:
+        now[0] += 0.5
+        made.append(now[0])
+        return f"{len(made)}".encode()
+
+    scrapes = Scrapes(make, clock=lambda: now[0])
+    until = now[0] + 60.0
+    while now[0] < until:
+        assert scrapes.text() == f"{len(made)}".encode()
+        now[0] += 0.01
+    assert 11 <= len(made) <= 13
+
+
+def test_what_is_made_in_no_time_is_made_anew_for_each_scrape_a_second() -> None:
+    now = [100.0]
+    scrapes = Scrapes(lambda: f"{now[0]}".encode(), clock=lambda: now[0])
+    for second in (100.0, 101.0, 102.0):
+        now[0] = second
+        assert scrapes.text() == f"{second}".encode()

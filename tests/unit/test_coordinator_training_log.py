@@ -1,0 +1,105 @@
+"""What is counted from the logs that first ranks write."""
+
+from pathlib import Path
+from typing import Any
+
+from tandem.durable import Lines
+from tandem_coordinator.training_log import Training, TrainingLogs
+
+
+class Folder:
+    """A folder of logs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, generation: int, *records: dict[str, Any]) -> None:
+        lines = Lines(self.path / f"train-g{generation:06d}.jsonl")
+        lines.append(*({"kind": record.pop("kind"), "time": 1.0, **record} for record in records))
+        lines.close()
+
+    def read(self, logs: TrainingLogs) -> Training:
+        return logs.follow(sorted(self.path.iterdir()))
+
+
+def rate(step: int, steps: int, seconds: float, **more: Any) -> dict[str, Any]:
+    phases = {"data": 0.1 * steps * seconds, "compute": 0.9 * steps * seconds, "checkpoint": 0.0}
+    return {
+        **{"kind": "rate", "step": step, "steps": steps, "samples": 64 * steps, "stepSeconds": seconds},
+        **{"phases": phases},
+        **more,
+    }
+
+
+def test_steps_samples_and_time_are_summed_over_generations(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    logs = TrainingLogs(tmp_path)
+    folder.write(1, {"kind": "start", "step": 0}, {"kind": "step", "step": 1, "loss": 2.0}, rate(50, 50, 0.02))
+    assert folder.read(logs).steps == 50
+    folder.write(2, {"kind": "start", "step": 40}, rate(100, 60, 0.02))
+    folder.write(1, rate(60, 10, 0.02))
+    found = folder.read(logs)
+    assert (found.steps, found.samples) == (120, 120 * 64)
+    assert round(found.seconds["compute"], 6) == round(120 * 0.02 * 0.9, 6)
+    assert sum(found.buckets) == 120
+    assert found.buckets[4] == 120, "between 0.01 and 0.025 s"
+    assert found.step_seconds == 0.02
+
+
+def test_steps_that_are_taken_again_are_lost(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    logs = TrainingLogs(tmp_path)
+    folder.write(1, {"kind": "start", "step": 0}, rate(95, 95, 0.01))
+    folder.read(logs)
+    folder.write(2, {"kind": "start", "step": 50})
+    assert folder.read(logs).steps_lost == 45
+    folder.write(2, rate(100, 50, 0.01))
+    folder.write(3, {"kind": "start", "step": 100})
+    assert folder.read(logs).steps_lost == 45, "the group had saved first"
+
+
+def test_saves_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    logs = TrainingLogs(tmp_path)
+    assert folder.read(logs).saves == {}
+    folder.write(
+        1,
+        {"kind": "checkpoint", "name": "step-000000050", "step": 50, "stallSeconds": 0.004, "commitSeconds": 0.25},
+        {"kind": "skipped", "step": 60, "why": "the checkpoint before is still being written"},
+        {"kind": "skipped", "name": "step-000000070", "step": 70, "stallSeconds": 0.004, "why": "the disk is full"},
+    )
+    found = folder.read(logs)
+    assert found.saves == {"committed": 1, "skipped": 1, "failed": 1}
+    assert (found.stall_seconds, found.commit_seconds) == (0.004, 0.25)
+
+
+def test_a_coordinator_that_starts_again_counts_from_then_on_and_knows_the_last_save(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    save = {"kind": "checkpoint", "name": "step-000000050", "step": 50, "stallSeconds": 0.004, "commitSeconds": 0.25}
+    folder.write(1, {"kind": "start", "step": 0}, rate(95, 95, 0.01), save)
+    logs = TrainingLogs(tmp_path)
+    found = folder.read(logs)
+    assert (found.steps, found.saves, found.stall_seconds) == (0, {}, 0.004)
+    folder.write(1, rate(100, 5, 0.01))
+    assert folder.read(logs).steps == 5
+    folder.write(2, {"kind": "start", "step": 50})
+    assert folder.read(logs).steps_lost == 50
+
+
+def test_lines_that_are_damaged_or_of_another_version_count_for_nothing(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    logs = TrainingLogs(tmp_path)
+    old = rate(50, 50, 0.01)
+    del old["steps"]
+    folder.write(1, old, rate(60, 10, float("nan")), {"kind": "rate", "phases": 3}, {"kind": "start", "step": "x"})
+    assert folder.read(logs).steps == 0
+
+
+def test_what_a_sample_costs_is_known_also_after_a_restart_of_the_coordinator(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write(1, {"kind": "start", "step": 0, "flopsPerSample": 1e9, "peakFlops": 1e12}, rate(50, 50, 0.01))
+    found = folder.read(TrainingLogs(tmp_path))
+    assert (found.flops_per_sample, found.peak_flops) == (1e9, 1e12)
+    logs = TrainingLogs(tmp_path)
+    folder.write(2, {"kind": "start", "step": 50})
+    assert folder.read(logs).flops_per_sample is None, "that generation runs on something else"

@@ -1,0 +1,94 @@
+"""Which coordinators are given up because they do not answer, and which are not."""
+
+from tandem_operator.silence import FEW, GONE_SECONDS, LEAST_KNOCKS, SILENT_SECONDS, Silence
+
+LATER = 100.0
+
+
+def silent(silence: Silence[str], key: str = "job", uid: str = "pod", questions: int = 2) -> None:
+    """It answers at time 0, and then no more."""
+    silence.note(key, uid, asked=0.0, answered=True)
+    for question in range(questions):
+        silence.note(key, uid, asked=1.0 + question, answered=False)
+
+
+def test_a_coordinator_that_does_not_answer_any_more_has_fallen_after_a_while() -> None:
+    silence: Silence[str] = Silence()
+    silent(silence)
+    assert silence.fallen("job", 1.0 + SILENT_SECONDS - 0.1) is None
+    assert silence.fallen("job", 1.0 + SILENT_SECONDS) == "pod"
+
+
+def test_one_that_answers_again_has_not_and_its_time_begins_anew() -> None:
+    silence: Silence[str] = Silence()
+    silent(silence)
+    silence.note("job", "pod", asked=5.0, answered=True)
+    assert silence.fallen("job", LATER) is None
+    for asked in (50.0, 51.0):
+        silence.note("job", "pod", asked=asked, answered=False)
+    assert silence.fallen("job", 50.0 + SILENT_SECONDS - 0.1) is None
+    assert silence.fallen("job", 50.0 + SILENT_SECONDS) == "pod"
+
+
+def test_one_that_has_never_answered_is_not_given_up() -> None:
+    silence: Silence[str] = Silence()
+    for asked in (1.0, 2.0, 3.0):
+        silence.note("job", "pod", asked=asked, answered=False)
+    assert silence.fallen("job", LATER) is None
+
+
+def test_a_new_pod_does_not_inherit_the_silence_of_the_old_one() -> None:
+    silence: Silence[str] = Silence()
+    silent(silence)
+    silence.note("job", "another", asked=3.0, answered=False)
+    silence.note("job", "another", asked=4.0, answered=False)
+    assert silence.fallen("job", LATER) is None
+
+
+def test_one_long_question_is_not_enough_because_we_may_have_been_stopped_meanwhile() -> None:
+    silence: Silence[str] = Silence()
+    silent(silence, questions=1)
+    assert silence.fallen("job", LATER) is None
+
+
+def test_where_most_are_silent_it_is_we_who_do_not_hear() -> None:
+    silence: Silence[str] = Silence()
+    for number in range(FEW):
+        silent(silence, key=f"job-{number}")
+    assert silence.fallen("job-0", LATER) == "pod", "so few may share one node"
+    silent(silence, key="one more")
+    assert silence.fallen("job-0", LATER) is None
+    for number in range(FEW + 1):
+        silence.note(f"healthy-{number}", "pod", asked=0.0, answered=True)
+    assert silence.fallen("job-0", LATER) == "pod"
+
+
+def knocked(silence: Silence[str], reached: list[bool]) -> None:
+    """It answers at time 0, and then no more; whether somebody takes or refuses the connections that follow."""
+    silence.note("job", "pod", 0.0, answered=True)
+    for number, one in enumerate(reached):
+        silence.note("job", "pod", 1.0 + number / 10, answered=False, reached=one)
+
+
+def test_one_whose_connections_nobody_takes_has_fallen_sooner() -> None:
+    silence: Silence[str] = Silence()
+    knocked(silence, [False] * LEAST_KNOCKS)
+    assert silence.fallen("job", 1.0 + GONE_SECONDS - 0.1) is None
+    assert silence.fallen("job", 1.0 + GONE_SECONDS) == "pod"
+
+
+def test_a_node_that_refuses_a_connection_lives_and_its_kubelet_gets_its_time() -> None:
+    for reached in ([True, *[False] * (LEAST_KNOCKS - 1)], [*[False] * LEAST_KNOCKS, True], [False, True, False]):
+        silence: Silence[str] = Silence()
+        knocked(silence, reached)
+        assert silence.fallen("job", 1.0 + SILENT_SECONDS - 0.1) is None
+        assert silence.fallen("job", 1.0 + SILENT_SECONDS) == "pod"
+
+
+def test_a_job_that_is_forgotten_is_not_counted() -> None:
+    silence: Silence[str] = Silence()
+    for number in range(FEW + 1):
+        silent(silence, key=f"job-{number}")
+    silence.forget("job-1")
+    assert silence.fallen("job-0", LATER) == "pod"
+    assert silence.fallen("job-1", LATER) is None

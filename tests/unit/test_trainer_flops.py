@@ -1,0 +1,39 @@
+"""What a sample costs, and how much a GPU can do."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tandem.tasks import ImageClassification
+from tandem_trainer.data import Samples
+from tandem_trainer.flops import costs, peak, per_sample
+from tandem_trainer.models import BUILDERS, build
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_a_forward_pass_is_counted_as_torch_counts_it_and_a_backward_pass_as_two(name: str) -> None:
+    config = ImageClassification.model_validate({"model": name, "data": {"name": "digits"}})
+    with FlopCounterMode(display=False) as counter:
+        build(name, 3, 32, 10).eval()(torch.zeros(1, 3, 32, 32))
+    assert per_sample(config, 3, 32, 10) == 3 * counter.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA GeForce GTX 1080", None),
+    ],
+)
+def test_the_peak_is_that_of_the_gpu_s_name(name: str, most: float | None) -> None:
+    assert peak(name) == most
+
+
+def test_nothing_is_said_where_it_is_not_well_defined() -> None:
+    config = ImageClassification.model_validate({"model": "cnn", "data": {"name": "digits"}, "precision": "bfloat16"})
+    images = torch.zeros(2, 1, 8, 8)
+    samples = Samples(images, torch.zeros(2, dtype=torch.int64), 10)
+    assert costs(config, samples, torch.device("cpu")) == {}
