@@ -27,6 +27,8 @@ GROUP, GROUP_SIZE = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-t
 """Label and annotation of workers that are queued: which start together, and how many those are."""
 RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
 """Annotation of workers that are queued: whether their group goes on when all of them have ended."""
+GATE, HELD = "kueue.x-k8s.io/admission", "kueue.x-k8s.io/managed"
+"""Scheduling gate of a pod that waits in its queue, and finalizer of one that the queue has not done with."""
 FAILURES = "tandem.dev/failures"
 """Annotation of pods: how many of their forerunners in a row failed soon after their start."""
 ENDPOINT = "tandem.dev/coordinator"

@@ -68,6 +68,8 @@ class Pod(Thing):
     """Where it was told that the coordinator is, if it is a worker."""
     group: Group | None = None
     """The queued group that it belongs to."""
+    abandoned: bool = False
+    """It waits in a queue that has done with its group: nothing will start it."""
     template: str = ""
     """A hash of all that was asked of it, if it is a coordinator or an evaluator."""
     created: float = 0.0
@@ -156,7 +158,7 @@ def observe(kind: Kind, body: Mapping[str, Any]) -> Thing:
     }
     status = body.get("status") or {}
     if kind is kinds.POD:
-        return _pod(common, metadata, annotations, status)
+        return _pod(common, metadata, annotations, body.get("spec") or {}, status)
     if kind is kinds.SERVICE:
         return Service(**common, address=(body.get("spec") or {}).get("clusterIP") or "")
     if kind is kinds.CLAIM:
@@ -177,7 +179,11 @@ def _owner(metadata: Mapping[str, Any]) -> str:
 
 
 def _pod(
-    common: dict[str, Any], metadata: Mapping[str, Any], annotations: Mapping[str, str], status: Mapping[str, Any]
+    common: dict[str, Any],
+    metadata: Mapping[str, Any],
+    annotations: Mapping[str, str],
+    spec: Mapping[str, Any],
+    status: Mapping[str, Any],
 ) -> Pod:
     labels = metadata.get("labels") or {}
     role = labels.get(names.ROLE, "")
@@ -199,6 +205,7 @@ def _pod(
         failures=_number(annotations.get(names.FAILURES)),
         endpoint=annotations.get(names.ENDPOINT, ""),
         group=_group(labels, annotations),
+        abandoned=_is_gated(spec) and names.HELD not in (metadata.get("finalizers") or []),
         template=annotations.get(names.TEMPLATE, ""),
         created=seconds(metadata.get("creationTimestamp")) or 0.0,
         started=seconds((state.get("running") or terminated).get("startedAt")),
@@ -219,6 +226,10 @@ def _group(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Group |
     if names.GROUP not in labels:
         return None
     return Group(labels.get(names.QUEUE, ""), labels[names.GROUP], _number(annotations.get(names.GROUP_SIZE)))
+
+
+def _is_gated(spec: Mapping[str, Any]) -> bool:
+    return any(gate.get("name") == names.GATE for gate in spec.get("schedulingGates") or [])
 
 
 def _why_waiting(conditions: Mapping[str, Any], waiting: Mapping[str, Any], last_words: str) -> tuple[str, str]:

@@ -86,7 +86,7 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES, ref
         workers,
         job.spec.workers.replicas,
         at.now,
-        useful=lambda pod: (pod.endpoint, pod.group) == (endpoint, group),
+        useful=lambda pod: (pod.endpoint, pod.group) == (endpoint, group) and not pod.abandoned,
         proven={name for view in (at.heard.generations if at.heard else []) for name in view.members},
         ends_by_itself=job.spec.trainer.command is not None,
         beside=group is None,

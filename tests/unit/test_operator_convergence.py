@@ -12,7 +12,7 @@ from tandem_operator import kinds, names, silence
 from tandem_operator.controller import Controller
 from tandem_operator.gauges import Gauges
 from tandem_operator.store import Store
-from tests.unit.operator_cluster import NAMESPACE, Cluster, Died
+from tests.unit.operator_cluster import NAMESPACE, Cluster, Died, merged
 from tests.unit.operator_job import IMAGES, TASK
 
 NAME = "j"
@@ -31,9 +31,9 @@ EVENTUALLY = 60
 class World:
     """A cluster and an operator, which may be replaced by another at any time."""
 
-    def __init__(self) -> None:
-        self.cluster = Cluster()
-        self.cluster.put(kinds.JOB, JOB)
+    def __init__(self, cluster: Cluster | None = None, **policy: str) -> None:
+        self.cluster = Cluster() if cluster is None else cluster
+        self.cluster.put(kinds.JOB, merged(JOB, {"spec": {"runPolicy": policy}}))
         self.tokens: set[str] = set()
         self.start()
 

@@ -73,6 +73,25 @@ def test_why_a_pod_waits() -> None:
     assert pod("Pending", containerStatuses=state(waiting={"reason": "ContainerCreating"})).waiting == ""
 
 
+@pytest.mark.parametrize(
+    ("gates", "finalizers", "abandoned"),
+    [
+        ([names.GATE], [names.HELD], False),
+        ([names.GATE], [], True),
+        ([], [names.HELD], False),
+        ([], [], False),
+        (["somebody.else/gate"], [], False),
+    ],
+)
+def test_a_queue_that_has_done_with_a_pod_at_its_gate_has_taken_its_finalizer(
+    gates: list[str], finalizers: list[str], abandoned: bool
+) -> None:
+    metadata = {"name": "p", "uid": "u", "finalizers": finalizers}
+    found = observe(kinds.POD, {"metadata": metadata, "spec": {"schedulingGates": [{"name": gate} for gate in gates]}})
+    assert isinstance(found, Pod)
+    assert found.abandoned is abandoned
+
+
 def test_an_eviction_is_not_the_pods_own_doing() -> None:
     assert pod("Failed", conditions=conditions(DisruptionTarget=True)).disrupted
     assert pod("Failed", reason="Evicted").disrupted

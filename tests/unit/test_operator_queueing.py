@@ -45,6 +45,21 @@ def test_a_group_that_has_ended_as_a_whole_is_over() -> None:
     assert found != OURS
 
 
+def test_who_has_been_told_to_go_is_not_joined_but_on_a_lost_node() -> None:
+    (found,) = groups(ended(0, group=OURS, disrupted=True), worker(1, group=OURS, deleting=True))
+    assert found != OURS
+    lost = worker(1, group=OURS, deleting=True, silent=True, ready=False)
+    assert groups(ended(0, group=OURS, disrupted=True), lost) == {OURS}
+
+
+def test_who_joined_a_group_that_was_over_is_replaced_by_one_of_a_new_group() -> None:
+    of, left = queued(), worker(0, group=OURS, phase="Pending", ready=False, abandoned=True)
+    plan = decided(of, surroundings(of, left, ended(1, group=OURS, disrupted=True)), heard=heard())
+    assert removed(plan) == [left.name]
+    (found,) = (pod.group for one in plan.create if isinstance(pod := observe(POD, one), Pod))
+    assert found not in (None, OURS)
+
+
 @pytest.mark.parametrize("other", [Group("gpus", "digits-11111", 1), Group("others", "digits-11111", 2)])
 def test_workers_of_another_size_or_queue_leave_and_are_queued_anew(other: Group) -> None:
     of = queued()
