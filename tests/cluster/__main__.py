@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from tests.cluster import helm, kueue, prometheus_operator
+from tests.cluster.images import provide
 from tests.cluster.machine import ClusterError, cluster
 from tests.cluster.machine.places import KUBECONFIG, LOGS, ROOT
 from tests.cluster.machine.processes import mark
@@ -51,7 +52,8 @@ def _on_theirs(kubeconfig: str, arguments: Sequence[str]) -> int:
 def _on_our_own(arguments: Sequence[str]) -> int:
     binaries = cluster.programs()
     if not arguments:
-        # What all tests together need beside it. Compiled within a test, the first time would count towards its limit.
+        # What all tests together need beside it. Made within a test, the first time would count towards its limit; so
+        # too the images below.
         for compiled in (helm.program, kueue.program, prometheus_operator.programs):
             compiled()
     code = 1
@@ -59,6 +61,8 @@ def _on_our_own(arguments: Sequence[str]) -> int:
         started = time.monotonic()
         cluster.up(binaries)
         print(f"the cluster is up after {time.monotonic() - started:.0f} s", flush=True)
+        if not arguments:
+            provide()
         path = os.pathsep.join([str(binaries), os.environ["PATH"]])
         code = _pytest(arguments, {"KUBECONFIG": str(KUBECONFIG), "PATH": path, **mark("tests")})
     finally:
