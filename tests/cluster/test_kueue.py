@@ -28,6 +28,8 @@ def namespace(kueue_program: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         kubectl("label", "namespace", found.name, *(f"{key}={value}" for key, value in kueue.LABEL.items()))
         kueue.queue(found, QUEUE, {GPU: "2"})
         yield found
+        # What a test that failed has left would be queued again and again, and its queue never be free to go.
+        found("delete", "dtj", "--all", "--wait=false")
 
 
 @pytest.fixture(scope="module")

@@ -75,3 +75,45 @@ def test_the_group_saves_those_leave_and_the_rest_go_on_without_computing_anythi
     assert records[1].resumed_from is not None
     assert records[1].resumed_from.step == max(step for generation, step, _ in steps(group) if generation == 1)
     assert not any(event.text.startswith("failure") for event in snapshot.events)
+
+
+SLOW_LOOK = """
+import subprocess
+import time
+
+look = subprocess.Popen._internal_poll
+
+def slow_look(self, *arguments, **named):
+    if not self._waitpid_lock.acquire(False):
+        return None
+    time.sleep(0.3)
+    self._waitpid_lock.release()
+    return look(self, *arguments, **named)
+
+subprocess.Popen._internal_poll = slow_look
+"""
+"""What Popen.poll is like where the processor is taken away between the taking of its lock and the `try` after it."""
+
+
+def test_all_leave_though_the_signal_comes_while_they_look_at_their_ranks(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_LOOK)
+    with Elastic(tmp_path, trainer=TRAINER, checkpoint={"everySteps": 10**9}) as elastic:
+        elastic.extra["PYTHONPATH"] = str(tmp_path)
+        elastic.start("worker-0", "worker-1")
+        trains(elastic, 2)
+        for agent in elastic.agents.values():
+            agent.terminate()
+        for name, agent in elastic.agents.items():
+            assert agent.wait(60) == ExitCode.PREEMPTED
+            assert "Traceback" not in elastic.output(name)
+            assert "did not exit after" not in elastic.output(name), "its rank has ended, and is seen to have"
+        assert elastic.rundir.committed(), "the group has saved"
+
+
+def test_who_waits_for_others_leaves_when_asked(tmp_path: Path) -> None:
+    with Elastic(tmp_path, workers={"replicas": 2, "minReplicas": 2}).start("worker-0") as elastic:
+        until(lambda: (seen := elastic.snapshot()) is not None and seen.members, what="that it has arrived")
+        agent = elastic.agents.pop("worker-0")
+        agent.terminate()
+        assert agent.wait(60) == ExitCode.PREEMPTED
+        assert "Traceback" not in elastic.output("worker-0")

@@ -8,7 +8,7 @@ other agents, know of a dead worker some milliseconds after its death.
 A group that hangs is asked where: then a short-lived thread has the ranks write their stacks into the run directory,
 which may block, and the ranks are aborted afterwards, or after STACKS_SECONDS. When this agent gets SIGTERM, a wake-up
 descriptor tells the speaker in the same moment, while torchrun passes the signal on to the ranks: the coordinator asks
-the others to save with them.
+the others to save with them. The handler itself only notes the signal (tandem_trainer.rendezvous says why).
 
 When the coordinator does not answer, training goes on: the thread tries again, and tells a restarted coordinator what
 runs. When a generation is closed, the ranks are ordered to abort at once; torchrun then finds them gone, instead of
@@ -26,6 +26,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 
 from tandem.coordinator_client import CoordinatorClient, GivenUp, Refused, Unreachable, readable
 from tandem.exitcode import ExitCode
@@ -51,6 +52,8 @@ STACKS_SECONDS = 2.0
 """How long a group that hangs is kept for the stacks of its ranks."""
 LEAVE_SECONDS = 2.0
 """For the last message."""
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that ask the agent to end."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class Heartbeat(threading.Thread):
         self._ranks: LocalRanks | None = None
         self._closed = False
         self._leaving = False
+        self._asked: signal.Signals | None = None
         self._stacks: threading.Thread | None = None
         self._stacks_until = 0.0
         self._end: End | None = None
@@ -107,11 +111,18 @@ class Heartbeat(threading.Thread):
     # What torchrun's thread asks for
 
     def hear_signals(self) -> None:
-        """Notice SIGTERM in the moment it arrives, whatever torchrun does with it. Call it from the main thread."""
+        """Notice signals in the moment they arrive, whatever the main thread does. Call it from the main thread."""
+        for number in ENDING:
+            signal.signal(number, self._note)
         signal.set_wakeup_fd(self._signals_write, warn_on_full_buffer=False)
 
-    def enter(self, port: int, reason: str) -> Membership:
-        """Wait for a generation with this agent in it; `port` is where it listens.
+    @property
+    def asked(self) -> signal.Signals | None:
+        """The signal that has asked this agent to end."""
+        return self._asked
+
+    def enter(self, port: int, reason: str) -> Membership | None:
+        """Wait for a generation with this agent in it; `port` is where it listens. None: it was asked to end.
 
         Raises:
             SystemExit: the job is over; with the code to leave with.
@@ -123,14 +134,13 @@ class Heartbeat(threading.Thread):
             self._wish = replace(self._wish, state="joining", port=port, reason=reason)
             self._wake()
             # With a timeout, so that signals are handled in between on every platform.
-            while self._membership is None and self._end is None and self._refused is None:
+            while self._membership is None and self._end is None and self._refused is None and self._asked is None:
                 self._changed.wait(1.0)
             if self._end is not None:
                 log.info("event=over code=%d why=%r", self._end.code, self._end.why)
                 raise SystemExit(self._end.code)
             if self._refused is not None:
                 raise self._refused
-            assert self._membership is not None
             return self._membership
 
     def watch(self, ranks: LocalRanks) -> None:
@@ -349,11 +359,18 @@ class Heartbeat(threading.Thread):
         return None if self._ranks is None or self._closed or self._end is not None else self._ranks.verdict()
 
     def _woken(self) -> bool:
-        if signal.SIGTERM in _read(self._signals_read) and not self._leaving and self._wish.state == "running":
+        if signals := _read(self._signals_read):
+            with self._changed:
+                self._changed.notify_all()
+        if signal.SIGTERM in signals and not self._leaving and self._wish.state == "running":
             log.info("event=has-to-go generation=%s", self._wish.generation)
             self._leaving = True
             return True
         return bool(_read(self._wake_read))
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if self._asked is None:
+            self._asked = signal.Signals(number)
 
     def _wake(self) -> None:
         os.write(self._wake_write, b"!")

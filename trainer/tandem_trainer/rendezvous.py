@@ -7,6 +7,11 @@ Each generation gets a store of its own, on its first member, so that no key of 
 opens the listening socket before it joins and tells the coordinator its port; the first member then serves the store on
 it, so that no port is ever guessed, and the others' connections wait in the socket's queue until it does.
 
+A signal that asks the agent to end is noted where it arrives and obeyed where torchrun asks the rendezvous something,
+which it does 20 times a second. torchrun's own handler raises wherever the main thread happens to be. Within
+Popen.poll, between the taking of its lock and the `try` that gives it back, the lock then stays taken: torchrun waits
+without end for a rank that has ended, and on a busy machine one preemption in 40 lasted for the pod's grace period.
+
 Rejected: torchrun's own restart counting (a change of membership is no failure), sharing one store over generations
 (stale keys), and RendezvousGracefulExitError at the end of the job: torchrun catches it and then trips over the result
 it does not have, so the agent would end with a stack trace. SystemExit passes through with the right code.
@@ -15,13 +20,13 @@ it does not have, so the agent would end with a stack trace. SystemExit passes t
 import atexit
 import logging
 import os
-import signal
 import socket
 import sys
 import time
 from datetime import timedelta
 
 from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -48,6 +53,8 @@ STORE_SECONDS = 20.0
 """For all tries; a first member that is alive and not reached in this time is taken for cut off."""
 OPERATION_SECONDS = 300.0
 """For the store's own operations, torchrun's default."""
+LEFT_TO_TORCHRUN = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT"}
+"""The one signal that its handler may have. It reads the variable whenever it starts ranks."""
 
 
 def lookup() -> RendezvousHandlerCreator:
@@ -102,20 +109,14 @@ class TandemRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for a generation with this agent in it, and connect to its store."""
-        try:
-            return self._next()
-        except SystemExit:
-            # This agent is leaving. torchrun's handler of SIGTERM raises wherever it hits, also in the interpreter's
-            # last lines, and what would then stand at the end of the log is that, and not why the job ended.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            raise
-
-    def _next(self) -> RendezvousInfo:
         while True:
+            self._obey()
             reason = self._heartbeat.why_again()
             listener = _listen()
             try:
                 membership = self._heartbeat.enter(listener.getsockname()[1], reason)
+                if membership is None:
+                    continue
                 rank = self._index(membership)
                 store = _serve(membership, listener) if rank == 0 else self._connect(membership)
             except Refused as error:
@@ -135,6 +136,7 @@ class TandemRendezvous(RendezvousHandler):
 
     def num_nodes_waiting(self) -> int:
         """Positive once the generation is closed: torchrun then stops its workers and asks for the next one."""
+        self._obey()
         return int(self._heartbeat.closed)
 
     def is_closed(self) -> bool:
@@ -153,6 +155,11 @@ class TandemRendezvous(RendezvousHandler):
         self._heartbeat.leave()
         return True
 
+    def _obey(self) -> None:
+        """Raise what torchrun's handler would have raised, had it been its signal."""
+        if (number := self._heartbeat.asked) is not None:
+            raise SignalException(f"asked to end by {number.name}", sigval=number)
+
     def _index(self, membership: Membership) -> int:
         return [member.incarnation for member in membership.members].index(self._heartbeat.incarnation)
 
@@ -161,6 +168,7 @@ class TandemRendezvous(RendezvousHandler):
         first = membership.members[0]
         deadline = time.monotonic() + STORE_SECONDS
         while not self._heartbeat.closed:
+            self._obey()
             try:
                 store = TCPStore(
                     first.address,
@@ -183,6 +191,7 @@ class TandemRendezvous(RendezvousHandler):
         ranks = LocalRanks(membership.generation, self._processes)
         os.environ[GENERATION] = str(membership.generation)
         os.environ[PULSE] = str(ranks.folder)
+        os.environ.update(LEFT_TO_TORCHRUN)
         self._heartbeat.watch(ranks)
 
 
