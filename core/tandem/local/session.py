@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -55,12 +54,10 @@ class Requests:
 
     def __init__(self) -> None:
         self.count = 0
-        self.woken = threading.Event()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler."""
+        """The signal handler. It takes no lock: the main thread, which it interrupts, may hold it."""
         self.count += 1
-        self.woken.set()
 
     @contextmanager
     def caught(self) -> Iterator[Self]:
@@ -106,8 +103,7 @@ class Session:
         try:
             self._guard()
             while not self._step(time.monotonic()):
-                self._requests.woken.wait(TICK_SECONDS)
-                self._requests.woken.clear()
+                time.sleep(TICK_SECONDS)
         finally:
             self._close()
 
