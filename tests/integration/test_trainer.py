@@ -297,22 +297,24 @@ def test_every_setting_trains_on_two_ranks(tmp_path: Path, options: dict[str, An
 def test_a_rewound_run_goes_on_from_before_and_leaves_the_bad_data_out(tmp_path: Path) -> None:
     undisturbed = make_rundir(tmp_path / "undisturbed", PLAIN | {"epochs": 8}, checkpoint={"everySteps": 20})
     run(undisturbed)
-    rundir = make_rundir(tmp_path / "rewound", PLAIN | {"epochs": 8}, checkpoint={"everySteps": 20})
-    run(rundir)
+    # The last checkpoint of a run is waited for, others may be skipped: step 60 is there however slow the disk is.
+    for epochs in (4, 8):
+        rundir = make_rundir(tmp_path / "rewound", PLAIN | {"epochs": epochs}, checkpoint={"everySteps": 20})
+        rundir.done_file.unlink(missing_ok=True)
+        run(rundir)
     rundir.done_file.unlink()
-    decided = decide([], 1, bad_step=70, loss=None, total_data_steps=8 * 15)
+    decided = decide([], 2, bad_step=70, loss=None, total_data_steps=8 * 15)
     assert decided is not None
     rundir.record_rewind(decided)
     run(rundir)
     start = records(rundir, "start")[-1]
-    assert start["step"] < decided.resume_before
-    assert start["step"] in [60, 40, 20]
+    assert start["step"] == 60 < decided.resume_before
     left_out = decided.skip_to - decided.skip_from
     assert start["totalSteps"] == 8 * 15 - left_out
     taken, expected = sample_ids(rundir), sample_ids(undisturbed)
     for step in range(start["step"] + 1, start["totalSteps"] + 1):
         assert taken[step] == expected[step if step <= decided.skip_from else step + left_out], step
-    assert {manifest.generation for manifest in rundir.committed() if manifest.step > start["step"]} == {2}
+    assert {manifest.generation for manifest in rundir.committed() if manifest.step > start["step"]} == {3}
 
 
 def test_the_learning_rate_follows_its_schedule(tmp_path: Path) -> None:

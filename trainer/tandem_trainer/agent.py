@@ -58,11 +58,17 @@ def main() -> None:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.run import main as torchrun
 
+    from tandem_trainer.heartbeat import ENDING
+
     try:
         torchrun([*options, *([] if is_python else ["--no-python"]), *command])
     except SignalException as asked:
         # torchrun has ended its ranks. Who was asked to leave has not failed, and needs no stack trace to say so.
         raise SystemExit(ExitCode.INTERRUPTED if asked.sigval == signal.SIGINT else ExitCode.PREEMPTED) from None
+    finally:
+        # Python's own end gives signals back their first meaning, and another one would change how this ends.
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def preload(modules: Sequence[str]) -> bool:
