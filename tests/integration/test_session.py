@@ -236,6 +236,7 @@ def test_the_example_survives_a_killed_rank_and_saves_when_asked_to_stop(tmp_pat
     words = ["--set", 'trainer.args=[--steps, "240"]', "--set", "checkpoint.everySteps=10"]
     with LocalRun(tmp_path, *words, manifest=EXAMPLE) as first:
         first.reaches(15)
+        until(first.run_dir.checkpoint_names, "a checkpoint")
         rank = first.rank_of("worker-1")
         assert rank is not None
         rank.kill()
