@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,18 +18,6 @@ from tests.integration.coordinator_process import Agent, Coordinator, spawn
 from tests.integration.elastic import until
 
 
-@pytest.fixture
-def patient(tmp_path: Path) -> Iterator[tuple[Coordinator, Agent, Agent]]:
-    """A coordinator that holds a heartbeat for 10 s where nothing happens, and two agents."""
-    made = Coordinator(tmp_path, elasticity={"heartbeatSeconds": 10.0, "lostAfterSeconds": 60.0}).start()
-    pair = Agent(made, "worker-0"), Agent(made, "worker-1")
-    until(lambda: all(agent.generation == 1 for agent in pair), what="the first generation")
-    yield made, *pair
-    made.kill()
-    for agent in pair:
-        agent.vanish()
-
-
 def test_the_number_of_a_generation_is_on_the_disk_before_an_agent_learns_of_it(
     coordinator: Coordinator, agents: tuple[Agent, Agent]
 ) -> None:
@@ -40,14 +27,13 @@ def test_the_number_of_a_generation_is_on_the_disk_before_an_agent_learns_of_it(
 
 
 def test_a_failure_reaches_all_agents_at_once_and_they_meet_again(
-    patient: tuple[Coordinator, Agent, Agent],
+    coordinator: Coordinator, agents: tuple[Agent, Agent]
 ) -> None:
-    coordinator, failed, other = patient
     began = time.monotonic()
-    with coordinator.client() as client:
-        assert client.sync(failed.sync("running").model_copy(update={"reason": "WorkerFailed"})).order == "rejoin"
-    until(lambda: failed.generation == other.generation == 2)
-    assert time.monotonic() - began < 6.0, "nobody waits for the end of a heartbeat"
+    agents[0].reason = "WorkerFailed"
+    until(lambda: all(agent.generation == 2 for agent in agents))
+    # The heartbeat that carries the news may have to wait for the one before it; everything else is a round trip.
+    assert time.monotonic() - began < 0.5 + 1.0
     status = coordinator.snapshot()
     assert [view.reason for view in status.generations] == ["Started", "WorkerFailed"]
     assert status.generations[0].closed_at is not None
@@ -65,18 +51,23 @@ def test_an_agent_that_vanishes_is_lost_and_the_other_goes_on_alone(
 
 
 def test_an_agent_that_hangs_up_after_it_was_told_that_the_generation_is_closed_is_not_waited_for(
-    patient: tuple[Coordinator, Agent, Agent],
+    tmp_path: Path,
 ) -> None:
-    coordinator, rest, killed = patient
+    patient = Coordinator(tmp_path, elasticity={"heartbeatSeconds": 10.0, "lostAfterSeconds": 60.0}).start()
+    rest, killed = Agent(patient, "worker-0"), Agent(patient, "worker-1")
+    until(lambda: rest.generation == 1 and killed.generation == 1)
     killed.silent.set()
     began = time.monotonic()
-    with coordinator.client() as client:
+    with patient.client() as client:
         assert client.sync(rest.sync("running").model_copy(update={"reason": "WorkerFailed"})).order == "rejoin"
     until(lambda: rest.generation == 2)
     assert rest.membership is not None
     assert [member.replica for member in rest.membership.members] == ["worker-0"]
     assert time.monotonic() - began < 6.0, "it would be waited for 10 s if it were taken for alive"
     assert killed.told[-1].order == "rejoin"
+    patient.kill()
+    for agent in (rest, killed):
+        agent.vanish()
 
 
 def test_a_coordinator_that_is_killed_and_started_again_adopts_what_runs(

@@ -99,10 +99,9 @@ def test_liveness_needs_no_token_and_other_paths_do_not_exist(idle: Coordinator)
 def test_a_heartbeat_that_says_nothing_new_is_held_for_the_heartbeat_time(
     coordinator: Coordinator, agents: tuple[Agent, Agent]
 ) -> None:
-    before, began = len(agents[0].told), time.monotonic()
-    until(lambda: len(agents[0].told) >= before + 4)
-    answers, held = len(agents[0].told) - before, time.monotonic() - began
-    assert answers <= held / 0.5 + 2
+    before = len(agents[0].told)
+    time.sleep(2.0)
+    assert 2 <= len(agents[0].told) - before <= 6
 
 
 def test_told_to_stop_it_stops_at_once(coordinator: Coordinator, agents: tuple[Agent, Agent]) -> None:
