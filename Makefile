@@ -57,6 +57,9 @@ bench-checkpoint: $(STAMP) ## Cost of a save beside torch.save, dcp, accelerate 
 bench-operator: $(STAMP) ## The operator under 1,000 jobs, and what it does when pods die (a cluster; ARGS="--only scale --jobs 1000")
 	@$(BIN)/python -m tests.bench.operators $(ARGS)
 
+cluster: $(STAMP) ## A Kubernetes of two nodes on this machine, by hand (ARGS="down | env | kill-node node-1 | …")
+	@$(BIN)/python -m tests.support.cluster.machine $(or $(ARGS),up)
+
 soak: $(STAMP) ## Random faults against one job, everything checked after each (root; SECONDS=600 SEED=1)
 	@$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1) $(ARGS)
 

@@ -35,6 +35,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 
+from tests.support import manifests
+
 from tandem import launch
 from tandem.job import DistributedTrainingJob
 from tandem.rundir import RunDir
@@ -361,21 +363,15 @@ async def _connect(crowd: Crowd, agents: int) -> list[Agent]:
 
 
 def _job(agents: int, heartbeat: float, processes: int) -> DistributedTrainingJob:
-    return DistributedTrainingJob.parse(
-        {
-            "apiVersion": "tandem.dev/v1alpha1",
-            "kind": "DistributedTrainingJob",
-            "metadata": {"name": "scale"},
-            "spec": {
-                "trainer": {"command": ["train.py"]},
-                "workers": {"replicas": agents, "processesPerReplica": processes},
-                "elasticity": {
-                    "heartbeatSeconds": heartbeat,
-                    "lostAfterSeconds": max(3.0, 3 * heartbeat),
-                    "growCooldownSeconds": 3600,
-                },
-            },
-        }
+    return manifests.job(
+        "scale",
+        trainer={"command": ["train.py"]},
+        workers={"replicas": agents, "processesPerReplica": processes},
+        elasticity={
+            "heartbeatSeconds": heartbeat,
+            "lostAfterSeconds": max(3.0, 3 * heartbeat),
+            "growCooldownSeconds": 3600,
+        },
     )
 
 

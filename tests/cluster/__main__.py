@@ -9,11 +9,12 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from tests.cluster import helm, kueue, prometheus_operator
-from tests.cluster.images import provide
-from tests.cluster.machine import ClusterError, cluster
-from tests.cluster.machine.places import KUBECONFIG, LOGS, ROOT
-from tests.cluster.machine.processes import mark
+from tests.support import ROOT
+from tests.support.cluster import helm, kueue, prometheus_operator
+from tests.support.cluster.images import provide
+from tests.support.cluster.machine import ClusterError, cluster
+from tests.support.cluster.machine.places import KUBECONFIG, LOGS
+from tests.support.cluster.machine.processes import mark
 
 KEPT_LOGS = ROOT / "runs" / "e2e"
 TIDY_SECONDS = 60.0

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import kueue
-from tests.cluster.helm import Helm, program
-from tests.cluster.images import Images, provide
-from tests.cluster.operated import Operator, operated
-from tests.cluster.pods import Namespace, restricted
-from tests.cluster.prometheus_operator import Programs, programs
+from tests.support.cluster import kueue
+from tests.support.cluster.helm import Helm, program
+from tests.support.cluster.images import Images, provide
+from tests.support.cluster.operated import Operator, operated
+from tests.support.cluster.pods import Namespace, restricted
+from tests.support.cluster.prometheus_operator import Programs, programs
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.prometheus import program
+from tests.support import ROOT
+from tests.support.cluster.prometheus import program
 
-RULES = Path(__file__).parents[2] / "charts/tandem/files/alerts.yaml"
+RULES = ROOT / "charts/tandem/files/alerts.yaml"
 WHOSE = 'job="bert",namespace="lab"'
 LABELS = {"job": "bert", "namespace": "lab"}
 RUNS = f'tandem_phase{{{WHOSE},phase="Running",pod="p"}}'

@@ -4,17 +4,17 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from tandem_operator.rights import rules
-from tests.cluster.helm import CHART, Helm
-from tests.cluster.images import Images
-from tests.cluster.operated import CRD, ROOT, Job, kubectl, manifest
-from tests.cluster.pods import Namespace, eventually, restricted
-from tests.cluster.test_operator_faults import LONG
+from tests.support import ROOT
+from tests.support.cluster.helm import CHART, Helm, image_values
+from tests.support.cluster.images import Images
+from tests.support.cluster.operated import CRD, LONG, Job, kubectl, manifest
+from tests.support.cluster.pods import Namespace, restricted
+from tests.support.waiting import until
 
 COLUMN = {"name": "Generation", "type": "integer", "jsonPath": ".status.generation"}
 KIND = "distributedtrainingjobs.tandem.dev"
@@ -41,16 +41,6 @@ def crd_as_it_was(system: Namespace) -> Iterator[None]:
     kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
     marks = [f"meta.helm.sh/release-{what}-" for what in ("name", "namespace")]
     kubectl("annotate", "crd", KIND, *marks, "helm.sh/resource-policy-")
-
-
-def named(images: Images) -> dict[str, Any]:
-    """The images as values."""
-    found: dict[str, Any] = {}
-    for name in ("operator", "trainer", "evaluator"):
-        registry, _, rest = getattr(images, name).rpartition("/")
-        repository, _, tag = rest.rpartition(":")
-        found[name] = {"registry": registry, "repository": repository, "tag": tag}
-    return {"images": found}
 
 
 def there(kind: str, name: str, namespace: str = "") -> bool:
@@ -92,7 +82,7 @@ def test_a_release_is_installed_upgraded_and_removed_while_a_job_trains(
     at = ("tandem", f"--namespace={system.name}")
     waiting = ("--wait", "--timeout=150s")
     # Tests before this one may have installed the CRD by themselves.
-    notes = helm("install", *at, CHART, *waiting, "--take-ownership", values=named(images))
+    notes = helm("install", *at, CHART, *waiting, "--take-ownership", values=image_values(images))
     assert f"kubectl -n {system.name} rollout status deployment/tandem-operator" in notes
     assert "kubectl apply -f examples/digits.yaml" in notes
     system("rollout", "status", "deployment/tandem-operator", "--timeout=1s")
@@ -100,9 +90,7 @@ def test_a_release_is_installed_upgraded_and_removed_while_a_job_trains(
     for role in ("edit", "view"):
         namespace("create", "rolebinding", role, f"--clusterrole={role}", f"--user=has-{role}")
     # Roles are put together by a controller, a moment later.
-    eventually(
-        lambda: can_i("create", "has-edit", namespace) and can_i("list", "has-view", namespace), "both rights", 20.0
-    )
+    until(lambda: can_i("create", "has-edit", namespace) and can_i("list", "has-view", namespace), "both rights", 20.0)
     assert not can_i("create", "has-view", namespace)
     assert not can_i("list", "somebody", namespace)
 
@@ -119,9 +107,9 @@ def test_a_release_is_installed_upgraded_and_removed_while_a_job_trains(
     crd = yaml.safe_load(CRD.read_text())
     crd["spec"]["versions"][0]["additionalPrinterColumns"].append(COLUMN)
     (newer / "files/crd.yaml").write_text(yaml.safe_dump(crd))
-    more = {**named(images), "operator": {"podAnnotations": {"release": "second"}}}
+    more = {**image_values(images), "operator": {"podAnnotations": {"release": "second"}}}
     helm("upgrade", *at, newer, *waiting, values=more)
-    eventually(lambda: "GENERATION" in namespace("get", "dtj"), "the column of the new CRD", 30.0)
+    until(lambda: "GENERATION" in namespace("get", "dtj"), "the column of the new CRD", 30.0)
     (operator,) = json.loads(system("get", "pods", "-o", "json"))["items"]
     assert operator["metadata"]["annotations"]["release"] == "second"
     long.trains(beyond=long.step)
@@ -134,11 +122,11 @@ def test_a_release_is_installed_upgraded_and_removed_while_a_job_trains(
     assert not there("clusterrole", "tandem-operator")
     assert there("crd", KIND)
     step = step_in(long)
-    eventually(lambda: step_in(long) > step + 5, "steps without an operator", 60.0, otherwise=long.describe)
+    until(lambda: step_in(long) > step + 5, "steps without an operator", 60.0, otherwise=long.describe)
     assert pods(long) == before
 
     # The CRD that stayed is the next release's again, of the same name and in the same namespace.
-    helm("install", *at, CHART, *waiting, values=named(images))
+    helm("install", *at, CHART, *waiting, values=image_values(images))
     assert long.trains(beyond=step_in(long)) > step
     assert (pods(long), long.status["generation"]) == (before, generation)
     assert "GENERATION" not in namespace("get", "dtj")
@@ -170,7 +158,7 @@ def test_confined_to_a_namespace_nobody_needs_rights_in_the_whole_cluster(
         grant(INSTALLER, one)
     modes = ["ReadWriteMany", "ReadWriteOnce"]
     values = {
-        **named(images),
+        **image_values(images),
         "crds": {"enabled": False},
         "operator": {"namespaces": [team.name]},
         "jobs": {"accessModes": modes},

@@ -16,10 +16,10 @@ from tandem_operator.__main__ import _options
 from tandem_operator.objects import Volumes
 from tandem_operator.pods import Images, coordinator
 from tandem_operator.rights import rules
-from tests.cluster.helm import CHART, Helm
-from tests.cluster.operated import kubectl
-from tests.cluster.pods import Manifest, Namespace, restricted
-from tests.unit.operator_job import IMAGES, job
+from tests.support.cluster.helm import CHART, Helm
+from tests.support.cluster.operated import kubectl
+from tests.support.cluster.pods import Manifest, Namespace, restricted
+from tests.support.worlds.operator_job import IMAGES, job
 
 DASHBOARDS = sorted((CHART / "files/dashboards").glob("*.json"))
 ALERTS = CHART / "files/alerts.yaml"

@@ -3,31 +3,23 @@
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.cluster.operated import Job, Operator
-from tests.cluster.pods import Namespace, eventually
+from tests.support import ROOT
+from tests.support.cluster.operated import Job, Operator
+from tests.support.cluster.pods import Namespace
+from tests.support.processes import TANDEM, tandem
+from tests.support.waiting import until
 
-ROOT = Path(__file__).parents[2]
-TANDEM = Path(sys.executable).with_name("tandem")
 DIGITS = "examples/digits.yaml"
 
 
-def tandem(namespace: Namespace, *words: str, code: int = 0) -> str:
+def said(namespace: Namespace, *words: str, code: int = 0) -> str:
     """What a command prints; of one that is refused, its errors."""
-    result = subprocess.run(
-        [TANDEM, *words, "-n", namespace.name],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    result = tandem(*words, "-n", namespace.name)
     assert result.returncode == code, result.stdout + result.stderr
     return result.stderr if code else result.stdout
 
@@ -55,7 +47,7 @@ class Following:
 
     def shows(self, *words: str, seconds: float = 90.0) -> str:
         """Wait for a line with all of these words."""
-        return eventually(
+        return until(
             lambda: next((line for line in list(self.lines) if all(word in line for word in words)), None),
             f"a line with {words}",
             seconds,
@@ -97,11 +89,11 @@ def follow(namespace: Namespace) -> Iterator[object]:
 def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
     namespace: Namespace, operator: Operator, follow: type[Following]
 ) -> None:
-    assert "would be made" in tandem(namespace, "submit", DIGITS, "--dry-run")
-    assert "no job digits" in tandem(namespace, "status", "digits", code=2)
+    assert "would be made" in said(namespace, "submit", DIGITS, "--dry-run")
+    assert "no job digits" in said(namespace, "status", "digits", code=2)
     longer = ("--set", "spec.trainer.config.epochs=500", "--set", "spec.elasticity.growAfterSeconds=5")
-    assert tandem(namespace, "submit", DIGITS, *longer).startswith(f"made in namespace {namespace.name}: digits:")
-    assert tandem(namespace, "submit", DIGITS, *longer).startswith("is there as the file says")
+    assert said(namespace, "submit", DIGITS, *longer).startswith(f"made in namespace {namespace.name}: digits:")
+    assert said(namespace, "submit", DIGITS, *longer).startswith("is there as the file says")
 
     job = Job(namespace, "digits")
     logs, watched = follow("logs", "digits", "--follow"), follow("status", "digits", "--watch")
@@ -111,19 +103,19 @@ def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
     logs.shows("evaluator-0", "merged checkpoint=")
     watched.shows("phase=Running", "step=")
 
-    shown = tandem(namespace, "status", "digits")
+    shown = said(namespace, "status", "digits")
     for pod in (*job.live("worker"), *job.live("evaluator"), *job.live("coordinator")):
         assert pod in shown
     assert "Running" in shown
     assert "generation 1 with" in shown
-    record = json.loads(tandem(namespace, "status", "digits", "-o", "json"))
+    record = json.loads(said(namespace, "status", "digits", "-o", "json"))
     assert {pod["name"] for pod in record["pods"]} == {"coordinator", "worker-0", "worker-1", "evaluator-0"}
     assert all(pod["node"].startswith("node-") for pod in record["pods"] if pod["state"] == "running")
 
     (coordinator,) = job.live("coordinator")
     namespace("exec", coordinator, "--", "python3", "-c", "import os, signal; os.kill(1, signal.SIGTERM)")
     logs.shows("coordinator", "the coordinator restarted")
-    told = tandem(namespace, "logs", "digits", "coordinator")
+    told = said(namespace, "logs", "digits", "coordinator")
     assert told.count("generation 1 with") == 1, "the log of the container before belongs to it, once"
     assert "the coordinator restarted" in told
 
@@ -132,7 +124,7 @@ def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
     logs.shows("worker-1 is now digits-worker-1-")
     job.becomes(
         lambda: any(
-            "generation " in line and lost in line for line in tandem(namespace, "events", "digits").splitlines()
+            "generation " in line and lost in line for line in said(namespace, "events", "digits").splitlines()
         ),
         "an event of a generation without the pod that was lost",
     )
@@ -143,39 +135,39 @@ def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
     logs.shows("training is complete", seconds=1)
     lines = [line for line in logs.lines if "merged checkpoint=" in line]
     assert len(lines) == len(set(lines)), "a line was shown twice"
-    assert "evaluator-0 │" in tandem(namespace, "logs", "digits", "--role", "evaluator", "--tail", "5")
-    assert "Succeeded" in tandem(namespace, "status")
+    assert "evaluator-0 │" in said(namespace, "logs", "digits", "--role", "evaluator", "--tail", "5")
+    assert "Succeeded" in said(namespace, "status")
 
 
 def test_what_the_cluster_refuses_is_told_in_words(namespace: Namespace, operator: Operator) -> None:
     named = ("--set", "metadata.name=refused", "--set", "spec.runPolicy.suspend=true")
-    tandem(namespace, "submit", DIGITS, *named)
-    changed = tandem(namespace, "submit", DIGITS, *named, "--set", "spec.trainer.config.epochs=3", code=2)
+    said(namespace, "submit", DIGITS, *named)
+    changed = said(namespace, "submit", DIGITS, *named, "--set", "spec.trainer.config.epochs=3", code=2)
     assert "spec.trainer" in changed
     assert "immutable" in changed or "cannot be changed" in changed
 
     namespace("scale", "dtj/refused", "--replicas=1")
-    conflict = tandem(namespace, "submit", DIGITS, *named, code=2)
+    conflict = said(namespace, "submit", DIGITS, *named, code=2)
     assert ".spec.workers.replicas" in conflict
     assert "--force" in conflict
-    assert tandem(namespace, "submit", DIGITS, *named, "--force").startswith("changed")
+    assert said(namespace, "submit", DIGITS, *named, "--force").startswith("changed")
 
     assert "Suspended" in Job(namespace, "refused").reaches("Suspended")
-    assert "no pod of refused has a log" not in tandem(namespace, "status", "refused")
+    assert "no pod of refused has a log" not in said(namespace, "status", "refused")
     namespace("delete", "dtj", "refused", "--wait=false")
 
 
 def test_namespaces_and_contexts_that_are_not_there(namespace: Namespace, operator: Operator) -> None:
     nowhere = Namespace("tandem-test-nowhere")
-    assert 'namespaces "tandem-test-nowhere" not found' in tandem(nowhere, "submit", DIGITS, code=2)
-    assert "there is no context nowhere" in tandem(namespace, "status", "--context", "nowhere", code=2)
-    assert tandem(nowhere, "status") == ""
+    assert 'namespaces "tandem-test-nowhere" not found' in said(nowhere, "submit", DIGITS, code=2)
+    assert "there is no context nowhere" in said(namespace, "status", "--context", "nowhere", code=2)
+    assert said(nowhere, "status") == ""
 
 
 def test_a_job_without_what_it_needs_says_so(namespace: Namespace, operator: Operator) -> None:
     gpus = "spec.workers.resources.limits={nvidia.com/gpu: 64}"
-    tandem(namespace, "submit", DIGITS, "--set", "metadata.name=hungry", "--set", gpus)
+    said(namespace, "submit", DIGITS, "--set", "metadata.name=hungry", "--set", gpus)
     job = Job(namespace, "hungry")
-    job.becomes(lambda: "Insufficient nvidia.com/gpu" in tandem(namespace, "status", "hungry"), "the reason")
-    job.becomes(lambda: "Insufficient nvidia.com/gpu" in tandem(namespace, "events", "hungry"), "the event")
+    job.becomes(lambda: "Insufficient nvidia.com/gpu" in said(namespace, "status", "hungry"), "the reason")
+    job.becomes(lambda: "Insufficient nvidia.com/gpu" in said(namespace, "events", "hungry"), "the event")
     namespace("delete", "dtj", "hungry", "--wait=false")

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tandem.reading import read_job
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[2]
 CRD = ROOT / "charts/tandem/files/crd.yaml"
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 BAD = sorted((ROOT / "tests/manifests/bad").glob("*.yaml"))

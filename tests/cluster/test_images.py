@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tandem.exitcode import ExitCode
-from tests.cluster.images import ROOMS, Images
-from tests.cluster.pods import Namespace, container, named, pod
+from tests.support.cluster.images import ROOMS, Images
+from tests.support.cluster.pods import Namespace, container, named, pod
 
 UNCHECKED_HASH = (0b01).to_bytes(4, "little")
 """Bytes 4 to 8 of bytecode that is taken as it is, whatever the source's time and content (PEP 552)."""

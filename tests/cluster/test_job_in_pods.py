@@ -13,10 +13,12 @@ from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
 from tandem.reading import read_job
 from tandem.snapshot import Snapshot
-from tests.cluster.images import Images
-from tests.cluster.pods import Manifest, Namespace, container, eventually, named, pod, restricted
+from tests.support import EXAMPLES
+from tests.support.cluster.images import Images
+from tests.support.cluster.pods import Manifest, Namespace, container, named, pod, restricted
+from tests.support.waiting import until
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.yaml"
+EXAMPLE = EXAMPLES / "digits.yaml"
 RUN = Path("/checkpoints/digits")
 COORDINATOR = "coordinator:7070"
 CHECKPOINTS = {"name": "checkpoints", "mountPath": "/checkpoints"}
@@ -159,7 +161,7 @@ def trains(namespace: Namespace, size: int) -> None:
 
     namespace("rollout", "status", "deploy/coordinator", "--timeout=120s", seconds=130.0)
     workers = (f"worker-{index}" for index in range(2))
-    eventually(there, f"training with {size}", 5 * MINUTES, otherwise=lambda: story(namespace, *workers))
+    until(there, f"training with {size}", 5 * MINUTES, otherwise=lambda: story(namespace, *workers))
 
 
 def test_a_pod_that_is_asked_to_leave_lets_its_group_save_first(namespace: Namespace, images: Images) -> None:
@@ -191,7 +193,7 @@ def test_a_coordinator_without_its_job_says_so_and_its_pod_is_not_ready(namespac
         logs = namespace("logs", "deploy/coordinator", check=False)
         return logs if "tandem_coordinator:" in logs else None
 
-    said = eventually(ended, "the coordinator's end", 2 * MINUTES, otherwise=lambda: story(namespace))
+    said = until(ended, "the coordinator's end", 2 * MINUTES, otherwise=lambda: story(namespace))
     assert "/etc/tandem/job.yaml" in said
     assert "did you mean replicas?" in said
     assert namespace.get("deployment", "coordinator")["status"].get("readyReplicas", 0) == 0

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import kueue
-from tests.cluster.machine.places import KUBECONFIG, ROOT
-from tests.cluster.operated import Job, Operator, kubectl, manifest
-from tests.cluster.pods import Namespace, eventually, restricted
-from tests.cluster.test_operator_faults import LONG
+from tests.support import ROOT
+from tests.support.cluster import kueue
+from tests.support.cluster.machine.places import KUBECONFIG
+from tests.support.cluster.operated import LONG, Job, Operator, kubectl, manifest
+from tests.support.cluster.pods import Namespace, restricted
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("KUBECONFIG", str(KUBECONFIG)) != str(KUBECONFIG), reason="on somebody's own cluster"
@@ -103,7 +104,7 @@ def test_workers_of_a_queue_start_together_and_give_back_what_they_had_however_t
     for job in (first, second):
         namespace("delete", "dtj", job.name, "--wait=false")
     workers = ("get", "pods", "-l", "tandem.dev/role=worker", "-o", "name")
-    eventually(lambda: not namespace(*workers), "no worker is left, and nothing holds one back", 120.0)
+    until(lambda: not namespace(*workers), "no worker is left, and nothing holds one back", 120.0)
 
 
 @pytest.mark.timeout(500)

@@ -4,17 +4,17 @@ import json
 import os
 import secrets
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.cluster.machine.binaries import build
-from tests.cluster.machine.images import PAUSE
-from tests.cluster.machine.kubectl import Kubectl
-from tests.cluster.machine.node import Node
-from tests.cluster.machine.places import KUBECONFIG, node_names
+from tests.support.cluster.machine.binaries import build
+from tests.support.cluster.machine.images import PAUSE
+from tests.support.cluster.machine.kubectl import Kubectl
+from tests.support.cluster.machine.node import Node
+from tests.support.cluster.machine.places import KUBECONFIG, node_names
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("KUBECONFIG", str(KUBECONFIG)) != str(KUBECONFIG), reason="on somebody's own cluster"
@@ -32,7 +32,7 @@ def namespace(kubectl: Kubectl) -> Iterator[str]:
     name = f"tandem-test-{secrets.token_hex(4)}"
     kubectl("create", "namespace", name)
     # A pod cannot start before the controller has made its service account.
-    eventually(lambda: kubectl.succeeds("get", "serviceaccount", "default", "-n", name))
+    until(lambda: kubectl.succeeds("get", "serviceaccount", "default", "-n", name), "the service account")
     yield name
     kubectl("delete", "namespace", name, "--wait=false")
 
@@ -46,13 +46,6 @@ def refuses(address: str) -> bool:
     except OSError:
         return False
     raise AssertionError(f"somebody listens at {address}")
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not so after {seconds:g} s"
-        time.sleep(0.2)
 
 
 def claim() -> dict[str, Any]:
@@ -92,7 +85,7 @@ def test_pods_of_both_nodes_share_a_volume_and_gpus_are_counted(kubectl: Kubectl
     # Only now: until the volume was there, none could be scheduled, and it might have been the first.
     create(kubectl, namespace, pod("too-much", NODES[0], gpus=2))
     events = ("get", "events", "-n", namespace, "--field-selector=involvedObject.name=too-much")
-    eventually(lambda: "Insufficient nvidia.com/gpu" in kubectl(*events))
+    until(lambda: "Insufficient nvidia.com/gpu" in kubectl(*events), "the scheduler's refusal")
 
 
 def test_a_node_can_be_lost_and_comes_back_with_its_pods(kubectl: Kubectl, namespace: str) -> None:

@@ -1,14 +1,12 @@
 """One job from `kubectl apply` to its end, on a real cluster, with the operator's own rights and `restricted` pods."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from tests.cluster.operated import Job, Operator, manifest
-from tests.cluster.pods import Namespace
-
-ROOT = Path(__file__).parents[2]
+from tests.support import ROOT
+from tests.support.cluster.operated import Job, Operator, manifest
+from tests.support.cluster.pods import Namespace
 
 
 @pytest.mark.timeout(900)

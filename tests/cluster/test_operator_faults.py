@@ -4,14 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.operated import Job, Operator, manifest, seen
-from tests.cluster.pods import Manifest, Namespace
-
-LONG = {
-    "task": "image-classification",
-    "config": {"model": "cnn", "data": {"name": "digits"}, "epochs": 100_000, "globalBatchSize": 64},
-}
-"""Longer than any of these tests."""
+from tests.support.cluster.operated import LONG, Job, Operator, manifest, seen
+from tests.support.cluster.pods import Manifest, Namespace
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.images import Images
-from tests.cluster.operated import ACCOUNT, CRD, Job, account, kubectl, manifest
-from tests.cluster.pods import Manifest, Namespace, container, eventually, restricted
+from tests.support.cluster.images import Images
+from tests.support.cluster.operated import ACCOUNT, CRD, Job, account, kubectl, manifest
+from tests.support.cluster.pods import Manifest, Namespace, container, restricted
+from tests.support.waiting import until
 
 PORT = 8080
 
@@ -74,7 +75,7 @@ def test_it_runs_a_job_to_its_end_and_may_die_meanwhile(namespace: Namespace) ->
     job.trains()
     before = operators(namespace)
     namespace("delete", "pod", *before, "--wait=false")
-    eventually(lambda: operators(namespace) not in ([], before), "another operator", 120.0)
+    until(lambda: operators(namespace) not in ([], before), "another operator", 120.0)
     job.reaches("Succeeded", seconds=400)
     assert job.status["latestEvaluation"]["step"] == job.status["progress"]["totalSteps"]
     said = namespace("logs", "deployment/tandem-operator")

@@ -6,28 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.images import Images
-from tests.cluster.machine.binaries import build
-from tests.cluster.machine.kubectl import Kubectl
-from tests.cluster.machine.node import Node
-from tests.cluster.machine.places import KUBECONFIG
-from tests.cluster.operated import Job, manifest, operated, seen
-from tests.cluster.pods import restricted
-from tests.cluster.test_operator_faults import LONG
+from tests.support.cluster.images import Images
+from tests.support.cluster.machine.binaries import build
+from tests.support.cluster.machine.kubectl import Kubectl
+from tests.support.cluster.machine.node import Node
+from tests.support.cluster.machine.places import KUBECONFIG
+from tests.support.cluster.operated import APART, LONG, Job, manifest, operated, seen
+from tests.support.cluster.pods import restricted
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("KUBECONFIG", str(KUBECONFIG)) != str(KUBECONFIG), reason="on somebody's own cluster"
 )
-APART = {"labelSelector": {"matchLabels": {"tandem.dev/role": "worker"}}, "topologyKey": "kubernetes.io/hostname"}
-TEMPLATE = {
-    "spec": {
-        "affinity": {
-            "podAntiAffinity": {
-                "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": APART}]
-            }
-        }
-    }
-}
 
 
 @pytest.fixture
@@ -35,7 +24,7 @@ def job(images: Images, tmp_path: Path) -> Iterator[Job]:
     """A job that trains with a worker on each node."""
     with restricted() as namespace, operated(namespace, images, tmp_path):
         found = Job(namespace, "spread")
-        workers = {"replicas": 2, "minReplicas": 1, "template": TEMPLATE}
+        workers = {"replicas": 2, "minReplicas": 1, "template": APART}
         found.apply(manifest("spread", trainer=LONG, workers=workers, elasticity={"growCooldownSeconds": 1}))
         found.becomes(lambda: found.status.get("workers", {}).get("ready") == 2, "two workers")
         found.trains()

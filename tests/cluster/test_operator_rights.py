@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tandem_operator import names, rights
-from tests.cluster.machine.places import AUDIT, KUBECONFIG
-from tests.cluster.operated import ACCOUNT, Job, Operator, manifest
-from tests.cluster.pods import Manifest, Namespace, eventually
-from tests.cluster.test_operator_faults import LONG
+from tests.support.cluster.machine.places import AUDIT, KUBECONFIG
+from tests.support.cluster.operated import ACCOUNT, LONG, Job, Operator, manifest
+from tests.support.cluster.pods import Manifest, Namespace
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("KUBECONFIG", str(KUBECONFIG)) != str(KUBECONFIG), reason="on somebody's own cluster"
@@ -77,9 +77,9 @@ def test_rights_that_are_used_are_the_rights_that_are_given(namespace: Namespace
     job.becomes(lambda: not job.pods("coordinator"), "no coordinator after the end")
     change(job, runPolicy={"ttlSecondsAfterFinished": 1})
     gone = ("get", "dtj", "whole", "--ignore-not-found")
-    eventually(lambda: not namespace(*gone), "the job is deleted", 120.0, job.describe)
+    until(lambda: not namespace(*gone), "the job is deleted", 120.0, otherwise=job.describe)
 
-    eventually(lambda: used(namespace)[0] == granted(), "all rights are used", 60.0, lambda: difference(namespace))
+    until(lambda: used(namespace)[0] == granted(), "all rights are used", 60.0, otherwise=lambda: difference(namespace))
     assert used(namespace)[1] == []
 
 

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from tandem.times import seconds
-from tests.cluster.images import Images
-from tests.cluster.machine.images import PAUSE
-from tests.cluster.machine.places import KUBECONFIG, node_names
-from tests.cluster.operated import Job, kubectl, manifest, operated
-from tests.cluster.pods import Namespace, container, pod, restricted
-from tests.cluster.test_operator_faults import LONG
+from tests.support.cluster.images import Images
+from tests.support.cluster.machine.images import PAUSE
+from tests.support.cluster.machine.places import KUBECONFIG, node_names
+from tests.support.cluster.operated import LONG, Job, kubectl, manifest, operated
+from tests.support.cluster.pods import Namespace, container, pod, restricted
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("KUBECONFIG", str(KUBECONFIG)) != str(KUBECONFIG), reason="on somebody's own cluster"

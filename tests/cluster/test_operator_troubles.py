@@ -5,9 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.operated import Job, Operator, manifest
-from tests.cluster.pods import Namespace
-from tests.cluster.test_operator_faults import LONG
+from tests.support.cluster.operated import LONG, Job, Operator, manifest
+from tests.support.cluster.pods import Namespace
 
 
 @pytest.fixture

@@ -4,19 +4,19 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.cluster.browser import Browser
-from tests.cluster.operated import Job, Operator, manifest
-from tests.cluster.pods import Namespace, eventually
-from tests.integration.local_run import LocalRun
+from tests.support.cluster.browser import Browser
+from tests.support.cluster.operated import Job, Operator, manifest
+from tests.support.cluster.pods import Namespace
+from tests.support.local_run import LocalRun
+from tests.support.processes import TANDEM, tandem
+from tests.support.waiting import until
 
-TANDEM = Path(sys.executable).with_name("tandem")
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/open#[A-Za-z0-9_-]+")
 LONG = ("--set", "trainer.config.epochs=4000", "--set", "evaluators.processesPerReplica=1")
 PHONE, DESK = 390, 1280
@@ -32,7 +32,7 @@ def browser() -> Iterator[Browser]:
 
 
 def address_of(run: Path) -> str:
-    said = subprocess.run([TANDEM, "open", str(run), "--print"], capture_output=True, text=True, timeout=60, check=True)
+    said = tandem("open", run, "--print")
     return said.stdout.strip()
 
 
@@ -133,7 +133,7 @@ def test_a_job_on_the_cluster_is_opened_through_kubectl_and_found_again_after_it
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, env={**os.environ, "COLUMNS": "200"}
         )
     try:
-        eventually(lambda: ADDRESS.search(said.read_text()), "the address", 60.0, otherwise=told.read_text)
+        until(lambda: ADDRESS.search(said.read_text()), "the address", 60.0, otherwise=told.read_text)
         found = ADDRESS.search(said.read_text())
         assert found is not None
         browser.go(found[0])

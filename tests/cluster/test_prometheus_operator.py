@@ -17,17 +17,16 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.metrics import COMMON
-from tests.cluster import prometheus_operator
-from tests.cluster.helm import CHART, Helm
-from tests.cluster.images import Images
-from tests.cluster.machine.places import KUBECONFIG
-from tests.cluster.operated import CRD, Job, kubectl, manifest
-from tests.cluster.pods import Manifest, Namespace, eventually, restricted
-from tests.cluster.prometheus import Prometheus, configured
-from tests.cluster.prometheus_operator import LABEL, Programs, PrometheusObject
-from tests.cluster.recording import Period, record
-from tests.cluster.test_chart import named
-from tests.cluster.test_operator_faults import LONG
+from tests.support.cluster import prometheus_operator
+from tests.support.cluster.helm import CHART, Helm, image_values
+from tests.support.cluster.images import Images
+from tests.support.cluster.machine.places import KUBECONFIG
+from tests.support.cluster.operated import CRD, LONG, Job, kubectl, manifest
+from tests.support.cluster.pods import Manifest, Namespace, restricted
+from tests.support.cluster.prometheus import Prometheus, configured
+from tests.support.cluster.prometheus_operator import LABEL, Programs, PrometheusObject
+from tests.support.cluster.recording import Period, record
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -79,7 +78,7 @@ def released(helm: Helm, images: Images, log: Path, system: Namespace, namespace
     """A release that looks after one namespace."""
     kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
     values = {
-        **named(images),
+        **image_values(images),
         **monitored(operator={"namespaces": [namespace.name]}),
         "crds": {"enabled": False},
     }
@@ -112,7 +111,9 @@ def chosen(
     """A Prometheus that has chosen all three."""
     found = PrometheusObject(monitoring)
     found.create([system, namespace], tmp_path_factory.mktemp("access"))
-    eventually(lambda: len(found.scrapes()) == 2 and found.rules(), "both monitors and rules", 120.0, log.read_text)
+    until(
+        lambda: len(found.scrapes()) == 2 and found.rules(), "both monitors and rules", 120.0, otherwise=log.read_text
+    )
     return found
 
 
@@ -123,11 +124,11 @@ def prometheus(
     folder = tmp_path_factory.mktemp("prometheus")
     with configured(folder, chosen.written(folder), monitoring_programs.prometheus) as found:
         log = folder / "prometheus.log"
-        eventually(
+        until(
             lambda: len(found.healthy_targets()) == 2,
             "two healthy targets",
             120.0,
-            lambda: f"{found.targets()}\n{log.read_text()}",
+            otherwise=lambda: f"{found.targets()}\n{log.read_text()}",
         )
         yield found
 
@@ -136,7 +137,7 @@ def prometheus(
 def period(job: Job, prometheus: Prometheus) -> Period:
     """A while in which all is well."""
     start = time.time()
-    eventually(lambda: time.time() - start > WATCHED_SECONDS, "a calm while", 10 * WATCHED_SECONDS)
+    until(lambda: time.time() - start > WATCHED_SECONDS, "a calm while", 10 * WATCHED_SECONDS)
     return Period(start, time.time(), WINDOW)
 
 
@@ -189,10 +190,10 @@ def test_a_release_for_the_whole_cluster_has_jobs_of_every_namespace_read(
     (everywhere,) = (one for one in rendered if one["kind"] == "PodMonitor")
     system("apply", "-f", "-", stdin=yaml.safe_dump(everywhere))
     name = monitor("podMonitor", system, "wide-jobs")
-    found = eventually(lambda: chosen.scrapes().get(name), "its scrape", 120.0)
+    found = until(lambda: chosen.scrapes().get(name), "its scrape", 120.0)
     assert "namespaces" not in found["kubernetes_sd_configs"][0]
     system("delete", "podmonitor", "wide-jobs")
-    eventually(lambda: name not in chosen.scrapes(), "one scrape less", 120.0)
+    until(lambda: name not in chosen.scrapes(), "one scrape less", 120.0)
 
 
 def test_both_targets_are_up_and_say_where_they_are(
@@ -241,7 +242,7 @@ def test_every_series_keeps_the_labels_that_it_was_given(
             if not any(labels.items() <= one.items() for one in kept.get(name, []))
         ]
 
-    eventually(lambda: not lost(), "every series with its labels", 60.0, lambda: "\n".join(lost()[:5]))
+    until(lambda: not lost(), "every series with its labels", 60.0, otherwise=lambda: "\n".join(lost()[:5]))
     assert prometheus.now('{exported_job!=""}') == prometheus.now('{exported_namespace!=""}') == []
     (step,) = prometheus.now("tandem_step")
     assert [step["metric"][label] for label in COMMON] == [NAME, namespace.name]
@@ -259,7 +260,7 @@ def test_no_alert_fires_for_a_job_that_is_well(prometheus: Prometheus, period: P
     def seen() -> dict[str, tuple[str, str]]:
         return {rule["name"]: (rule["health"], rule["state"]) for rule in prometheus.rules()}
 
-    eventually(lambda: "unknown" not in dict(seen().values()), "a first look at each", 120.0, lambda: str(seen()))
+    until(lambda: "unknown" not in dict(seen().values()), "a first look at each", 120.0, otherwise=lambda: str(seen()))
     ours = [rule["alert"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
     assert {name: health for name, (health, _) in seen().items()} == dict.fromkeys(ours, "ok")
     told = {name for name, (_, state) in seen().items() if state != "inactive"}
@@ -270,4 +271,4 @@ def test_what_it_made_goes_with_the_prometheus(chosen: PrometheusObject) -> None
     made = chosen.made()
     assert {"statefulset.apps/prometheus-k8s", "secret/prometheus-k8s"} <= set(made)
     chosen.delete()
-    eventually(lambda: not chosen.made(), "nothing left", 120.0, lambda: str(chosen.made()))
+    until(lambda: not chosen.made(), "nothing left", 120.0, otherwise=lambda: str(chosen.made()))

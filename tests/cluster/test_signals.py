@@ -19,15 +19,16 @@ import yaml
 from tandem.dashboards.panels import DCGM, GPUS
 from tandem.durable import Lines
 from tandem.messages import RankReport
-from tests.cluster.operated import Job, Operator, manifest
-from tests.cluster.pictures import draw
-from tests.cluster.pods import Namespace, eventually
-from tests.cluster.prometheus import Prometheus, scraping
-from tests.cluster.recording import Period, Recording, filled, record
-from tests.integration.coordinator_process import Agent, Coordinator
-from tests.integration.elastic import TOKEN
+from tests.support import ROOT
+from tests.support.cluster.operated import Job, Operator, manifest
+from tests.support.cluster.pictures import draw
+from tests.support.cluster.pods import Namespace
+from tests.support.cluster.prometheus import Prometheus, scraping
+from tests.support.cluster.recording import Period, Recording, filled, record
+from tests.support.coordinator_process import Agent, Coordinator
+from tests.support.elastic import TOKEN
+from tests.support.waiting import until
 
-ROOT = Path(__file__).parents[2]
 FILES = ROOT / "charts/tandem/files"
 RULES = FILES / "alerts.yaml"
 NAME = "digits"
@@ -87,7 +88,7 @@ def prometheus(
     with scraping(
         tmp_path_factory.mktemp("prometheus"), targets, {"played": (f"127.0.0.1:{played.port}", TOKEN)}, [RULES]
     ) as found:
-        eventually(lambda: found.healthy_targets() == {"operator", "job", "played"}, "three healthy targets", 30.0)
+        until(lambda: found.healthy_targets() == {"operator", "job", "played"}, "three healthy targets", 30.0)
         yield found
 
 
@@ -96,11 +97,11 @@ def period(job: Job, prometheus: Prometheus) -> Period:
     """A while in which the job trains, loses a worker, and trains on."""
     start = time.time()
     generation = job.status["generation"]
-    eventually(lambda: time.time() - start > CALM_SECONDS, "a calm while", 2 * CALM_SECONDS)
+    until(lambda: time.time() - start > CALM_SECONDS, "a calm while", 2 * CALM_SECONDS)
     job.namespace("exec", job.live("worker")[-1], "--", "python", "-c", CRASH, check=False)
     job.becomes(lambda: job.status["generation"] > generation and len(job.live("worker")) == 2, "its full size again")
     again = time.time()
-    eventually(lambda: time.time() - again > CALM_SECONDS, "another calm while", 2 * CALM_SECONDS)
+    until(lambda: time.time() - again > CALM_SECONDS, "another calm while", 2 * CALM_SECONDS)
     job.becomes(lambda: job.status.get("latestEvaluation"), "an evaluation")
     return Period(start, time.time(), WINDOW)
 
@@ -144,9 +145,7 @@ def test_what_needs_dcgm_exporter_is_empty_without_it(answered: dict[str, Record
 
 @pytest.mark.timeout(900)
 def test_alerts_are_evaluated_and_about_series_that_there_are(prometheus: Prometheus, period: Period) -> None:
-    told = eventually(
-        lambda: [rule for rule in prometheus.rules() if rule["health"] != "unknown"], "a first look", 30.0
-    )
+    told = until(lambda: [rule for rule in prometheus.rules() if rule["health"] != "unknown"], "a first look", 30.0)
     names = [rule["alert"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
     assert {rule["name"]: rule.get("lastError", "") for rule in told} == dict.fromkeys(names, "")
     for name in sorted(set(re.findall(r"\btandem_\w+", RULES.read_text()))):

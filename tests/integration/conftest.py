@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.coordinator_process import Agent, Coordinator
-from tests.integration.elastic import until
+from tests.support.coordinator_process import Agent, Coordinator
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
 @pytest.fixture
 def agents(coordinator: Coordinator) -> Iterator[tuple[Agent, Agent]]:
     pair = Agent(coordinator, "worker-0"), Agent(coordinator, "worker-1")
-    until(lambda: all(agent.generation == 1 for agent in pair), what="the first generation")
+    until(lambda: all(agent.generation == 1 for agent in pair), "the first generation")
     yield pair
     for agent in pair:
         agent.vanish()

@@ -1,8 +1,8 @@
 """A save that is disturbed at any of its steps leaves the newest whole checkpoint to start from, and nothing else.
 
 Every fault is followed by a fresh start, which must take exactly the right checkpoint with every bit as it was saved,
-and by a save of the new generation with its retention; see tests.faults.scene for what is looked at. Damage to a
-checkpoint that lies on the disk is in tests/unit/test_checkpoint_damage.py.
+and by a save of the new generation with its retention; see tests.support.faults.scene for what is looked at. Damage to
+a checkpoint that lies on the disk is in tests/unit/trainer/test_checkpoint_damage.py.
 """
 
 import errno
@@ -19,10 +19,10 @@ import torch
 
 from tandem_trainer.checkpoint.restoring import restore
 from tandem_trainer.group import Group
-from tests.faults.matrix import Faults, Matrix, replayed, said
-from tests.faults.points import CHANGING, CREATE, GROWING, READ, RENAME, SYNC, WRITE
-from tests.faults.power import CASES
-from tests.faults.scene import PATIENCE, Findings, Save, Scene, Server, small_chunks
+from tests.support.faults.matrix import Faults, Matrix, replayed, said
+from tests.support.faults.points import CHANGING, CREATE, GROWING, READ, RENAME, SYNC, WRITE
+from tests.support.faults.power import CASES
+from tests.support.faults.scene import PATIENCE, Findings, Save, Scene, Server, small_chunks
 
 NEW_ASIDE = ".tmp-step-000000050-g000002-000003"
 YEARS = 10 * 365.25 * 86400

@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import re
-import resource
 import select
 import signal
 import subprocess
@@ -19,37 +18,23 @@ from safetensors.torch import load_file
 
 from tandem.rundir import RunDir
 from tandem_trainer.models import build
-from tests.integration.local_run import ROOT, LocalRun, until
-from tests.unit.checkpoints_run import SmallRun, messy
+from tests.support import ROOT
+from tests.support.local_run import LocalRun
+from tests.support.processes import TANDEM, tandem
+from tests.support.waiting import until
+from tests.support.worlds.small_run import SmallRun, messy
 
 pytestmark = pytest.mark.timeout(300)
 
-COMMAND = [sys.executable, "-c", "from tandem.cli import main; main()", "checkpoints"]
 NAME = "step-000000600"
 STYLES = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def tandem(*words: str | Path, cwd: Path = ROOT, file_bytes: int | None = None) -> subprocess.CompletedProcess[str]:
-    """One call of the command line.
-
-    Args:
-        file_bytes: no file may become larger than this, as if the disk were full.
-    """
-
-    def limit() -> None:
-        if file_bytes is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
-
-    return subprocess.run(
-        [*COMMAND, *map(str, words)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        preexec_fn=limit,
-    )
+def checkpoints(
+    *words: str | Path, cwd: Path = ROOT, file_bytes: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """One call of `tandem checkpoints`."""
+    return tandem("checkpoints", *words, cwd=cwd, file_bytes=file_bytes)
 
 
 def on_a_terminal(width: int, answer: str, *words: str | Path) -> tuple[int, str]:
@@ -57,7 +42,7 @@ def on_a_terminal(width: int, answer: str, *words: str | Path) -> tuple[int, str
     ours, theirs = pty.openpty()
     environment = os.environ | {"COLUMNS": str(width), "TERM": "xterm"}
     process = subprocess.Popen(
-        [*COMMAND, *map(str, words)], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+        [TANDEM, "checkpoints", *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
     )
     os.close(theirs)
     output, deadline = b"", time.monotonic() + 60
@@ -109,33 +94,33 @@ def over(going: LocalRun) -> RunDir:
 
 class TestARunThatGoesOn:
     def test_is_listed_verified_exported_and_pruned_and_does_not_mind(self, going: LocalRun, tmp_path: Path) -> None:
-        listed = tandem("ls", going.path)
+        listed = checkpoints("ls", going.path)
         assert listed.returncode == 0, listed.stderr
         assert "latest" in listed.stdout
 
-        verified = tandem("verify", going.path)
+        verified = checkpoints("verify", going.path)
         assert verified.returncode == 0, verified.stdout + verified.stderr
 
-        exported = tandem("export", going.path, "latest", "--to", tmp_path / "early.safetensors")
+        exported = checkpoints("export", going.path, "latest", "--to", tmp_path / "early.safetensors")
         assert exported.returncode == 0, exported.stderr
 
         for _ in range(3):
-            pruned = tandem("prune", going.path, "--keep-last", "1", "--keep-best", "0", "--all", "--yes")
+            pruned = checkpoints("prune", going.path, "--keep-last", "1", "--keep-best", "0", "--all", "--yes")
             assert pruned.returncode == 0, pruned.stdout + pruned.stderr
         newest = max(going.run_dir.checkpoint_names())
         until(lambda: max(going.run_dir.checkpoint_names()) > newest, "a checkpoint after all that")
 
     def test_has_only_sound_checkpoints_in_the_end_and_never_began_again(self, going: LocalRun, over: RunDir) -> None:
-        assert tandem("verify", over.path).returncode == 0
-        listed = json.loads(tandem("ls", over.path, "--json").stdout)
+        assert checkpoints("verify", over.path).returncode == 0
+        listed = json.loads(checkpoints("ls", over.path, "--json").stdout)
         assert {one["state"] for one in listed["checkpoints"]} == {"counts"}
         assert len(over.generation_records()) == 1
 
     def test_is_exported_to_what_everybody_loads(self, over: RunDir, tmp_path: Path) -> None:
         plain = tmp_path / "plain.pt"
-        assert tandem("export", over.path, "latest", "--to", plain, "--format", "state-dict").returncode == 0
+        assert checkpoints("export", over.path, "latest", "--to", plain, "--format", "state-dict").returncode == 0
         words = ("--format", "folder", "--name", "{job}-{step}", "--dtype", "bfloat16")
-        answer = tandem("export", over.path, "latest", "--to", tmp_path / "models", *words)
+        answer = checkpoints("export", over.path, "latest", "--to", tmp_path / "models", *words)
         assert answer.returncode == 0, answer.stderr
         cast = tmp_path / "models" / f"digits-{over.committed()[0].step}"
         assert f"exported  {cast}" in answer.stdout
@@ -149,17 +134,17 @@ class TestARunThatGoesOn:
         assert oct((cast / "model.safetensors").stat().st_mode) == oct((cast / "config.json").stat().st_mode)
 
     def test_everything_a_real_manifest_says_is_shown(self, over: RunDir) -> None:
-        shown = tandem("show", over.path, "latest").stdout
+        shown = checkpoints("show", over.path, "latest").stdout
         for said in ("complete", "with 2 ranks", "from the beginning", "evaluated", "keepLast", "torch 2."):
             assert said in shown
-        body = json.loads(tandem("show", over.path, "latest", "--json").stdout)
+        body = json.loads(checkpoints("show", over.path, "latest", "--json").stdout)
         assert body["manifest"]["step"] == body["step"] == over.committed()[0].step
 
 
 class TestVerify:
     def test_damage_ends_with_1_and_a_line_for_each(self, run: SmallRun) -> None:
         run.damage("step-000000400")
-        answer = tandem("verify", run.rundir.path)
+        answer = checkpoints("verify", run.rundir.path)
         assert answer.returncode == 1
         lines = answer.stdout.splitlines()
         assert len(lines) == 8
@@ -169,7 +154,7 @@ class TestVerify:
         ]
 
     def test_those_that_are_named_are_read_and_no_others(self, run: SmallRun) -> None:
-        answer = tandem("verify", run.rundir.path, "best", "600", "600", "--json")
+        answer = checkpoints("verify", run.rundir.path, "best", "600", "600", "--json")
         assert answer.returncode == 0
         found = json.loads(answer.stdout)
         assert [(one["name"], one["outcome"]) for one in found] == [("step-000000200", "sound"), (NAME, "sound")]
@@ -178,12 +163,12 @@ class TestVerify:
 class TestPrune:
     def test_without_yes_nothing_is_deleted(self, run: SmallRun) -> None:
         before = run.names()
-        answer = tandem("prune", run.rundir.path, "--all")
+        answer = checkpoints("prune", run.rundir.path, "--all")
         assert (answer.returncode, run.names()) == (0, before)
         assert "nothing was deleted; --yes deletes them" in answer.stdout
 
     def test_with_yes_only_what_was_named_is(self, run: SmallRun) -> None:
-        answer = tandem("prune", run.rundir.path, "--keep-last", "1", "--yes")
+        answer = checkpoints("prune", run.rundir.path, "--keep-last", "1", "--yes")
         assert answer.returncode == 0
         left = [name for name in run.names() if name in {f"step-000000{step}" for step in range(100, 700, 100)}]
         assert left == ["step-000000200", "step-000000300", NAME]
@@ -210,7 +195,7 @@ class TestWhatItLooksLike:
             assert max(len(line) for line in output.splitlines()) <= width
 
     def test_colours_are_for_terminals_alone(self, run: SmallRun) -> None:
-        assert "\x1b" not in tandem("ls", run.rundir.path).stdout
+        assert "\x1b" not in checkpoints("ls", run.rundir.path).stdout
 
     def test_the_list_costs_little_more_than_starting_python(self, run: SmallRun) -> None:
         code = "import sys; from tandem.cli import checkpoints; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
@@ -218,19 +203,19 @@ class TestWhatItLooksLike:
         assert answer.stdout == "[]\n"
 
     def test_help_names_every_subcommand(self) -> None:
-        text = tandem("--help").stdout
+        text = checkpoints("--help").stdout
         assert all(f" {name} " in text for name in ("ls", "show", "verify", "diff", "export", "prune"))
         code = "from tandem.cli import main; main()"
         command = [sys.executable, "-c", code, "--help"]
         whole = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
         assert "checkpoints" in whole
-        assert tandem("export", "-h").returncode == 0
+        assert checkpoints("export", "-h").returncode == 0
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
 def test_an_export_that_is_ended_leaves_nothing_behind(run: SmallRun, tmp_path: Path, ending: signal.Signals) -> None:
     out = tmp_path / "out"
-    process = subprocess.Popen([*COMMAND, "export", str(run.rundir.path), "best", "--to", str(out / "x")])
+    process = subprocess.Popen([TANDEM, "checkpoints", "export", str(run.rundir.path), "best", "--to", str(out / "x")])
     try:
         until(lambda: out.exists() and list(run.rundir.leases.iterdir()), "the copy has begun")
         process.send_signal(ending)
@@ -244,7 +229,7 @@ def test_an_export_that_is_ended_leaves_nothing_behind(run: SmallRun, tmp_path: 
 
 class TestMistakes:
     def refused(self, *words: str | Path, cwd: Path = ROOT, file_bytes: int | None = None) -> str:
-        answer = tandem(*words, cwd=cwd, file_bytes=file_bytes)
+        answer = checkpoints(*words, cwd=cwd, file_bytes=file_bytes)
         assert answer.returncode == 2, answer.stdout + answer.stderr
         assert answer.stderr.startswith("error: ")
         assert answer.stderr.count("\n") == 1
@@ -281,7 +266,7 @@ class TestMistakes:
         path = SmallRun(tmp_path / "run").rundir.path
         for words in (["verify"], ["show", "latest"], ["diff", "1", "2"]):
             assert "has no checkpoints" in self.refused(words[0], path, *words[1:])
-        assert tandem("ls", path).returncode == tandem("prune", path).returncode == 0
+        assert checkpoints("ls", path).returncode == checkpoints("prune", path).returncode == 0
 
     def test_a_name_with_fields_that_are_not_there(self, run: SmallRun, tmp_path: Path) -> None:
         words = ("export", run.rundir.path, "best", "--to", tmp_path, "--name", "qwen2_{first}-{end}-epoch-{epoch}")
@@ -314,14 +299,14 @@ class TestMistakes:
         before = run.names()
         assert "000002.json is damaged" in self.refused("prune", run.rundir.path, "--yes", "--all")
         assert run.names() == before
-        assert "lineage unknown" in tandem("ls", run.rundir.path).stdout
+        assert "lineage unknown" in checkpoints("ls", run.rundir.path).stdout
 
 
 def test_checkpoints_of_two_runs_can_be_compared(run: SmallRun, tmp_path: Path) -> None:
     other = SmallRun(tmp_path / "other")
     other.begin(1)
     other.save(600, weights={"layer.weight": torch.full((4, 3), 600.0)})
-    answer = tandem("diff", run.rundir.path, "600", f"{other.rundir.path}:latest")
+    answer = checkpoints("diff", run.rundir.path, "600", f"{other.rundir.path}:latest")
     assert answer.returncode == 0, answer.stderr
     assert "weights.safetensors  equal" in answer.stdout
-    assert tandem("diff", run.rundir.path, "600", "latest").stdout == "A and B are equal to the bit\n"
+    assert checkpoints("diff", run.rundir.path, "600", "latest").stdout == "A and B are equal to the bit\n"

@@ -6,7 +6,6 @@ import pty
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,11 +15,11 @@ from typing import Any
 import pytest
 
 from tandem.cli import READER_GONE
-from tests.unit import fake_kubectl as fakes
-from tests.unit.fake_kubectl import FakeKubectl
+from tests.support import ROOT
+from tests.support import fake_kubectl as fakes
+from tests.support.fake_kubectl import FakeKubectl
+from tests.support.processes import TANDEM, environment, tandem
 
-ROOT = Path(__file__).parents[2]
-TANDEM = Path(sys.executable).with_name("tandem")
 JOBS = "distributedtrainingjobs.tandem.dev"
 DIGITS = "examples/digits.yaml"
 RUNNING: dict[str, Any] = {"phase": "Running", "workers": {"desired": 2, "ready": 2, "summary": "2/2"}}
@@ -32,21 +31,9 @@ def fake(tmp_path: Path) -> FakeKubectl:
     return FakeKubectl(tmp_path)
 
 
-def environment(fake: FakeKubectl, **variables: str) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if key not in ("FORCE_COLOR", "COLUMNS")}
-    return {**kept, "PATH": fake.path, **variables}
-
-
-def tandem(fake: FakeKubectl, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [TANDEM, *words],
-        cwd=ROOT,
-        env=environment(fake),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+def called(fake: FakeKubectl, *words: str) -> subprocess.CompletedProcess[str]:
+    """One call of the command line beside that kubectl."""
+    return tandem(*words, variables={"PATH": fake.path})
 
 
 @contextmanager
@@ -55,7 +42,7 @@ def started(fake: FakeKubectl, *words: str) -> Iterator["subprocess.Popen[str]"]
     process = subprocess.Popen(
         [TANDEM, *words],
         cwd=ROOT,
-        env=environment(fake),
+        env=environment({"PATH": fake.path}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -86,16 +73,16 @@ def cluster(fake: FakeKubectl, *pods: dict[str, Any], **status: Any) -> None:
 
 def test_a_manifest_with_mistakes_is_told_as_by_validate_and_nothing_is_sent(fake: FakeKubectl) -> None:
     bad = str(min((ROOT / "tests/manifests/bad").glob("*.yaml")).relative_to(ROOT))
-    result = tandem(fake, "submit", DIGITS, bad)
+    result = called(fake, "submit", DIGITS, bad)
     assert result.returncode == 2
-    assert result.stderr == tandem(fake, "validate", bad).stderr
+    assert result.stderr == called(fake, "validate", bad).stderr
     assert fake.asked == []
 
 
 def test_a_new_job_is_applied_as_it_was_written_and_what_to_type_next_is_told(fake: FakeKubectl) -> None:
     fake.answers("get", JOBS, "--ignore-not-found")
     fake.answers("apply", says=fakes.job())
-    result = tandem(fake, "submit", DIGITS, "--set", "spec.workers.replicas=3", "-n", "team", "--context", "prod")
+    result = called(fake, "submit", DIGITS, "--set", "spec.workers.replicas=3", "-n", "team", "--context", "prod")
     assert (result.returncode, result.stderr) == (0, "")
     first, *rest = result.stdout.splitlines()
     assert first.startswith("made in namespace team: digits: image-classification")
@@ -113,7 +100,7 @@ def test_a_new_job_is_applied_as_it_was_written_and_what_to_type_next_is_told(fa
 def test_a_dry_run_changes_nothing_and_says_so(fake: FakeKubectl) -> None:
     fake.answers("get", JOBS, "--ignore-not-found")
     fake.answers("apply", "--dry-run=server", says=fakes.job())
-    result = tandem(fake, "submit", DIGITS, "--dry-run")
+    result = called(fake, "submit", DIGITS, "--dry-run")
     assert (result.returncode, result.stdout.startswith("would be made in namespace team")) == (0, True)
     assert "tandem status" not in result.stdout
 
@@ -122,7 +109,7 @@ def test_a_dry_run_changes_nothing_and_says_so(fake: FakeKubectl) -> None:
 def test_a_job_that_is_there_is_told_apart(fake: FakeKubectl, replicas: int, verb: str) -> None:
     fake.answers("get", JOBS, "--ignore-not-found", says=fakes.job() | {"spec": {"workers": {"replicas": 2}}})
     fake.answers("apply", says=fakes.job() | {"spec": {"workers": {"replicas": replicas}}})
-    assert tandem(fake, "submit", DIGITS).stdout.startswith(f"{verb} in namespace team")
+    assert called(fake, "submit", DIGITS).stdout.startswith(f"{verb} in namespace team")
 
 
 def test_fields_that_others_have_changed_are_not_overwritten_unless_asked_for(fake: FakeKubectl) -> None:
@@ -130,16 +117,16 @@ def test_fields_that_others_have_changed_are_not_overwritten_unless_asked_for(fa
     conflict = 'error: Apply failed with 1 conflict: conflict with "kubectl": .spec.workers.replicas'
     fake.answers("apply", complains=conflict)
     fake.answers("apply", "--force-conflicts", says=fakes.job())
-    refused = tandem(fake, "submit", DIGITS)
+    refused = called(fake, "submit", DIGITS)
     assert refused.returncode == 2
     assert ".spec.workers.replicas" in refused.stderr
     assert "--force" in refused.stderr
-    assert tandem(fake, "submit", DIGITS, "--force").returncode == 0
+    assert called(fake, "submit", DIGITS, "--force").returncode == 0
 
 
 def test_a_cluster_without_tandem_is_told_to_get_it(fake: FakeKubectl) -> None:
     fake.answers("get", JOBS, complains='error: the server doesn\'t have a resource type "distributedtrainingjobs"')
-    result = tandem(fake, "submit", DIGITS)
+    result = called(fake, "submit", DIGITS)
     assert result.returncode == 2
     assert "install the chart" in result.stderr
     assert "Traceback" not in result.stderr
@@ -164,7 +151,7 @@ def test_a_machine_without_kubectl_is_told_so(tmp_path: Path, words: tuple[str, 
 
 def test_all_jobs_are_a_table(fake: FakeKubectl) -> None:
     cluster(fake)
-    result = tandem(fake, "status")
+    result = called(fake, "status")
     assert (result.returncode, result.stderr) == (0, "")
     head, row = result.stdout.splitlines()
     assert head.startswith("NAME")
@@ -173,7 +160,7 @@ def test_all_jobs_are_a_table(fake: FakeKubectl) -> None:
 
 def test_one_job_is_told_whole(fake: FakeKubectl) -> None:
     cluster(fake, fakes.pod("worker", 0))
-    result = tandem(fake, "status", "digits")
+    result = called(fake, "status", "digits")
     assert (result.returncode, result.stderr) == (0, "")
     for words in ("digits  Running", "worker-0", "node-1", "generation 1 with 2 workers"):
         assert words in result.stdout
@@ -183,40 +170,40 @@ def test_one_job_is_told_whole(fake: FakeKubectl) -> None:
 @pytest.mark.parametrize("command", ["status", "logs", "events"])
 def test_a_job_that_is_not_there_is_told_with_the_nearest(fake: FakeKubectl, command: str) -> None:
     cluster(fake)
-    result = tandem(fake, command, "digitz")
+    result = called(fake, command, "digitz")
     assert result.returncode == 2
     assert result.stderr == "error: there is no job digitz in team; did you mean digits?\n"
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "events"])
 def test_a_run_directory_is_no_name_of_a_job(fake: FakeKubectl, command: str) -> None:
-    result = tandem(fake, command, "runs/digits")
+    result = called(fake, command, "runs/digits")
     assert result.returncode == 2
     assert "runs/digits is no job's name. For a run on this machine: tandem report runs/digits" in result.stderr
-    assert "lower-case" in tandem(fake, command, "digits,x=y").stderr
+    assert "lower-case" in called(fake, command, "digits,x=y").stderr
     assert fake.asked == []
 
 
 def test_json_is_for_programs(fake: FakeKubectl) -> None:
     cluster(fake, fakes.pod("worker", 0))
-    one = json.loads(tandem(fake, "status", "digits", "-o", "json").stdout)
+    one = json.loads(called(fake, "status", "digits", "-o", "json").stdout)
     assert one["status"]["phase"] == "Running"
     assert one["pods"][0]["name"] == "worker-0"
     assert one["events"][0]["text"] == "generation 1 with 2 workers"
-    assert [job["name"] for job in json.loads(tandem(fake, "status", "-o", "json").stdout)] == ["digits"]
+    assert [job["name"] for job in json.loads(called(fake, "status", "-o", "json").stdout)] == ["digits"]
 
 
 @pytest.mark.parametrize(("phase", "code"), [("Succeeded", 0), ("Failed", 1)])
 def test_watching_ends_with_the_job_and_says_how_it_went(fake: FakeKubectl, phase: str, code: int) -> None:
     cluster(fake, phase=phase)
-    result = tandem(fake, "status", "digits", "--watch")
+    result = called(fake, "status", "digits", "--watch")
     assert result.returncode == code
     assert f"digits  {phase}" in result.stdout
 
 
 def test_without_a_terminal_watching_prints_lines(fake: FakeKubectl) -> None:
     cluster(fake, phase="Failed", message="no such data")
-    first = tandem(fake, "status", "digits", "--watch").stdout.splitlines()[0]
+    first = called(fake, "status", "digits", "--watch").stdout.splitlines()[0]
     assert first.endswith('phase=Failed waiting="no such data"')
 
 
@@ -235,7 +222,7 @@ def test_watching_waits_for_a_cluster_that_is_away_and_says_so(fake: FakeKubectl
 
 @pytest.mark.parametrize("words", [("digits", "-A"), ("--watch",), ("digits", "--watch", "-o", "json")])
 def test_what_does_not_go_together_is_refused(fake: FakeKubectl, words: tuple[str, ...]) -> None:
-    result = tandem(fake, "status", *words)
+    result = called(fake, "status", *words)
     assert result.returncode == 2
     assert "error: " in result.stderr
     assert fake.asked == []
@@ -248,17 +235,17 @@ def test_logs_of_all_pods_have_their_names_before_them(fake: FakeKubectl) -> Non
     cluster(fake, fakes.pod("coordinator"), fakes.pod("worker", 0))
     fake.answers("logs", "digits-coordinator-abcde", says="2026-11-21T12:00:02Z second\n")
     fake.answers("logs", "digits-worker-0-abcde", says="2026-11-21T12:00:01Z \x1b[31mfirst\x1b[0m\x07\n")
-    result = tandem(fake, "logs", "digits")
+    result = called(fake, "logs", "digits")
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.splitlines() == ["worker-0    │ first�", "coordinator │ second"]
-    assert tandem(fake, "logs", "digits", "--role", "worker").stdout.splitlines() == ["worker-0    │ first�"]
+    assert called(fake, "logs", "digits", "--role", "worker").stdout.splitlines() == ["worker-0    │ first�"]
 
 
 def test_following_ends_with_the_job(fake: FakeKubectl) -> None:
     ended = {"terminated": {"exitCode": 0, "finishedAt": "2026-11-21T12:00:50Z"}}
     cluster(fake, fakes.pod("worker", 0, ended), phase="Succeeded")
     fake.answers("logs", says="2026-11-21T12:00:01Z all\n")
-    result = tandem(fake, "logs", "digits", "--follow")
+    result = called(fake, "logs", "digits", "--follow")
     assert (result.returncode, result.stdout.splitlines()) == (0, ["worker-0    │ all"])
 
 
@@ -285,7 +272,12 @@ def test_a_reader_that_leaves_early_is_no_error(fake: FakeKubectl, words: tuple[
     os.close(reading)
     try:
         result = subprocess.run(
-            [TANDEM, *words], cwd=ROOT, env=environment(fake), stdout=writing, stderr=subprocess.PIPE, timeout=60
+            [TANDEM, *words],
+            cwd=ROOT,
+            env=environment({"PATH": fake.path}),
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            timeout=60,
         )
     finally:
         os.close(writing)
@@ -297,10 +289,10 @@ def test_events_are_sentences_with_a_count(fake: FakeKubectl) -> None:
     told = fakes.event("Pod", "digits-worker-0-abcde", "BackOff", "Back-off restarting", type="Warning", count=12)
     other = fakes.event("Pod", "somebody-elses", "Started", "not ours")
     fake.answers("get", "events", says=fakes.items(told, other))
-    result = tandem(fake, "events", "digits")
+    result = called(fake, "events", "digits")
     (line,) = result.stdout.splitlines()
     assert "!  worker-0  Back-off restarting (BackOff, 12 times since" in line
-    (record,) = json.loads(tandem(fake, "events", "digits", "-o", "json").stdout)
+    (record,) = json.loads(called(fake, "events", "digits", "-o", "json").stdout)
     assert (record["who"], record["count"]) == ("worker-0", 12)
 
 
@@ -325,7 +317,7 @@ def test_on_a_terminal_watching_draws_a_picture_and_ctrl_c_leaves_it(fake: FakeK
     process = subprocess.Popen(
         [TANDEM, "status", "digits", "--watch"],
         cwd=ROOT,
-        env=environment(fake, TERM="xterm-256color", COLUMNS="100", LINES="40"),
+        env=environment({"PATH": fake.path, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}),
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

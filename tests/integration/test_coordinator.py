@@ -14,8 +14,8 @@ from tandem.exitcode import ExitCode
 from tandem.lineage import GenerationRecord
 from tandem.messages import RankReport
 from tandem.status import CheckpointRef
-from tests.integration.coordinator_process import Agent, Coordinator, spawn
-from tests.integration.elastic import until
+from tests.support.coordinator_process import Agent, Coordinator, spawn
+from tests.support.waiting import until
 
 
 def test_the_number_of_a_generation_is_on_the_disk_before_an_agent_learns_of_it(
@@ -31,7 +31,7 @@ def test_a_failure_reaches_all_agents_at_once_and_they_meet_again(
 ) -> None:
     began = time.monotonic()
     agents[0].reason = "WorkerFailed"
-    until(lambda: all(agent.generation == 2 for agent in agents))
+    until(lambda: all(agent.generation == 2 for agent in agents), "generation 2")
     # The heartbeat that carries the news may have to wait for the one before it; everything else is a round trip.
     assert time.monotonic() - began < 0.5 + 1.0
     status = coordinator.snapshot()
@@ -44,7 +44,7 @@ def test_an_agent_that_vanishes_is_lost_and_the_other_goes_on_alone(
     coordinator: Coordinator, agents: tuple[Agent, Agent]
 ) -> None:
     agents[1].vanish()
-    until(lambda: agents[0].generation == 2)
+    until(lambda: agents[0].generation == 2, "generation 2")
     assert agents[0].membership is not None
     assert [member.replica for member in agents[0].membership.members] == ["worker-0"]
     assert agents[0].membership.reason == "MemberLost"
@@ -55,12 +55,12 @@ def test_an_agent_that_hangs_up_after_it_was_told_that_the_generation_is_closed_
 ) -> None:
     patient = Coordinator(tmp_path, elasticity={"heartbeatSeconds": 10.0, "lostAfterSeconds": 60.0}).start()
     rest, killed = Agent(patient, "worker-0"), Agent(patient, "worker-1")
-    until(lambda: rest.generation == 1 and killed.generation == 1)
+    until(lambda: rest.generation == 1 and killed.generation == 1, "the first generation of both")
     killed.silent.set()
     began = time.monotonic()
     with patient.client() as client:
         assert client.sync(rest.sync("running").model_copy(update={"reason": "WorkerFailed"})).order == "rejoin"
-    until(lambda: rest.generation == 2)
+    until(lambda: rest.generation == 2, "generation 2")
     assert rest.membership is not None
     assert [member.replica for member in rest.membership.members] == ["worker-0"]
     assert time.monotonic() - began < 6.0, "it would be waited for 10 s if it were taken for alive"
@@ -75,7 +75,7 @@ def test_a_coordinator_that_is_killed_and_started_again_adopts_what_runs(
 ) -> None:
     coordinator.kill()
     coordinator.start()
-    snapshot = until(lambda: (s := coordinator.snapshot()).status.world_size and s)
+    snapshot = until(lambda: (s := coordinator.snapshot()).status.world_size and s, "a group that is whole")
     assert snapshot.status.generation == 1
     assert snapshot.status.world_size == 2
     assert all({answer.order for answer in agent.told} <= {"wait", "run"} for agent in agents)
@@ -93,7 +93,7 @@ def test_a_coordinator_never_gives_a_number_twice_even_without_its_file(
     coordinator.rundir.record_generation(record)
     coordinator.start()
     again = Agent(coordinator, "worker-0"), Agent(coordinator, "worker-1")
-    until(lambda: all(agent.generation == 8 for agent in again))
+    until(lambda: all(agent.generation == 8 for agent in again), "generation 8")
     for agent in again:
         agent.vanish()
 
@@ -102,7 +102,7 @@ def test_of_two_coordinators_of_one_job_the_older_ends(coordinator: Coordinator)
     command = launch.coordinator_command("127.0.0.1", 0, coordinator.path / "other-port")
     other = spawn(coordinator.rundir, command)
     try:
-        until((coordinator.path / "other-port").exists)
+        until((coordinator.path / "other-port").exists, "the port of the other")
         pair = Agent(coordinator, "worker-0"), Agent(coordinator, "worker-1")
         assert coordinator.process is not None
         output, _ = coordinator.process.communicate(timeout=20)
@@ -118,13 +118,13 @@ def test_of_two_coordinators_of_one_job_the_older_ends(coordinator: Coordinator)
 
 def test_the_budget_of_restarts_ends_the_job(coordinator: Coordinator, agents: tuple[Agent, Agent]) -> None:
     agents[0].reason = "WorkerFailed"
-    until(lambda: all(agent.generation == 2 for agent in agents))
+    until(lambda: all(agent.generation == 2 for agent in agents), "generation 2")
     agents[0].reason = "WorkerFailed"
-    until(lambda: all(agent.told[-1].order == "end" for agent in agents))
-    failed = until(coordinator.rundir.failed)
+    until(lambda: all(agent.told[-1].order == "end" for agent in agents), "the order to end")
+    failed = until(coordinator.rundir.failed, "FAILED.json")
     assert failed["reason"] == "RestartsExhausted"
     assert "maxRestarts is 1" in failed["message"]
-    until(lambda: coordinator.snapshot().status.phase == "Failed")
+    until(lambda: coordinator.snapshot().status.phase == "Failed", "phase Failed")
 
 
 def test_a_new_target_is_honoured_and_a_senseless_one_refused(
@@ -132,7 +132,7 @@ def test_a_new_target_is_honoured_and_a_senseless_one_refused(
 ) -> None:
     with coordinator.client() as client:
         client.set_target(1)
-        until(lambda: client.status().status.world_size == 1)
+        until(lambda: client.status().status.world_size == 1, "a group that is whole")
         assert client.status().generations[-1].reason == "TargetChanged"
         with pytest.raises(Refused, match="from 1 to 4, not 9"):
             client.set_target(9)
@@ -146,9 +146,9 @@ def test_a_new_target_is_honoured_and_a_senseless_one_refused(
 def test_who_must_go_leaves_after_the_group_has_saved(coordinator: Coordinator, agents: tuple[Agent, Agent]) -> None:
     for index, agent in enumerate(agents):
         agent.ranks = [RankReport(rank=index, step=50)]
-    until(lambda: coordinator.snapshot().status.phase == "Running")
+    until(lambda: coordinator.snapshot().status.phase == "Running", "phase Running")
     agents[1].must_go = True
-    until(lambda: agents[0].generation == 2)
+    until(lambda: agents[0].generation == 2, "generation 2")
     orders = [answer.order for answer in agents[0].told]
     assert "rejoin" not in orders, "that would have aborted its ranks"
     assert orders.count("save") == 1
@@ -163,11 +163,11 @@ def test_who_must_go_leaves_after_the_group_has_saved(coordinator: Coordinator, 
 
 def test_a_newcomer_joins_after_the_group_has_saved(coordinator: Coordinator) -> None:
     first = Agent(coordinator, "worker-0")
-    until(lambda: first.generation == 1)
+    until(lambda: first.generation == 1, "generation 1")
     first.ranks = [RankReport(rank=0, step=50)]
-    until(lambda: coordinator.snapshot().status.phase == "Running")
+    until(lambda: coordinator.snapshot().status.phase == "Running", "phase Running")
     second = Agent(coordinator, "worker-1")
-    until(lambda: second.generation == 2)
+    until(lambda: second.generation == 2, "generation 2")
     assert "rejoin" not in [answer.order for answer in first.told]
     assert coordinator.snapshot().generations[-1].reason == "MemberJoined"
     for agent in (first, second):
@@ -179,7 +179,7 @@ def test_an_agent_that_waits_for_its_ranks_to_save_is_not_told_so_all_the_time(
 ) -> None:
     for index, agent in enumerate(agents):
         agent.ranks = [RankReport(rank=index, step=50)]
-    until(lambda: coordinator.snapshot().status.phase == "Running")
+    until(lambda: coordinator.snapshot().status.phase == "Running", "phase Running")
     agents[0].vanish()
     agents[1].vanish()
     with coordinator.client() as client:
@@ -196,14 +196,17 @@ def test_a_group_that_hangs_is_told_to_write_its_stacks_and_starts_again(tmp_pat
     coordinator = Coordinator(tmp_path, elasticity={"hangSeconds": 1.5}).start()
     pair = Agent(coordinator, "worker-0"), Agent(coordinator, "worker-1")
     try:
-        until(lambda: all(agent.generation == 1 for agent in pair), what="the first generation")
+        until(lambda: all(agent.generation == 1 for agent in pair), "the first generation")
         for step in range(1, 6):
             for index, agent in enumerate(pair):
                 agent.ranks = [RankReport(rank=index, step=step)]
             told = [len(agent.told) for agent in pair]
-            until(lambda told=told: all(len(agent.told) > n + 1 for agent, n in zip(pair, told, strict=True)))
+            until(
+                lambda told=told: all(len(agent.told) > n + 1 for agent, n in zip(pair, told, strict=True)),
+                "the next answers",
+            )
         pair[1].ranks = [RankReport(rank=1, step=5, phase="stopped")]
-        until(lambda: all(agent.generation == 2 for agent in pair), what="the restart")
+        until(lambda: all(agent.generation == 2 for agent in pair), "the restart")
         for agent in pair:
             assert [answer.stacks for answer in agent.told if answer.order == "rejoin"] == [True]
         snapshot = coordinator.snapshot()
@@ -223,16 +226,16 @@ def test_the_stacks_of_the_last_hang_are_written_before_the_job_ends(tmp_path: P
     coordinator = Coordinator(tmp_path, elasticity={"hangSeconds": 1.0, "maxRestarts": 0}).start()
     agent, other = Agent(coordinator, "worker-0"), Agent(coordinator, "worker-1")
     try:
-        until(lambda: agent.generation == 1, what="the first generation")
+        until(lambda: agent.generation == 1, "the first generation")
         for step in (1, 2):
             agent.ranks = [RankReport(rank=0, step=step)]
             told = len(agent.told)
-            until(lambda told=told: len(agent.told) > told + 1)
-        until(lambda: any(answer.stacks for answer in agent.told), what="the order to write stacks")
+            until(lambda told=told: len(agent.told) > told + 1, "the next answers")
+        until(lambda: any(answer.stacks for answer in agent.told), "the order to write stacks")
         began = time.monotonic()
-        until(coordinator.rundir.failed, what="the job's end")
+        until(coordinator.rundir.failed, "the job's end")
         assert time.monotonic() - began > 1.0
-        until(lambda: agent.told[-1].order == "end")
+        until(lambda: agent.told[-1].order == "end", "the order to end")
     finally:
         agent.vanish()
         other.vanish()
@@ -244,7 +247,7 @@ def test_a_straggler_is_named_in_the_status_the_events_and_the_metrics(
 ) -> None:
     for index, agent in enumerate(agents):
         agent.ranks = [RankReport(rank=index, step=50, busy_seconds=0.1 + 0.2 * index)]
-    snapshot = until(lambda: (s := coordinator.snapshot()).status.stragglers and s, what="naming the straggler")
+    snapshot = until(lambda: (s := coordinator.snapshot()).status.stragglers and s, "naming the straggler")
     assert [straggler.dump() for straggler in snapshot.status.stragglers] == [
         {"rank": 1, "replica": "worker-1", "ratio": 3.0}
     ]
@@ -259,7 +262,7 @@ def test_a_straggler_is_named_in_the_status_the_events_and_the_metrics(
 
 def test_the_last_events_of_a_job_are_about_its_end(coordinator: Coordinator, agents: tuple[Agent, Agent]) -> None:
     coordinator.rundir.mark_done(CheckpointRef(name="step-000000200", step=200, generation=1))
-    until(lambda: all(agent.told[-1].order == "end" for agent in agents))
+    until(lambda: all(agent.told[-1].order == "end" for agent in agents), "the order to end")
     with coordinator.client() as client:
         for agent in agents:
             client.sync(agent.sync("leaving"))
@@ -271,7 +274,7 @@ def test_the_last_events_of_a_job_are_about_its_end(coordinator: Coordinator, ag
 
 def test_the_end_is_read_from_the_run_directory(coordinator: Coordinator, agents: tuple[Agent, Agent]) -> None:
     coordinator.rundir.mark_failed("ConfigurationError", "there is no such folder", 78)
-    until(lambda: all(agent.told[-1].order == "end" for agent in agents))
+    until(lambda: all(agent.told[-1].order == "end" for agent in agents), "the order to end")
     assert agents[0].told[-1].why == "there is no such folder"
     status = coordinator.snapshot().status
     assert (status.phase, status.message) == ("Failed", "there is no such folder")
@@ -290,7 +293,8 @@ def test_what_ranks_and_evaluators_report_is_shown_and_disappears_with_them(
     )
     lines.close()
     snapshot = until(
-        lambda: (s := coordinator.snapshot()).evaluators and s.status.progress and len(s.members[1].ranks) and s
+        lambda: (s := coordinator.snapshot()).evaluators and s.status.progress and len(s.members[1].ranks) and s,
+        "evaluators and progress in the status",
     )
     assert snapshot.status.phase == "Running"
     assert snapshot.status.progress.step == 50
@@ -312,13 +316,14 @@ def test_what_ranks_and_evaluators_report_is_shown_and_disappears_with_them(
     assert series("tandem_rank_cpu_cores") == {"0": 0.75, "1": 0.75}
     assert series("tandem_loss") == {"": 0.5}
     agents[1].vanish()
-    until(lambda: series("tandem_rank_cpu_cores").keys() == {"0"}, what="the lost rank's series' end")
+    until(lambda: series("tandem_rank_cpu_cores").keys() == {"0"}, "the lost rank's series' end")
     # A thread of its own writes the journal.
     records = until(
         lambda: (
             (found := read_lines(coordinator.rundir.log / "coordinator.jsonl")[0])
             and {"generation", "sample", "closed", "event"} <= {record["kind"] for record in found}
             and found
-        )
+        ),
+        "the log's lines",
     )
     assert any(record.get("trainerCpu") == {"0": 0.75, "1": 0.75} for record in records)

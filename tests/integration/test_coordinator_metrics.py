@@ -2,18 +2,16 @@
 
 import http.client
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tandem import launch
-from tests.integration.coordinator_process import Coordinator, spawn
-from tests.integration.elastic import until
-from tests.integration.local_run import TANDEM
-
-ROOT = Path(__file__).parents[2]
+from tests.support import EXAMPLES
+from tests.support.coordinator_process import Coordinator, spawn
+from tests.support.processes import tandem
+from tests.support.waiting import until
 
 
 def free_port() -> int:
@@ -39,7 +37,7 @@ def coordinator(tmp_path: Path) -> Iterator[tuple[Coordinator, int]]:
     command = launch.coordinator_command("127.0.0.1", 0, port_file, metrics_port=metrics_port)
     found.process = spawn(found.rundir, command)
     try:
-        found.port = int(until(lambda: port_file.exists() and port_file.read_text(), what="the coordinator's start"))
+        found.port = int(until(lambda: port_file.exists() and port_file.read_text(), "the coordinator's start"))
         yield found, metrics_port
     finally:
         found.kill()
@@ -67,19 +65,7 @@ def test_a_run_says_which_port_is_in_use(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = subprocess.run(
-            [
-                *TANDEM,
-                str(ROOT / "examples/digits.yaml"),
-                "--run-dir",
-                str(tmp_path / "run"),
-                "--metrics-port",
-                str(port),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = tandem("run", EXAMPLES / "digits.yaml", "--run-dir", tmp_path / "run", "--metrics-port", str(port))
     assert done.returncode == 2
     assert f"port {port} is in use" in done.stderr
     assert "--metrics-port" in done.stderr

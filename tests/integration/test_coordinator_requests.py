@@ -17,8 +17,9 @@ from tandem.coordinator_client import Refused
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
 from tandem.rundir import RunDir
-from tests.integration.coordinator_process import Agent, Coordinator, spawn
-from tests.integration.elastic import TOKEN, until
+from tests.support.coordinator_process import Agent, Coordinator, spawn
+from tests.support.elastic import TOKEN
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +152,7 @@ def test_a_file_with_another_number_of_workers_is_recorded_anew(tmp_path: Path) 
     command = [*launch.coordinator_command("127.0.0.1", 0, port_file), "--job", str(changed)]
     process = spawn(rundir, command)
     try:
-        until(port_file.exists, what="the coordinator's start")
+        until(port_file.exists, "the coordinator's start")
         assert rundir.read_job().spec.workers.replicas == 3
     finally:
         process.kill()

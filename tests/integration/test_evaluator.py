@@ -16,7 +16,8 @@ from tandem.durable import read_json_or_none
 from tandem.exitcode import ExitCode
 from tandem.manifest import FILE, WEIGHTS
 from tandem_trainer import data, models
-from tests.integration.evaluator_run import Run, ends, eventually
+from tests.support.evaluator_run import Run, ends
+from tests.support.waiting import until
 
 DIGITS = {"name": "digits"}
 SLOW = {"name": "synthetic", "samples": 20_000}
@@ -25,7 +26,7 @@ SLOW = {"name": "synthetic", "samples": 20_000}
 
 def until_idle(run: Run, name: str) -> None:
     """Until a process has loaded everything and found nothing to do."""
-    eventually(lambda: any(line["state"] == "idle" for line in run.log(name, "usage")), f"{name} is idle")
+    until(lambda: any(line["state"] == "idle" for line in run.log(name, "usage")), f"{name} is idle")
 
 
 def whole_pass(run: Run, seed: int) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def assert_is_whole(merged: Any, expected: dict[str, Any]) -> None:
 def killed_in_the_middle(run: Run) -> Path:
     """Have evaluator-0-0 begin the first shard and die. Returns its claim, made to last as long as the test does."""
     with run.evaluator() as victim:
-        claim = Path(eventually(lambda: run.claims("evaluator-0-0"), "the victim works")[0])
+        claim = Path(until(lambda: run.claims("evaluator-0-0"), "the victim works")[0])
         os.kill(victim.pid, signal.SIGKILL)
         victim.wait()
     assert not list(run.rundir.evaluations.glob("*/*.shard-*")), "it died in the middle"
@@ -102,8 +103,8 @@ def test_the_shard_of_a_killed_process_is_redone_by_another(tmp_path: Path) -> N
     run.rundir.mark_done(reference)
     claim = killed_in_the_middle(run)
     with run.evaluator(index=1) as survivor:
-        eventually(lambda: run.shard(reference, 1, 2), "the other shard is done")
-        eventually(lambda: run.log("evaluator-0-1", "usage")[-1]["state"] == "idle", "it waits for the claimed one")
+        until(lambda: run.shard(reference, 1, 2), "the other shard is done")
+        until(lambda: run.log("evaluator-0-1", "usage")[-1]["state"] == "idle", "it waits for the claimed one")
         assert survivor.poll() is None
         claim.write_text(json.dumps(json.loads(claim.read_text()) | {"until": time.time() - 1}))
         code, output = ends(survivor)
@@ -174,10 +175,10 @@ def test_latest_skips_what_it_cannot_keep_up_with_and_the_final_one_is_evaluated
         (tmp_path / "job.json").rename(run.rundir.job_file)  # it may start before the job is recorded
         weights = {seed: run.weights(seed) for seed in range(1, 6)}
         references = [run.checkpoint(10, weights[1])]
-        eventually(lambda: run.claims("evaluator-0-0"), "it works on the first")
+        until(lambda: run.claims("evaluator-0-0"), "it works on the first")
         references += [run.checkpoint(10 * seed, weights[seed]) for seed in (2, 3, 4)]
-        eventually(lambda: run.log("evaluator-0-0", "evaluated"), "the first is evaluated")
-        eventually(lambda: references[3].name in str(run.claims("evaluator-0-0")), "it works on the newest")
+        until(lambda: run.log("evaluator-0-0", "evaluated"), "the first is evaluated")
+        until(lambda: references[3].name in str(run.claims("evaluator-0-0")), "it works on the newest")
         final = run.checkpoint(50, weights[5])
         run.rundir.evaluations.joinpath(final.name).mkdir()
         (run.rundir.evaluations / final.name / "g000001.skipped.json").write_text('{"why": "", "at": 0.0}')
@@ -198,7 +199,7 @@ def test_sigterm_gives_back_the_claim_and_asks_to_be_started_again(tmp_path: Pat
     run = Run(tmp_path / "run", SLOW, {})
     run.checkpoint(10, run.weights(1))
     with run.evaluator() as process:
-        eventually(lambda: run.claims("evaluator-0-0"), "it works")
+        until(lambda: run.claims("evaluator-0-0"), "it works")
         process.send_signal(signal.SIGTERM)
         code, output = ends(process)
     assert code == ExitCode.PREEMPTED, output

@@ -12,7 +12,8 @@ import psutil
 
 from tandem.exitcode import ExitCode
 from tandem.launch import environment
-from tests.integration.evaluator_run import Run, ends, eventually
+from tests.support.evaluator_run import Run, ends
+from tests.support.waiting import until
 
 DIGITS = {"name": "digits"}
 
@@ -39,7 +40,7 @@ def crew(run: Run, processes: int) -> Iterator["subprocess.Popen[str]"]:
 
 def at_work(run: Run, count: int) -> None:
     names = [f"evaluator-0-{index}" for index in range(count)]
-    eventually(lambda: all(run.log(name, "usage") for name in names), f"{count} processes are at work")
+    until(lambda: all(run.log(name, "usage") for name in names), f"{count} processes are at work")
 
 
 def test_all_share_the_work_a_killed_one_is_started_again_and_all_leave_at_the_end(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def test_all_share_the_work_a_killed_one_is_started_again_and_all_leave_at_the_e
         children = psutil.Process(process.pid).children()
         assert len(children) == 2
         children[0].kill()
-        eventually(
+        until(
             lambda: {*psutil.Process(process.pid).children()} - {*children} if not children[0].is_running() else None,
             "another one in the place of the killed",
         )

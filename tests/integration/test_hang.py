@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tandem.snapshot import GenerationView
-from tests.integration.elastic import Elastic, until
+from tests.support import SCRIPTS
+from tests.support.elastic import Elastic
+from tests.support.waiting import until
 
 HANG_SECONDS = 3.0
 pytestmark = pytest.mark.timeout(240)
@@ -16,7 +18,7 @@ pytestmark = pytest.mark.timeout(240)
 
 def hangs_and_goes_on(group: Elastic) -> tuple[int, int, GenerationView]:
     """Stop a rank and see the group go on; the rank's process, its generation, and what the coordinator says of it."""
-    last = until(lambda: next((s for s in group.steps() if s.step == 100), None), what="100 steps")
+    last = until(lambda: next((s for s in group.steps() if s.step == 100), None), "100 steps")
     (stuck,) = group.ranks_of("worker-1")
     stopped = time.time()
     os.kill(stuck, signal.SIGSTOP)
@@ -42,13 +44,15 @@ def test_a_stopped_rank_is_noticed_its_stacks_are_saved_and_the_group_goes_on(tm
             assert "steps.py" in text, "the line that hangs"
             assert "in all_reduce" in text or "time.sleep" in text or "<module>" in text
             assert "after step" in text
-        until(lambda: not Path(f"/proc/{stuck}").exists(), what="the end of the stopped rank")
+        until(lambda: not Path(f"/proc/{stuck}").exists(), "the end of the stopped rank")
 
 
 def test_a_rank_in_an_endless_loop_is_found_by_its_stack(tmp_path: Path) -> None:
     script = tmp_path / "loops.py"
     script.write_text(
-        (Path(__file__).with_name("steps.py").read_text()).replace(
+        (SCRIPTS / "steps.py")
+        .read_text()
+        .replace(
             "            time.sleep(0.02)\n",
             "            if step == 60 and rank == 1 and generation == '1':\n"
             "                while True:\n"
@@ -74,4 +78,4 @@ def test_a_stopped_rank_of_a_script_that_knows_nothing_of_tandem_is_noticed_too(
         text = (group.rundir.stacks(generation) / "rank-1.txt").read_text()
         assert "T (stopped)" in text
         assert "steps.py" in text
-        until(lambda: not Path(f"/proc/{stuck}").exists(), what="the end of the stopped rank")
+        until(lambda: not Path(f"/proc/{stuck}").exists(), "the end of the stopped rank")

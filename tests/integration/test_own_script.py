@@ -5,12 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support import ROOT, SCRIPTS
 
 
 def torchrun(folder: Path, processes: int, epochs: int) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command += [str(Path(__file__).with_name("ends_at_once.py")), "examples/own_script.py"]
+    command += [str(SCRIPTS / "ends_at_once.py"), "examples/own_script.py"]
     command += ["--epochs", str(epochs), "--folder", str(folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     result = subprocess.run(

@@ -16,9 +16,10 @@ from tandem.durable import Lines
 from tandem.messages import RankReport
 from tandem.status import CheckpointRef
 from tandem_coordinator.page.viewers import MOST_VIEWERS
-from tests.integration.coordinator_process import Agent, Coordinator
-from tests.integration.elastic import TOKEN, until
-from tests.integration.page_client import Stream, ask, invited
+from tests.support.coordinator_process import Agent, Coordinator
+from tests.support.elastic import TOKEN
+from tests.support.page_client import Stream, ask, invited
+from tests.support.waiting import until
 
 EVIL = "</script><script>alert(1)</script>"
 GUARDED = ["/", "/page/stream", "/page/ready"]
@@ -162,7 +163,7 @@ class TestTheStream:
             assert {stream.status for stream in streams} == {200}
             assert ask(idle, "GET", "/page/stream", Cookie=cookie).status == 429
             assert "tries again" in ask(idle, "GET", "/page/ready", Cookie=cookie).error
-        until(lambda: ask(idle, "GET", "/page/ready", Cookie=cookie).status == 204, what="room again")
+        until(lambda: ask(idle, "GET", "/page/ready", Cookie=cookie).status == 204, "room again")
 
     def test_that_nobody_reads_takes_no_memory_and_disturbs_nobody(
         self, coordinator: Coordinator, agents: tuple[Agent, Agent]
@@ -229,7 +230,7 @@ class TestACoordinatorThatComesAndGoes:
             cookie = invited(made)
             with socket.create_connection(("127.0.0.1", made.port)) as deaf:
                 deaf.sendall(f"GET /page/stream HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {cookie}\r\n\r\n".encode())
-                until(lambda: b"200 OK" in deaf.recv(1000, socket.MSG_PEEK), what="the stream")
+                until(lambda: b"200 OK" in deaf.recv(1000, socket.MSG_PEEK), "the stream")
                 began = time.monotonic()
                 assert made.kill(signal.SIGTERM) == 0
                 assert time.monotonic() - began < 8.0

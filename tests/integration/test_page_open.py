@@ -2,11 +2,9 @@
 
 import base64
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.coordinator_process import Coordinator
-from tests.integration.elastic import TOKEN, until
-from tests.integration.local_run import LocalRun
-from tests.integration.page_client import Stream, ask
-from tests.unit import fake_kubectl as fakes
-from tests.unit.fake_kubectl import FakeKubectl
+from tests.support import fake_kubectl as fakes
+from tests.support.coordinator_process import Coordinator
+from tests.support.elastic import TOKEN
+from tests.support.fake_kubectl import FakeKubectl
+from tests.support.local_run import LocalRun
+from tests.support.page_client import Stream, ask
+from tests.support.processes import TANDEM, environment, tandem
+from tests.support.waiting import until
 
-TANDEM = Path(sys.executable).with_name("tandem")
 ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/open#([A-Za-z0-9_-]+)")
 JOBS = "distributedtrainingjobs.tandem.dev"
 FORBIDDEN = 'Error from server (Forbidden): %s is forbidden: User "ann" cannot %s in the namespace "team"'
@@ -36,20 +35,9 @@ def fake(tmp_path: Path) -> FakeKubectl:
     return made
 
 
-def environment(path: str = "", **variables: str) -> dict[str, str]:
-    return {**os.environ, **({"PATH": path} if path else {}), "BROWSER": "false %s", **variables}
-
-
-def tandem(*words: str, cwd: Path, path: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [TANDEM, "open", *words],
-        cwd=cwd,
-        env=environment(path, **variables),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+def opened(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`tandem open`, where no browser can be."""
+    return tandem("open", *words, cwd=cwd, variables={"BROWSER": "false %s", **variables})
 
 
 def refused(answer: subprocess.CompletedProcess[str]) -> str:
@@ -79,7 +67,7 @@ def published(coordinator: Coordinator, run: Path) -> Path:
 class TestARunOnThisMachine:
     def test_is_opened_by_an_address_that_is_good_for_once(self, coordinator: Coordinator, tmp_path: Path) -> None:
         run = published(coordinator, tmp_path / "here")
-        said = tandem(str(run), "--print", cwd=tmp_path)
+        said = opened(str(run), "--print", cwd=tmp_path)
         assert said.returncode == 0, said.stderr
         assert TOKEN not in said.stdout + said.stderr
         opens(coordinator, said.stdout)
@@ -89,36 +77,36 @@ class TestARunOnThisMachine:
         browser.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/opened\n')
         browser.chmod(0o755)
         run = published(coordinator, tmp_path / "here")
-        said = tandem(str(run), cwd=tmp_path, BROWSER=f"{browser} %s")
+        said = opened(str(run), cwd=tmp_path, BROWSER=f"{browser} %s")
         assert said.stdout == f"opened http://127.0.0.1:{coordinator.port}\n"
         opens(coordinator, (tmp_path / "opened").read_text())
 
     def test_is_named_by_an_address_where_there_is_no_browser(self, coordinator: Coordinator, tmp_path: Path) -> None:
-        said = tandem(str(published(coordinator, tmp_path / "here")), cwd=tmp_path, PATH=str(tmp_path))
+        said = opened(str(published(coordinator, tmp_path / "here")), cwd=tmp_path, PATH=str(tmp_path))
         assert "there is no browser here" in said.stdout
         opens(coordinator, said.stdout)
 
     def test_needs_no_name_where_it_is_the_only_one(self, coordinator: Coordinator, tmp_path: Path) -> None:
         published(coordinator, tmp_path / "runs" / "digits")
-        opens(coordinator, tandem("--print", cwd=tmp_path).stdout)
-        opens(coordinator, tandem("digits", "--print", cwd=tmp_path).stdout)
+        opens(coordinator, opened("--print", cwd=tmp_path).stdout)
+        opens(coordinator, opened("digits", "--print", cwd=tmp_path).stdout)
         published(coordinator, tmp_path / "runs" / "other")
-        message = refused(tandem("--print", cwd=tmp_path))
+        message = refused(opened("--print", cwd=tmp_path))
         assert "several runs are going on: runs/digits, runs/other" in message
 
     def test_that_is_over_is_answered_with_what_shows_it(self, tmp_path: Path) -> None:
         (tmp_path / "runs" / "digits").mkdir(parents=True)
-        assert "tandem report runs/digits" in refused(tandem("runs/digits", cwd=tmp_path))
-        assert "does not exist" in refused(tandem("runs/digit", cwd=tmp_path))
-        assert "no run is going on in runs/" in refused(tandem(cwd=tmp_path))
+        assert "tandem report runs/digits" in refused(opened("runs/digits", cwd=tmp_path))
+        assert "does not exist" in refused(opened("runs/digit", cwd=tmp_path))
+        assert "no run is going on in runs/" in refused(opened(cwd=tmp_path))
 
     def test_whose_coordinator_is_gone_is_said_to_be_so(self, tmp_path: Path) -> None:
         run = tmp_path / "here"
         run.mkdir()
         (run / "endpoint.json").write_text(json.dumps({"url": "http://127.0.0.1:9", "token": "x"}))
-        assert "does not answer" in refused(tandem(str(run), cwd=tmp_path))
+        assert "does not answer" in refused(opened(str(run), cwd=tmp_path))
         (run / "endpoint.json").write_text("{")
-        assert "cannot be read" in refused(tandem(str(run), cwd=tmp_path))
+        assert "cannot be read" in refused(opened(str(run), cwd=tmp_path))
 
 
 @contextmanager
@@ -127,7 +115,7 @@ def started(fake: FakeKubectl, folder: Path, *words: str) -> Iterator["subproces
         process = subprocess.Popen(
             [TANDEM, "open", "digits", "--print", *words],
             cwd=folder,
-            env=environment(fake.path),
+            env=environment({"BROWSER": "false %s", "PATH": fake.path}),
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=told,
@@ -151,9 +139,9 @@ class TestAJobOnACluster:
     ) -> None:
         forwards(fake, coordinator)
         with started(fake, tmp_path, "-n", "team") as process:
-            until(lambda: ADDRESS.search((tmp_path / "said.txt").read_text()), what="the address")
+            until(lambda: ADDRESS.search((tmp_path / "said.txt").read_text()), "the address")
             opens(coordinator, (tmp_path / "said.txt").read_text())
-            until(lambda: "Ctrl-C closes it" in (tmp_path / "told.txt").read_text(), what="the advice")
+            until(lambda: "Ctrl-C closes it" in (tmp_path / "told.txt").read_text(), "the advice")
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 130
         asked = next(call.words for call in fake.asked if "port-forward" in call.words)
@@ -167,12 +155,12 @@ class TestAJobOnACluster:
         forwards(fake, coordinator)
         told = tmp_path / "told.txt"
         with started(fake, tmp_path) as process:
-            until(lambda: "leads to digits" in told.read_text(), what="the way")
+            until(lambda: "leads to digits" in told.read_text(), "the way")
             coordinator.kill()
-            until(lambda: "does not answer; trying again" in told.read_text(), what="that it is away")
-            until(lambda: any(f"{coordinator.port}:http" in call.words for call in fake.asked), what="a new way")
+            until(lambda: "does not answer; trying again" in told.read_text(), "that it is away")
+            until(lambda: any(f"{coordinator.port}:http" in call.words for call in fake.asked), "a new way")
             coordinator.start()
-            until(lambda: "is there again" in told.read_text(), what="that it is back")
+            until(lambda: "is there again" in told.read_text(), "that it is back")
             fake.answers("get", JOBS, "digits", says=fakes.job(phase="Succeeded"))
             coordinator.kill()
             assert process.wait(30) == 0
@@ -180,24 +168,24 @@ class TestAJobOnACluster:
 
     def test_that_has_ended_has_no_page(self, fake: FakeKubectl, tmp_path: Path) -> None:
         fake.answers("get", JOBS, "digits", says=fakes.job(phase="Failed"))
-        message = refused(tandem("digits", cwd=tmp_path, path=fake.path))
+        message = refused(opened("digits", cwd=tmp_path, PATH=fake.path))
         assert "digits has ended (Failed)" in message
         assert "tandem status digits" in message
 
     def test_whose_secret_may_not_be_read_says_which_right_is_missing(self, fake: FakeKubectl, tmp_path: Path) -> None:
         fake.answers("get", "secret", "digits-token", complains=FORBIDDEN % ('secrets "digits-token"', 'get "secrets"'))
-        message = refused(tandem("digits", cwd=tmp_path, path=fake.path))
+        message = refused(opened("digits", cwd=tmp_path, PATH=fake.path))
         assert "the right to `get` this one of the `secrets`" in message
         assert 'User "ann"' in message
 
     def test_that_may_not_be_forwarded_says_which_rights_are_missing(self, fake: FakeKubectl, tmp_path: Path) -> None:
         fake.answers("port-forward", complains=FORBIDDEN % ('pods "x"', 'create resource "pods/portforward"'))
-        message = refused(tandem("digits", cwd=tmp_path, path=fake.path))
+        message = refused(opened("digits", cwd=tmp_path, PATH=fake.path))
         assert "to `create` `pods/portforward`" in message
 
     def test_without_a_secret_yet_says_who_makes_it(self, fake: FakeKubectl, tmp_path: Path) -> None:
         fake.answers("get", "secret", "digits-token", complains='Error from server (NotFound): secrets "x" not found')
-        assert "is the operator at work?" in refused(tandem("digits", cwd=tmp_path, path=fake.path))
+        assert "is the operator at work?" in refused(opened("digits", cwd=tmp_path, PATH=fake.path))
 
 
 @pytest.mark.timeout(400)
@@ -206,7 +194,7 @@ def test_a_real_run_says_how_to_open_its_page_and_shows_its_end(tmp_path: Path) 
     with LocalRun(tmp_path, *words) as run:
         run.reaches(10)
         assert f"live page: tandem open {run.path}" in run.output
-        found = ADDRESS.search(tandem(str(run.path), "--print", cwd=tmp_path).stdout)
+        found = ADDRESS.search(opened(str(run.path), "--print", cwd=tmp_path).stdout)
         assert found is not None
         port = int(found[1])
         coordinator = Coordinator.__new__(Coordinator)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tandem.exitcode import ExitCode
-from tests.integration.elastic import Elastic, until
+from tests.support.elastic import Elastic
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
 TRAINER = {
@@ -50,7 +51,7 @@ def trains(group: Elastic, size: int) -> None:
         made = steps(group)
         return bool(made) and made[-1][0] == snapshot.status.generation and made[-1][2] > since
 
-    until(there, what=f"training with {size}")
+    until(there, f"training with {size}")
 
 
 @pytest.mark.parametrize("leaving", [["worker-2"], ["worker-0"], ["worker-0", "worker-2"]], ids=" ".join)
@@ -112,7 +113,7 @@ def test_all_leave_though_the_signal_comes_while_they_look_at_their_ranks(tmp_pa
 
 def test_who_waits_for_others_leaves_when_asked(tmp_path: Path) -> None:
     with Elastic(tmp_path, workers={"replicas": 2, "minReplicas": 2}).start("worker-0") as elastic:
-        until(lambda: (seen := elastic.snapshot()) is not None and seen.members, what="that it has arrived")
+        until(lambda: (seen := elastic.snapshot()) is not None and seen.members, "that it has arrived")
         agent = elastic.agents.pop("worker-0")
         agent.terminate()
         assert agent.wait(60) == ExitCode.PREEMPTED

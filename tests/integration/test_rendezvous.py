@@ -9,8 +9,9 @@ import pytest
 
 from tandem.durable import read_lines
 from tandem.exitcode import ExitCode
-from tests.integration.elastic import Elastic, until
-from tests.processes import alive
+from tests.support.elastic import Elastic
+from tests.support.processes import alive
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def test_a_coordinator_that_is_killed_and_comes_back_costs_no_step(group: Elasti
     group.kill_coordinator()
     group.step_after(time.time() + 1.0, world=2)
     group.start_coordinator()
-    until(lambda: (s := group.snapshot()) and s.status.phase == "Running", what="adoption")
+    until(lambda: (s := group.snapshot()) and s.status.phase == "Running", "adoption")
     after = group.step_after(time.time() + 4.0, world=2)
     assert (after.generation, after.pid) == (before.generation, before.pid)
     lead = [step for step in group.steps() if step.at > killed and step.rank == 0]
@@ -77,7 +78,7 @@ def test_ranks_never_outlive_their_agent(group: Elastic) -> None:
     agent = group.agents.pop("worker-1")
     agent.kill()
     agent.wait()
-    until(lambda: not any(alive(rank) for rank in ranks), seconds=5, what="the ranks' end")
+    until(lambda: not any(alive(rank) for rank in ranks), "the ranks' end", 5)
 
 
 def test_a_script_that_knows_nothing_of_tandem_recovers_and_completes(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_a_script_that_knows_nothing_of_tandem_recovers_and_completes(tmp_path: 
         assert codes == {"worker-0": 0, "worker-1": 0}
         steps = group.steps()
         assert max(step.step for step in steps) == 150
-        until(lambda: (s := group.snapshot()) and not s.members, what="their good-bye")
+        until(lambda: (s := group.snapshot()) and not s.members, "their good-bye")
         assert group.snapshot().status.generation == 2  # type: ignore[union-attr]
 
 
@@ -99,7 +100,7 @@ def test_a_job_that_has_failed_ends_its_agents_with_the_reason(tmp_path: Path) -
         group.kill_rank("worker-0")
         codes = {agent.wait(60) for agent in group.agents.values()}
         assert codes == {int(ExitCode.FAILED)}
-        failed = until(group.rundir.failed)
+        failed = until(group.rundir.failed, "FAILED.json")
         assert failed["reason"] == "RestartsExhausted"
         for name in group.agents:
             assert "Traceback" not in group.output(name).split("event=generation-closed")[-1]
@@ -112,7 +113,7 @@ def test_an_agent_that_is_leaving_is_not_disturbed_by_sigterm(tmp_path: Path) ->
         group.step_after(0.0, world=2)
         group.rundir.mark_failed("ConfigurationError", "there is no such folder", 78)
         agent, log = group.agents["worker-0"], tmp_path / "worker-0.txt"
-        until(lambda: "event=over" in log.read_text(), what="the end of the job")
+        until(lambda: "event=over" in log.read_text(), "the end of the job")
         deadline = time.monotonic() + 60
         while agent.poll() is None:
             assert time.monotonic() < deadline
@@ -129,7 +130,7 @@ def test_an_agent_that_is_there_before_the_job_is_recorded_waits_for_it(tmp_path
         group.start_coordinator()
         group.rundir.job_file.rename(tmp_path / "job.json")
         group.start_agent("worker-0")
-        until(lambda: "waiting for" in group.output("worker-0"), what="the agent's words")
+        until(lambda: "waiting for" in group.output("worker-0"), "the agent's words")
         (tmp_path / "job.json").rename(group.rundir.job_file)
         assert group.agents["worker-0"].wait(60) == 0
 

@@ -2,27 +2,21 @@
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tandem.report.reading import read
-from tests.integration.local_run import ROOT, LocalRun, until
+from tests.support.local_run import LocalRun
+from tests.support.processes import tandem
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(400)
 
 EPOCHS, STEPS, EVERY = 100, 100 * 23, 500
 """Long enough to be looked at while it goes on."""
 SHORT = ["--set", f"trainer.config.epochs={EPOCHS}", "--set", f"checkpoint.everySteps={EVERY}"]
-COMMAND = "from tandem.cli import main; main()"
-
-
-def tandem(*words: str, cwd: Path = ROOT, before: str = "") -> subprocess.CompletedProcess[str]:
-    """One call of the command line."""
-    command = [sys.executable, "-c", before + COMMAND, *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tandem.coordinator_client import CoordinatorClient
-from tests.integration.elastic import TOKEN, Elastic, until
+from tests.support.elastic import TOKEN, Elastic
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
 TRAINER = {
@@ -36,7 +37,7 @@ def trains(group: Elastic, size: int) -> None:
             return False
         return sum(1 for generation, _ in steps(group) if generation == snapshot.status.generation) > 5
 
-    until(there, what=f"training with {size}")
+    until(there, f"training with {size}")
 
 
 def test_a_newcomer_and_a_smaller_target_cost_no_step(tmp_path: Path) -> None:

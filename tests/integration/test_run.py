@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.local_run import DIGITS, ROOT, TANDEM, LocalRun, evaluations, until
+from tests.support import ROOT
+from tests.support.local_run import DIGITS, LocalRun, evaluations
+from tests.support.processes import TANDEM
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -73,7 +76,7 @@ class TestFromBeginningToEnd:
     def test_how_it_went_is_said_by_the_exit_code_even_if_nobody_reads_the_rest(self, complete: LocalRun) -> None:
         reading, writing = os.pipe()
         os.close(reading)
-        command = [*TANDEM, str(DIGITS), "--run-dir", str(complete.path), *SHORT]
+        command = [TANDEM, "run", str(DIGITS), "--run-dir", str(complete.path), *SHORT]
         try:
             again = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
         finally:
@@ -195,7 +198,7 @@ def test_sigkill_of_its_whole_process_group_leaves_nothing_and_the_next_run_goes
     assert ours == {"coordinator", "worker-0", "evaluator-0-0"}
     os.killpg(run.process.pid, signal.SIGKILL)
     run.process.wait()
-    until(lambda: run.leavings() == {}, f"nothing is left, but there is {run.leavings()}", seconds=20.0)
+    until(lambda: run.leavings() == {}, f"nothing is left, but there is {run.leavings()}", 20.0)
 
     again = LocalRun(tmp_path, *ENDLESS, *SMALL, "--port", port)
     runs.append(again)

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,15 +15,9 @@ import pytest
 from tandem.launch import PULSE
 from tandem.local.guardian import MARK, marked, sweep
 from tandem.local.process import Process, last_lines
+from tests.support.waiting import until
 
 SECONDS = 10.0
-
-
-def until(true: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not true():
-        assert time.monotonic() < deadline, f"not within {SECONDS} s: {what}"
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -11,28 +11,20 @@ import pytest
 import torch
 
 from tandem.exitcode import ExitCode
-from tandem.job import DistributedTrainingJob
 from tandem.rundir import RunDir
+from tests.support import ROOT, SCRIPTS, manifests
+from tests.support.local_run import LocalRun
+from tests.support.ranks import Ranks, losses, records, run, sample_ids
+from tests.support.waiting import until
 
-from .local_run import ROOT, LocalRun, until
-from .ranks import Ranks, losses, records, run, sample_ids, wait_until
-
-SCRIPT = str(Path(__file__).with_name("session_script.py"))
+SCRIPT = str(SCRIPTS / "session_script.py")
 STEPS_PER_EPOCH = 7
 """330 samples in batches of 50; the last one has 30."""
 
 
 def rundir_of(path: Path, **checkpoint: Any) -> RunDir:
-    job = {
-        "apiVersion": "tandem.dev/v1alpha1",
-        "kind": "DistributedTrainingJob",
-        "metadata": {"name": "session"},
-        "spec": {"trainer": {"command": ["python", SCRIPT]}, "checkpoint": checkpoint},
-    }
-    rundir = RunDir(path)
-    rundir.create()
-    rundir.write_job(DistributedTrainingJob.parse(job))
-    return rundir
+    job = manifests.job("session", trainer={"command": ["python", SCRIPT]}, checkpoint=checkpoint)
+    return manifests.run_directory(path, job)
 
 
 def last_line(output: str) -> str:
@@ -65,7 +57,7 @@ def test_killed_and_resumed_by_other_numbers_of_ranks_it_is_the_undisturbed_run(
     for size in (2, 1):
         known = len(rundir.checkpoint_names())
         with Ranks(rundir, size, SCRIPT, *options, "--pause", "0.2") as ranks:
-            wait_until(lambda known=known: len(rundir.checkpoint_names()) > known, what="for a checkpoint")
+            until(lambda known=known: len(rundir.checkpoint_names()) > known, "a checkpoint")
             os.kill(ranks.processes[-1].pid, signal.SIGKILL)
             ranks.finish()
         assert not rundir.ended()
@@ -82,7 +74,7 @@ def test_killed_and_resumed_by_other_numbers_of_ranks_it_is_the_undisturbed_run(
 def test_asked_to_leave_it_saves_and_the_code_after_the_loop_waits_for_the_end(tmp_path: Path) -> None:
     rundir = rundir_of(tmp_path, everySeconds=3600)
     with Ranks(rundir, 2, SCRIPT, "--epochs", "60", "--pause", "0.02") as ranks:
-        wait_until(lambda: len(losses(rundir)) > 5, what="for steps")
+        until(lambda: len(losses(rundir)) > 5, "steps")
         ranks.processes[1].send_signal(signal.SIGTERM)
         codes, output = ranks.finish()
     assert codes == [ExitCode.PREEMPTED] * 2, output

@@ -17,8 +17,8 @@ from tandem.rewind import MOST_REWINDS, decide
 from tandem.rundir import RunDir
 from tandem_trainer.checkpoint.layout import LEAST_PART
 from tandem_trainer.checkpoint.reading import read_contents, read_full_weights, read_weights
-
-from .ranks import Ranks, losses, make_rundir, records, run, sample_ids, wait_until
+from tests.support.ranks import Ranks, losses, make_rundir, records, run, sample_ids
+from tests.support.waiting import until
 
 PLAIN: dict[str, Any] = {"model": "baby-cnn", "data": {"name": "digits"}, "epochs": 2, "globalBatchSize": 100}
 STEPS = 30
@@ -80,7 +80,7 @@ def test_a_killed_group_of_two_goes_on_as_three_with_the_same_samples(tmp_path: 
     run(undisturbed)
     rundir = make_rundir(tmp_path / "killed", config, checkpoint={"everySteps": 20})
     with Ranks(rundir, 2) as ranks:
-        wait_until(lambda: rundir.checkpoint_names(), what="for a checkpoint")
+        until(lambda: rundir.checkpoint_names(), "a checkpoint")
         os.kill(ranks.processes[1].pid, signal.SIGKILL)
         codes, output = ranks.finish()
     assert codes == [ExitCode.PEER_LOST, -signal.SIGKILL], output
@@ -104,7 +104,7 @@ def test_two_one_three_and_two_ranks_with_kills_between_are_one_undisturbed_run(
     for size in (2, 1, 3):
         known = len(rundir.checkpoint_names())
         with Ranks(rundir, size) as ranks:
-            wait_until(lambda known=known: len(rundir.checkpoint_names()) > known + 1, what="for checkpoints")
+            until(lambda known=known: len(rundir.checkpoint_names()) > known + 1, "checkpoints")
             os.kill(ranks.processes[-1].pid, signal.SIGKILL)
             ranks.finish()
         assert not rundir.ended()
@@ -123,7 +123,7 @@ def test_a_checkpoint_of_four_ranks_is_resumed_by_one_two_and_three(tmp_path: Pa
     config = {"model": "resnet-18", "data": {"name": "digits"}, "globalBatchSize": 16, "maxSteps": 15}
     rundir = make_rundir(tmp_path / "four", config, checkpoint={"everySteps": 3})
     with Ranks(rundir, 4) as ranks:
-        wait_until(lambda: rundir.checkpoint_names(), what="for a checkpoint")
+        until(lambda: rundir.checkpoint_names(), "a checkpoint")
         for process in ranks.processes:
             os.kill(process.pid, signal.SIGKILL)
     manifest = rundir.committed()[0]
@@ -143,7 +143,7 @@ def test_rounded_weights_for_evaluators_round_nothing_that_is_resumed(tmp_path: 
     run(undisturbed)
     rundir = make_rundir(tmp_path / "rounded", config, checkpoint={"everySteps": 10, "weightsPrecision": "bfloat16"})
     with Ranks(rundir, 1) as ranks:
-        wait_until(lambda: rundir.checkpoint_names(), what="for a checkpoint")
+        until(lambda: rundir.checkpoint_names(), "a checkpoint")
         os.kill(ranks.processes[0].pid, signal.SIGKILL)
         ranks.finish()
     assert not rundir.ended()
@@ -166,7 +166,7 @@ def test_an_average_of_the_weights_is_what_is_evaluated_and_it_goes_on_over_rest
     run(undisturbed)
     rundir = make_rundir(tmp_path / "killed", config, checkpoint=spec)
     with Ranks(rundir, 2) as ranks:
-        wait_until(lambda: len(rundir.checkpoint_names()) > 1, what="for checkpoints")
+        until(lambda: len(rundir.checkpoint_names()) > 1, "checkpoints")
         os.kill(ranks.processes[1].pid, signal.SIGKILL)
         ranks.finish()
     assert not rundir.ended()
@@ -209,7 +209,7 @@ def trained_to(path: Path, *epochs: int) -> RunDir:
 def test_sigterm_saves_at_a_step_and_leaves(tmp_path: Path) -> None:
     rundir = make_rundir(tmp_path, PLAIN | {"epochs": 100_000}, checkpoint={"everySeconds": 3600})
     with Ranks(rundir, 2) as ranks:
-        wait_until(lambda: len(losses(rundir)) > 20, what="for steps")
+        until(lambda: len(losses(rundir)) > 20, "steps")
         assert rundir.checkpoint_names() == []
         ranks.processes[1].send_signal(signal.SIGTERM)  # one rank's wish is everybody's
         codes, output = ranks.finish()
@@ -217,7 +217,7 @@ def test_sigterm_saves_at_a_step_and_leaves(tmp_path: Path) -> None:
     saved = rundir.committed()[0]
     assert saved.step == max(losses(rundir))
     with Ranks(rundir, 1) as ranks:
-        wait_until(lambda: len(records(rundir, "start")) == 2, what="for the second start")
+        until(lambda: len(records(rundir, "start")) == 2, "the second start")
         ranks.processes[0].send_signal(signal.SIGTERM)
         ranks.finish()
     assert records(rundir, "start")[1]["step"] == saved.step

@@ -2,17 +2,16 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tandem.cli import READER_GONE
-from tests.integration.local_run import DIGITS, ROOT
-from tests.unit.checkpoints_run import SmallRun, messy
-
-TANDEM = [sys.executable, "-c", "from tandem.cli import main; main()"]
+from tests.support import ROOT
+from tests.support.local_run import DIGITS
+from tests.support.processes import TANDEM
+from tests.support.worlds.small_run import SmallRun, messy
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def _called(
     # Buffered, as it is for most: what was not written is tried again at the end of the interpreter.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(
-        [*TANDEM, *map(str, words)],
+        [TANDEM, *words],
         cwd=ROOT,
         env=environment,
         stdin=subprocess.DEVNULL,

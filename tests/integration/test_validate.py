@@ -10,19 +10,11 @@ from pathlib import Path
 import pytest
 
 from tandem.reading import read_job
+from tests.support import ROOT
+from tests.support.processes import TANDEM, tandem
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "examples").glob("*.yaml"))
 BAD = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/manifests/bad").glob("*.yaml"))
-TANDEM = Path(sys.executable).with_name("tandem")
-
-
-def tandem(*arguments: str, stdin: bytes = b"", **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if key not in ("FORCE_COLOR", "COLUMNS")}
-    result = subprocess.run(
-        [TANDEM, *arguments], cwd=ROOT, input=stdin, capture_output=True, env=environment | variables, timeout=60
-    )
-    return subprocess.CompletedProcess(arguments, result.returncode, result.stdout.decode(), result.stderr.decode())
 
 
 def test_good_manifests_get_one_line_each() -> None:
@@ -129,7 +121,7 @@ def test_control_characters_of_a_manifest_do_not_reach_the_terminal(tmp_path: Pa
 
 def test_colours_are_for_terminals_alone() -> None:
     assert "\x1b" not in tandem("validate", BAD[0]).stderr
-    assert "\x1b" in tandem("validate", BAD[0], FORCE_COLOR="1").stderr
+    assert "\x1b" in tandem("validate", BAD[0], variables={"FORCE_COLOR": "1"}).stderr
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import tandem_trainer
 from tandem_trainer.warm.stub import ADDRESS, LENGTH
-from tests.integration.elastic import until
+from tests.support.waiting import until
 
 SCRIPT = """
 import json, os, signal, sys, threading, time
@@ -64,7 +64,7 @@ class Agent:
 
     def facts(self, rank: int = 0) -> dict[str, Any]:
         path = self.folder / f"facts-{rank}.json"
-        until(lambda: path.exists() or self.process.poll() is not None, what="the script's start")
+        until(lambda: path.exists() or self.process.poll() is not None, "the script's start")
         found: dict[str, Any] = json.loads(path.read_text())
         return found
 
@@ -192,7 +192,7 @@ def test_the_rank_of_a_killed_stub_is_killed(start: Any) -> None:
     agent = start("script.py", "wait")
     pid = agent.facts()["pid"]
     agent.stub().kill()
-    until(lambda: gone(pid), what="the end of the rank")
+    until(lambda: gone(pid), "the end of the rank")
     assert agent.process.wait(120) == 1
 
 
@@ -204,7 +204,7 @@ def test_nothing_outlives_a_killed_agent(start: Any) -> None:
     assert len(everybody) == 5, "a fork server, two stubs, two ranks"
     agent.process.kill()
     agent.process.wait()
-    until(lambda: all(gone(process.pid) for process in everybody), what="the end of all")
+    until(lambda: all(gone(process.pid) for process in everybody), "the end of all")
 
 
 def test_without_the_fork_server_ranks_start_the_ordinary_way(start: Any, tmp_path: Path) -> None:

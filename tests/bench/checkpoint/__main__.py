@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.checkpoint.table import cost, written
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "runs" / "checkpoint"
 GOAL_SECONDS = 0.05
 SIDES = ("tandem", "torch.save", "dcp.save", "dcp.async_save, thread", "dcp.async_save, process", "accelerate")

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from tests.support import ROOT
 from torch import Tensor, nn
 
 from tandem.durable import encode
@@ -28,7 +29,6 @@ from tandem_evaluator.evaluation import Evaluation
 from tandem_trainer.checkpoint.reading import read_weights
 from tandem_trainer.data import Samples
 
-ROOT = Path(__file__).parents[3]
 NAME = "step-000000001"
 PICKLE = "weights.pt"
 LAYERS, SAMPLES = 15, 8

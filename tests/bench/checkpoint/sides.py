@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from tests.support import manifests
 from torch import nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
-from tandem.job import DistributedTrainingJob
 from tandem.lineage import GenerationRecord
 from tandem.manifest import DataPosition
 from tandem.rundir import RunDir
@@ -60,16 +60,7 @@ class Tandem:
         rundir = RunDir(folder)
         if rank == 0:
             rundir.create()
-            rundir.write_job(
-                DistributedTrainingJob.parse(
-                    {
-                        "apiVersion": "tandem.dev/v1alpha1",
-                        "kind": "DistributedTrainingJob",
-                        "metadata": {"name": "bench"},
-                        "spec": {"trainer": {"task": "image-classification"}, "checkpoint": {"keepLast": 1}},
-                    }
-                )
-            )
+            rundir.write_job(manifests.job("bench", checkpoint={"keepLast": 1}))
             rundir.record_generation(GenerationRecord(generation=1, world_size=world_size, started_at=time.time()))
         dist.barrier()
         self._saver = Saver(rundir, Author(1, None, world_size, rank), lambda: None, self._report)

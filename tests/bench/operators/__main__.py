@@ -4,8 +4,8 @@
     python -m tests.bench.operators --only scale --operators tandem kubeflow kubeflow=250   beside another operator
     python -m tests.bench.operators --table FILE…       tables of results that are there
 
-KUBECONFIG names the cluster (see docs/testing.md: `python -m tests.cluster.machine up`). Each part works in a namespace
-of its own, and deletes it. Results go to runs/operator/, one record a line, with the load of the machine.
+KUBECONFIG names the cluster (docs/testing.md says how to start one). Each part works in a namespace of its own, and
+deletes it. Results go to runs/operator/, one record a line, with the load of the machine.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from pathlib import Path
 from tests.bench.operators import kubeflow, nodes, ours, pods, scale, table
 from tests.bench.operators.subject import Subject
 from tests.bench.operators.table import Record
-from tests.cluster.machine.places import KUBECONFIG
+from tests.support import ROOT
+from tests.support.cluster.machine.places import KUBECONFIG
 
-ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "runs" / "operator"
 PARTS = ("scale", "pods", "nodes")
 SUBJECTS = {"tandem": ours.TANDEM, "kubeflow": kubeflow.DEFAULT, "kubeflow-raised": kubeflow.RAISED}
@@ -37,7 +37,7 @@ def main() -> None:
         _show([json.loads(line) for path in options.table for line in path.read_text().splitlines()])
         return
     if "KUBECONFIG" not in os.environ:
-        sys.exit("set KUBECONFIG to a cluster: `python -m tests.cluster.machine up` starts one (docs/testing.md)")
+        sys.exit("set KUBECONFIG to a cluster: `make cluster` starts one (docs/testing.md)")
     # As Ctrl-C does: the operator and the proxy are ended, and the namespace is deleted.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"

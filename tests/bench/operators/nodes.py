@@ -12,13 +12,12 @@ from pathlib import Path
 from tests.bench.operators.cluster import Access, Cluster
 from tests.bench.operators.pods import Record, Scene, Trouble, job, said
 from tests.bench.operators.verdict import first_step, two_groups
-from tests.cluster.images import provide
-from tests.cluster.machine.binaries import build
-from tests.cluster.machine.kubectl import Kubectl
-from tests.cluster.machine.node import Node
-from tests.cluster.operated import operated
-from tests.cluster.pods import restricted
-from tests.cluster.test_operator_node import TEMPLATE
+from tests.support.cluster.images import provide
+from tests.support.cluster.machine.binaries import build
+from tests.support.cluster.machine.kubectl import Kubectl
+from tests.support.cluster.machine.node import Node
+from tests.support.cluster.operated import APART, operated
+from tests.support.cluster.pods import restricted
 
 from tandem_operator import kinds, names
 
@@ -34,7 +33,7 @@ async def measure(rounds: int, folder: Path, keep: Callable[[Record], None]) -> 
         async with Cluster(access) as cluster:
             with operated(namespace, images, folder) as operator:
                 scene = Scene(cluster, namespace, operator, images.trainer)
-                whole = job(NAME, workers={"replicas": 2, "minReplicas": 1, "template": TEMPLATE})
+                whole = job(NAME, workers={"replicas": 2, "minReplicas": 1, "template": APART})
                 await cluster.request("POST", kinds.JOB.path(namespace.name), whole)
                 for number in range(rounds):
                     for fault in (ALONE, WITH_COORDINATOR):

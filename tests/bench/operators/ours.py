@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.bench.operators.subject import NOBODY, Object, Running, Subject
-from tests.cluster.images import Images
-from tests.cluster.operated import Operator, install, kubeconfig
-from tests.cluster.pods import Namespace
+from tests.support.cluster.images import Images
+from tests.support.cluster.operated import Operator, install, kubeconfig
+from tests.support.cluster.pods import Namespace
 
 from tandem_operator import kinds, names
 

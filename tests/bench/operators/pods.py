@@ -13,9 +13,9 @@ from typing import Any
 
 from tests.bench.operators.cluster import Access, Cluster, Object
 from tests.bench.operators.verdict import first_step, two_groups
-from tests.cluster.images import provide
-from tests.cluster.operated import Operator, manifest, operated
-from tests.cluster.pods import Namespace, container, named, pod, restricted
+from tests.support.cluster.images import provide
+from tests.support.cluster.operated import Operator, manifest, operated
+from tests.support.cluster.pods import Namespace, container, named, pod, restricted
 
 from tandem_operator import kinds, names
 

@@ -25,7 +25,7 @@ from tests.bench.operators.kubelets import Kubelets
 from tests.bench.operators.ours import WORKERS
 from tests.bench.operators.subject import Running, Subject
 from tests.bench.scale import Process
-from tests.cluster.pods import Namespace, restricted
+from tests.support.cluster.pods import Namespace, restricted
 
 AT_ONCE = 32
 LOOK_SECONDS = 0.1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tests.cluster.pods import Namespace
+from tests.support.cluster.pods import Namespace
 
 from tandem_operator.kinds import Kind
 

@@ -28,8 +28,8 @@ from tests.bench.recovery.picture import draw
 from tests.bench.recovery.sides import AUTHORITY, SIDES, Scripted
 from tests.bench.recovery.surroundings import Network
 from tests.bench.recovery.table import written
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "runs" / "recovery"
 DEFAULT = ["worker-kill", "node-loss", "coordinator-kill", "stall-member-kill"]
 

@@ -17,10 +17,10 @@ from typing import Any
 import psutil
 from tests.bench.recovery.analysis import Line, parse
 from tests.bench.recovery.surroundings import Network, end, kill, marked, spawn
+from tests.support import manifests
 
 from tandem import launch
 from tandem.durable import read_lines
-from tandem.job import DistributedTrainingJob
 from tandem.rundir import RunDir
 
 SCRIPT = Path(__file__).with_name("script.py")
@@ -293,26 +293,20 @@ class Coordinated(Side):
     def __init__(self, folder: Path, network: Network) -> None:
         super().__init__(folder, network)
         self.run_dir = RunDir(folder / "run")
-        self.job = DistributedTrainingJob.parse(
-            {
-                "apiVersion": "tandem.dev/v1alpha1",
-                "kind": "DistributedTrainingJob",
-                "metadata": {"name": "recovery"},
-                "spec": {
-                    "trainer": self.trainer,
-                    "workers": {"replicas": self.full, "minReplicas": 1},
-                    "evaluators": self.evaluators,
-                    "checkpoint": {"everySteps": 25},
-                    "elasticity": {
-                        "heartbeatSeconds": 0.5,
-                        "lostAfterSeconds": 3.0,
-                        "growCooldownSeconds": 1.0,
-                        "hangSeconds": 5.0,
-                        "maxRestarts": FOREVER,
-                    }
-                    | self.elasticity,
-                },
+        self.job = manifests.job(
+            "recovery",
+            trainer=self.trainer,
+            workers={"replicas": self.full, "minReplicas": 1},
+            evaluators=self.evaluators,
+            checkpoint={"everySteps": 25},
+            elasticity={
+                "heartbeatSeconds": 0.5,
+                "lostAfterSeconds": 3.0,
+                "growCooldownSeconds": 1.0,
+                "hangSeconds": 5.0,
+                "maxRestarts": FOREVER,
             }
+            | self.elasticity,
         )
         self.run_dir.create()
         self.run_dir.write_job(self.job)

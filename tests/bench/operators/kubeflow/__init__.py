@@ -19,10 +19,11 @@ from pathlib import Path
 import yaml
 from tests.bench.operators.proxy import TOKEN
 from tests.bench.operators.subject import NOBODY, Object, Running, Subject
-from tests.cluster.background import Background, answers
-from tests.cluster.operated import ACCOUNT, kubeconfig, kubectl
-from tests.cluster.pinned import Pinned
-from tests.cluster.pods import Namespace, eventually, named
+from tests.support.cluster.background import Background, answers
+from tests.support.cluster.operated import ACCOUNT, kubeconfig, kubectl
+from tests.support.cluster.pinned import Pinned
+from tests.support.cluster.pods import Namespace, named
+from tests.support.waiting import until
 
 from tandem_operator.kinds import POD, SERVICE, Kind
 
@@ -111,7 +112,7 @@ def subject(title: str, pace: Pace) -> Subject:
         # What it puts into the pods of workers (a container that waits for the master) is not `restricted`.
         kubectl("label", "namespace", namespace.name, "--overwrite", "pod-security.kubernetes.io/enforce=privileged")
         with _kind(), _account(namespace):
-            eventually(lambda: _may_own(namespace), "what may belong to a PyTorchJob", OWNER_SECONDS)
+            until(lambda: _may_own(namespace), "what may belong to a PyTorchJob", OWNER_SECONDS)
             namespace("apply", "-f", "-", stdin=json.dumps(named("Secret", SECRET)))
             address = f"http://127.0.0.1:{proxy}"
             config = kubeconfig(namespace, folder, address)
@@ -188,7 +189,7 @@ def _kind() -> Iterator[None]:
     kubectl("apply", "--server-side", "-f", definition)
     try:
         # `kubectl wait` fails on a definition so new that it has no conditions yet.
-        eventually(_is_known, "the kind PyTorchJob", 60.0)
+        until(_is_known, "the kind PyTorchJob", 60.0)
         yield
     finally:
         # The next run has to find it gone, or there.

@@ -1,0 +1,145 @@
+"""Kueue for the tests: a process of this machine, compiled from a pinned Go module and kept, that looks after the
+namespaces with its label for a while.
+
+It runs with the rights of the cluster's administrator, beside the cluster and not in it: no image has to be built. The
+API server reaches its webhooks where this machine ends the pods' network.
+"""
+
+import base64
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.cluster.background import Background
+from tests.support.cluster.machine import certificates
+from tests.support.cluster.machine.places import OUTSIDE, PKI
+from tests.support.cluster.operated import kubectl
+from tests.support.cluster.pinned import Pinned
+from tests.support.cluster.pods import Manifest, Namespace
+
+KUEUE = Pinned(Path(__file__).parent / "module", "sigs.k8s.io/kueue")
+LABEL = {"kueue-managed": "true"}
+"""Of namespaces that it looks after."""
+API = "kueue.x-k8s.io/v1beta1"
+FLAVOR = "any"
+PORT = 9443
+KINDS = ("Pod", "ClusterQueue", "ResourceFlavor", "Workload", "Cohort")
+"""Whose webhooks are registered; the others are of kinds that are not there."""
+SERVING = "Serving webhook server"
+ITS_OWN_ETC = """
+mount -t tmpfs tmpfs /etc
+mkdir -p /etc/kueue/metrics
+cp -r "$0" /etc/kueue/metrics/certs
+exec "$@"
+"""
+"""Where it looks for a certificate for its metrics cannot be told, and this machine's /etc is not touched."""
+
+
+@contextmanager
+def running(binary: Path, folder: Path) -> Iterator[None]:
+    """Kueue, ready, with its CRDs and webhooks; all are gone afterwards."""
+    sources = KUEUE.sources()
+    crds = sorted((sources / "config/components/crd/bases").glob("*.yaml"))
+    hooks = [_reachable(hook) for hook in _all(sources / "config/components/webhook/manifests.yaml")]
+    for crd in crds:
+        kubectl("apply", "--server-side", "-f", str(crd))
+    for crd in crds:
+        kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(crd))
+    try:
+        with _process(binary, folder):
+            try:
+                kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(hooks))
+                yield
+            finally:
+                kubectl("delete", "--ignore-not-found", "-f", "-", stdin=yaml.safe_dump_all(hooks))
+                # As long as it runs, which lets go of them.
+                for kind in ("workloads", "localqueues", "clusterqueues", "resourceflavors"):
+                    kubectl("delete", f"{kind}.kueue.x-k8s.io", "--all", "--all-namespaces", "--timeout=60s")
+    finally:
+        for crd in crds:
+            kubectl("delete", "--wait=false", "-f", str(crd))
+
+
+def queue(namespace: Namespace, name: str, quota: Mapping[str, str]) -> None:
+    """A queue of a namespace's own for so much of each resource."""
+    resources = [{"name": resource, "nominalQuota": amount} for resource, amount in quota.items()]
+    whole = f"{namespace.name}-{name}"
+    flavors = [{"coveredResources": list(quota), "flavors": [{"name": FLAVOR, "resources": resources}]}]
+    objects: list[Manifest] = [
+        {"kind": "ResourceFlavor", "metadata": {"name": FLAVOR}},
+        {
+            "kind": "ClusterQueue",
+            "metadata": {"name": whole},
+            "spec": {
+                "namespaceSelector": {},
+                "resourceGroups": flavors,
+                "preemption": {"withinClusterQueue": "LowerPriority"},
+            },
+        },
+        {
+            "kind": "LocalQueue",
+            "metadata": {"name": name, "namespace": namespace.name},
+            "spec": {"clusterQueue": whole},
+        },
+    ]
+    kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all({"apiVersion": API, **one} for one in objects))
+
+
+def program() -> Path:
+    """Where it is; compiled now if that has not happened yet.
+
+    Raises:
+        ClusterError: there is no Go, or it does not compile.
+    """
+    return KUEUE.program("kueue", "cmd/kueue")
+
+
+@contextmanager
+def _process(binary: Path, folder: Path) -> Iterator[None]:
+    certificates.issue("kueue", "/CN=kueue", [f"IP:{OUTSIDE}"])
+    serving = folder / "certificates"
+    serving.mkdir()
+    for suffix in ("crt", "key"):
+        shutil.copy(PKI / f"kueue.{suffix}", serving / f"tls.{suffix}")
+    settings = {
+        "apiVersion": "config.kueue.x-k8s.io/v1beta1",
+        "kind": "Configuration",
+        "health": {"healthProbeBindAddress": "127.0.0.1:0"},
+        "metrics": {"bindAddress": "0"},
+        "webhook": {"host": OUTSIDE, "port": PORT, "certDir": str(serving)},
+        "leaderElection": {"leaderElect": False},
+        "internalCertManagement": {"enable": False},
+        "managedJobsNamespaceSelector": {"matchLabels": LABEL},
+        "integrations": {"frameworks": ["pod"]},
+    }
+    (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
+    command = [binary, f"--config={folder / 'settings.yaml'}", "--feature-gates=VisibilityOnDemand=false"]
+    with Background(folder / "kueue.log") as process:
+        process.run(["unshare", "--mount", "sh", "-ec", ITS_OWN_ETC, serving, *command])
+        process.becomes(lambda: SERVING in process.log(), "Kueue's webhooks", 60.0)
+        yield
+
+
+def _reachable(whole: Manifest) -> Manifest:
+    """A webhook configuration as Kueue ships it, for a Kueue that is no Service."""
+    kinds = [f"-{kind.lower()}" for kind in KINDS]
+    hooks = [hook for hook in whole["webhooks"] if hook["clientConfig"]["service"]["path"].endswith(tuple(kinds))]
+    for hook in hooks:
+        where = f"https://{OUTSIDE}:{PORT}{hook['clientConfig']['service']['path']}"
+        hook["clientConfig"] = {"url": where, "caBundle": _authority()}
+        if "pods" in hook["rules"][0]["resources"]:
+            hook["namespaceSelector"] = {"matchLabels": LABEL}
+    name = f"kueue-{whole['metadata']['name']}"
+    return {**whole, "metadata": {"name": name}, "webhooks": hooks}
+
+
+def _authority() -> str:
+    return base64.b64encode((PKI / "ca.crt").read_bytes()).decode()
+
+
+def _all(path: Path) -> list[dict[str, Any]]:
+    return [one for one in yaml.safe_load_all(path.read_text()) if one]

@@ -1,0 +1,247 @@
+"""An operator for tests: a process of this machine with a service account's rights, in one namespace."""
+
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tandem_operator import rights
+from tests.support import ROOT, manifests
+from tests.support.cluster.background import Background, answers
+from tests.support.cluster.images import Images
+from tests.support.cluster.pods import Manifest, Namespace
+from tests.support.waiting import until
+
+CRD = ROOT / "charts/tandem/files/crd.yaml"
+ACCOUNT = "tandem-operator"
+LONG = {
+    "task": "image-classification",
+    "config": {"model": "cnn", "data": {"name": "digits"}, "epochs": 100_000, "globalBatchSize": 64},
+}
+"""What a job trains that no test sees the end of."""
+_WORKERS = {"labelSelector": {"matchLabels": {"tandem.dev/role": "worker"}}, "topologyKey": "kubernetes.io/hostname"}
+_PREFERRED = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": _WORKERS}]}
+APART = {"spec": {"affinity": {"podAntiAffinity": _PREFERRED}}}
+"""A template of workers that go to different nodes if they can."""
+
+
+class Operator(Background):
+    """Starts it, kills it, starts it again."""
+
+    def __init__(self, namespace: Namespace, images: Images, kubeconfig: Path, log: Path) -> None:
+        super().__init__(log)
+        self._namespace, self._images, self._kubeconfig = namespace, images, kubeconfig
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+
+    def start(self, *options: str) -> None:
+        """Start one, and wait until it is ready."""
+        environment = {
+            **os.environ,
+            "KUBECONFIG": str(self._kubeconfig),
+            "TANDEM_OPERATOR_IMAGE": self._images.operator,
+            "TANDEM_TRAINER_IMAGE": self._images.trainer,
+            "TANDEM_EVALUATOR_IMAGE": self._images.evaluator,
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "tandem_operator",
+            f"--namespace={self._namespace.name}",
+            f"--port={self.port}",
+        ]
+        self.run([*command, *options], environment)
+        self.becomes(lambda: answers(f"http://127.0.0.1:{self.port}/readyz"), "a ready operator", 60.0)
+
+    def metrics(self) -> str:
+        """What Prometheus would read."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
+            text: str = answer.read().decode()
+            return text
+
+
+@contextmanager
+def operated(namespace: Namespace, images: Images, folder: Path) -> Iterator[Operator]:
+    """An operator in a namespace, for a while. It may do there what `tandem_operator.rights` says, and nothing else."""
+    install(namespace)
+    with Operator(namespace, images, kubeconfig(namespace, folder), folder / "operator.log") as operator:
+        operator.start()
+        yield operator
+
+
+def install(namespace: Namespace) -> None:
+    """Make the kind of our jobs known, and an account for an operator in the namespace."""
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
+    kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRD))
+    for manifest in account():
+        namespace("apply", "-f", "-", stdin=json.dumps(manifest))
+
+
+def account() -> list[Manifest]:
+    """A service account with the operator's rights in its namespace."""
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": ACCOUNT}
+    api = "rbac.authorization.k8s.io/v1"
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT}},
+        {"apiVersion": api, "kind": "Role", "metadata": {"name": ACCOUNT}, "rules": rights.rules()},
+        {
+            "apiVersion": api,
+            "kind": "RoleBinding",
+            "metadata": {"name": ACCOUNT},
+            "roleRef": role,
+            "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT}],
+        },
+    ]
+
+
+def kubectl(*arguments: str, stdin: str = "") -> str:
+    """A command to the whole cluster."""
+    result = subprocess.run(["kubectl", *arguments], input=stdin, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, f"kubectl {' '.join(arguments)}: {result.stderr}"
+    return result.stdout
+
+
+def manifest(name: str, **spec: Any) -> Manifest:
+    """A job of two workers and one evaluator that trains the digits."""
+    task = {
+        "task": "image-classification",
+        "config": {"model": "cnn", "data": {"name": "digits"}, "epochs": 60, "globalBatchSize": 64},
+    }
+    whole = {
+        "trainer": task,
+        "workers": {"replicas": 2},
+        "evaluators": {"policy": "Latest"},
+        "checkpoint": {"everySteps": 50, "storage": {"size": "1Gi"}},
+        **spec,
+    }
+    return manifests.manifest(name, **whole)
+
+
+class Job:
+    """One job on the cluster."""
+
+    def __init__(self, namespace: Namespace, name: str) -> None:
+        self.namespace, self.name = namespace, name
+
+    def apply(self, whole: Manifest) -> None:
+        """Make it, or change it."""
+        self.namespace("apply", "-f", "-", stdin=json.dumps(whole))
+
+    @property
+    def status(self) -> Manifest:
+        """Its status."""
+        found: Manifest = self.namespace.get("dtj", self.name).get("status", {})
+        return found
+
+    @property
+    def phase(self) -> str:
+        """In one word."""
+        return str(self.status.get("phase", ""))
+
+    @property
+    def step(self) -> int:
+        """Steps completed, 0 before the first."""
+        return int(self.status.get("progress", {}).get("step", 0))
+
+    def pods(self, role: str) -> list[Manifest]:
+        """Its pods of a role."""
+        selector = f"tandem.dev/job={self.name},tandem.dev/role={role}"
+        found: list[Manifest] = json.loads(self.namespace("get", "pods", "-l", selector, "-o", "json"))["items"]
+        return found
+
+    def live(self, role: str) -> list[str]:
+        """Names of those that run and are not about to go."""
+        return sorted(
+            pod["metadata"]["name"]
+            for pod in self.pods(role)
+            if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+        )
+
+    def reaches(self, *phases: str, seconds: float = 180.0) -> str:
+        """Wait for one of the phases."""
+        return until(
+            lambda: self.phase if self.phase in phases else None,
+            f"{self.name} in {' or '.join(phases)}",
+            seconds,
+            otherwise=self.describe,
+        )
+
+    def trains(self, beyond: int = 0, seconds: float = 180.0) -> int:
+        """Wait until it runs and has made more steps than that; returns its step."""
+        return until(
+            lambda: self.step if self.phase == "Running" and self.step > beyond else None,
+            f"step {beyond} of {self.name}",
+            seconds,
+            otherwise=self.describe,
+        )
+
+    def becomes(self, look: Any, what: str, seconds: float = 120.0) -> Any:
+        """Wait for something else."""
+        return until(look, f"{self.name}: {what}", seconds, otherwise=self.describe)
+
+    def events(self) -> list[str]:
+        """What was told of it, oldest first."""
+        selector = f"involvedObject.kind=DistributedTrainingJob,involvedObject.name={self.name}"
+        found = json.loads(self.namespace("get", "events", "--field-selector", selector, "-o", "json"))["items"]
+        found.sort(key=lambda event: event["metadata"]["creationTimestamp"])
+        return [f"{event['reason']}: {event['message']}" for event in found]
+
+    def describe(self) -> str:
+        """Everything that helps to see why something did not happen."""
+        logs = [
+            f"--- {name}\n" + self.namespace("logs", name, "--tail=15", check=False)
+            for role in ("coordinator", "worker", "evaluator")
+            for name in [pod["metadata"]["name"] for pod in self.pods(role)]
+        ]
+        events = self.namespace("get", "events", "--sort-by=.lastTimestamp", check=False).splitlines()[-25:]
+        shown = self.namespace("get", "dtj,pods", "-o", "wide", check=False)
+        return "\n".join([json.dumps(self.status, indent=1), shown, *events, *logs])
+
+
+def kubeconfig(namespace: Namespace, folder: Path, server: str = "") -> Path:
+    """Access as the service account, at another address than the API server's own if one is given."""
+    admin = yaml.safe_load(kubectl("config", "view", "--raw", "--minify", "-o", "yaml"))
+    if server:
+        admin["clusters"][0]["cluster"] = {"server": server}
+    token = namespace("create", "token", ACCOUNT, "--duration=4h").strip()
+    context = {"cluster": admin["clusters"][0]["name"], "user": ACCOUNT, "namespace": namespace.name}
+    whole = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": admin["clusters"],
+        "users": [{"name": ACCOUNT, "user": {"token": token}}],
+        "contexts": [{"name": ACCOUNT, "context": context}],
+        "current-context": ACCOUNT,
+    }
+    path = folder / "operator.kubeconfig"
+    path.write_text(yaml.safe_dump(whole))
+    return path
+
+
+def secret(namespace: Namespace, name: str) -> str:
+    """A job's token."""
+    return base64.b64decode(namespace.get("secret", name)["data"]["token"]).decode()
+
+
+def timed(look: Any, what: str, seconds: float) -> float:
+    """How long until that is so."""
+    began = time.monotonic()
+    until(look, what, seconds)
+    return time.monotonic() - began
+
+
+def seen(job: Job, words: Sequence[str]) -> bool:
+    """Whether all of these words were told as events."""
+    told = " | ".join(job.events())
+    return all(word in told for word in words)

@@ -1,0 +1,124 @@
+"""A coordinator process, and agents that a test plays, speaking to it over HTTP."""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tandem import launch
+from tandem.coordinator_client import CoordinatorClient, Unreachable
+from tandem.messages import Answer, Membership, RankReport, Sync
+from tandem.rundir import RunDir
+from tandem.snapshot import Snapshot
+from tests.support import manifests
+from tests.support.elastic import TOKEN
+from tests.support.waiting import until
+
+
+class Coordinator:
+    """A coordinator process and its run directory."""
+
+    def __init__(self, path: Path, **spec: Any) -> None:
+        self.path, self.port = path, 0
+        workers = {"replicas": 2, "maxReplicas": 4}
+        elasticity = {"heartbeatSeconds": 0.5, "lostAfterSeconds": 2.0, "growCooldownSeconds": 0.2, "maxRestarts": 1}
+        elasticity |= spec.pop("elasticity", {})
+        whole = {"workers": workers, "elasticity": elasticity, **spec}
+        self.rundir = manifests.run_directory(path / "run", manifests.job("digits", "lab", **whole))
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> "Coordinator":
+        port_file = self.path / "port"
+        port_file.unlink(missing_ok=True)
+        self.process = spawn(self.rundir, launch.coordinator_command("127.0.0.1", self.port, port_file))
+        self.port = int(until(lambda: port_file.exists() and port_file.read_text(), "the coordinator's start"))
+        return self
+
+    def kill(self, number: int = signal.SIGKILL) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        self.process.communicate(timeout=20)
+        return self.process.returncode
+
+    def client(self, token: str = TOKEN) -> CoordinatorClient:
+        return CoordinatorClient(f"127.0.0.1:{self.port}", token)
+
+    def snapshot(self) -> Snapshot:
+        with self.client() as client:
+            return client.status()
+
+    def raw(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, Any]]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection.request(method, path, body, {"Authorization": f"Bearer {TOKEN}"} | headers)
+        response = connection.getresponse()
+        content = response.read()
+        connection.close()
+        return response.status, json.loads(content) if content.startswith(b"{") else {"text": content.decode()}
+
+
+def spawn(rundir: RunDir, command: list[str], **environment: str) -> subprocess.Popen[bytes]:
+    variables = os.environ | {"TANDEM_RUN_DIR": str(rundir.path), "TANDEM_TOKEN": TOKEN} | environment
+    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+class Agent(threading.Thread):
+    """An agent that does what it is told, and would train if it had something to train."""
+
+    def __init__(self, coordinator: Coordinator, replica: str, port: int = 4000) -> None:
+        super().__init__(daemon=True)
+        self.replica, self.port, self.coordinator = replica, port, coordinator
+        self.generation: int | None = None
+        self.membership: Membership | None = None
+        self.ranks: list[RankReport] = []
+        self.told: list[Answer] = []
+        self.reason = ""
+        self.must_go = False
+        self.silent = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        state, client = "joining", self.coordinator.client()
+        while not self.silent.is_set():
+            sync = self.sync(state, None if client.connected else self.membership)
+            try:
+                answer = client.sync(sync)
+            except Unreachable:
+                time.sleep(0.05)
+                continue
+            self.told.append(answer)
+            if sync.reason == "WorkerFailed":
+                self.reason = ""
+            if answer.order == "run" and answer.membership is not None:
+                state, self.generation, self.membership = "running", answer.membership.generation, answer.membership
+            elif answer.order == "save" and self.must_go:
+                client.sync(self.sync("leaving"))
+                break
+            elif answer.order in ("save", "rejoin"):
+                state = "joining"
+            elif answer.order == "end":
+                break
+        client.close()
+
+    def sync(self, state: str, membership: Membership | None = None) -> Sync:
+        return Sync(
+            replica=self.replica,
+            incarnation=f"{self.replica}-{id(self)}",
+            address="127.0.0.1",
+            port=self.port,
+            processes=1,
+            state=state,  # type: ignore[arg-type]
+            reason=self.reason if state == "running" else "",  # type: ignore[arg-type]
+            generation=self.generation,
+            membership=membership if state == "running" else None,
+            leaving=self.must_go and state == "running",
+            ranks=self.ranks if state == "running" else [],
+        )
+
+    def vanish(self) -> None:
+        self.silent.set()
+        self.join(10)

@@ -1,0 +1,168 @@
+"""`tandem run` as a user starts it, and eyes to watch it with."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
+from tandem.durable import read_json_or_none, read_lines
+from tandem.launch import PULSE
+from tandem.local.guardian import MARK, marked
+from tandem.rundir import RunDir
+from tandem.snapshot import Snapshot
+from tests.support import ROOT
+from tests.support.processes import TANDEM, environment
+from tests.support.waiting import until
+
+DIGITS = ROOT / "examples" / "digits.yaml"
+SECONDS = 120.0
+"""For what takes seconds on a machine that has nothing else to do."""
+
+
+class LocalRun:
+    """One `tandem run`, in a session of its own, its output in a file."""
+
+    def __init__(self, folder: Path, *words: str, manifest: Path = DIGITS, cwd: Path = ROOT) -> None:
+        self.path = folder / "run"
+        self.run_dir = RunDir(self.path)
+        self.pulses: set[str] = set()
+        self.output_file = folder / f"output-{time.monotonic_ns()}.txt"
+        with self.output_file.open("wb") as output:
+            self.process = subprocess.Popen(
+                [TANDEM, "run", str(manifest), "--run-dir", str(self.path), *words],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=cwd,
+                env=environment({"PYTHONWARNINGS": "ignore", "COLUMNS": "200"}),
+            )
+
+    @property
+    def output(self) -> str:
+        return self.output_file.read_text()
+
+    @property
+    def mark(self) -> str:
+        lock = read_json_or_none(self.path / "local.lock") or {}
+        return str(lock.get("mark", ""))
+
+    def processes(self) -> list[psutil.Process]:
+        """All living processes of this run but `tandem run` and its guardian."""
+        found = marked(self.mark) if self.mark else []
+        for process in found:
+            try:
+                self.pulses.add(process.environ().get(PULSE, ""))
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+    def of(self, name: str) -> psutil.Process | None:
+        """The process of one child, once it has become its command."""
+        for process in self.processes():
+            try:
+                if process.environ().get(MARK, "").split("/")[1:2] == [name] and process.ppid() == self.process.pid:
+                    return process
+            except psutil.Error:
+                continue
+        return None
+
+    def rank_of(self, worker: str) -> psutil.Process | None:
+        """A training process of one worker, which its fork server has made."""
+        agent = self.of(worker)
+        for process in agent.children(recursive=True) if agent else []:
+            try:
+                if process.name() == "tandem-rank":
+                    return process
+            except psutil.Error:
+                continue
+        return None
+
+    def status(self) -> Snapshot | None:
+        """What the coordinator says; None while it does not."""
+        endpoint = read_json_or_none(self.path / "endpoint.json")
+        if not endpoint:
+            return None
+        try:
+            with CoordinatorClient(endpoint["url"].removeprefix("http://"), endpoint["token"], timeout=5.0) as client:
+                return client.status()
+        except (Unreachable, Refused):
+            return None
+
+    def step(self) -> int:
+        """Steps, as the coordinator knows them."""
+        snapshot = self.status()
+        progress = snapshot.status.progress if snapshot else None
+        return progress.step if progress else 0
+
+    def reaches(self, step: int) -> None:
+        """Wait until training has come so far."""
+
+        def there() -> bool:
+            assert self.process.poll() is None, self.output
+            return self.step() >= step
+
+        until(there, f"step {step}")
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C: the terminal's signal to the foreground group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def ends(self, seconds: float = SECONDS) -> int:
+        """Wait for the end; returns the exit code."""
+        return self.process.wait(seconds)
+
+    def logged(self, kind: str) -> list[dict[str, Any]]:
+        """Lines of the training logs, in the order of the generations."""
+        lines = []
+        for file in sorted(self.run_dir.log.glob("train-g*.jsonl")):
+            lines += [line for line in read_lines(file)[0] if line.get("kind") == kind]
+        return lines
+
+    def final_step(self) -> int:
+        """The step of DONE."""
+        return int((self.run_dir.done() or {})["final"]["step"])
+
+    def leavings(self) -> dict[str, list[str]]:
+        """What should not be there after the end: processes, a listening port, temporary and shared files."""
+        scratch = [str(path) for path in Path("/tmp").glob(f"tandem-{self.mark[:8]}-*")]
+        shared = [path for path in self.pulses if path and Path(path).exists()]
+        endpoint = [str(path) for path in [self.path / "endpoint.json"] if path.exists()]
+        names = [str(process) for process in self.processes() + self.guardians()]
+        found = {"processes": names, "scratch": scratch, "endpoint": endpoint, "shared": shared}
+        return {kind: list_ for kind, list_ in found.items() if list_}
+
+    def guardians(self) -> list[psutil.Process]:
+        """Living guardians of this run."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if self.mark in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def __enter__(self) -> "LocalRun":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it whatever it does; its guardian sees to the rest."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        until(lambda: not self.guardians(), "the guardian is through")
+
+
+def evaluations(path: Path) -> list[dict[str, Any]]:
+    """Merged results."""
+    return [json.loads(file.read_text()) for file in sorted(path.glob("evaluations/step-*/g??????.json"))]

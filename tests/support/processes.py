@@ -1,0 +1,66 @@
+"""Processes that tests start, and what they ask of processes that are not their children."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tandem.local.guardian import MARK
+from tests.support import ROOT
+
+TANDEM = str(Path(sys.executable).with_name("tandem"))
+"""The command, as it was installed beside this Python."""
+_NOT_HANDED_ON = ("FORCE_COLOR", "COLUMNS", MARK)
+"""What a shell around the tests may have set, and what those of `tandem run` carry."""
+
+
+def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The tests' own environment, without what changes how a command prints, and with some more variables."""
+    kept = {name: value for name, value in os.environ.items() if name not in _NOT_HANDED_ON}
+    return {**kept, **(variables or {})}
+
+
+def tandem(
+    *words: str | Path,
+    cwd: Path = ROOT,
+    stdin: bytes = b"",
+    variables: Mapping[str, str] | None = None,
+    before: str = "",
+    file_bytes: int | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """One call of the command line, to its end.
+
+    Args:
+        stdin: what it reads there.
+        variables: more of its environment.
+        before: Python that runs in its process before the command does.
+        file_bytes: no file may become larger than this, as if the disk were full.
+    """
+
+    def limit() -> None:
+        if file_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+
+    program = [sys.executable, "-c", f"{before}\nfrom tandem.cli import main; main()"] if before else [TANDEM]
+    result = subprocess.run(
+        [*program, *words],
+        cwd=cwd,
+        env=environment(variables),
+        input=stdin,
+        capture_output=True,
+        timeout=120,
+        preexec_fn=limit,
+    )
+    # Not `text=True`, which would hide a carriage return.
+    return subprocess.CompletedProcess(words, result.returncode, result.stdout.decode(), result.stderr.decode())
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs: a zombie does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"

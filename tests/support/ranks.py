@@ -1,0 +1,94 @@
+"""Training processes started by hand, as torchrun would: for tests of the trainer without agents and coordinator."""
+
+import json
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from tandem.rundir import RunDir
+from tests.support import manifests
+from tests.support.warm import warm_command, warm_environment
+
+
+def make_rundir(path: Path, config: dict[str, Any], **spec: Any) -> RunDir:
+    """A run directory with a job in it."""
+    trainer = {"task": "image-classification", "config": config}
+    return manifests.run_directory(path, manifests.job("test", trainer=trainer, **spec))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Ranks:
+    """The ranks of one generation; killed when the test ends."""
+
+    def __init__(self, rundir: RunDir, world_size: int, *command: str) -> None:
+        """By default those of the job's built-in task."""
+        self.processes = []
+        port = free_port()
+        for rank in range(world_size):
+            environment = os.environ | {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world_size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+                "TANDEM_RUN_DIR": str(rundir.path),
+                "TANDEM_REPLICA": f"worker-{rank}",
+            }
+            self.processes.append(
+                subprocess.Popen(
+                    warm_command(*(command or ("-m", "tandem_trainer"))),
+                    env=environment | warm_environment(),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    start_new_session=True,
+                )
+            )
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+    def finish(self, seconds: float = 120) -> tuple[list[int], str]:
+        """Wait for all; exit codes in rank order, and everything they printed."""
+        deadline = time.monotonic() + seconds
+        output = [process.communicate(timeout=max(1.0, deadline - time.monotonic()))[0] for process in self.processes]
+        return [process.returncode for process in self.processes], "\n".join(output)
+
+
+def run(rundir: RunDir, world_size: int = 1, *command: str) -> str:
+    """Train to the end; returns what was printed."""
+    with Ranks(rundir, world_size, *command) as ranks:
+        codes, output = ranks.finish()
+    assert codes == [0] * world_size, output
+    return output
+
+
+def records(rundir: RunDir, kind: str) -> list[dict[str, Any]]:
+    """Lines of the training log of one kind, generation after generation."""
+    lines = [line for path in sorted(rundir.log.glob("train-g*.jsonl")) for line in path.read_text().splitlines()]
+    return [record for record in map(json.loads, filter(None, lines)) if record["kind"] == kind]
+
+
+def losses(rundir: RunDir) -> dict[int, float]:
+    """Training loss by step; a later generation overrides."""
+    return {record["step"]: record["loss"] for record in records(rundir, "step")}
+
+
+def sample_ids(rundir: RunDir) -> dict[int, str]:
+    """Digest of the sample ids by step."""
+    return {record["step"]: record["ids"] for record in records(rundir, "step")}

@@ -1,0 +1,166 @@
+"""What the page says: everything that matters, nothing that is dangerous, and never too much."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tandem.charts.chart import NARROW, WIDE
+from tandem.rundir import RunDir
+from tandem.snapshot import Event, GenerationView, MemberView, RankView, Snapshot
+from tandem.status import CheckpointRef, Members, Progress, Score, Status, Straggler
+from tandem_coordinator.page import parts
+from tandem_coordinator.page.parts import Glance
+from tandem_coordinator.page.record import Record
+from tests.support.worlds.simulated_run import T0, make_run
+
+EVIL = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
+
+
+class Elements(HTMLParser):
+    """Every element and attribute that a browser would find."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.attributes: set[str] = set()
+        self.words = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.words += data + " "
+
+
+def snapshot(name: str = "digits", text: str = "the job starts", **status: object) -> Snapshot:
+    told = {
+        **{"phase": "Running", "generation": 2, "restarts": 1, "loss": 0.25, "throughput": 1234.0, "world_size": 2},
+        **{"workers": Members(desired=3, ready=2), "message": text if text != "the job starts" else None},
+        **{"progress": Progress(step=400, total_steps=1000, percent=40.0, epoch=2.5, remaining_seconds=90.0)},
+        **{"best_checkpoint": Score(name="step-000000200", step=200, metric="accuracy", value=0.9)},
+        **{"latest_checkpoint": CheckpointRef(name="step-000000400", step=400, generation=2)},
+    }
+    ranks = [RankView(rank=0, step=400, cpu=0.9)]
+    return Snapshot(
+        job=name,
+        time=T0,
+        status=Status(**{**told, **status}),  # type: ignore[arg-type]
+        members=[MemberView(replica=name, address=name, state="running", silent_seconds=0.1, ranks=ranks)],
+        generations=[
+            GenerationView(generation=2, world_size=2, members=[name], opened_at=T0, reason="MemberLost", detail=text)
+        ],
+        events=[Event(at=T0, kind="warning", text=text)],
+    )
+
+
+def everything(glance: Glance, record: Record | None) -> str:
+    said = parts.words(glance, record)
+    if record is not None:
+        said |= parts.charts(glance, record, WIDE) | parts.charts(glance, record, NARROW)
+    return "\n".join(said.values())
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    path = make_run(tmp_path_factory.mktemp("run") / "run", steps=400, kills={230: "WorkerFailed"})
+    found = Record(RunDir(path))
+    found.follow(60.0, rest=0.0)
+    return found
+
+
+class TestThePage:
+    def test_says_how_it_gets_on(self, record: Record) -> None:
+        said = Elements(everything(Glance(snapshot(), 1), record)).words.replace("\u00a0", " ")
+        for words in (
+            *("digits", "Running", "step 400 of 1,000", "epoch 2.5", "about 90 s left", "0.25", "1,234"),
+            *(
+                "2 of 3",
+                "world size 2",
+                "1 restart",
+                "90.00 %",
+                "at step 200",
+                "step 400",
+                "member lost: the job starts",
+            ),
+            *("Training loss", "Test accuracy", "Throughput (samples/s)", "World size (ranks)", "rank 0", "rank 1"),
+            *("worker failed", "evaluated"),
+        ):
+            assert words in said, words
+
+    def test_names_a_straggler_and_who_is_silent(self, record: Record) -> None:
+        told = snapshot(stragglers=[Straggler(rank=1, replica="digits", ratio=1.62)])
+        told = told.model_copy(update={"members": [told.members[0].model_copy(update={"silent_seconds": 7.0})]})
+        said = Elements(everything(Glance(told, 1), record)).words
+        assert "1.6 times as slow as the others" in said
+        assert "1.6× slow" in said
+        assert "7.0\u00a0s" in said
+
+    def test_before_anything_has_happened_says_so(self, tmp_path: Path) -> None:
+        empty = Glance(Snapshot(job="new", time=T0, status=Status()), 0)
+        for record in (None, Record(RunDir(tmp_path))):
+            said = Elements(everything(empty, record)).words
+            assert "No worker has come yet." in said
+            assert "Pending" in said
+
+    def test_after_the_end_does_not_speak_of_workers_to_come(self, record: Record) -> None:
+        told = snapshot(phase="Succeeded").model_copy(update={"members": []})
+        assert "No worker is here now." in parts.words(Glance(told, 0), record)["members"]
+
+    def test_tells_that_the_run_directory_cannot_be_read(self) -> None:
+        assert "Stale file handle" in parts.words(Glance(snapshot(), 1), None, "Stale file handle")["note"]
+
+    def test_has_a_bounded_number_of_rows_and_names_what_it_leaves_out(self, record: Record) -> None:
+        views = [
+            GenerationView(generation=n, world_size=2, members=["a"] * 5000, opened_at=T0, reason="MemberLost")
+            for n in range(1, 101)
+        ]
+        member = snapshot().members[0]
+        told = snapshot().model_copy(update={"generations": views, "members": [member] * 50})
+        said = parts.words(Glance(told, 10_000), record)
+        assert said["generations"].count("<tr") == 31
+        assert "and 4994 more" in said["generations"]
+        assert "And 9,950 more" in said["members"]
+        assert sum(len(part) for part in said.values()) < 64_000
+
+
+class TestWhatARunSays:
+    def test_never_becomes_a_part_of_the_page(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path / "run", steps=100, kills={60: EVIL})
+        for file in path.glob("log/coordinator.jsonl"):
+            for line in (
+                {"kind": "event", "time": T0 + 1, "level": EVIL, "text": EVIL},
+                {"kind": "generation", "time": T0 + 50, "generation": 9, "worldSize": 1, "members": [EVIL],
+                 "reason": EVIL, "detail": EVIL},
+                {"kind": "sample", "time": T0 + 51, "trainerCpu": {EVIL: 1.0}, "evaluatorCpu": {EVIL: 1.0}},
+            ):  # fmt: skip
+                with file.open("a") as log:
+                    log.write(json.dumps(line) + "\n")
+        with (path / "log" / "train-g000001.jsonl").open("a") as log:
+            log.write(json.dumps({"kind": "checkpoint", "time": T0 + 52, "name": EVIL, "step": 100}) + "\n")
+        record = Record(RunDir(path))
+        record.follow(60.0, rest=0.0)
+        evil = Score(name=EVIL, step=1, metric=EVIL, value=0.5)
+        html = everything(Glance(snapshot(EVIL, EVIL, best_checkpoint=evil), 1), record)
+        html += parts.words(Glance(snapshot(), 1), record, EVIL)["note"]
+        found = Elements(html)
+        assert "alert(1)" in found.words
+        assert not found.names & {"script", "img", "iframe", "style", "link", "a", "object", "base", "form"}
+        assert not [name for name in found.attributes if name.startswith("on") or name in ("style", "href", "src")]
+
+    def test_is_cut_where_it_is_very_long(self, record: Record) -> None:
+        assert len(parts.words(Glance(snapshot(text="x" * 100_000), 1), record)["events"]) < 2_000 + 60 * 300
+
+
+def test_times_say_the_second_they_mean_and_are_read_in_utc_without_the_script(record: Record) -> None:
+    found = re.search(
+        r'<time data-at="([0-9.]+)" title="([^"]+) UTC">([0-9:]+)</time>',
+        parts.words(Glance(snapshot(), 1), record)["events"],
+    )
+    assert found is not None
+    assert found[2].endswith(found[3])

@@ -1,0 +1,159 @@
+"""A run as the live page knows it, from the logs alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tandem.lineage import GenerationRecord
+from tandem.rundir import RunDir
+from tandem.status import CheckpointRef
+from tandem_coordinator.page import results
+from tandem_coordinator.page.record import Record
+from tandem_coordinator.page.tail import BITE, LONGEST_LINE, Tail
+from tests.support.worlds.simulated_run import T0, make_run
+
+
+def followed(path: Path) -> Record:
+    record = Record(RunDir(path))
+    assert record.follow(60.0, rest=0.0)
+    return record
+
+
+def log(path: Path, *records: dict[str, object], name: str = "coordinator.jsonl") -> None:
+    (path / "log").mkdir(parents=True, exist_ok=True)
+    with (path / "log" / name).open("a") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def formed(number: int, at: float, *members: str, reason: str = "Started") -> dict[str, object]:
+    return {
+        **{"kind": "generation", "time": at, "generation": number, "worldSize": len(members)},
+        **{"members": members, "reason": reason, "detail": f"{reason} it was"},
+    }
+
+
+class TestTheWholeRun:
+    def test_is_there_whenever_one_begins_to_look(self, tmp_path: Path) -> None:
+        record = followed(make_run(tmp_path / "run", steps=400, kills={230: "WorkerFailed"}))
+        assert record.loss.means()[0][0] == 1
+        assert record.loss.last is not None
+        assert record.loss.last.x == 400
+        assert [one.reason for one in record.generations.values()] == ["Started", "WorkerFailed"]
+        assert record.generations[1].closed is not None
+        assert record.generations[2].first_step is not None
+        assert {"0", "1"} == record.use["trainer"].keys()
+        assert [save.checkpoint.step for save in record.saves.values()][-1] == 400
+        assert record.results.found
+        assert record.share_read == 1.0
+
+    def test_shows_each_step_once_and_what_was_done_again_apart(self, tmp_path: Path) -> None:
+        record = followed(make_run(tmp_path / "run", steps=400, kills={230: "WorkerFailed"}))
+        steps = [x for x, _ in record.loss.means()]
+        assert steps == sorted(set(steps))
+        assert [x for x, _ in record.redone[0]] == list(range(201, 231))
+
+    def test_grows_as_the_logs_do(self, tmp_path: Path) -> None:
+        log(tmp_path, formed(1, T0, "worker-0"))
+        record = followed(tmp_path)
+        log(tmp_path, {"kind": "start", "time": T0, "step": 0}, name="train-g000001.jsonl")
+        log(
+            tmp_path,
+            *({"kind": "step", "time": T0 + n, "step": n, "loss": 1.0} for n in (1, 2)),
+            name="train-g000001.jsonl",
+        )
+        assert record.follow(10.0)
+        assert [x for x, _ in record.loss.means()] == [1, 2]
+        log(tmp_path, {"kind": "closed", "time": T0 + 3, "generation": 1})
+        assert record.follow(10.0)
+        assert record.generations[1].closed == T0 + 3
+
+    def test_is_read_in_bites_so_that_heartbeats_have_their_turn(self, tmp_path: Path) -> None:
+        lines = [{"kind": "step", "time": T0 + n, "step": n, "loss": 1.0} for n in range(20_000)]
+        log(tmp_path, *lines, name="train-g000001.jsonl")
+        record = Record(RunDir(tmp_path))
+        assert not record.follow(0.0)
+        assert 0.0 < record.share_read < 0.1
+        record.hurry = True
+        assert not record.follow(60.0)
+        record.hurry = False
+        assert record.follow(60.0, rest=0.0)
+        assert record.loss.last is not None
+        assert len(record.loss) <= 1000
+
+    def test_has_pauses_cut_out_of_its_time(self, tmp_path: Path) -> None:
+        log(tmp_path, formed(1, T0, "a"))
+        log(tmp_path, *({"kind": "sample", "time": T0 + n, "throughput": 5.0} for n in range(10)))
+        log(tmp_path, formed(2, T0 + 36_000, "a"))
+        record = followed(tmp_path)
+        assert record.shown(T0 + 36_000) == pytest.approx(9.0)
+        assert record.shown(T0 + 36_005) == pytest.approx(14.0)
+        assert [seconds for _, seconds in record.pauses] == [pytest.approx(35_991.0)]
+
+    def test_is_known_of_a_script_that_logs_nothing_by_what_the_coordinator_heard(self, tmp_path: Path) -> None:
+        log(tmp_path, formed(1, T0, "a"))
+        log(tmp_path, *({"kind": "sample", "time": T0 + n, "step": 10 * n, "loss": 1.0} for n in range(5)))
+        log(tmp_path, {"kind": "sample", "time": T0 + 6, "step": 20, "loss": 3.0})
+        assert followed(tmp_path).told_loss.means() == [(0, 1.0), (10, 1.0), (20, 3.0)]
+
+    def test_tells_which_checkpoints_count_after_a_restart(self, tmp_path: Path) -> None:
+        rundir = RunDir(make_run(tmp_path / "run", steps=100, every=50))
+        kept, lost = (CheckpointRef(name=f"step-{n:09d}", step=n, generation=1) for n in (50, 100))
+        rundir.record_generation(GenerationRecord(generation=2, resumed_from=kept, world_size=1, started_at=T0))
+        record = followed(rundir.path)
+        assert record.counts(kept)
+        assert not record.counts(lost)
+
+    def test_is_bounded_however_many_processes_and_generations_there_were(self, tmp_path: Path) -> None:
+        log(tmp_path, *(formed(n, T0 + n, "a") for n in range(1, 500)))
+        log(tmp_path, {"kind": "sample", "time": T0 + 600, "trainerCpu": {str(n): 1.0 for n in range(5000)}})
+        record = followed(tmp_path)
+        assert sorted(record.generations) == list(range(200, 500))
+        assert len(record.use["trainer"]) == 32
+
+    def test_has_the_newest_evaluations_of_very_many(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(results, "MOST_FOLDERS", 5)
+        path = make_run(tmp_path / "run", steps=500, every=50)
+        record = Record(RunDir(path))
+        record.follow(60.0, rest=0.0)
+        record.follow(60.0, rest=0.0)
+        assert sorted(result.checkpoint.step for result in record.results.found.values()) == [300, 350, 400, 450, 500]
+
+
+class TestALogThatIsNotAsItShouldBe:
+    def test_is_passed_over_line_by_line(self, tmp_path: Path) -> None:
+        (tmp_path / "log").mkdir()
+        garbage = b'{\n[]\n\xff\xfe\n{"kind": "generation", "time": NaN}\n{"kind": "closed", "time": 1}\n'
+        (tmp_path / "log" / "coordinator.jsonl").write_bytes(
+            garbage + b'{"kind": "generation", "time": 2.0, "generation": "x", "worldSize": 1}\n'
+            b'{"kind": "sample", "time": 3.0, "trainerCpu": 5, "loss": "no"}\n' + b"[" * 5000 + b"\n"
+        )
+        log(tmp_path, formed(1, T0, "a"))
+        (tmp_path / "log" / "train-g000001.jsonl").write_text(
+            '{"kind": "step", "time": 1.0}\n{"kind": "start", "time": 1}\n'
+        )
+        assert followed(tmp_path).generations.keys() == {1}
+
+    def test_is_left_alone_where_its_last_line_is_not_complete(self, tmp_path: Path) -> None:
+        file = tmp_path / "log.jsonl"
+        file.write_text('{"time": 1.0}\n{"time": 2')
+        tail = Tail(file)
+        assert tail.bite() == [{"time": 1.0}]
+        assert tail.bite() is None
+        file.write_text('{"time": 1.0}\n{"time": 2.0}\n')
+        assert tail.bite() == [{"time": 2.0}]
+
+    @pytest.mark.parametrize("size", [BITE + 10, 10 * BITE, LONGEST_LINE + 10, 2 * LONGEST_LINE])
+    def test_may_have_very_long_lines_and_goes_on_after_them(self, tmp_path: Path, size: int) -> None:
+        file = tmp_path / "log.jsonl"
+        file.write_text(json.dumps({"time": 1.0, "x": "y" * size}) + '\n{"time": 2.0}\n')
+        tail, found = Tail(file), []
+        while (records := tail.bite()) is not None:
+            found += [record["time"] for record in records]
+        assert found == ([1.0, 2.0] if size < LONGEST_LINE else [2.0])
+
+    def test_is_waited_for_where_it_is_not_there(self, tmp_path: Path) -> None:
+        assert Tail(tmp_path / "log.jsonl").bite() is None
+        record = Record(RunDir(tmp_path))
+        assert record.follow(1.0)
+        assert record.now == 0.0

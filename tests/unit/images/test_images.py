@@ -1,0 +1,152 @@
+"""What builds the images: which commands, and what goes into which layer."""
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support import ROOT
+
+IMAGES = ROOT / "images"
+NAMES = ("operator", "trainer", "evaluator")
+BUILD: dict[str, Any] = runpy.run_path(str(IMAGES / "build.py"))
+
+
+def options(**given: str) -> SimpleNamespace:
+    names = ("base_image", "torch_index", "cpu_only", "platforms", "pip_conf", "source", "push")
+    return SimpleNamespace(**(dict.fromkeys(names, "") | given))
+
+
+def commands(builder: str, image: str = "trainer", more: tuple[str, ...] = (), **given: str) -> list[str]:
+    return [" ".join(one) for one in BUILD["commands"](builder, image, "tandem-x:1", options(**given), list(more))]
+
+
+def layers(name: str) -> str:
+    text = (IMAGES / f"{name}.Dockerfile").read_text()
+    return text.partition("the same, so that both images have the same layers.\n")[2].partition(
+        "# Here what they share"
+    )[0]
+
+
+def test_trainer_and_evaluator_are_built_by_the_same_lines_up_to_the_code() -> None:
+    assert layers("trainer") == layers("evaluator")
+    assert layers("trainer").count("RUN --mount=type=secret") == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_file_says_where_packages_come_from_or_for_which_processor(name: str) -> None:
+    text = (IMAGES / f"{name}.Dockerfile").read_text() + (IMAGES / "install.sh").read_text()
+    for word in ("http", "x86", "amd64", "python3.11/"):
+        assert word not in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_copied_is_let_through(name: str) -> None:
+    let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    for line in (IMAGES / f"{name}.Dockerfile").read_text().splitlines():
+        if line.startswith("COPY") and "--from" not in line:
+            for path in line.split()[1:-1]:
+                assert (ROOT / path).exists(), path
+                assert path in let_through or str(Path(path).parent / f"*{Path(path).suffix}") in let_through, path
+
+
+def test_docker_and_buildah_build_from_the_same_arguments() -> None:
+    given = {"base_image": "debian-python:1", "torch_index": "index/cpu", "pip_conf": "pip.conf"}
+    for builder, start in {"docker": "docker build ", "buildah": "buildah bud "}.items():
+        (command,) = commands(builder, **given)
+        assert command.startswith(start)
+        assert "--file=images/trainer.Dockerfile" in command
+        assert "--build-arg=BASE_IMAGE=debian-python:1 --build-arg=TORCH_INDEX=index/cpu" in command
+        assert "--secret=id=pip.conf,src=pip.conf" in command
+        assert command.endswith("--tag=tandem-x:1 .")
+        assert "org.opencontainers.image.version=0.1.0" in command
+
+
+def test_what_is_not_given_is_left_to_the_files() -> None:
+    (command,) = commands("docker")
+    assert "--build-arg" not in command
+    assert "--platform" not in command
+    assert "--secret" not in command
+    assert "image.source" not in command
+
+
+def test_the_operator_knows_no_torch() -> None:
+    (command,) = commands("docker", "operator", torch_index="index/cpu", cpu_only="1")
+    assert "--build-arg" not in command
+
+
+def test_several_platforms_are_one_name() -> None:
+    several = "linux/amd64,linux/arm64"
+    assert commands("docker", platforms=several, push="1")[0].startswith(
+        f"docker buildx build --platform={several} --push "
+    )
+    build, push = commands("buildah", platforms=several, push="1")
+    assert build.endswith(f"--platform={several} --manifest=tandem-x:1 .")
+    assert push == "buildah manifest push --all tandem-x:1 docker://tandem-x:1"
+
+
+def test_only_what_is_asked_for_is_pushed() -> None:
+    assert commands("docker", push="1")[1:] == ["docker push tandem-x:1"]
+    assert commands("buildah", push="1")[1:] == ["buildah push tandem-x:1"]
+    assert len(commands("docker")) == len(commands("buildah")) == 1
+
+
+def test_what_the_caller_adds_reaches_the_builder() -> None:
+    assert " --volume=/a:/a " in commands("buildah", more=("--volume=/a:/a",))[0]
+
+
+def test_requirements_are_split_into_torch_and_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    requirements: dict[str, Any] = runpy.run_path(str(IMAGES / "requirements.py"))
+    requirements["main"]("evaluator", tmp_path)
+    torch, rest, pins, others = (
+        (tmp_path / name).read_text().splitlines()
+        for name in ("torch.txt", "rest.txt", "constraints.txt", "constraints-without-cuda.txt")
+    )
+    assert [line.partition(">")[0] for line in torch] == ["torch", "torchvision"]
+    assert any(line.startswith("pydantic") for line in rest)
+    assert any(line.startswith("scikit-learn") for line in rest)
+    assert not [line for line in rest if line.startswith("torch")]
+    assert pins == (ROOT / "constraints.txt").read_text().splitlines()
+    gone = set(pins) - set(others)
+    assert {line.partition("==")[0] for line in gone} >= {"triton", "cuda-bindings", "nvidia-cublas"}
+    assert {"torch", "nvidia-ml-py", "numpy"} <= {line.partition("==")[0] for line in others}
+    requirements["main"]("operator", tmp_path)
+    assert (tmp_path / "torch.txt").read_text() == ""
+    assert (tmp_path / "torch.txt").stat().st_mtime == 0
+
+
+def compile_all(folder: Path, *prefix: Path) -> str:
+    command = [sys.executable, str(IMAGES / "bytecode.py"), str(folder), *map(str, prefix)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def test_what_is_not_compiled_yet_is_compiled_once_whatever_its_time(tmp_path: Path) -> None:
+    folder = tmp_path / "overlay" / "lib"
+    folder.mkdir(parents=True)
+    (folder / "sound.py").write_text("def where():\n    raise KeyError\n")
+    (folder / "of_another_python.py").write_text("print 'hello'\n")
+    assert compile_all(folder, tmp_path / "overlay") == "compiled 1 of 2 modules\n"
+    (compiled,) = (folder / "__pycache__").glob("*.pyc")
+    content = compiled.read_bytes()
+    assert content[4:8] == b"\x01\0\0\0", "the source is not looked at any more (PEP 552)"
+    assert b"/lib/sound.py" in content
+    assert str(tmp_path).encode() not in content
+    assert compile_all(folder, tmp_path / "overlay") == "compiled 0 of 1 modules\n"
+    assert compiled.read_bytes() == content
+
+
+def test_only_large_libraries_that_were_not_loaded_are_removed(tmp_path: Path) -> None:
+    unused = runpy.run_path(str(IMAGES / "cpu_only.py"))["unused"]
+    sizes = {"nvidia/a/loaded.so": 2, "nvidia/a/not_loaded.so": 2, "nvidia/a/small.so": 0, "torch/not_loaded.so": 2}
+    for name, mebibytes in sizes.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(mebibytes << 20))
+    unused.__globals__["SITE"] = tmp_path
+    found = [str(path.relative_to(tmp_path)) for path in unused({tmp_path / "nvidia/a/loaded.so"})]
+    assert found == ["nvidia/a/not_loaded.so"]

@@ -1,0 +1,119 @@
+"""Which job is looked at, and when. The clock is the event loop's own, made to jump."""
+
+import asyncio
+
+import pytest
+
+from tandem_operator.backlog import FIRST_PAUSE, LONGEST_PAUSE, Backlog
+from tests.support.clock import jumping
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def taken(backlog: Backlog[str]) -> tuple[str, float]:
+    key = await backlog.take()
+    return key, round(now(), 3)
+
+
+def test_what_is_due_first_comes_first() -> None:
+    async def work() -> list[tuple[str, float]]:
+        backlog: Backlog[str] = Backlog()
+        backlog.add("late", 3.0)
+        backlog.add("soon", 1.0)
+        backlog.add("now")
+        return [await taken(backlog) for _ in range(3)]
+
+    assert jumping(work()) == [("now", 0.0), ("soon", 1.0), ("late", 3.0)]
+
+
+def test_news_is_looked_at_at_once_although_the_key_was_due_later() -> None:
+    async def work() -> tuple[str, float]:
+        backlog: Backlog[str] = Backlog()
+        backlog.add("a", 100.0)
+        backlog.add("a", 1.0)
+        backlog.add("a", 50.0)
+        return await taken(backlog)
+
+    assert jumping(work()) == ("a", 1.0)
+
+
+def test_a_key_is_given_out_once_at_a_time_and_again_if_there_was_news_meanwhile() -> None:
+    async def work() -> list[tuple[str, float]]:
+        backlog: Backlog[str] = Backlog()
+        backlog.add("a")
+        found = [await taken(backlog)]
+        backlog.add("a")
+        backlog.add("b", 1.0)
+        found.append(await taken(backlog))
+        backlog.done("a")
+        found.append(await taken(backlog))
+        return found
+
+    assert jumping(work()) == [("a", 0.0), ("b", 1.0), ("a", 1.0)]
+
+
+def test_a_burst_of_news_is_one_look() -> None:
+    async def work() -> list[tuple[str, float]]:
+        backlog: Backlog[str] = Backlog(least=0.5)
+        backlog.add("a")
+        found = [await taken(backlog)]
+        backlog.done("a")
+        for _ in range(100):
+            backlog.add("a")
+        found.append(await taken(backlog))
+        backlog.done("a")
+        backlog.add("b", 9.0)
+        found.append(await taken(backlog))
+        return found
+
+    assert jumping(work()) == [("a", 0.0), ("a", 0.5), ("b", 9.5)]
+
+
+def test_errors_make_the_pause_grow_and_success_makes_it_small_again() -> None:
+    async def work() -> list[float]:
+        backlog: Backlog[str] = Backlog()
+        backlog.add("a")
+        times = []
+        for _ in range(12):
+            times.append((await taken(backlog))[1])
+            backlog.done("a", failed=True)
+        await taken(backlog)
+        backlog.done("a", again_in=0.0)
+        await taken(backlog)
+        before = now()
+        backlog.done("a", failed=True)
+        times.append((await taken(backlog))[1] - before)
+        return times
+
+    times = jumping(work())
+    assert times[1] == FIRST_PAUSE
+    assert times[2] - times[1] == 2 * FIRST_PAUSE
+    assert times[11] - times[10] == LONGEST_PAUSE
+    assert times[12] == pytest.approx(FIRST_PAUSE, abs=0.01)
+
+
+def test_what_is_forgotten_is_not_given_out() -> None:
+    async def work() -> tuple[str, float]:
+        backlog: Backlog[str] = Backlog()
+        backlog.add("gone")
+        backlog.add("there", 1.0)
+        backlog.forget("gone")
+        return await taken(backlog)
+
+    assert jumping(work()) == ("there", 1.0)
+
+
+def test_how_many_wait() -> None:
+    async def work() -> list[int]:
+        backlog: Backlog[str] = Backlog()
+        for key in "abc":
+            backlog.add(key)
+        backlog.add("later", 10.0)
+        counts = [len(backlog)]
+        await taken(backlog)
+        counts.append(len(backlog))
+        return counts
+
+    assert jumping(work()) == [3, 2]

@@ -1,0 +1,98 @@
+"""Which worker pods are made and removed."""
+
+import pytest
+
+from tandem_operator.fleet import FIRST_PAUSE, LONGEST_PAUSE, MOST_FAILURES, Fleet, New, pause, plan
+from tandem_operator.observed import Pod
+from tests.support.worlds.operator_job import ENDPOINT, NOW, ended, worker
+
+
+def planned(*pods: Pod, replicas: int = 2, now: float = NOW, **more: object) -> Fleet:
+    return plan(pods, replicas, now, lambda pod: pod.endpoint == ENDPOINT, **more)  # type: ignore[arg-type]
+
+
+def names_of(pods: tuple[Pod, ...]) -> list[str]:
+    return [pod.name for pod in pods]
+
+
+def test_every_place_is_filled() -> None:
+    assert planned().make == (New(0, 0), New(1, 0))
+    assert planned(worker(0)).make == (New(1, 0),)
+    assert planned(worker(0), worker(1)) == Fleet()
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        worker(0, deleting=True),
+        worker(0, silent=True, ready=False),
+        ended(0, disrupted=True),
+        ended(0, started=NOW - 100),
+    ],
+    ids=["deleted", "its node is silent", "evicted", "failed after a healthy life"],
+)
+def test_who_is_lost_is_replaced_at_once(gone: Pod) -> None:
+    assert [new.index for new in planned(gone, worker(1)).make] == [0]
+
+
+def test_a_pod_on_a_silent_node_is_removed_and_one_that_terminates_is_left_alone() -> None:
+    assert names_of(planned(worker(0, silent=True), worker(1)).remove) == ["digits-worker-0-aaaaa"]
+    assert planned(worker(0, deleting=True), worker(1)).remove == ()
+
+
+def test_a_pod_that_fails_soon_after_its_start_again_and_again_waits_longer_each_time() -> None:
+    first = planned(ended(0), worker(1))
+    assert first.make == (New(0, 1),)
+    second = planned(ended(0, failures=1), worker(1))
+    assert (second.make, second.again_in) == ((), FIRST_PAUSE)
+    assert planned(ended(0, failures=1), worker(1), now=NOW + FIRST_PAUSE).make == (New(0, 2),)
+    third = planned(ended(0, failures=2), worker(1))
+    assert third.again_in == 2 * FIRST_PAUSE
+    assert pause(50) == LONGEST_PAUSE
+
+
+def test_a_pod_that_was_in_the_group_did_start_well() -> None:
+    pod = ended(0, failures=3)
+    assert planned(pod, worker(1), proven={pod.name}).make == (New(0, 1),)
+
+
+def test_want_of_memory_counts_whatever_the_pod_did_before() -> None:
+    pod = ended(0, failures=1, started=NOW - 1000, ending="OOMKilled")
+    assert planned(pod, worker(1), proven={pod.name}).make == ()
+
+
+def test_a_place_that_cannot_be_filled_is_told() -> None:
+    pod = ended(0, failures=MOST_FAILURES - 1)
+    assert planned(pod, worker(1)).stuck == (pod,)
+    assert planned(ended(0, failures=MOST_FAILURES - 2), worker(1)).stuck == ()
+    assert planned(ended(0, failures=MOST_FAILURES), worker(0, "digits-worker-0-later"), worker(1)).stuck == ()
+
+
+def test_the_last_pod_that_ended_stays_for_its_logs_and_the_ones_before_go() -> None:
+    old, newer = ended(0, "old", finished=NOW - 100), ended(0, "newer")
+    assert names_of(planned(old, newer, worker(0), worker(1)).remove) == ["old"]
+
+
+def test_a_smaller_group_loses_its_highest_places_first() -> None:
+    pods = [worker(index) for index in range(4)]
+    assert [pod.index for pod in planned(*pods, replicas=2).remove] == [3, 2]
+
+
+def test_of_two_pods_in_one_place_the_one_that_is_further_stays() -> None:
+    late = worker(0, "digits-worker-0-zzzzz", created=NOW)
+    assert names_of(planned(worker(0), late, worker(1)).remove) == [late.name]
+    waiting = worker(0, "digits-worker-0-00000", phase="Pending", ready=False, created=NOW - 900)
+    assert names_of(planned(waiting, worker(0), worker(1)).remove) == [waiting.name]
+
+
+def test_a_pod_that_looks_for_the_coordinator_elsewhere_is_replaced() -> None:
+    lost = Pod(name="lost", uid="u", role="worker", index=0, endpoint="10.0.0.1:7070", phase="Running", ready=True)
+    found = planned(lost, worker(1))
+    assert (names_of(found.remove), [new.index for new in found.make]) == (["lost"], [0])
+
+
+def test_an_agent_that_ended_well_is_waited_for_because_the_coordinator_may_not_have_said_yet() -> None:
+    done = ended(0, code=0)
+    assert planned(done, worker(1)).make == ()
+    assert planned(done, worker(1), now=NOW + 60).make == (New(0, 0),)
+    assert planned(done, worker(1), now=NOW + 60, ends_by_itself=True) == Fleet()

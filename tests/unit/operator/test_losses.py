@@ -1,0 +1,104 @@
+"""What the operator does about what is lost: workers, and coordinators that went with their node."""
+
+import pytest
+
+from tandem_operator.reconcile import DOUBT_SECONDS, HASTY_SECONDS
+from tests.support.worlds.operator_job import (
+    NOW,
+    coordinator,
+    decided,
+    ended,
+    heard,
+    initialized,
+    job,
+    made,
+    removed,
+    running,
+    surroundings,
+    worker,
+)
+
+COORDINATOR = "digits-coordinator-0-aaaaa"
+
+
+def test_a_worker_that_is_lost_is_replaced_and_that_is_told() -> None:
+    of = job(status=initialized())
+    plan = decided(of, surroundings(of, worker(0, deleting=True), worker(1)), heard=heard())
+    assert made(plan) == ["worker 0"]
+    assert "worker 0 is replaced: digits-worker-0-aaaaa was deleted" in [notice.message for notice in plan.notices]
+
+
+def test_a_coordinator_that_is_silent_does_not_change_the_phase_and_workers_are_still_replaced() -> None:
+    of = job(status=initialized(phase="Running"))
+    plan = decided(of, surroundings(of, ended(0), worker(1)), heard=None)
+    assert (plan.status.phase, made(plan)) == ("Running", ["worker 0"])
+
+
+def test_workers_that_never_get_into_the_group_end_the_job() -> None:
+    of = job(status=initialized(phase="Starting"))
+    pod = ended(0, failures=8, words="ModuleNotFoundError: No module named 'tandem_trainer'")
+    plan = decided(of, surroundings(of, pod, worker(1)), heard=heard("Starting", worldSize=None))
+    assert plan.status.phase == "Failed"
+    assert "No module named" in (plan.status.message or "")
+
+
+def test_as_long_as_others_train_a_place_that_cannot_be_filled_is_tried_again() -> None:
+    of, _ = running()
+    plan = decided(of, surroundings(job(), ended(0, failures=8), worker(1)), heard=heard())
+    assert plan.status.phase == "Running"
+
+
+def test_a_job_that_cannot_work_as_it_is_written_is_not_tried_again() -> None:
+    of = job(status=initialized(phase="Starting"))
+    pod = ended(0, code=78, words="no data set at /data")
+    plan = decided(of, surroundings(of, pod, worker(1)), heard=heard("Starting"))
+    failed = next(one for one in plan.status.conditions if one.type == "Failed")
+    assert (plan.status.phase, failed.reason) == ("Failed", "InvalidConfiguration")
+    assert "no data set at /data" in failed.message
+    assert removed(plan) == ["digits-worker-1-aaaaa", "digits-evaluator-0-aaaaa"]
+
+
+def test_a_coordinator_that_does_not_answer_any_more_is_replaced_and_a_person_can_read_why() -> None:
+    of, there = running(coordinator(uid="c"))
+    plan = decided(of, there, fallen="c")
+    assert (made(plan), removed(plan)) == (["coordinator 0"], [COORDINATOR])
+    notice = next(one for one in plan.notices if one.reason == "CoordinatorReplaced")
+    assert notice.warning
+    assert notice.message == f"coordinator is replaced: {COORDINATOR} does not answer any more"
+    assert plan.again_in == DOUBT_SECONDS
+
+
+def test_a_coordinator_that_the_operator_cannot_reach_at_all_is_not_asked_more_often_than_others() -> None:
+    assert decided(job(status={"phase": "Pending"})).again_in == HASTY_SECONDS
+
+
+@pytest.mark.parametrize("facts", [{"ready": False}, {"uid": "another"}], ids=["not ready", "another"])
+def test_a_coordinator_is_left_alone_if_its_kubelet_knows_or_it_is_not_the_one_that_is_meant(
+    facts: dict[str, object],
+) -> None:
+    of, there = running(coordinator(**{"uid": "c", **facts}))
+    plan = decided(of, there, fallen="c")
+    assert (made(plan), removed(plan)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("facts", "why", "goes"),
+    [
+        ({"ready": False, "silent": True}, "was lost with its node", [COORDINATOR]),
+        ({"deleting": True}, "was deleted", []),
+        ({"phase": "Failed", "ready": False, "disrupted": True, "finished": NOW - 1}, "was evicted", []),
+    ],
+    ids=["its node is gone", "it was deleted", "it was evicted"],
+)
+def test_a_coordinator_that_is_lost_is_replaced_at_once(facts: dict[str, object], why: str, goes: list[str]) -> None:
+    of, there = running(coordinator(**facts))
+    plan = decided(of, there)
+    assert (made(plan), removed(plan)) == (["coordinator 0"], goes)
+    assert f"coordinator is replaced: {COORDINATOR} {why}" in [notice.message for notice in plan.notices]
+
+
+def test_the_coordinator_of_a_job_that_has_ended_stays_until_its_workers_know_and_is_not_replaced_then() -> None:
+    of, there = running(status={"phase": "Succeeded"})
+    assert COORDINATOR not in removed(decided(of, there))
+    gone = surroundings(of, ended(0, code=0), ended(1, code=0), coordinator(phase="Failed", ready=False))
+    assert "coordinator 0" not in made(decided(of, gone))

@@ -1,0 +1,164 @@
+"""What is taken from objects of the API server, and what is kept of them."""
+
+from typing import Any
+
+import pytest
+
+from tandem_operator import kinds, names
+from tandem_operator.observed import Pod, observe
+from tandem_operator.overlay import overlay
+from tandem_operator.reporting import patch
+from tandem_operator.store import Store
+from tests.support.worlds.operator_cluster import merged
+
+
+def pod(phase: str = "Running", **status: Any) -> Pod:
+    labels = {names.JOB: "j", names.ROLE: "worker", names.INDEX: "3"}
+    metadata = {
+        "name": "p",
+        "uid": "u",
+        "resourceVersion": "7",
+        "labels": labels,
+        "annotations": {names.FAILURES: "2"},
+        "creationTimestamp": "1970-01-01T00:01:00Z",
+        "ownerReferences": [{"kind": "DistributedTrainingJob", "uid": "owner", "controller": True}],
+    }
+    found = observe(kinds.POD, {"metadata": metadata, "status": {"phase": phase, **status}})
+    assert isinstance(found, Pod)
+    return found
+
+
+def conditions(**those: bool) -> list[dict[str, str]]:
+    return [{"type": kind, "status": str(holds)} for kind, holds in those.items()]
+
+
+def state(**what: Any) -> list[dict[str, Any]]:
+    beside = {"name": "sidecar", "state": {"terminated": {"exitCode": 9}}}
+    return [beside, {"name": "worker", "state": what}]
+
+
+def test_a_pod_says_who_it_is() -> None:
+    found = pod()
+    assert (found.index, found.failures, found.owner, found.created, found.live) == (3, 2, "owner", 60.0, True)
+
+
+def test_our_container_decides_how_a_pod_ended_and_not_the_one_beside() -> None:
+    times = {"startedAt": "1970-01-01T00:01:00Z", "finishedAt": "1970-01-01T00:02:30Z"}
+    terminated = {"exitCode": 78, "reason": "Error", "message": "first\nno data set at /data\n", **times}
+    found = pod("Failed", containerStatuses=state(terminated=terminated))
+    assert (found.code, found.words, found.ended) == (78, "no data set at /data", True)
+    assert (found.started, found.finished) == (60.0, 150.0)
+
+
+@pytest.mark.parametrize(
+    ("holds", "silent"),
+    [
+        ({"Ready": True, "ContainersReady": True}, False),
+        ({"Ready": False, "ContainersReady": True}, True),
+        ({"Ready": False, "ContainersReady": False}, False),
+    ],
+)
+def test_a_pod_whose_containers_are_ready_and_that_is_not_is_on_a_silent_node(
+    holds: dict[str, bool], silent: bool
+) -> None:
+    assert pod(conditions=conditions(**holds)).silent is silent
+
+
+def test_why_a_pod_waits() -> None:
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"}
+    found = pod("Pending", conditions=[unscheduled])
+    assert (found.waiting, found.words) == ("Unschedulable", "no node")
+    pulling = pod("Pending", containerStatuses=state(waiting={"reason": "ErrImagePull", "message": "not found"}))
+    assert (pulling.waiting, pulling.words) == ("ImagePullBackOff", "not found")
+    assert pod("Pending", containerStatuses=state(waiting={"reason": "ContainerCreating"})).waiting == ""
+
+
+@pytest.mark.parametrize(
+    ("gates", "finalizers", "abandoned"),
+    [
+        ([names.GATE], [names.HELD], False),
+        ([names.GATE], [], True),
+        ([], [names.HELD], False),
+        ([], [], False),
+        (["somebody.else/gate"], [], False),
+    ],
+)
+def test_a_queue_that_has_done_with_a_pod_at_its_gate_has_taken_its_finalizer(
+    gates: list[str], finalizers: list[str], abandoned: bool
+) -> None:
+    metadata = {"name": "p", "uid": "u", "finalizers": finalizers}
+    found = observe(kinds.POD, {"metadata": metadata, "spec": {"schedulingGates": [{"name": gate} for gate in gates]}})
+    assert isinstance(found, Pod)
+    assert found.abandoned is abandoned
+
+
+def test_an_eviction_is_not_the_pods_own_doing() -> None:
+    assert pod("Failed", conditions=conditions(DisruptionTarget=True)).disrupted
+    assert pod("Failed", reason="Evicted").disrupted
+    assert not pod("Failed").disrupted
+
+
+# The store
+
+
+def body(version: int, uid: str = "u", **status: Any) -> dict[str, Any]:
+    metadata = {"name": "p", "namespace": "n", "uid": uid, "resourceVersion": str(version), "labels": {names.JOB: "j"}}
+    return {"metadata": metadata, "status": status}
+
+
+def test_only_what_is_newer_and_different_is_news() -> None:
+    store = Store()
+    assert store.see(kinds.POD, body(5, phase="Pending")) == ("n", "j")
+    assert store.see(kinds.POD, body(6, phase="Pending")) is None
+    assert store.see(kinds.POD, body(8, phase="Running")) == ("n", "j")
+    assert store.see(kinds.POD, body(7, phase="Pending")) is None
+    assert [thing.phase for thing in store.children(("n", "j")).things.values() if isinstance(thing, Pod)] == [
+        "Running"
+    ]
+
+
+def test_the_end_of_an_earlier_object_of_that_name_is_not_the_end_of_this_one() -> None:
+    store = Store()
+    store.see(kinds.POD, body(5, uid="new"))
+    assert store.lose(kinds.POD, "n", "p", "old") is None
+    assert store.lose(kinds.POD, "n", "p", "new") == ("n", "j")
+    assert store.children(("n", "j")).things == {}
+
+
+def test_a_list_drops_what_is_gone_and_not_what_came_later() -> None:
+    store = Store()
+    store.see(kinds.POD, body(5))
+    assert list(store.compare(kinds.POD, "", set(), 4)) == []
+    assert list(store.compare(kinds.POD, "elsewhere", set(), 9)) == []
+    assert list(store.compare(kinds.POD, "", {"u"}, 9)) == []
+    assert list(store.compare(kinds.POD, "", set(), 9)) == [("n", "j")]
+
+
+# Templates and patches
+
+
+def test_a_template_is_laid_over_ours_by_name() -> None:
+    ours = {"containers": [{"name": "a", "env": [{"name": "X", "value": "1"}]}], "tolerations": [{"key": "t"}], "n": 1}
+    theirs = {
+        "containers": [{"name": "a", "env": [{"name": "X", "value": "2"}, {"name": "Y", "value": "3"}]}, {"name": "b"}],
+        "tolerations": [{"key": "u"}],
+        "n": 2,
+    }
+    assert overlay(ours, theirs) == {
+        "containers": [{"name": "a", "env": [{"name": "X", "value": "2"}, {"name": "Y", "value": "3"}]}, {"name": "b"}],
+        "tolerations": [{"key": "t"}, {"key": "u"}],
+        "n": 2,
+    }
+
+
+def test_lists_without_names_are_replaced() -> None:
+    assert overlay({"args": ["a", "b"]}, {"args": ["c"]}) == {"args": ["c"]}
+
+
+def test_a_status_is_written_by_its_changes_alone() -> None:
+    old = {"phase": "Running", "loss": 1.0, "workers": {"ready": 1, "desired": 2}, "gone": True}
+    new = {"phase": "Running", "loss": 0.5, "workers": {"ready": 2, "desired": 2}}
+    changes = patch(old, new)
+    assert changes == {"loss": 0.5, "workers": {"ready": 2}, "gone": None}
+    assert merged(old, changes) == new
+    assert patch(new, new) == {}

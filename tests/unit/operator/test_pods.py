@@ -1,0 +1,138 @@
+"""The pods that the operator makes: restricted, what a user lays over them, and what they are called."""
+
+from dataclasses import replace
+
+import pytest
+
+from tandem_operator import names
+from tandem_operator.objects import Manifest
+from tandem_operator.observed import Children
+from tandem_operator.plan import Plan
+from tandem_operator.reconcile import reconcile
+from tests.support.worlds.operator_job import IMAGES, called, decided, heard, initialized, job, situation
+
+
+def pods_of(plan: Plan) -> dict[str, Manifest]:
+    """The pods that it creates."""
+    return {called(one): one["spec"] for one in plan.create if one["kind"] == "Pod"}
+
+
+def test_every_pod_is_restricted_and_holds_no_service_account() -> None:
+    specs = pods_of(decided(job(), Children())) | pods_of(decided(job(), heard=heard("Pending")))
+    assert specs.keys() == {"coordinator 0", "evaluator 0", "worker 0", "worker 1"}
+    for spec in specs.values():
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_every_pod_is_pulled_with_the_secrets_that_the_operator_was_told_of() -> None:
+    images = replace(IMAGES, pull_secrets=("registry", "mirror"))
+    of = job(workers={"replicas": 1, "template": {"spec": {"imagePullSecrets": [{"name": "own"}]}}})
+    plans = [reconcile(situation(of, Children()), images), reconcile(situation(of, heard=heard("Pending")), images)]
+    specs = {name: spec for plan in plans for name, spec in pods_of(plan).items()}
+    pulled = {name: [secret["name"] for secret in spec["imagePullSecrets"]] for name, spec in specs.items()}
+    both = ["registry", "mirror"]
+    assert pulled == {
+        "coordinator 0": both,
+        "evaluator 0": both,
+        "worker 0": [*both, "own"],
+    }
+
+
+def test_a_template_of_the_users_is_laid_over_ours() -> None:
+    template = {
+        "metadata": {"labels": {"team": "vision", names.JOB: "another"}},
+        "spec": {
+            "restartPolicy": "Always",
+            "nodeSelector": {"disk": "fast"},
+            "containers": [
+                {"name": "worker", "volumeMounts": [{"name": "data", "mountPath": "/data"}]},
+                {"name": "beside", "image": "beside:1"},
+            ],
+            "volumes": [{"name": "data", "emptyDir": {}}],
+        },
+    }
+    of = job(status=initialized(), workers={"replicas": 1, "template": template})
+    pod = decided(of).create[0]
+    spec, labels = pod["spec"], pod["metadata"]["labels"]
+    assert (labels["team"], labels[names.JOB], spec["restartPolicy"]) == ("vision", "digits", "Never")
+    assert spec["nodeSelector"] == {"disk": "fast"}
+    assert [one["name"] for one in spec["containers"]] == ["worker", "beside"]
+    assert [mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]] == [
+        "/tandem",
+        "/tmp",
+        "/dev/shm",
+        "/data",
+    ]
+
+
+def test_an_evaluator_never_holds_a_gpu() -> None:
+    of = job(evaluators={"resources": {"limits": {"nvidia.com/gpu": 1, "cpu": "2"}}})
+    container = pods_of(decided(of, Children()))["evaluator 0"]["containers"][0]
+    assert container["resources"] == {"limits": {"cpu": "2"}}
+
+
+def test_a_coordinator_prefers_a_node_without_gpus_and_one_that_has_not_lost_its_forerunner() -> None:
+    (pod,) = [one for one in decided(job(), Children()).create if called(one) == "coordinator 0"]
+    affinity = pod["spec"]["affinity"]
+    (preferred,) = affinity["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    keys = [one["key"] for one in preferred["preference"]["matchExpressions"]]
+    assert keys == ["nvidia.com/gpu.present", "nvidia.com/gpu.count"]
+    (apart,) = affinity["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    wanted = apart["podAffinityTerm"]["labelSelector"]["matchLabels"]
+    assert wanted.items() <= pod["metadata"]["labels"].items()
+    assert wanted[names.ROLE] == names.COORDINATOR
+
+
+def test_what_a_user_writes_into_a_command_is_not_replaced_by_kubernetes() -> None:
+    script = {"command": ["python", "train.py"], "args": ["$(HOME)"], "env": [{"name": "HOME", "value": "/home/$(X)"}]}
+    pod = decided(job(status=initialized(), trainer=script)).create[0]
+    container = pod["spec"]["containers"][0]
+    assert container["args"][-1] == "$$(HOME)"
+    assert [one["value"] for one in container["env"] if one["name"] == "HOME"] == ["/home/$$(X)"]
+
+
+def test_pods_of_a_job_with_a_queue_are_a_group_for_kueue() -> None:
+    pod = decided(job(status=initialized(), runPolicy={"queueName": "gpus"})).create[0]["metadata"]
+    assert pod["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert pod["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "2"
+    assert pod["annotations"]["kueue.x-k8s.io/retriable-in-group"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("workers", "threads"),
+    [
+        ({"replicas": 1}, "1"),
+        ({"replicas": 1, "resources": {"requests": {"cpu": "8"}}, "processesPerReplica": 2}, "4"),
+        ({"replicas": 1, "resources": {"requests": {"cpu": "8"}, "limits": {"cpu": "2500m"}}}, "2"),
+        ({"replicas": 1, "resources": {"limits": {"cpu": "100m"}}}, "1"),
+    ],
+)
+def test_ranks_have_as_many_threads_as_the_pod_has_cores_for_them(workers: dict[str, object], threads: str) -> None:
+    pod = decided(job(status=initialized(), workers=workers)).create[0]
+    env = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
+    assert env["OMP_NUM_THREADS"] == threads
+
+
+@pytest.mark.parametrize("name", ["a", "9lives", "x" * 63, "x" * 43, "x" * 44, f"{'y' * 34}-{'z' * 26}"])
+def test_names_are_valid_whatever_the_job_is_called(name: str) -> None:
+    every = [
+        names.token(name),
+        names.job_file(name),
+        names.checkpoints(name),
+        names.coordinator(name),
+        names.pod(name, names.WORKER, 9999, "e"),
+        names.pod(name, names.EVALUATOR, 999, "e"),
+    ]
+    for one in every:
+        assert len(one) <= 63
+        assert one[0].isalpha()
+        assert "--" not in one
+
+
+def test_long_names_stay_different() -> None:
+    assert names.coordinator("x" * 62 + "a") != names.coordinator("x" * 62 + "b")

@@ -1,0 +1,80 @@
+"""Which group the workers of a queued job are."""
+
+import pytest
+
+from tandem.job import DistributedTrainingJob
+from tandem_operator.kinds import POD
+from tandem_operator.observed import Group, Pod, observe
+from tandem_operator.queueing import group_of
+from tests.support.worlds.operator_job import (
+    decided,
+    ended,
+    heard,
+    initialized,
+    job,
+    made,
+    removed,
+    surroundings,
+    worker,
+)
+
+OURS = Group("gpus", "digits-11111", 2)
+
+
+def queued() -> DistributedTrainingJob:
+    return job(status=initialized(), workers={"replicas": 2, "minReplicas": 1}, runPolicy={"queueName": "gpus"})
+
+
+def groups(*workers: Pod) -> set[Group | None]:
+    """Those of the workers that are made beside these."""
+    of = queued()
+    made = [observe(POD, one) for one in decided(of, surroundings(of, *workers), heard=heard()).create]
+    return {pod.group for pod in made if isinstance(pod, Pod)}
+
+
+def test_who_is_not_queued_has_no_group() -> None:
+    assert group_of(job(), [worker(0, group=OURS)], "e") is None
+
+
+def test_the_first_workers_are_one_new_group() -> None:
+    (found,) = groups()
+    assert (found.queue, found.size) == ("gpus", 2)
+    of = queued()
+    assert group_of(of, [], "e") == group_of(of, [], "e") != group_of(of, [], "f")
+
+
+def test_a_replacement_joins_the_group_of_those_at_work_once_the_old_pod_has_ended() -> None:
+    assert groups(worker(0, group=OURS), worker(1, group=OURS, deleting=True)) == set()
+    assert groups(worker(0, group=OURS), worker(1, group=OURS, silent=True, ready=False)) == set()
+    assert groups(worker(0, group=OURS), ended(1, group=OURS, disrupted=True)) == {OURS}
+    assert groups(worker(0, group=OURS)) == {OURS}
+
+
+def test_a_group_that_has_ended_as_a_whole_is_over() -> None:
+    (found,) = groups(ended(0, group=OURS, disrupted=True), ended(1, group=OURS, disrupted=True))
+    assert found != OURS
+
+
+def test_who_has_been_told_to_go_is_not_joined_but_on_a_lost_node() -> None:
+    (found,) = groups(ended(0, group=OURS, disrupted=True), worker(1, group=OURS, deleting=True))
+    assert found != OURS
+    lost = worker(1, group=OURS, deleting=True, silent=True, ready=False)
+    assert groups(ended(0, group=OURS, disrupted=True), lost) == {OURS}
+
+
+def test_who_joined_a_group_that_was_over_is_replaced_by_one_of_a_new_group() -> None:
+    of, left = queued(), worker(0, group=OURS, phase="Pending", ready=False, abandoned=True)
+    plan = decided(of, surroundings(of, left, ended(1, group=OURS, disrupted=True)), heard=heard())
+    assert removed(plan) == [left.name]
+    (found,) = (pod.group for one in plan.create if isinstance(pod := observe(POD, one), Pod))
+    assert found not in (None, OURS)
+
+
+@pytest.mark.parametrize("other", [Group("gpus", "digits-11111", 1), Group("others", "digits-11111", 2)])
+def test_workers_of_another_size_or_queue_leave_and_are_queued_anew(other: Group) -> None:
+    of = queued()
+    plan = decided(of, surroundings(of, worker(0, group=other), worker(1, group=other)), heard=heard())
+    assert removed(plan) == ["digits-worker-1-aaaaa", "digits-worker-0-aaaaa"]
+    assert made(plan) == []
+    (found,) = groups(worker(1, group=other, deleting=True))
+    assert found not in (None, other)

@@ -1,0 +1,409 @@
+"""What the operator does about a job, for each thing that can be the matter with it."""
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.snapshot import GenerationView
+from tandem.times import rfc3339
+from tandem_operator import kinds, names
+from tandem_operator.course import DRAIN_SECONDS
+from tandem_operator.fleet import LONGEST_PAUSE
+from tandem_operator.objects import Volumes
+from tandem_operator.observed import Children, Claim, Pod, Thing, children
+from tandem_operator.reconcile import ENDING_SECONDS, HASTY_SECONDS, LAZY_SECONDS, reconcile, steady
+from tandem_operator.reporting import Trouble
+from tests.support.worlds.operator_job import (
+    IMAGES,
+    NOW,
+    SCRIPT,
+    UID,
+    coordinator,
+    decided,
+    ended,
+    evaluator,
+    heard,
+    initialized,
+    job,
+    made,
+    removed,
+    running,
+    situation,
+    surroundings,
+    worker,
+)
+
+EVERYTHING = [
+    "ConfigMap digits-job",
+    "PersistentVolumeClaim digits-checkpoints",
+    "Service digits-coordinator",
+    "coordinator 0",
+    "evaluator 0",
+]
+
+
+# Creation
+
+
+def test_a_new_job_gets_everything_but_workers_which_need_a_coordinator_that_has_recorded_the_job() -> None:
+    plan = decided(job(), Children(), has_token=False)
+    assert plan.needs_token
+    assert made(plan) == EVERYTHING
+    assert plan.status.phase == "Pending"
+
+
+def test_workers_are_made_once_the_coordinator_has_answered() -> None:
+    assert made(decided(job())) == []
+    assert made(decided(job(), heard=heard("Pending"))) == ["worker 0", "worker 1"]
+
+
+def test_that_it_has_answered_is_remembered() -> None:
+    of = job(status=initialized())
+    assert made(decided(of, heard=None)) == ["worker 0", "worker 1"]
+
+
+def test_there_is_nothing_to_do_about_a_job_that_trains() -> None:
+    of, there = running()
+    plan = decided(of, there, heard=heard())
+    assert (plan.create, plan.update, plan.remove, plan.target, plan.expired) == ((), (), (), None, False)
+
+
+def test_what_somebody_removed_is_made_again() -> None:
+    of, there = running()
+    rest = {key: thing for key, thing in there.things.items() if key[0] is not kinds.SERVICE}
+    assert made(decided(of, Children(rest), heard=heard())) == ["Service digits-coordinator"]
+
+
+def test_an_object_is_written_again_when_what_is_wanted_of_it_has_changed() -> None:
+    _, there = running()
+    changed = job(status=initialized(), elasticity={"hangSeconds": 7.0})
+    plan = decided(changed, there, heard=heard())
+    assert [manifest["kind"] for manifest in plan.update] == ["ConfigMap"]
+    assert (made(plan), removed(plan)) == (["coordinator 0"], ["digits-coordinator-0-aaaaa"])
+    (notice,) = [one for one in plan.notices if one.reason == "CoordinatorReplaced"]
+    assert (notice.warning, "what the job was before" in notice.message) == (False, True)
+
+
+def test_another_number_of_replicas_does_not_restart_the_coordinator() -> None:
+    of = job(status=initialized(), workers={"replicas": 2, "maxReplicas": 4})
+    there = surroundings(of, worker(0), worker(1))
+    scaled = job(status=initialized(), workers={"replicas": 3, "maxReplicas": 4})
+    plan = decided(scaled, there, heard=heard(workers={"desired": 2, "ready": 2, "min": 1, "max": 4}))
+    assert [manifest["kind"] for manifest in plan.update] == ["ConfigMap"]
+    assert (made(plan), plan.target) == (["worker 2"], 3)
+
+
+def test_a_claim_that_is_named_is_used_and_none_is_made() -> None:
+    of = job(checkpoint={"storage": {"claimName": "shared"}})
+    assert "PersistentVolumeClaim digits-checkpoints" not in made(decided(of, Children()))
+
+
+@pytest.mark.parametrize("retain", [True, False])
+def test_a_volume_that_is_to_outlive_its_job_has_no_owner(retain: bool) -> None:
+    of = job(checkpoint={"storage": {"retain": retain}})
+    claim = next(one for one in decided(of, Children()).create if one["kind"] == "PersistentVolumeClaim")
+    assert ("ownerReferences" in claim["metadata"]) != retain
+
+
+def claimed(storage: dict[str, object], volumes: Volumes) -> dict[str, object]:
+    """What the claim of a new job asks for, besides its size."""
+    plan = reconcile(situation(job(checkpoint={"storage": storage}), Children()), IMAGES, volumes)
+    spec = next(one["spec"] for one in plan.create if one["kind"] == "PersistentVolumeClaim")
+    return {name: value for name, value in spec.items() if name != "resources"}
+
+
+def test_a_claim_asks_for_what_the_job_says_and_else_for_what_the_operator_was_told() -> None:
+    told = Volumes("nfs", ("ReadWriteOnce",))
+    assert claimed({}, Volumes()) == {"accessModes": ["ReadWriteMany"]}
+    assert claimed({}, told) == {"accessModes": ["ReadWriteOnce"], "storageClassName": "nfs"}
+    asked = {"accessModes": ["ReadWriteMany"], "storageClassName": "fast"}
+    assert claimed(asked, told) == asked
+
+
+def test_a_claim_that_is_there_stays_as_it_is_when_the_operator_is_told_something_else() -> None:
+    of = job(status=initialized())
+    plan = reconcile(situation(of), IMAGES, Volumes("another", ("ReadWriteOnce",)))
+    assert "PersistentVolumeClaim" not in [manifest["kind"] for manifest in (*plan.create, *plan.update)]
+
+
+def test_a_volume_that_outlived_an_earlier_job_of_that_name_is_taken_up_again() -> None:
+    of = job()
+    kept = Claim(name=names.checkpoints("digits"), owner="", applied="of an earlier one", phase="Bound")
+    plan = decided(of, children([kept]))
+    assert "PersistentVolumeClaim digits-checkpoints" not in made(plan)
+    assert not [trouble for trouble in plan.status.conditions if trouble.reason == "NameTaken"]
+
+
+def test_a_name_that_somebody_else_has_taken_is_told_and_left_alone() -> None:
+    foreign = Thing(kind=kinds.CONFIG_MAP, name="digits-job", uid="x", owner="another")
+    plan = decided(job(), children([foreign]))
+    assert "ConfigMap digits-job" not in made(plan)
+    assert "digits-job" not in removed(plan)
+    assert plan.status.message is not None
+    assert "ConfigMap digits-job exists and is not this job's" in plan.status.message
+
+
+def test_evaluators_that_have_changed_are_made_anew() -> None:
+    _, there = running()
+    changed = job(status=initialized(), evaluators={"resources": {"requests": {"cpu": "2"}}})
+    plan = decided(changed, there, heard=heard())
+    assert (removed(plan), made(plan)) == (["digits-evaluator-0-aaaaa"], ["evaluator 0"])
+    assert [manifest["kind"] for manifest in plan.update] == ["ConfigMap"]
+
+
+@pytest.mark.parametrize("off", [{"replicas": 0}, {"replicas": 1}], ids=["all", "all but one"])
+def test_evaluators_that_are_turned_off_go(off: dict[str, int]) -> None:
+    of = job(status=initialized(), evaluators={"replicas": 2})
+    fewer = job(status=initialized(), evaluators=off)
+    plan = decided(fewer, surroundings(of, worker(0), worker(1), coordinator(fewer)), heard=heard())
+    assert removed(plan) == [f"digits-evaluator-{index}-aaaaa" for index in (1, 0) if index >= off["replicas"]]
+    assert made(plan) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"deleting": True}, "was deleted"),
+        ({"phase": "Failed", "disrupted": True}, "was evicted"),
+        ({"silent": True, "ready": False}, "was lost with its node"),
+        ({"phase": "Failed", "code": 137, "finished": NOW}, "ended with exit code 137"),
+    ],
+    ids=["deleted", "evicted", "lost", "killed"],
+)
+def test_an_evaluator_that_is_lost_is_replaced_at_once_whatever_becomes_of_the_others(
+    facts: dict[str, object], words: str
+) -> None:
+    of = job(status=initialized(), evaluators={"replicas": 2})
+    there = surroundings(of, worker(0), worker(1), evaluators=[evaluator(of, 0, **facts), evaluator(of, 1)])
+    plan = decided(of, there, heard=heard())
+    assert made(plan) == ["evaluator 0"]
+    (told,) = [notice for notice in plan.notices if notice.reason == "EvaluatorReplaced"]
+    assert told.message == f"evaluator 0 is replaced: digits-evaluator-0-aaaaa {words}"
+
+
+def test_an_evaluator_that_fails_soon_after_its_start_again_and_again_waits_longer_and_is_never_given_up() -> None:
+    of = job(status=initialized())
+    failed = {"phase": "Failed", "code": 1, "started": NOW - 10, "finished": NOW}
+    for failures, due in ((2, 4.0), (50, LONGEST_PAUSE)):
+        pod = evaluator(of, failures=failures, **failed)
+        there = surroundings(of, worker(0), worker(1), evaluators=[pod])
+        assert made(decided(of, there, heard=heard())) == []
+        later = decided(of, there, heard=heard(), now=NOW + due)
+        assert (later.status.phase, made(later)) == ("Running", ["evaluator 0"])
+
+
+def test_evaluators_of_an_earlier_job_of_that_name_are_none_of_ours() -> None:
+    of = job(status=initialized(phase="Draining", completionTime="1970-01-12T13:46:40Z"))
+    old = evaluator(of, phase="Succeeded", code=0, owner="uid-of-another", finished=NOW - 1)
+    plan = decided(of, surroundings(of, evaluators=[old]), heard=heard("Draining"))
+    assert plan.status.phase == "Draining"
+
+
+# The end
+
+
+def test_when_training_is_complete_evaluators_finish_what_is_left() -> None:
+    of, there = running()
+    plan = decided(of, there, heard=heard("Succeeded", completionTime="1970-01-12T13:46:40Z"))
+    assert (plan.status.phase, made(plan), removed(plan)) == ("Draining", [], [])
+
+
+def test_an_evaluator_that_is_lost_then_is_still_replaced_and_one_that_is_done_is_not() -> None:
+    of = job(status=initialized(phase="Draining", completionTime="1970-01-12T13:46:40Z"), evaluators={"replicas": 2})
+    done = evaluator(of, 1, phase="Succeeded", code=0, finished=NOW - 100)
+    there = surroundings(of, evaluators=[evaluator(of, 0, deleting=True), done])
+    plan = decided(of, there, heard=heard("Succeeded"))
+    assert (plan.status.phase, made(plan), removed(plan)) == ("Draining", ["evaluator 0"], [])
+
+
+def test_a_job_succeeds_when_its_evaluators_have_finished() -> None:
+    of = job(status=initialized(phase="Draining"))
+    done = evaluator(of, phase="Succeeded", code=0, finished=NOW - 1)
+    there = surroundings(of, ended(0, code=0), ended(1, code=0), evaluators=[done])
+    plan = decided(of, there, heard=heard("Succeeded"))
+    assert plan.status.phase == "Succeeded"
+    assert removed(plan) == ["digits-coordinator-0-aaaaa"]
+
+
+def test_evaluators_that_find_no_place_do_not_keep_a_job_for_ever() -> None:
+    of = job(status=initialized(phase="Draining", completionTime="1970-01-12T13:46:40Z"))
+    assert decided(of, now=NOW + 1, heard=heard("Draining")).status.phase == "Draining"
+    late = decided(of, now=NOW + DRAIN_SECONDS + 1, heard=heard("Draining"))
+    condition = next(one for one in late.status.conditions if one.type == "Complete")
+    assert (late.status.phase, condition.reason) == ("Succeeded", "EvaluationUnfinished")
+    assert "digits-evaluator-0-aaaaa" in removed(late)
+
+
+def test_evaluators_of_a_job_that_has_failed_get_as_long_to_finish() -> None:
+    of = job(status=initialized(phase="Failed", completionTime="1970-01-12T13:46:40Z"))
+    plan = decided(of, now=NOW + 1)
+    assert (removed(plan), plan.again_in) == (["digits-coordinator-0-aaaaa"], DRAIN_SECONDS - 1)
+    assert "digits-evaluator-0-aaaaa" in removed(decided(of, now=NOW + DRAIN_SECONDS))
+    none_left = surroundings(of, evaluators=[])
+    assert decided(of, none_left, now=NOW + DRAIN_SECONDS).again_in is None
+
+
+def test_without_evaluators_a_job_succeeds_with_its_training() -> None:
+    of = job(status=initialized(), evaluators={"replicas": 0})
+    assert decided(of, heard=heard("Succeeded")).status.phase == "Succeeded"
+
+
+def test_a_script_of_the_users_own_is_complete_when_it_ended_well_everywhere() -> None:
+    of = job(status=initialized(), trainer=SCRIPT)
+    assert decided(of, surroundings(of, ended(0, code=0), worker(1)), heard=heard()).status.phase == "Running"
+    through = surroundings(of, ended(0, code=0), ended(1, code=0))
+    assert decided(of, through, heard=heard("Restarting")).status.phase == "Succeeded"
+
+
+def test_a_job_that_its_coordinator_gave_up_has_failed_and_says_why() -> None:
+    of, there = running()
+    plan = decided(of, there, heard=heard("Failed", message="the restart budget of 10 is used up"))
+    assert (plan.status.phase, plan.status.message) == ("Failed", "the restart budget of 10 is used up")
+    # They hear it from the coordinator, and end by themselves.
+    assert removed(plan) == []
+
+
+def test_workers_that_do_not_end_by_themselves_are_ended_and_then_the_coordinator() -> None:
+    of, there = running(status={"phase": "Failed", "completionTime": "1970-01-12T13:46:40Z"})
+    plan = decided(of, there, now=NOW + ENDING_SECONDS + 1)
+    assert removed(plan) == ["digits-worker-0-aaaaa", "digits-worker-1-aaaaa"]
+    assert removed(decided(of, surroundings(job(), ended(0), ended(1)))) == ["digits-coordinator-0-aaaaa"]
+
+
+def test_what_has_ended_stays_so_whatever_the_coordinator_says() -> None:
+    of, there = running(status={"phase": "Succeeded", "completionTime": "1970-01-12T13:46:40Z"})
+    plan = decided(of, there, heard=heard("Running"))
+    assert (plan.status.phase, made(plan)) == ("Succeeded", [])
+
+
+def test_a_job_is_deleted_when_its_time_after_the_end_is_over() -> None:
+    policy = {"ttlSecondsAfterFinished": 60}
+    of = job(status=initialized(phase="Succeeded", completionTime="1970-01-12T13:46:40Z"), runPolicy=policy)
+    waiting = decided(of, now=NOW + 10)
+    assert (waiting.expired, waiting.again_in) == (False, 50.0)
+    assert decided(of, now=NOW + 61).expired
+
+
+def test_a_deadline_counts_from_the_coordinators_first_answer() -> None:
+    of = job(status=initialized(), runPolicy={"activeDeadlineSeconds": 3600})
+    there = surroundings(of, worker(0), worker(1))
+    assert decided(of, there, heard=heard()).status.phase == "Running"
+    late = decided(of, there, now=NOW + 3600, heard=heard())
+    assert (late.status.phase, len(late.remove)) == ("Failed", 3)
+
+
+def test_in_a_queue_a_deadline_counts_from_the_first_group() -> None:
+    policy = {"activeDeadlineSeconds": 3600, "queueName": "gpus"}
+    waiting = job(status=initialized(phase="Pending"), runPolicy=policy)
+    assert decided(waiting, now=NOW + 9000).status.phase == "Pending"
+    started = job(status=initialized(startTime=rfc3339(NOW + 9000)), runPolicy=policy)
+    assert decided(started, now=NOW + 12_599).status.phase == "Running"
+    assert decided(started, now=NOW + 12_600).status.phase == "Failed"
+
+
+def test_a_job_that_is_about_to_become_something_else_is_looked_at_more_often() -> None:
+    of, there = running()
+    assert decided(of, there, heard=heard()).again_in == steady(0) == 1.0
+    assert decided(of, there, heard=heard(), answering=100).again_in == 2.0
+    assert decided(of, there, heard=heard(), answering=9_999).again_in == 5.0
+    assert decided(of, there, heard=heard("Restarting")).again_in == HASTY_SECONDS
+    joining = heard(workers={"desired": 2, "ready": 1, "min": 1, "max": 2})
+    assert decided(of, there, heard=joining).again_in == HASTY_SECONDS
+    nobody_answers = {key: thing for key, thing in there.things.items() if key[0] is not kinds.POD}
+    assert decided(of, Children(nobody_answers)).again_in == LAZY_SECONDS
+
+
+# Scaling
+
+
+def test_a_smaller_group_is_told_once_its_pods_have_gone() -> None:
+    of = job(status=initialized(), workers={"replicas": 1, "maxReplicas": 3})
+    said = heard(workers={"desired": 2, "ready": 2, "min": 1, "max": 3})
+    before = decided(of, surroundings(of, worker(0), worker(1)), heard=said)
+    assert (removed(before), before.target) == (["digits-worker-1-aaaaa"], None)
+    leaving = decided(of, surroundings(of, worker(0), worker(1, deleting=True)), heard=said)
+    assert leaving.target is None
+    assert decided(of, surroundings(of, worker(0)), heard=said).target == 1
+
+
+# Suspension
+
+
+def test_a_suspended_job_gives_its_pods_back_but_not_its_volume() -> None:
+    of, there = running(runPolicy={"suspend": True})
+    plan = decided(of, there, heard=heard())
+    assert sorted(removed(plan)) == ["digits-evaluator-0-aaaaa", "digits-worker-0-aaaaa", "digits-worker-1-aaaaa"]
+    assert plan.status.phase == "Suspended"
+
+
+def test_the_coordinator_stays_until_the_workers_have_saved_and_left() -> None:
+    of = job(status=initialized(phase="Suspended"), runPolicy={"suspend": True})
+    leaving = surroundings(of, worker(0, deleting=True), evaluators=[])
+    assert removed(decided(of, leaving, heard=heard())) == []
+    left = decided(of, surroundings(of, evaluators=[]), heard=heard())
+    assert removed(left) == ["digits-coordinator-0-aaaaa"]
+
+
+def test_a_resumed_job_gets_its_coordinator_evaluators_and_workers_back() -> None:
+    of = job(status=initialized(phase="Suspended"))
+    there = surroundings(of, evaluators=[])
+    rest = {key: one for key, one in there.things.items() if key[0] is not kinds.POD}
+    plan = decided(of, Children(rest))
+    assert made(plan) == ["coordinator 0", "evaluator 0", "worker 0", "worker 1"]
+
+
+# What is told
+
+
+def test_why_pods_do_not_start_stands_in_the_status() -> None:
+    of = job(status=initialized(phase="Starting"))
+    words = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+    pod = worker(1, phase="Pending", ready=False, waiting="Unschedulable", words=words)
+    plan = decided(of, surroundings(of, worker(0), pod), heard=heard("Starting"))
+    condition = next(one for one in plan.status.conditions if one.type == "Running")
+    assert (condition.status, condition.reason) == ("False", "Unschedulable")
+    assert plan.status.message == f"{pod.name}: {words}"
+
+
+def test_what_the_api_server_refused_stands_in_the_status() -> None:
+    trouble = Trouble("QuotaExceeded", "Pod digits-worker-0-x: exceeded quota")
+    plan = reconcile(situation(job(status=initialized())), IMAGES, refused=[trouble])
+    assert plan.status.message == trouble.message
+
+
+def test_step_and_loss_come_from_the_coordinator_and_stay_when_it_is_silent() -> None:
+    of = job()
+    said = heard(progress={"step": 40, "totalSteps": 100}, loss=0.5, throughput=900.0)
+    told = decided(of, surroundings(of, worker(0), worker(1)), heard=said).status
+    assert (told.progress is not None and told.progress.step, told.loss, told.throughput) == (40, 0.5, 900.0)
+    later = of.model_copy(update={"status": told})
+    silent = decided(later, surroundings(of, worker(0), worker(1)), heard=None).status
+    assert (silent.loss, silent.throughput) == (0.5, None)
+
+
+def test_a_new_generation_is_told_once() -> None:
+    view = GenerationView(
+        generation=2, world_size=1, members=["a"], opened_at=NOW, reason="MemberLost", detail="a was lost"
+    )
+    of, there = running(status={"generation": 1})
+    said = heard(generation=2).model_copy(update={"generations": [view]})
+    first = decided(of, there, heard=said)
+    assert [notice.message for notice in first.notices] == ["generation 2 with 1 worker: a was lost"]
+    assert decided(of.model_copy(update={"status": first.status}), there, heard=said).notices == ()  # type: ignore[attr-defined]
+
+
+def test_a_condition_keeps_its_time_while_it_holds() -> None:
+    of, there = running()
+    first = decided(of, there, heard=heard()).status
+    later = decided(of.model_copy(update={"status": first}), there, heard=heard(), now=NOW + 100).status  # type: ignore[attr-defined]
+    assert [one.last_transition_time for one in later.conditions] == [
+        one.last_transition_time for one in first.conditions
+    ]
+
+
+def test_a_pod_that_waits_for_ever_is_no_reason_to_remove_it() -> None:
+    of = job(status=initialized(phase="Starting"))
+    pod = replace(worker(0), phase="Pending", ready=False, waiting="Unschedulable")
+    assert isinstance(pod, Pod)
+    assert removed(decided(of, surroundings(of, pod, worker(1)), heard=heard("Starting"))) == []
+    assert pod.owner == UID

@@ -1,0 +1,106 @@
+"""What is known stays true although watches lose things, and a watch that has stalled is noticed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+from tandem_operator import kinds
+from tandem_operator.api import Page, Unavailable
+from tandem_operator.kinds import Kind
+from tandem_operator.store import Key, Store
+from tandem_operator.watching import STALE_SECONDS, SWEEP_SECONDS, Watching
+from tests.support.clock import jumping
+
+KEY = ("n", "digits")
+
+
+def job(name: str = "digits", version: int = 1, generation: int = 1) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "n", "uid": f"uid-{name}", "resourceVersion": str(version)}
+    return {"metadata": {**metadata, "generation": generation}}
+
+
+class Api:
+    """Lists that a test decides on."""
+
+    def __init__(self) -> None:
+        self.jobs = [job()]
+        self.version = 1
+        self.fails = False
+
+    async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[Page]:
+        if self.fails:
+            raise Unavailable("the API server is away")
+        yield Page(self.jobs if kind is kinds.JOB else [], self.version)
+
+
+def watched(story: Callable[[Api, Watching, list[Key]], Coroutine[Any, Any, None]]) -> None:
+    """Tell a story beside the sweep."""
+
+    async def work() -> None:
+        api, news = Api(), []
+        anything: Any = api
+        watching = Watching(anything, Store(), news.append, ())
+        sweep = asyncio.create_task(watching.sweep())
+        try:
+            await story(api, watching, news)
+        finally:
+            sweep.cancel()
+
+    jumping(work())
+
+
+def test_what_is_there_at_the_start_is_news() -> None:
+    async def story(api: Api, watching: Watching, news: list[Key]) -> None:
+        assert not watching.listed.is_set()
+        await watching.listed.wait()
+        assert (news, watching.complaint) == ([KEY], "")
+
+    watched(story)
+
+
+def test_an_end_that_the_watch_has_lost_is_found_by_the_next_list() -> None:
+    async def story(api: Api, watching: Watching, news: list[Key]) -> None:
+        await watching.listed.wait()
+        api.jobs, api.version = [], 2
+        await asyncio.sleep(SWEEP_SECONDS + 1)
+        assert news == [KEY, KEY]
+
+    watched(story)
+
+
+def test_a_watch_that_says_nothing_of_what_a_list_finds_has_stalled_until_it_speaks_again() -> None:
+    async def story(api: Api, watching: Watching, news: list[Key]) -> None:
+        await watching.listed.wait()
+        api.jobs, api.version = [job(version=5, generation=2)], 5
+        await asyncio.sleep(SWEEP_SECONDS + 1)
+        assert watching.complaint == ""
+        await asyncio.sleep(SWEEP_SECONDS + 1)
+        assert watching.complaint == "the watch of distributedtrainingjobs has stalled"
+        watching.take(kinds.JOB, "MODIFIED", job(version=6, generation=3))
+        assert watching.complaint == ""
+
+    watched(story)
+
+
+def test_a_watch_that_is_only_a_little_late_has_not_stalled() -> None:
+    async def story(api: Api, watching: Watching, news: list[Key]) -> None:
+        await watching.listed.wait()
+        api.jobs, api.version = [job(version=5, generation=2)], 5
+        await asyncio.sleep(SWEEP_SECONDS + 1)
+        watching.take(kinds.JOB, "MODIFIED", job(version=5, generation=2))
+        await asyncio.sleep(SWEEP_SECONDS + 1)
+        assert watching.complaint == ""
+
+    watched(story)
+
+
+def test_an_operator_that_cannot_list_says_so() -> None:
+    async def story(api: Api, watching: Watching, news: list[Key]) -> None:
+        await watching.listed.wait()
+        api.fails = True
+        await asyncio.sleep(STALE_SECONDS - 1)
+        assert watching.complaint == ""
+        await asyncio.sleep(2)
+        assert "nothing could be listed" in watching.complaint
+
+    watched(story)

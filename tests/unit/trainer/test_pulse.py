@@ -1,0 +1,197 @@
+"""The pulse between a rank and its agent, with real processes at its two ends where that matters."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tandem.exitcode import ExitCode
+from tandem_trainer.pulse import Pulse, PulseView
+from tests.support.processes import alive
+from tests.support.waiting import until
+
+T = TypeVar("T")
+
+STUCK_RANK = """
+import sys, time
+from tandem_trainer.pulse import Pulse, Watchdog
+pulse = Pulse.open_for_rank()
+Watchdog(pulse).start()
+pulse.beat(step=1, phase="stuck")
+time.sleep(60)  # a collective that never ends holds no interpreter lock, as this does not
+"""
+
+BUSY_RANK = """
+from tandem_trainer.pulse import Pulse
+pulse = Pulse.open_for_rank()
+step = 0
+while True:
+    step += 1
+    x = float(step)
+    pulse.beat(step=step, total_steps=step, epoch=x, loss=x, throughput=x, phase=str(step))
+"""
+
+AGENT = """
+import os, subprocess, sys, time
+from pathlib import Path
+from tandem_trainer.pulse import PulseView
+view = PulseView(Path(os.environ["TANDEM_PULSE"]), 0)
+rank = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+while (beat := view.beat()) is None or beat.phase != "stuck":
+    time.sleep(0.01)
+print(rank.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def view(tmp_path: Path) -> Iterator[PulseView]:
+    made = PulseView(tmp_path, 0)
+    yield made
+    made.close()
+
+
+def start_rank(folder: Path, code: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "TANDEM_PULSE": str(folder), "LOCAL_RANK": "0", "RANK": "3", "TANDEM_GENERATION": "7"}
+    return subprocess.Popen([sys.executable, "-c", code], env=environment)
+
+
+def test_the_agent_reads_what_the_rank_said(view: PulseView) -> None:
+    assert view.beat() is None
+    pulse = Pulse(view.path, rank=3, generation=7)
+    pulse.beat(step=12, total_steps=100, epoch=0.5, loss=1.25, throughput=640.0, phase="train")
+    beat = view.beat()
+    assert beat is not None
+    assert (beat.pid, beat.rank, beat.generation) == (os.getpid(), 3, 7)
+    assert (beat.step, beat.total_steps, beat.epoch, beat.loss) == (12, 100, 0.5, 1.25)
+    assert (beat.throughput, beat.phase) == (640.0, "train")
+    assert time.monotonic() - 5 < beat.at <= time.monotonic()
+
+
+def test_what_a_rank_does_not_know_is_absent_and_a_loss_of_nan_is_not(view: PulseView) -> None:
+    pulse = Pulse(view.path, rank=0, generation=1)
+    pulse.beat(step=0)
+    beat = view.beat()
+    assert beat is not None
+    assert (beat.total_steps, beat.epoch, beat.loss, beat.throughput) == (None, None, None, None)
+    pulse.beat(step=1, loss=float("nan"))
+    beat = view.beat()
+    assert beat is not None
+    assert beat.loss is not None
+    assert beat.loss != beat.loss
+
+
+def test_outside_of_tandem_there_is_no_pulse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TANDEM_PULSE", raising=False)
+    assert Pulse.open_for_rank() is None
+
+
+def test_a_file_that_is_no_pulse_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rank-0").write_bytes(bytes(4096))
+    monkeypatch.setenv("TANDEM_PULSE", str(tmp_path))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(ValueError, match="rank-0 is not a pulse"):
+        Pulse.open_for_rank()
+
+
+def test_a_beat_is_never_seen_torn_while_the_rank_writes_without_pause(view: PulseView, tmp_path: Path) -> None:
+    rank = start_rank(tmp_path, BUSY_RANK)
+    try:
+        seen: set[int] = set()
+        last = 0
+        deadline = time.monotonic() + 20
+        while len(seen) < 5_000 and time.monotonic() < deadline:
+            beat = view.beat()
+            if beat is None or beat.step == 0:
+                continue
+            assert beat.total_steps == beat.epoch == beat.loss == beat.throughput == beat.step == int(beat.phase)
+            assert beat.step >= last, "beats never go back"
+            last = beat.step
+            seen.add(beat.step)
+        assert len(seen) >= 5_000
+    finally:
+        rank.kill()
+        rank.wait()
+    beat = view.beat()
+    assert beat is not None, "a rank killed while it wrote leaves its last whole beat"
+    assert beat.step >= last
+
+
+def test_processor_use_is_sampled_without_the_training_thread(view: PulseView, tmp_path: Path) -> None:
+    rank = start_rank(tmp_path, STUCK_RANK)
+    try:
+        first = until(view.usage, "a measured use")
+        second = until(lambda: usage if (usage := view.usage()) and usage.at > first.at else None, "a measured use")
+        assert 0 < first.cpu_seconds <= second.cpu_seconds
+        assert second.gpu is None
+    finally:
+        rank.kill()
+        rank.wait()
+
+
+def test_a_stuck_rank_obeys_an_abort_at_once_and_says_so(view: PulseView, tmp_path: Path) -> None:
+    rank = start_rank(tmp_path, STUCK_RANK)
+    try:
+        until(lambda: (beat := view.beat()) and beat.phase == "stuck", "phase stuck")
+        assert view.last_word() is None
+        ordered = time.monotonic()
+        view.order("abort")
+        assert rank.wait(10) == ExitCode.SUPERSEDED
+        assert time.monotonic() - ordered < 1.0
+        assert view.last_word() == ExitCode.SUPERSEDED
+    finally:
+        rank.kill()
+        rank.wait()
+
+
+def test_an_abort_before_the_rank_looks_is_obeyed_too(view: PulseView, tmp_path: Path) -> None:
+    view.order("abort")
+    rank = start_rank(tmp_path, STUCK_RANK)
+    try:
+        assert rank.wait(20) == ExitCode.SUPERSEDED
+    finally:
+        rank.kill()
+        rank.wait()
+
+
+def test_save_and_leave_reaches_the_loop_and_abort_still_overrides_it(view: PulseView) -> None:
+    pulse = Pulse(view.path, rank=0, generation=1)
+    assert pulse.order == "run"
+    view.order("save-and-leave")
+    assert pulse.order == "save-and-leave"
+    view.order("abort")
+    view.order("run")
+    assert pulse.order == "abort", "there is no way back from abort"
+
+
+def test_no_rank_outlives_its_agent(tmp_path: Path) -> None:
+    environment = {**os.environ, "TANDEM_PULSE": str(tmp_path), "LOCAL_RANK": "0"}
+    agent = subprocess.Popen([sys.executable, "-c", AGENT, STUCK_RANK], env=environment, stdout=subprocess.PIPE)
+    try:
+        assert agent.stdout is not None
+        rank = int(agent.stdout.readline())
+        agent.send_signal(signal.SIGKILL)
+        agent.wait()
+        until(lambda: not alive(rank), "the end of the rank", 5)
+    finally:
+        agent.kill()
+        agent.communicate()
+
+
+def test_a_beat_costs_microseconds(view: PulseView) -> None:
+    pulse = Pulse(view.path, rank=0, generation=1)
+    best = min(_seconds_per_beat(pulse) for _ in range(5))
+    assert best < 20e-6, f"{best * 1e6:.1f} µs"
+
+
+def _seconds_per_beat(pulse: Pulse, count: int = 2_000) -> float:
+    start = time.perf_counter()
+    for step in range(count):
+        pulse.beat(step=step, total_steps=count, epoch=0.5, loss=1.0, throughput=2.0)
+    return (time.perf_counter() - start) / count
