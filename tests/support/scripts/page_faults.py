@@ -1,0 +1,48 @@
+"""Allocates and frees the same blocks step after step, and prints how many new pages the system had to give.
+
+Arguments: who sets what becomes of freed memory (`trainer`: a trainer's start, `setting`: the call alone, `nobody`),
+and the sizes of the blocks in MiB.
+"""
+
+import ctypes
+import resource
+import sys
+
+STEPS = 5
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+NO_HUGE_PAGES = 41
+# One huge page would count once for 512.
+libc.prctl(NO_HUGE_PAGES, 1, 0, 0, 0)
+
+
+def step(sizes: list[int]) -> None:
+    blocks = [libc.malloc(size << 20) for size in sizes]
+    for block, size in zip(blocks, sizes, strict=True):
+        ctypes.memset(block, 1, size << 20)
+    for block in blocks:
+        libc.free(block)
+
+
+def train(*_: object) -> int:
+    sizes = [int(size) for size in sys.argv[2:]]
+    step(sizes)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(STEPS):
+        step(sizes)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return 0
+
+
+if sys.argv[1] == "trainer":
+    import tandem_trainer.__main__ as trainer
+
+    trainer._run = train
+    trainer.main()
+else:
+    if sys.argv[1] == "setting":
+        from tandem.memory import keep_freed_memory
+
+        assert keep_freed_memory()
+    train()
