@@ -26,6 +26,9 @@ from tests.support.faults.scene import PATIENCE, Findings, Save, Scene, Server, 
 
 NEW_ASIDE = ".tmp-step-000000050-g000002-000003"
 YEARS = 10 * 365.25 * 86400
+ALL = pytest.mark.full("core", "trainer")
+"""Three writers take every step that one alone takes: what one alone adds, and pairs of steps, are for the full tier."""
+PARTS = pytest.mark.parametrize("parts", [pytest.param(1, marks=ALL), 3])
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +82,7 @@ def synced_after(steps: Sequence[Sequence[str]], step: int) -> int:
     return next(number for number in of_kind(steps, {SYNC}) if number > step)
 
 
-@pytest.mark.parametrize("parts", [1, 3])
+@PARTS
 def test_a_machine_that_dies_at_any_step_of_a_save_costs_this_save_at_most(matrix: Matrix, parts: int) -> None:
     def writers(**fault: Any) -> list[dict[str, Any]]:
         return [matrix.scene.writer(matrix.scene.parts(parts=parts), fault or None)]
@@ -96,6 +99,7 @@ def test_a_machine_that_dies_at_any_step_of_a_save_costs_this_save_at_most(matri
     matrix.expect_all_right(at_least=50 if parts == 1 else 80)
 
 
+@ALL
 def test_one_of_three_writers_that_dies_at_any_step_costs_this_save_at_most(matrix: Matrix) -> None:
     def writers(victim: int | None = None, point: int = 0) -> list[dict[str, Any]]:
         return [
@@ -117,7 +121,7 @@ def test_one_of_three_writers_that_dies_at_any_step_costs_this_save_at_most(matr
     matrix.expect_all_right(at_least=60)
 
 
-@pytest.mark.parametrize("parts", [1, 3])
+@PARTS
 @pytest.mark.parametrize("case", CASES)
 def test_a_power_cut_takes_nothing_that_was_committed(matrix: Matrix, case: str, parts: int) -> None:
     def writers(**fault: Any) -> list[dict[str, Any]]:
@@ -135,7 +139,7 @@ def test_a_power_cut_takes_nothing_that_was_committed(matrix: Matrix, case: str,
     matrix.expect_all_right(at_least=40 if parts == 1 else 60)
 
 
-@pytest.mark.parametrize("parts", [1, 3])
+@PARTS
 def test_bytes_that_the_disk_lost_before_the_commit_are_missed(matrix: Matrix, parts: int) -> None:
     def writers(**fault: Any) -> list[dict[str, Any]]:
         return [matrix.scene.writer(matrix.scene.parts(parts=parts), fault or None)]
@@ -148,7 +152,7 @@ def test_bytes_that_the_disk_lost_before_the_commit_are_missed(matrix: Matrix, p
     matrix.expect_all_right(at_least=3)
 
 
-@pytest.mark.parametrize("parts", [1, 3])
+@PARTS
 def test_a_step_that_fails_once_costs_this_save_at_most(matrix: Matrix, parts: int) -> None:
     def writers(point: int = 0) -> list[dict[str, Any]]:
         fault = {"kind": "error", "point": point, "number": errno.EIO} if point else None
@@ -160,7 +164,7 @@ def test_a_step_that_fails_once_costs_this_save_at_most(matrix: Matrix, parts: i
     matrix.expect_all_right(at_least=60)
 
 
-@pytest.mark.parametrize("parts", [1, 3])
+@PARTS
 @pytest.mark.parametrize(
     ("number", "refused"),
     [(errno.ENOSPC, GROWING), (errno.EROFS, CHANGING - {SYNC}), (errno.EIO, CHANGING)],
@@ -207,7 +211,7 @@ def disk(scene: Scene) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", folder], check=True, timeout=10)
 
 
-@pytest.mark.parametrize("parts", [1, 3])
+@PARTS
 def test_a_full_disk_costs_this_save_and_harms_no_other(matrix: Matrix, disk: Path, parts: int) -> None:
     refused = 0
     for free in range(0, 15):
@@ -266,7 +270,7 @@ def test_a_disk_that_becomes_read_only_costs_this_save_and_harms_no_other(matrix
     matrix.expect_all_right(at_least=30)
 
 
-@pytest.mark.parametrize("parts", [1, 3])
+@PARTS
 def test_no_clock_decides_anything(matrix: Matrix, parts: int) -> None:
     for clock in (-YEARS, -86400.0, 0.0, 86400.0, YEARS):
         for written in (0.0, 1e9, 4e9):
@@ -298,6 +302,7 @@ def test_a_writer_whose_clock_is_ahead_does_not_clear_away_the_save_that_others_
     matrix.expect_all_right(at_least=3)
 
 
+@ALL
 def test_three_writers_may_take_turns_as_they_like(matrix: Matrix) -> None:
     patient = PATIENCE | {"PARTS_SECONDS": 15.0, "ORPHAN_SECONDS": 15.0}
     for seed in range(20):
@@ -350,6 +355,7 @@ def interrupted(
         yield f"{turns[:3]}…", replayed(matrix, writers, turns)
 
 
+@ALL
 def test_two_writers_of_one_generation_do_not_mix_what_they_write(matrix: Matrix) -> None:
     """It should not happen: a generation's record is written once. If it does, one of both is there, whole."""
     twins = Save(50, 2), Save(50, 2, twin=1)
@@ -390,6 +396,7 @@ def succession(server: Server, small: None, tmp_path: Path) -> Succession:
     return Succession(server, tmp_path)
 
 
+@ALL
 def test_a_writer_that_was_superseded_harms_nothing_whenever_it_wakes_up(
     succession: Succession, server: Server, tally: Faults
 ) -> None:

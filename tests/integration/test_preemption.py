@@ -18,6 +18,11 @@ TRAINER = {
     "task": "image-classification",
     "config": {"model": "baby-cnn", "data": {"name": "digits"}, "epochs": 100_000, "globalBatchSize": 64},
 }
+LEAVING = [
+    pytest.param(["worker-2"], marks=pytest.mark.full("core", "coordinator", "trainer")),
+    pytest.param(["worker-0"], marks=pytest.mark.full("core", "coordinator", "trainer")),
+    ["worker-0", "worker-2"],
+]
 
 
 @pytest.fixture
@@ -54,7 +59,7 @@ def trains(group: Elastic, size: int) -> None:
     until(there, f"training with {size}")
 
 
-@pytest.mark.parametrize("leaving", [["worker-2"], ["worker-0"], ["worker-0", "worker-2"]], ids=" ".join)
+@pytest.mark.parametrize("leaving", LEAVING, ids=" ".join)
 def test_the_group_saves_those_leave_and_the_rest_go_on_without_computing_anything_twice(
     group: Elastic, leaving: list[str]
 ) -> None:

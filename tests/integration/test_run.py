@@ -19,8 +19,8 @@ pytestmark = pytest.mark.timeout(600)
 
 SHORT = ["--set", "trainer.config.epochs=6", "--set", "checkpoint.everySteps=20"]
 SHORT_STEPS = 6 * 23
-MIDDLE = ["--set", "trainer.config.epochs=200", "--set", "checkpoint.everySteps=40"]
-MIDDLE_STEPS = 200 * 23
+MIDDLE = ["--set", "trainer.config.epochs=100", "--set", "checkpoint.everySteps=40"]
+MIDDLE_STEPS = 100 * 23
 ENDLESS = ["--set", "trainer.config.epochs=5000", "--set", "checkpoint.everySteps=20"]
 SMALL = ["--set", "workers.replicas=1", "--set", "evaluators.processesPerReplica=1"]
 """Importing torch is most of what a start costs; where it does not matter, there are few processes."""

@@ -17,6 +17,7 @@ from tests.support.local_run import LocalRun
 from tests.support.ranks import Ranks, losses, records, run, sample_ids
 from tests.support.waiting import until
 
+ALL = pytest.mark.full("core", "trainer")
 SCRIPT = str(SCRIPTS / "session_script.py")
 STEPS_PER_EPOCH = 7
 """330 samples in batches of 50; the last one has 30."""
@@ -41,8 +42,8 @@ def assert_same_run(ours: RunDir, reference: RunDir) -> None:
     "options",
     [
         pytest.param(("--data", "rows", "--workers", "2"), id="rows-read-ahead-by-two-workers"),
-        pytest.param(("--data", "rows"), id="rows"),
-        pytest.param(("--data", "stream", "--workers", "1"), id="a-stream-read-ahead"),
+        pytest.param(("--data", "rows"), id="rows", marks=ALL),
+        pytest.param(("--data", "stream", "--workers", "1"), id="a-stream-read-ahead", marks=ALL),
         pytest.param(("--data", "stream", "--parts", "7"), id="a-stream-in-parts"),
     ],
 )
@@ -223,6 +224,7 @@ EXAMPLE = ROOT / "examples" / "language-model.yaml"
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.full("core", "coordinator", "trainer", "examples")
 def test_the_example_survives_a_killed_rank_and_saves_when_asked_to_stop(tmp_path: Path) -> None:
     """As a job it shows its steps, restarts where its checkpoint stands, and Ctrl-C loses nothing."""
     words = ["--set", 'trainer.args=[--steps, "240"]', "--set", "checkpoint.everySteps=10"]

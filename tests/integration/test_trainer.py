@@ -74,6 +74,7 @@ def test_a_batch_smaller_than_the_group_still_counts_each_sample_once(tmp_path: 
     assert_same_curve(losses(group), losses(alone))
 
 
+@pytest.mark.full("core", "trainer")
 def test_a_killed_group_of_two_goes_on_as_three_with_the_same_samples(tmp_path: Path) -> None:
     config = PLAIN | {"epochs": 40}
     undisturbed = make_rundir(tmp_path / "undisturbed", config, checkpoint={"everySteps": 20})
@@ -155,7 +156,7 @@ def test_rounded_weights_for_evaluators_round_nothing_that_is_resumed(tmp_path: 
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=pytest.mark.full("core", "trainer"))])
 def test_an_average_of_the_weights_is_what_is_evaluated_and_it_goes_on_over_restarts(
     tmp_path: Path, precision: str
 ) -> None:

@@ -1,6 +1,6 @@
 """The smallest training script: counts steps with its group, and says so in a file. Rank 0 keeps the count on the disk.
 
-`STEPS_AWARE` makes it speak through its pulse, as the trainer does; without, it knows nothing of Tandem.
+`STEPS_AWARE` makes it speak and listen through its pulse, as the trainer does; without, it knows nothing of Tandem.
 """
 
 import os
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from tandem.exitcode import ExitCode
 
 aware = os.environ.get("STEPS_AWARE") == "1"
 pulse = None
@@ -29,7 +31,9 @@ step = int(saved.read_text()) if saved.exists() else 0
 with (folder / f"steps-{generation}-{rank}.txt").open("a", buffering=1) as said:
     try:
         while step < total:
-            dist.all_reduce(torch.ones(1000))
+            asked = torch.zeros(1000)
+            asked[0] = pulse is not None and pulse.order == "save-and-leave"
+            dist.all_reduce(asked)
             step += 1
             if rank == 0:
                 beside = saved.with_suffix(".new")
@@ -38,12 +42,15 @@ with (folder / f"steps-{generation}-{rank}.txt").open("a", buffering=1) as said:
             print(f"{time.time():.4f} {step} {world} {os.getpid()}", file=said)
             if pulse is not None:
                 pulse.beat(step=step, total_steps=total, loss=1.0 / step, throughput=50.0)
+            if pulse is not None and asked[0]:
+                pulse.last_word(ExitCode.PREEMPTED)
+                os._exit(ExitCode.PREEMPTED)
             time.sleep(0.02)
     except RuntimeError as error:
         print(f"lost its peers: {str(error).splitlines()[0]}", file=sys.stderr)
         if pulse is not None:
-            pulse.last_word(76)
-        os._exit(76)
+            pulse.last_word(ExitCode.PEER_LOST)
+        os._exit(ExitCode.PEER_LOST)
 if pulse is not None:
     pulse.last_word(0)
 dist.destroy_process_group()

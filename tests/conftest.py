@@ -1,0 +1,135 @@
+"""What holds for every test, whatever its tier: signals, random choices, the order of files, skips, durations."""
+
+import os
+import signal
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from tests.support import tiers
+
+# Drawn anew at each run, a failure would come and go. `--hypothesis-profile=random` is for the soak and the full tier.
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("random", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("fixed")
+
+# A shell ignores SIGINT for what it starts in the background, nohup ignores SIGHUP, and both are inherited: no process
+# that a test starts could then be interrupted. A handler, unlike SIG_IGN, ends with `exec`.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
+
+LONGEST_FIRST = (
+    *("test_run", "test_session", "test_trainer", "test_rendezvous", "test_checkpoint_faults", "test_coordinator"),
+    *("test_checkpoints_command", "test_warm", "test_evaluator", "test_preemption", "test_hang", "test_page_open"),
+    *("test_chart", "test_commands", "test_operator_faults"),
+)
+"""Files that take long. Workers take files in this order, so that all of them end at about the same time."""
+NO_GPU = "tests/gpu/"
+"""Tests that are skipped on most machines, and say so."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tandem")
+    group.addoption("--tier", help="write down how long this tier took, in runs/tests")
+    group.addoption(
+        "--touched-since",
+        metavar="COMMIT",
+        help="of the tests of the full tier, only those that a change since COMMIT touches",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "full(*rooms): in the full tier alone; a change of one of the rooms makes it necessary again"
+    )
+    config.addinivalue_line("markers", "property: a Hypothesis test (set by itself)")
+    config.addinivalue_line("markers", "alone: on the cluster, nothing else may run beside it")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Record(config), "tandem-record")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("property")
+    if (commit := config.getoption("--touched-since")) is not None:
+        _keep_touched(config, items, commit)
+
+    def turn(item: pytest.Item) -> tuple[int, str]:
+        name = item.path.stem
+        return LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST), str(item.path)
+
+    items.sort(key=turn)
+
+
+def _keep_touched(config: pytest.Config, items: list[pytest.Item], commit: str) -> None:
+    changed = tiers.changes_since(commit)
+    if changed is None:
+        return
+    judged: dict[tuple[Path, tuple[str, ...]], bool] = {}
+    kept, left_out = [], []
+    for item in items:
+        mark = item.get_closest_marker("full")
+        key = item.path, tuple(mark.args) if mark else ()
+        if key not in judged:
+            judged[key] = mark is None or tiers.is_touched(item.path, mark.args, changed)
+        (kept if judged[key] else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
+
+
+class Record:
+    """Keeps how long tests took, and fails a run in CI that has skipped any."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._tier: str | None = config.getoption("--tier")
+        self._began = time.time()
+        self._outcomes = Counter[str]()
+        self._tests: defaultdict[str, float] = defaultdict(float)
+        self._skipped: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._tests[report.nodeid] += report.duration
+        if report.when == "call" or report.outcome != "passed":
+            self._outcomes[report.outcome] += 1
+        if report.skipped and not report.nodeid.startswith(NO_GPU) and not hasattr(report, "wasxfail"):
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+            self._skipped.append(f"{report.nodeid}: {reason}")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._skipped and os.environ.get("CI") == "true" and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self._tier:
+            self._run().keep()
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._skipped and os.environ.get("CI") == "true":
+            terminalreporter.section("skipped, though in CI nothing may be", red=True)
+            terminalreporter.write_line("\n".join(self._skipped))
+
+    def _run(self) -> tiers.Run:
+        files: defaultdict[str, float] = defaultdict(float)
+        for name, seconds in self._tests.items():
+            files[name.partition("::")[0]] += seconds
+        return tiers.Run(
+            tier=self._tier or "",
+            started=self._began,
+            seconds=round(time.time() - self._began, 1),
+            passed=self._outcomes["passed"],
+            failed=self._outcomes["failed"],
+            skipped=self._outcomes["skipped"],
+            files=_longest(files, 300),
+            slowest=_longest(self._tests, 60),
+        )
+
+
+def _longest(seconds: dict[str, float], most: int) -> dict[str, float]:
+    ordered = sorted(seconds.items(), key=lambda pair: -pair[1])
+    return {name: round(value, 2) for name, value in ordered[:most]}

@@ -1,0 +1,167 @@
+"""The tiers of the tests: what each may take, how long its last run took, and what of the full tier a change touches.
+
+A test is in the tier of its folder; those marked `full` run in the full tier alone. A mark names the rooms whose change
+makes a test necessary again: `pytest.mark.full("operator", "coordinator")`. Changes reach further than their own room,
+to every room that imports it; who may import whom is checked by import-linter, so `REACH` can be trusted, and a test
+compares it with those contracts.
+
+Rejected: durations of single tests as limits (they fail where a machine is slow, and prove nothing); choosing tests by
+coverage (a recovery that is never reached on a good day is covered by nothing).
+"""
+
+import ast
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+
+from tests.support import ROOT
+
+MINUTE = 60.0
+BUDGETS = {"check": 3 * MINUTE, "test": 5 * MINUTE, "e2e": 15 * MINUTE}
+"""Seconds on two quiet cores, with caches filled. `make test` runs the first two: eight minutes."""
+TOLERANCE = 1.5
+"""A tier that takes this many times its budget is over it: the machines that run them are shared."""
+RUNS = ROOT / "runs" / "tests"
+KEPT = 20
+"""Records of runs that stay, for each tier."""
+
+REACH = {
+    "core": {"core", "coordinator", "trainer", "evaluator", "operator"},
+    "coordinator": {"coordinator"},
+    "trainer": {"trainer", "evaluator"},
+    "evaluator": {"evaluator"},
+    "operator": {"operator"},
+    "charts": {"charts"},
+    "images": {"images"},
+    "examples": {"examples"},
+}
+"""Which rooms may behave differently when one has changed."""
+EVERYTHING = ("pyproject.toml", "constraints.txt", "tests/conftest.py")
+"""A change of these touches every test."""
+
+
+@dataclass
+class Run:
+    """How long a tier took once."""
+
+    tier: str
+    started: float
+    """Unix time."""
+    seconds: float
+    passed: int
+    failed: int
+    skipped: int
+    files: dict[str, float] = field(default_factory=dict)
+    """Seconds of each test file, the longest first. They add up to more than `seconds` where several run at a time."""
+    slowest: dict[str, float] = field(default_factory=dict)
+    """Seconds of the longest single tests."""
+
+    def keep(self, folder: Path = RUNS) -> Path:
+        """Write it down, and let go of the oldest."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self.tier}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime(self.started))}.json"
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        for old in sorted(folder.glob(f"{self.tier}-*.json"))[:-KEPT]:
+            old.unlink()
+        return path
+
+
+def newest(tier: str, folder: Path = RUNS) -> Run | None:
+    """The last run of a tier; None if there is none."""
+    found = sorted(folder.glob(f"{tier}-*.json"))
+    return Run(**json.loads(found[-1].read_text())) if found else None
+
+
+def is_over(run: Run) -> bool:
+    """Whether it took more than its tier may, by half."""
+    return run.tier in BUDGETS and run.seconds > TOLERANCE * BUDGETS[run.tier]
+
+
+def verdict(runs: Iterable[Run]) -> list[str]:
+    """A line for each run."""
+    lines = []
+    for run in runs:
+        budget = f"of {BUDGETS[run.tier] / MINUTE:.0f} min" if run.tier in BUDGETS else "without a budget"
+        over = "  OVER BY MORE THAN HALF" if is_over(run) else ""
+        longest = ", ".join(f"{Path(name).stem} {seconds:.0f} s" for name, seconds in list(run.files.items())[:3])
+        lines.append(f"{run.tier:6} {run.seconds / MINUTE:5.1f} {budget}{over}; {run.passed} passed; {longest}")
+    return lines
+
+
+def imported(path: Path) -> frozenset[Path]:
+    """The files below `tests/` that a test file is made of, itself among them."""
+    found: set[Path] = set()
+    left = [path]
+    while left:
+        one = left.pop()
+        if one not in found:
+            found.add(one)
+            left += _imports(one)
+    return frozenset(found)
+
+
+@cache
+def _imports(path: Path) -> tuple[Path, ...]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    places = [ROOT / name.replace(".", "/") for name in names if name.split(".")[0] == "tests"]
+    candidates = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
+    return tuple(file for file in candidates if file.is_file())
+
+
+def is_touched(path: Path, rooms: Collection[str], changed: Collection[str]) -> bool:
+    """Whether a test has to run again.
+
+    Args:
+        path: its file.
+        rooms: those that its mark names.
+        changed: names of files, relative to the repository.
+    """
+    made_of = {str(file.relative_to(ROOT)) for file in imported(path)}
+    folders = {str(Path(name).parent) + "/" for name in made_of if name.endswith("__init__.py")}
+    folders.discard("tests/support/")
+    touched = set().union(*(REACH.get(name.partition("/")[0], set()) for name in changed))
+    return any(
+        name in EVERYTHING or name in made_of or name.startswith(tuple(folders)) for name in changed
+    ) or not touched.isdisjoint(rooms)
+
+
+def changes_since(commit: str) -> list[str] | None:
+    """Names of the files that differ from a commit; None if this clone does not know it."""
+    known = subprocess.run(
+        ["git", "merge-base", "--is-ancestor", commit, "HEAD"], cwd=ROOT, capture_output=True, timeout=60
+    )
+    if not commit or known.returncode != 0:
+        return None
+    listed = subprocess.run(
+        ["git", "diff", "--name-only", commit], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    return listed.stdout.splitlines()
+
+
+def contracts(forbidden: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
+    """What `REACH` has to be for rooms of code, from what each of them must not import."""
+    return {
+        room: {room} | {other for other, never in forbidden.items() if room != other and room not in never}
+        for room in forbidden
+    }
+
+
+def main() -> int:
+    """Print how long each tier took the last time; 1 if one was over its budget by half."""
+    runs = [run for tier in BUDGETS if (run := newest(tier))]
+    print("\n".join(verdict(runs)))
+    return 1 if any(is_over(run) for run in runs) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
