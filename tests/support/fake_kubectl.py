@@ -16,7 +16,7 @@ folder = os.path.dirname(os.path.abspath(__file__))
 words = sys.argv[1:]
 given = "" if sys.stdin is None or "-" not in words else sys.stdin.read()
 with open(os.path.join(folder, "asked.jsonl"), "a") as asked:
-    asked.write(json.dumps({"words": words, "given": given}) + "\\n")
+    asked.write(json.dumps({"words": words, "given": given, "pid": os.getpid()}) + "\\n")
 with open(os.path.join(folder, "answers.json")) as file:
     answers = json.load(file)
 for answer in answers:
@@ -25,7 +25,9 @@ for answer in answers:
         sys.stdout.flush()
         sys.stderr.write(answer["complains"])
         sys.stderr.flush()
-        deadline = time.monotonic() + 60
+        with open(os.path.join(folder, "answered"), "a") as answered:
+            answered.write(".")
+        deadline = time.monotonic() + 600
         while answer["stays"] and time.monotonic() < deadline:
             time.sleep(0.05)
         sys.exit(answer["code"])
@@ -40,6 +42,7 @@ class Asked:
 
     words: list[str]
     given: str
+    pid: int
 
 
 class FakeKubectl:
@@ -65,7 +68,7 @@ class FakeKubectl:
 
         Args:
             says: its output; what is no text, as JSON.
-            stays: it does not end by itself (but after a minute).
+            stays: it does not end by itself (but after ten minutes).
         """
         text = says if isinstance(says, str) else json.dumps(says)
         end = (1 if complains else 0) if code is None else code
@@ -78,6 +81,12 @@ class FakeKubectl:
         """All calls so far."""
         notes = self.folder / "asked.jsonl"
         return [Asked(**json.loads(line)) for line in notes.read_text().splitlines()] if notes.exists() else []
+
+    @property
+    def answered(self) -> int:
+        """How many calls have said all that they had to say; those that stay are still there."""
+        notes = self.folder / "answered"
+        return notes.stat().st_size if notes.exists() else 0
 
     def _write(self) -> None:
         fresh = self.folder / "answers.json.new"
