@@ -6,7 +6,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 
-class _Jumping(asyncio.SelectorEventLoop):
+class Jumping(asyncio.SelectorEventLoop):
+    """The loop that `jumping` runs."""
+
     def __init__(self) -> None:
         super().__init__(selectors.SelectSelector())
         self.now = 0.0
@@ -20,12 +22,17 @@ class _Jumping(asyncio.SelectorEventLoop):
         self._selector.select = jump  # type: ignore[attr-defined]
 
     def time(self) -> float:
+        """Seconds since it was made."""
         return self.now
+
+    def pass_over(self, seconds: float) -> None:
+        """Let time go by in which nothing else could run, as long work in a callback does."""
+        self.now += seconds
 
 
 def jumping(work: Coroutine[Any, Any, Any]) -> Any:
     """Run something in time that jumps. It must not wait for anything but time."""
-    loop = _Jumping()
+    loop = Jumping()
     try:
         return loop.run_until_complete(work)
     finally:

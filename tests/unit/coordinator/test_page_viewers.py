@@ -1,8 +1,10 @@
 """Viewers are sent what changed, once; and nobody is drawn for who is not there."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -14,6 +16,7 @@ from tandem_coordinator.page import live
 from tandem_coordinator.page.live import Live
 from tandem_coordinator.page.viewers import MOST_VIEWERS, Full, Viewers
 from tests.support import manifests
+from tests.support.clock import Jumping, jumping
 
 
 class TestAViewer:
@@ -59,13 +62,14 @@ class TestAViewer:
 class Job:
     """A coordinator that counts how often it is looked at."""
 
-    def __init__(self, trouble: bool = False) -> None:
+    def __init__(self, trouble: bool = False, takes: Callable[[], None] = lambda: None) -> None:
         self.glances = 0
-        self.trouble = trouble
+        self.trouble, self.takes = trouble, takes
         self.job = manifests.job()
 
     def glance(self, most: int, observed: Observed | None = None) -> tuple[Snapshot, int]:
         self.glances += 1
+        self.takes()
         if self.trouble and self.glances == 2:
             raise RuntimeError("no glance either")
         name = "digits" if not self.trouble else 5
@@ -119,25 +123,25 @@ class TestThePage:
         assert viewer.closing
         assert not viewer.over
 
-    async def test_leaves_more_time_to_heartbeats_where_a_glance_takes_long(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(("seconds", "pictures"), [(0.001, 1000), (0.5, 40)], ids=["a small job", "a large job"])
+    def test_leaves_all_but_a_fiftieth_of_the_loop_s_time_to_heartbeats(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, pictures: int
     ) -> None:
-        monkeypatch.setattr(live, "SECONDS", 0.0)
-        moments = iter(n * 0.1 for n in range(1000))
-        monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: next(moments)))
-        pauses: list[float] = []
+        """A glance takes the loop's time, and what is drawn of it that of a thread."""
 
-        async def pause(seconds: float) -> None:
-            pauses.append(seconds)
+        async def glances_in(period: float) -> int:
+            loop = cast("Jumping", asyncio.get_running_loop())
+            job = Job(takes=lambda: loop.pass_over(seconds))
+            page = Live(job, RunDir(tmp_path))  # type: ignore[arg-type]
+            monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=loop.time))
+            monkeypatch.setattr(page, "_on_the_thread", lambda _: asyncio.sleep(0.2, {}))
+            viewer = page.viewers.enter("wide")
+            page.wake()
+            await asyncio.sleep(period)
             page.viewers.leave(viewer)
+            await page.close()
+            return job.glances
 
-        page = Live(Job(), RunDir(tmp_path))  # type: ignore[arg-type]
-        viewer = page.viewers.enter("wide")
-        monkeypatch.setattr(page, "_on_the_thread", lambda _: _nothing())
-        monkeypatch.setattr(live, "asyncio", SimpleNamespace(sleep=pause))
-        await page._draw()
-        assert pauses == [pytest.approx(0.1 * live.LEAST_SHARE)]
-
-
-async def _nothing() -> dict[str, dict[str, str]]:
-    return {}
+        glances = jumping(glances_in(1000.0))
+        assert (glances - 1) * seconds <= 1000.0 / 50.0
+        assert glances == pytest.approx(pictures, rel=0.05), "and no more time than that"
