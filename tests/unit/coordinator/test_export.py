@@ -3,12 +3,13 @@
 from typing import Any
 
 import pytest
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem import metrics
 from tandem.job import Checkpoint
-from tandem.snapshot import Snapshot
-from tandem.status import Members, Status
+from tandem.snapshot import EvaluatorView, MemberView, RankView, Snapshot
+from tandem.status import CheckpointRef, Members, Progress, Score, Status, Straggler
 from tandem_coordinator.export import REASONS, Figures, Scrapes, prometheus_text
 from tandem_coordinator.observer import Evaluations, Observed, Saved, Volume
 from tandem_coordinator.summary import Clock
@@ -18,12 +19,64 @@ CLOCK = Clock(wall=1_000.0, steady=500.0)
 RUNNING = Status(phase="Running", evaluators=Members(desired=1, ready=1))
 
 
-def scraped(status: Status = RUNNING, **figures: Any) -> dict[tuple[str, ...], float]:
-    """Every sample, by its name and the values of its own labels."""
-    snapshot = Snapshot(job="digits", time=CLOCK.wall, status=status)
+KNOWN = Snapshot(
+    job="digits",
+    time=CLOCK.wall,
+    status=Status(
+        phase="Running",
+        world_size=4,
+        generation=5,
+        workers=Members(desired=3, ready=2),
+        evaluators=Members(desired=7, ready=6),
+        progress=Progress(step=91, total_steps=920, epoch=3.5, remaining_seconds=60.0),
+        loss=0.375,
+        throughput=800.0,
+        stragglers=[Straggler(rank=3, replica="worker-1", ratio=2.5)],
+        latest_checkpoint=CheckpointRef(name="step-000000080", step=80, generation=5),
+        latest_evaluation=Score(name="step-000000060", step=60, metric="accuracy", value=0.6),
+        best_checkpoint=Score(name="step-000000040", step=40, metric="accuracy", value=0.7),
+        evaluation_lag_steps=20,
+    ),
+    members=[
+        MemberView(
+            replica="worker-1",
+            address="10.0.0.1",
+            state="running",
+            silent_seconds=0.25,
+            ranks=[RankView(rank=3, step=90, cpu=1.5, gpu=0.75, gpu_memory_bytes=2**30, busy_seconds=0.125)],
+        )
+    ],
+    evaluators=[EvaluatorView(name="evaluator-0-1", state="idle", cpu=0.9, silent_seconds=0.1)],
+)
+"""A job of which everything is known that a snapshot may hold …"""
+ALL_KNOWN: dict[str, Any] = {
+    "restarts": {"Hung": 4},
+    "failures": 8,
+    "budget": 10,
+    "stepped_at": 499.0,
+    "started_at": 700.0,
+    "observed": Observed(
+        training=Training(
+            step_seconds=0.5, stall_seconds=0.002, commit_seconds=0.2, flops_per_sample=1e9, peak_flops=1e12
+        ),
+        saved=Saved(at=940.0, size=4_096),
+        volume=Volume(size=10_000, free=4_000),
+    ),
+}
+"""… and everything else that Prometheus is told."""
+
+
+def families(snapshot: Snapshot, **figures: Any) -> list[Metric]:
+    """Every metric that is told, as Prometheus reads it."""
     text = prometheus_text(snapshot, "lab", Figures(clock=CLOCK, **figures)).decode()
+    return list(text_string_to_metric_families(text))
+
+
+def scraped(job: Status | Snapshot = RUNNING, **figures: Any) -> dict[tuple[str, ...], float]:
+    """Every sample, by its name and the values of its own labels."""
+    snapshot = Snapshot(job="digits", time=CLOCK.wall, status=job) if isinstance(job, Status) else job
     found = {}
-    for family in text_string_to_metric_families(text):
+    for family in families(snapshot, **figures):
         for sample in family.samples:
             assert (sample.labels.pop("job"), sample.labels.pop("namespace")) == ("digits", "lab")
             found[sample.name, *sample.labels.values()] = sample.value
@@ -108,9 +161,46 @@ def test_when_training_has_ended_nothing_grows_old(phase: Any) -> None:
 
 
 def test_every_metric_of_the_list_is_exported_with_the_labels_that_it_says() -> None:
+    found = {family.name: family for family in families(KNOWN, **ALL_KNOWN)}
+    # The parser names a counter without its ending.
+    assert sorted(found) == sorted(metric.name.removesuffix("_total") for metric in metrics.ALL)
+    for metric in metrics.ALL:
+        family = found[metric.name.removesuffix("_total")]
+        assert (family.type, family.documentation) == (metric.kind, metric.help)
+        for sample in family.samples:
+            assert sample.labels.keys() - {"le"} == set(metric.labels), sample
+            assert all(sample.labels.values()), sample
+
+
+def test_what_is_known_of_each_replica_rank_and_evaluator_is_told_of_it() -> None:
+    found = scraped(KNOWN, **ALL_KNOWN)
+    assert (
+        found.items()
+        >= {
+            ("tandem_worker_silent_seconds", "worker-1"): 0.25,
+            ("tandem_rank_step", "3"): 90.0,
+            ("tandem_rank_cpu_cores", "3"): 1.5,
+            ("tandem_rank_gpu_utilization_ratio", "3"): 0.75,
+            ("tandem_rank_gpu_memory_bytes", "3"): 2**30,
+            ("tandem_rank_busy_seconds", "3"): 0.125,
+            ("tandem_straggler_ratio", "3", "worker-1"): 2.5,
+            ("tandem_evaluator_cpu_cores", "evaluator-0-1"): 0.9,
+            ("tandem_evaluation_score", "accuracy"): 0.6,
+            ("tandem_best_score", "accuracy"): 0.7,
+            ("tandem_restarts_total", "Hung"): 4.0,
+        }.items()
+    )
+    names = ("step", "steps_planned", "epoch", "remaining_seconds", "loss", "throughput_samples_per_second")
+    assert [found[f"tandem_{name}",] for name in names] == [91.0, 920.0, 3.5, 60.0, 0.375, 800.0]
+    names = ("world_size", "generation", "workers_desired", "workers_ready", "evaluators_desired", "evaluators_ready")
+    assert [found[f"tandem_{name}",] for name in names] == [4.0, 5.0, 3.0, 2.0, 7.0, 6.0]
+    names = ("checkpoint_step", "evaluation_step", "best_step", "evaluation_lag_steps", "restart_budget_used")
+    assert [found[f"tandem_{name}",] for name in names] == [80.0, 60.0, 40.0, 20.0, 8.0]
+
+
+def test_a_counter_begins_at_zero_or_its_first_increase_would_be_none() -> None:
     told = {name for name, *_ in scraped()}
-    counters = {metric.name for metric in metrics.ALL if metric.kind == "counter"}
-    assert counters <= told, "a counter begins at 0, or its first increase is none"
+    assert {metric.name for metric in metrics.ALL if metric.kind == "counter"} <= told
 
 
 def test_mfu_is_told_where_cost_and_peak_are_known() -> None:
