@@ -3,7 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tandem
 
-.PHONY: help setup run fmt lint type test e2e bench bench-scale bench-recovery bench-checkpoint bench-operator soak generate images clean
+.PHONY: help setup run fmt lint type check test e2e e2e-prepare e2e-full budgets gpu cluster soak generate images clean \
+	bench bench-scale bench-recovery bench-checkpoint bench-operator
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -35,11 +36,26 @@ lint: $(STAMP) ## Style, import rules
 type: $(STAMP) ## Strict types
 	@$(BIN)/mypy
 
-test: $(STAMP) ## Unit and integration tests with real processes
-	@$(BIN)/pytest
+# Two workers, each with whole files: tests mostly wait, and what a file shares is made once.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-e2e: $(STAMP) ## Tests on a real Kubernetes: the one in KUBECONFIG, or one started here (root, Go; 9 min the first time)
+check: $(STAMP) ## Style, types and unit tests: after each change (3 min)
+	@began=$$(date +%s); $(MAKE) --no-print-directory lint type && $(PYTEST) --tier=check --began=$$began tests/unit
+
+test: check ## All that needs no cluster, with real processes: before each commit (8 min)
+	@$(PYTEST) --tier=test tests/integration
+
+e2e: $(STAMP) ## Tests on a real Kubernetes: the one in KUBECONFIG, or one started here (root, Go; 15 min, 15 more the first time)
 	@$(BIN)/python -m tests.cluster $(ARGS)
+
+e2e-prepare: $(STAMP) ## Compile and build what e2e needs, before it is needed
+	@$(BIN)/python -m tests.cluster --prepare
+
+e2e-full: $(STAMP) ## Everything that no other tier runs: lost nodes, rivals, all faults, a soak (ARGS=--touched: what changes touch)
+	@$(BIN)/python -m tests.full $(ARGS)
+
+budgets: $(STAMP) ## How long each tier took the last time; fails if one took half as long again as it may
+	@$(BIN)/python -m tests.support.tiers
 
 bench: $(STAMP) ## Throughput against a bare DDP loop, with and without evaluators
 	@$(BIN)/python tests/bench/throughput.py
@@ -60,7 +76,8 @@ bench-operator: $(STAMP) ## The operator under 1,000 jobs, and what it does when
 cluster: $(STAMP) ## A Kubernetes of two nodes on this machine, by hand (ARGS="down | env | kill-node node-1 | …")
 	@$(BIN)/python -m tests.support.cluster.machine $(or $(ARGS),up)
 
-soak: $(STAMP) ## Random faults against one job, everything checked after each (root; SECONDS=600 SEED=1)
+soak: $(STAMP) ## Random faults against one job, everything checked after each; random examples (root; SECONDS=600 SEED=1)
+	@$(PYTEST) --tier=random -m property --hypothesis-profile=random tests/unit
 	@$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1) $(ARGS)
 
 generate: $(STAMP) ## Write the CRD, the JSON schema and the reference pages from the models, and the chart's pages

@@ -36,6 +36,7 @@ NO_GPU = "tests/gpu/"
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tandem")
     group.addoption("--tier", help="write down how long this tier took, in runs/tests")
+    group.addoption("--began", type=float, help="when the tier began, in Unix time, if that was before pytest")
     group.addoption(
         "--touched-since",
         metavar="COMMIT",
@@ -89,7 +90,7 @@ class Record:
 
     def __init__(self, config: pytest.Config) -> None:
         self._tier: str | None = config.getoption("--tier")
-        self._began = time.time()
+        self._began: float = config.getoption("--began") or time.time()
         self._outcomes = Counter[str]()
         self._tests: defaultdict[str, float] = defaultdict(float)
         self._skipped: list[str] = []

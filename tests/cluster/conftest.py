@@ -1,5 +1,6 @@
 """What tests on a cluster share."""
 
+import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,9 +10,20 @@ import pytest
 from tests.support.cluster import kueue
 from tests.support.cluster.helm import Helm, program
 from tests.support.cluster.images import Images, provide
+from tests.support.cluster.machine.places import CACHE
 from tests.support.cluster.operated import Operator, operated
 from tests.support.cluster.pods import Namespace, restricted
 from tests.support.cluster.prometheus_operator import Programs, programs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def turn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A file that is marked `alone` waits until the other worker has done its file, and that waits for it."""
+    alone = request.node.get_closest_marker("alone") is not None
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
 
 
 @pytest.fixture(scope="session")

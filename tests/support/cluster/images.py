@@ -76,10 +76,19 @@ def provide() -> Images:
             "the cluster in KUBECONFIG cannot pull images from this machine: push them with "
             f"`make images REGISTRY=… PUSH=1`, and set {GIVEN}=REGISTRY/tandem-{{name}}:TAG"
         )
+    images = build_all()
+    registry.load(*vars(images).values())
+    return images
+
+
+def build_all() -> Images:
+    """Build what is not there, so that only pushing is left.
+
+    Raises:
+        ClusterError: one cannot be built.
+    """
     with _alone():
-        images = {name: build(name) for name in ROOMS}
-        registry.load(*images.values())
-    return Images(**images)
+        return Images(**{name: build(name) for name in ROOMS})
 
 
 def build(name: str) -> str:

@@ -15,11 +15,12 @@ from typing import Any
 
 import yaml
 
-from tandem_operator import rights
+from tandem_operator import names, rights
+from tandem_operator.pods import VOLUME
 from tests.support import ROOT, manifests
 from tests.support.cluster.background import Background, answers
 from tests.support.cluster.images import Images
-from tests.support.cluster.pods import Manifest, Namespace
+from tests.support.cluster.pods import Manifest, Namespace, container, named, pod
 from tests.support.waiting import until
 
 CRD = ROOT / "charts/tandem/files/crd.yaml"
@@ -227,6 +228,29 @@ def kubeconfig(namespace: Namespace, folder: Path, server: str = "") -> Path:
     path = folder / "operator.kubeconfig"
     path.write_text(yaml.safe_dump(whole))
     return path
+
+
+READ_DIGESTS = """
+import json, pathlib, sys
+found = {}
+for log in sorted(pathlib.Path(sys.argv[1]).glob("log/train-g*.jsonl")):
+    for record in map(json.loads, log.read_text().splitlines()):
+        if record["kind"] == "step":
+            found[record["step"]] = record["ids"]
+print(json.dumps(found))
+"""
+
+
+def sample_digests(job: Job, images: Images) -> dict[int, str]:
+    """The digest of the samples of each step that counts, from the training logs on a job's volume."""
+    read = container("read", images.operator, "python3", "-c", READ_DIGESTS, f"{VOLUME}/{job.name}")
+    read["volumeMounts"].append({"name": "checkpoints", "mountPath": VOLUME, "readOnly": True})
+    volume = {"name": "checkpoints", "persistentVolumeClaim": {"claimName": names.checkpoints(job.name)}}
+    job.namespace.create(named("Pod", "digests", spec=pod([read], [volume])))
+    code, said = job.namespace.result("digests")
+    job.namespace("delete", "pod", "digests", "--wait=false")
+    assert code == 0, said
+    return {int(step): digest for step, digest in json.loads(said).items()}
 
 
 def secret(namespace: Namespace, name: str) -> str:
