@@ -2,14 +2,15 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tandem.local.supervision import SAVING_SECONDS
 from tests.support import ROOT
 from tests.support.local_run import DIGITS, LocalRun, evaluations
 from tests.support.processes import TANDEM
@@ -24,6 +25,15 @@ MIDDLE_STEPS = 100 * 23
 ENDLESS = ["--set", "trainer.config.epochs=5000", "--set", "checkpoint.everySteps=20"]
 SMALL = ["--set", "workers.replicas=1", "--set", "evaluators.processesPerReplica=1"]
 """Importing torch is most of what a start costs; where it does not matter, there are few processes."""
+FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"=]+)')
+
+
+def told(run: LocalRun) -> list[dict[str, str]]:
+    """What its plain lines say so far: fields of `name=word`, or of a name and a text in quotation marks."""
+    lines = run.output.partition(" is complete: ")[0].rpartition("\n")[0].splitlines()
+    for line in lines:
+        assert " ".join(f"{name}={value}" for name, value in FIELD.findall(line)) == line, "nothing but fields"
+    return [{name: json.loads(v) if v[0] == '"' else v for name, v in FIELD.findall(line)} for line in lines]
 
 
 @pytest.fixture
@@ -57,10 +67,24 @@ class TestFromBeginningToEnd:
         assert f"checkpoints/{best['name']}" in complete.output
         assert f"accuracy {best['value']:.4f}" in complete.output
 
-    def test_it_shows_steps_loss_workers_and_the_endpoint_as_plain_lines(self, complete: LocalRun) -> None:
+    def test_it_says_what_it_waits_for_and_how_far_it_is_in_plain_lines_of_fields(self, complete: LocalRun) -> None:
         assert all(letter.isprintable() for line in complete.output.splitlines() for letter in line)
-        assert 'waiting="starting: 2 workers importing torch"' in complete.output
-        assert "phase=Draining" in complete.output
+        lines = told(complete)
+        assert all(set(line) == {"time", "event", "text"} or line.keys() >= {"time", "phase"} for line in lines)
+        assert lines[0]["text"] == f"live page: tandem open {complete.path}"
+        starting = [line["waiting"] for line in lines if line.get("phase") == "Starting"]
+        assert "starting: 2 workers importing torch" in starting
+        draining = [line for line in lines if line.get("phase") == "Draining"]
+        assert draining[0]["waiting"].startswith("training is complete; ")
+        steps = [int(line["step"]) for line in lines if "step" in line]
+        assert steps == sorted(steps)
+        assert 0 < steps[-1] <= SHORT_STEPS
+        first_loss = complete.logged("step")[0]["loss"]
+        for line in draining:
+            assert int(line["totalSteps"]) == SHORT_STEPS
+            assert line["workers"].endswith("/2")
+            assert 0.0 < float(line["loss"]) < first_loss
+            assert float(line["epoch"]) == pytest.approx(int(line["step"]) / 23, abs=0.01)
 
     def test_nothing_is_left(self, complete: LocalRun) -> None:
         assert complete.leavings() == {}
@@ -110,6 +134,14 @@ class TestCtrlC:
         meanwhile = LocalRun(tmp_path, *ENDLESS)
         assert meanwhile.ends() == 2
         assert f"another tandem run (process {first.process.pid}) is at work in" in meanwhile.output
+        trains = until(
+            lambda: next(
+                (line for line in told(first) if line.get("phase") == "Running" and "trainerCpu" in line), None
+            ),
+            "a line of a group that trains",
+        )
+        assert trains.items() >= {"workers": "2/2", "worldSize": "2", "totalSteps": str(5000 * 23)}.items()
+        assert min(float(trains[name]) for name in ("step", "loss", "samplesPerSecond", "trainerCpu")) > 0.0
 
         first.interrupt()
         assert first.ends() == 130, first.output
@@ -126,12 +158,11 @@ class TestCtrlC:
         second.reaches(saved.step + 1)
         assert f"going on from step {saved.step}" in second.output
         assert second.logged("start")[-1]["step"] == saved.step
+        until(lambda: second.of("worker-0"), "an agent").suspend()  # it cannot save, and is waited for
         second.interrupt()
         until(lambda: "saving" in second.output or second.process.poll() is not None, "the first is heard")
-        pressed = time.monotonic()
         second.interrupt()
-        assert second.ends() == 130, second.output
-        assert time.monotonic() - pressed < 20
+        assert second.ends(SAVING_SECONDS) == 130, second.output
         assert second.leavings() == {}
 
     def test_before_anything_was_trained_says_so(self, tmp_path: Path, runs: list[LocalRun]) -> None:
@@ -198,7 +229,7 @@ def test_sigkill_of_its_whole_process_group_leaves_nothing_and_the_next_run_goes
     assert ours == {"coordinator", "worker-0", "evaluator-0-0"}
     os.killpg(run.process.pid, signal.SIGKILL)
     run.process.wait()
-    until(lambda: run.leavings() == {}, f"nothing is left, but there is {run.leavings()}", 20.0)
+    until(lambda: run.leavings() == {}, f"nothing is left, but there is {run.leavings()}")
 
     again = LocalRun(tmp_path, *ENDLESS, *SMALL, "--port", port)
     runs.append(again)
