@@ -20,6 +20,7 @@ from tests.support.waiting import until
 T = TypeVar("T")
 TOKEN = "the-token"
 SCRIPT = SCRIPTS / "steps.py"
+HEARTBEAT_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Elastic:
 
     def __init__(self, path: Path, replicas: int = 2, aware: bool = True, total: int = 1_000_000, **spec: Any) -> None:
         self.path = path
-        elasticity = {"heartbeatSeconds": 0.5, "lostAfterSeconds": 3.0, "growCooldownSeconds": 0.5}
+        elasticity = {"heartbeatSeconds": HEARTBEAT_SECONDS, "lostAfterSeconds": 3.0, "growCooldownSeconds": 0.5}
         elasticity |= {"growAfterSeconds": 0.5}
         whole = {
             "trainer": {"command": [str(SCRIPT)]},
