@@ -1,6 +1,6 @@
 """How many agents one coordinator bears: the real process, and simulated agents in this one, over HTTP on loopback.
 
-    python tests/bench/scale.py [--agents 1000 10000] [--seconds 20] [--heartbeat 1] [--processes 1]
+    python -m tests.bench.scale [--agents 1000 10000] [--seconds 20] [--heartbeat 1] [--processes 1]
 
 Each agent has a connection of its own and speaks the protocol of `/v1/sync` as tandem_trainer.heartbeat does, with a
 report of each of its ranks in every heartbeat; it stops its ranks in no time. What is measured:
@@ -16,6 +16,8 @@ report of each of its ranks in every heartbeat; it stops its ranks in no time. W
 
 With --viewers, so many look at the live page meanwhile, half of them on phones, and the run has a log of --logged steps
 that the page reads first. (`watched` is how many kilobytes a second each of them is sent.)
+
+The goals are for up to GOAL_AGENTS agents. Exit code 1 if one is missed; with more agents there is none.
 """
 
 import argparse
@@ -31,10 +33,13 @@ import sys
 import tempfile
 import time
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
+from tests.bench.goals import Outcome, Verdict, exit_code
 from tests.support import manifests
 
 from tandem import launch
@@ -42,6 +47,9 @@ from tandem.job import DistributedTrainingJob
 from tandem.rundir import RunDir
 
 TOKEN = "scale"
+GOAL_AGENTS = 1000
+FORMED_SECONDS, CORES = 2.0, 0.5
+"""Goals: the first generation is in everybody's hands, and what the coordinator takes while all train."""
 CONNECTING = 200
 """Connections that are opened at a time."""
 ORDER = re.compile(rb'"order": ?"(\w+)"')
@@ -375,8 +383,24 @@ def _job(agents: int, heartbeat: float, processes: int) -> DistributedTrainingJo
     )
 
 
-def main() -> None:
-    """Measure and print one line of JSON for each number of agents."""
+def judge(figures: Mapping[str, Any]) -> list[Verdict]:
+    """What became of the goals of one run; nothing where there were more agents than they are for."""
+    if figures["agents"] > GOAL_AGENTS:
+        return []
+    goals = {
+        f"formed within {FORMED_SECONDS:g} s": (figures["first"], FORMED_SECONDS),
+        f"at most {CORES:g} cores while all train": (figures["cores"], CORES),
+    }
+    return [
+        Verdict(
+            Outcome.MET if value <= bound else Outcome.MISSED, f"{figures['agents']} agents: {goal}", f"{value:.2f}"
+        )
+        for goal, (value, bound) in goals.items()
+    ]
+
+
+def main() -> int:
+    """Measure and print one line of JSON for each number of agents, and the verdicts to standard error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, nargs="+", default=[1000, 10_000])
     parser.add_argument(
@@ -390,11 +414,16 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     heartbeats = args.heartbeat if len(args.heartbeat) > 1 else args.heartbeat * len(args.agents)
+    verdicts: list[Verdict] = []
     for agents, heartbeat in zip(args.agents, heartbeats, strict=True):
         for viewers in args.viewers:
             figures = asyncio.run(measure(agents, heartbeat, args.seconds, args.processes, viewers, args.logged))
             told = {name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}
             print(json.dumps(told), flush=True)
+            verdicts += judge(figures)
+    for verdict in verdicts:
+        print(verdict, file=sys.stderr)
+    return exit_code(verdicts)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ from tandem.durable import read_lines
 from tandem.rundir import RunDir
 from tandem_trainer.data import load
 from tandem_trainer.data.order import Batches, Order, digest
-from tests.bench.recovery.sides import AUTHORITY, FOREVER, TandemTrainer
+from tests.bench.recovery.sides import AUTHORITY, FOREVER, BestTandemTrainer
 from tests.bench.recovery.surroundings import Network, spawn
 from tests.soak.verdict import Log, Verdict, compare, judge, second_writers
 
 
-class SoakJob(TandemTrainer):
+class SoakJob(BestTandemTrainer):
     """Real digits on a model without dropout (whose draws depend on the number of ranks) and with a small constant
     rate, so that the loss of every step can be compared with an undisturbed run's."""
 

@@ -1,16 +1,74 @@
-"""Results as markdown tables. Pure: records in, text out."""
+"""Results as markdown tables, and what became of the goals. Pure: records in, text and verdicts out."""
 
+import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from tests.bench.goals import Outcome, Verdict, at_most
+
 Record = dict[str, Any]
-GOALS = {"age": 30.0, "memory": 300.0, "writes": 12.0}
-"""Seconds, MB, writes per job over its life apart from the status."""
+GOALS = {"age": 30.0, "memory": 300.0, "writes": 12.0, "cpu": 20.0}
+"""Seconds, MB, writes per job over its life apart from the status, milliseconds of a processor per job until all
+statuses are right."""
 OVER = {"over a pod's start": "plain", "over a pod that imports torch": "plainTorch"}
 OURS = "Tandem"
 READS = ("get", "list", "watch")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A goal for the median of what was done to pods so many times."""
+
+    fault: str
+    what: str
+    seconds: float
+    value: Callable[[Record], float]
+
+
+BOUNDS = (
+    Bound("created", "all pods exist", 0.3, lambda one: one["pods"]),
+    Bound("created", "first step over a pod that imports torch", 1.0, lambda one: one["any"] - one["plainTorch"]),
+    Bound(
+        "worker deleted", "full size over a pod that imports torch", 2.0, lambda one: one["full"] - one["plainTorch"]
+    ),
+    Bound("node", "the rest steps again", 2.5, lambda one: one["any"]),
+    Bound("node and coordinator", "the rest steps again", 6.0, lambda one: one["any"]),
+)
+
+
+def judge(records: Sequence[Record]) -> list[Verdict]:
+    """What became of the goals of all that was measured. A round that failed counts as longer than anything."""
+    found = [Verdict(Outcome.MISSED, _about(record), words) for record in records for words in missed(record)]
+    for bound in BOUNDS:
+        done = [one for one in records if one["kind"] == "pods" and one["fault"] == bound.fault]
+        if done:
+            values = [math.inf if one["problem"] else bound.value(one) for one in done]
+            found.append(at_most(f"{bound.fault}: {bound.what}: at most {bound.seconds:g} s", values, bound.seconds))
+    return found + list(_beside_others(records))
+
+
+def _about(record: Record) -> str:
+    return "pods" if record["kind"] == "pods" else f"{operator(record)}, {record['jobs']} jobs"
+
+
+def _beside_others(records: Sequence[Record]) -> Iterator[Verdict]:
+    """Statuses are right no later than another operator's of the same run, for as many objects."""
+    runs = [record for record in records if record["kind"] == "scale"]
+    goal = "seconds an object until all statuses are right: no more than"
+    for ours in (run for run in runs if operator(run) == OURS):
+        for other in (run for run in runs if operator(run) != OURS):
+            own, theirs = _seconds_an_object(ours), _seconds_an_object(other)
+            outcome = Outcome.MET if own <= theirs else Outcome.MISSED
+            yield Verdict(outcome, f"{goal} {_about(other)}", f"{own * 1000:.1f} and {theirs * 1000:.1f} ms")
+
+
+def _seconds_an_object(run: Record) -> float:
+    counts: Mapping[str, int] = run["startCounts"]
+    made = sum(count for name, count in counts.items() if name.startswith("create ") and name != "create events")
+    return float(run["rightSeconds"]) / max(1, made)
 
 
 def writes(counts: Mapping[str, int]) -> Counter[str]:
@@ -40,6 +98,7 @@ def missed(record: Record) -> Iterator[str]:
             "age": record["ages"]["oldest"],
             "memory": megabytes(record["peakMiB"]),
             "writes": writes(record["lifeCounts"])["objects"] / record["jobs"],
+            "cpu": record["startCpuSeconds"] * 1000 / record["jobs"],
         }
         for name, value in found.items():
             if value > GOALS[name]:
@@ -84,6 +143,7 @@ def _lines(run: Record) -> Iterator[tuple[str, str]]:
     steady_mib = run.get("steadyMiB")
     yield "operator: memory while all train", f"{megabytes(steady_mib):.0f} MB" if steady_mib else ""
     yield "operator: CPU until all statuses are right", f"{run['startCpuSeconds']:.1f} s"
+    yield "operator: the same per job (goal ≤ 20 ms)", f"{run['startCpuSeconds'] * 1000 / jobs:.0f} ms"
     yield "operator: cores while all train", f"{run['steadyCores']:.2f}"
     yield "operator: CPU over its life", f"{run['cpuSeconds']:.1f} s"
     yield "writes per job over its life, apart from status and Events (goal ≤ 12)", f"{life['objects'] / jobs:.2f}"

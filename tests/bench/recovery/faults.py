@@ -228,6 +228,8 @@ class Fault:
     story: Callable[[Scene], Story]
     scripted: bool = False
     """Only for sides that run the script: it needs a trip wire."""
+    hangs: bool = False
+    """Noticed after the side's `hang_seconds` only."""
 
     @property
     def name(self) -> str:
@@ -252,7 +254,7 @@ FAULTS = {
         Fault(stall_coordinator),
         Fault(stall_coordinator_kill),
         Fault(agent_kill),
-        Fault(stop),
+        Fault(stop, hangs=True),
         Fault(double_kill),
         Fault(kill_in_rendezvous),
         Fault(kill_in_save, scripted=True),

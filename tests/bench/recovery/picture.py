@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.bench.recovery.table import WHOLE, cell, rows
 
-COLOURS = ["#0072b2", "#56b4e9", "#009e73", "#d55e00", "#e69f00"]
+COLOURS = ["#0072b2", "#56b4e9", "#000000", "#009e73", "#cc79a7", "#d55e00", "#e69f00"]
 """Okabe and Ito's, which colour-blind readers tell apart."""
 SHORTEST = 0.05
 """A group that was not disturbed at all is drawn here, on a logarithmic scale."""

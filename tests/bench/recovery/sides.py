@@ -21,6 +21,7 @@ from tests.support import manifests
 
 from tandem import launch
 from tandem.durable import read_lines
+from tandem.job import Elasticity
 from tandem.rundir import RunDir
 
 SCRIPT = Path(__file__).with_name("script.py")
@@ -41,6 +42,8 @@ class Side(ABC):
     what = ""
     """One line for the table's legend."""
     full = 2
+    hang_seconds = 0.0
+    """A rank that is stopped is noticed after so long; 0 where nothing says so."""
 
     def __init__(self, folder: Path, network: Network) -> None:
         self.folder, self.network = folder, network
@@ -283,12 +286,18 @@ class BestTorchrun(Torchrun):
         return command, self.variables(replica) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
+BEST = {"heartbeatSeconds": 0.5, "growCooldownSeconds": 1.0, "hangSeconds": 5.0}
+"""The settings of Tandem's that recover soonest here, as c10d-best has its own."""
+
+
 class Coordinated(Side):
-    """What both Tandem sides share: the job, the coordinator."""
+    """What all Tandem sides share: the job, the coordinator. With the default settings, but that any number of failures
+    is forgiven."""
 
     trainer: dict[str, Any] = {}
     evaluators: dict[str, Any] = {"replicas": 0}
     elasticity: dict[str, Any] = {}
+    hang_seconds = Elasticity().hang_seconds
 
     def __init__(self, folder: Path, network: Network) -> None:
         super().__init__(folder, network)
@@ -299,14 +308,7 @@ class Coordinated(Side):
             workers={"replicas": self.full, "minReplicas": 1},
             evaluators=self.evaluators,
             checkpoint={"everySteps": 25},
-            elasticity={
-                "heartbeatSeconds": 0.5,
-                "lostAfterSeconds": 3.0,
-                "growCooldownSeconds": 1.0,
-                "hangSeconds": 5.0,
-                "maxRestarts": FOREVER,
-            }
-            | self.elasticity,
+            elasticity={"maxRestarts": FOREVER} | self.elasticity,
         )
         self.run_dir.create()
         self.run_dir.write_job(self.job)
@@ -340,24 +342,40 @@ class Coordinated(Side):
 
 
 class Tandem(Coordinated, Scripted):
-    """Tandem with the same ordinary script."""
+    """Tandem as it comes, with the same ordinary script."""
 
     name = "tandem"
-    what = "Tandem with the same script"
+    what = "Tandem as it comes, with the same script (and a high maxRestarts)"
     trainer = {"command": [str(SCRIPT)]}
-    # The script cannot be asked to save, so by default the group would grow after a minute only.
-    elasticity = {"growAfterSeconds": 0.5}
 
     def command(self, replica: str) -> tuple[list[str], dict[str, str]]:
         command, variables = super().command(replica)
         return command, variables | self.variables(replica)
 
 
+class BestTandem(Tandem):
+    """Tandem with the best settings found."""
+
+    name = "tandem-best"
+    what = "the same with the best settings found"
+    # The script cannot be asked to save, so with the defaults the group grows after a minute only.
+    elasticity = BEST | {"growAfterSeconds": 0.5}
+    hang_seconds = BEST["hangSeconds"]
+
+
+class BestColdTandem(BestTandem):
+    """The same without warm starts."""
+
+    name = "tandem-cold-best"
+    what = "tandem-best without warm starts"
+    elasticity = BestTandem.elasticity | {"warmStart": False}
+
+
 class TandemTrainer(Coordinated):
-    """Tandem with its built-in trainer: ranks that beat, checkpoints that are fenced."""
+    """Tandem as it comes, with its built-in trainer: ranks that beat, checkpoints that are fenced."""
 
     name = "tandem-trainer"
-    what = "Tandem with its built-in trainer"
+    what = "Tandem as it comes, with its built-in trainer (and a high maxRestarts)"
     trainer = {
         "task": "image-classification",
         "config": {
@@ -402,15 +420,21 @@ class TandemTrainer(Coordinated):
             return False
 
 
-class ColdTandem(Tandem):
-    """Tandem without warm starts."""
+class BestTandemTrainer(TandemTrainer):
+    """The built-in trainer with the best settings found."""
 
-    name = "tandem-cold"
-    what = "the same without warm starts"
-    elasticity = Tandem.elasticity | {"warmStart": False}
+    name = "tandem-trainer-best"
+    what = "the same with the best settings found"
+    elasticity = BEST
+    hang_seconds = BEST["hangSeconds"]
 
 
-SIDES: dict[str, type[Side]] = {side.name: side for side in (Tandem, ColdTandem, TandemTrainer, Torchrun, BestTorchrun)}
+SIDES: dict[str, type[Side]] = {
+    side.name: side
+    for side in (Tandem, BestTandem, BestColdTandem, TandemTrainer, BestTandemTrainer, Torchrun, BestTorchrun)
+}
+"""In the order in which they take turns and are shown. Names of those with the best settings found end in `-best`; the
+others are as they come."""
 
 
 def _stands_in(process: psutil.Process) -> bool:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.bench.goals import Outcome
 from tests.bench.operators import kubeflow, ours, table
 from tests.bench.operators.__main__ import turns
 from tests.bench.operators.cast import Cast
@@ -50,6 +51,7 @@ def scaled(**changes: object) -> table.Record:
         "jobs": 2,
         "ages": {"oldest": 29.0},
         "peakMiB": 280.0,
+        "startCpuSeconds": 0.04,
         "left": {},
         "lifeCounts": {"create pods": 24, "patch x/status": 900},
     }
@@ -66,6 +68,7 @@ def test_goals_that_are_reached_are_not_named() -> None:
         ({"ages": {"oldest": 31.0}}, "age 31.0"),
         ({"peakMiB": 290.0}, "memory 304.1"),
         ({"lifeCounts": {"create pods": 25}}, "writes 12.5"),
+        ({"startCpuSeconds": 0.05}, "cpu 25.0"),
         ({"left": {"Service": 1}}, "left after all was deleted"),
     ],
 )
@@ -93,6 +96,54 @@ def test_a_column_tells_whose_operator_it_is_as_soon_as_there_are_two() -> None:
     assert beside.splitlines()[0] == "| what | Tandem, 2 jobs | Kubeflow, 2 jobs |"
     (age,) = [line for line in beside.splitlines() if line.startswith("| oldest status")]
     assert age.endswith("| 29.0 s (12.0) | tells no step |")
+
+
+def outcomes(records: list[table.Record]) -> list[Outcome]:
+    return [verdict.outcome for verdict in table.judge(records)]
+
+
+def test_a_goal_of_one_record_that_is_missed_is_a_verdict_and_one_that_is_met_is_none() -> None:
+    assert table.judge([scaled()]) == []
+    (verdict,) = table.judge([scaled(peakMiB=290.0)])
+    assert str(verdict) == "missed: Tandem, 2 jobs: memory 304.1, more than 300"
+
+
+def test_statuses_are_right_no_later_than_the_other_operators_for_as_many_objects() -> None:
+    own = scaled(rightSeconds=8.0, startCounts={"create pods": 8, "create events": 90})
+    other = scaled(operator="Kubeflow", rightSeconds=5.0, startCounts={"create pods": 4}, ages=None)
+    assert outcomes([own, other]) == [Outcome.MET]
+    assert outcomes([own | {"rightSeconds": 11.0}, other]) == [Outcome.MISSED]
+
+
+def rounds(fault: str, count: int = 5, **seconds: float) -> list[table.Record]:
+    return [{"kind": "pods", "fault": fault, "round": number, "problem": ""} | seconds for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "good", "bad"),
+    [
+        ("worker deleted", {"full": 4.0, "plainTorch": 2.1}, {"full": 4.2, "plainTorch": 2.1}),
+        ("node", {"any": 2.5}, {"any": 2.6}),
+        ("node and coordinator", {"any": 6.0}, {"any": 6.1}),
+    ],
+)
+def test_the_median_of_a_faults_rounds_is_judged(fault: str, good: dict[str, float], bad: dict[str, float]) -> None:
+    assert outcomes(rounds(fault, **good)) == [Outcome.MET]
+    assert outcomes(rounds(fault, **bad)) == [Outcome.MISSED]
+    assert outcomes(rounds(fault, 3, **bad) + rounds(fault, 2, **good)) == [Outcome.MISSED]
+    assert outcomes(rounds(fault, 4, **bad)) == [Outcome.UNJUDGED]
+
+
+def test_pods_are_there_and_step_soon_after_a_job_is_created() -> None:
+    assert outcomes(rounds("created", pods=0.2, any=3.0, plainTorch=2.1)) == [Outcome.MET, Outcome.MET]
+    assert outcomes(rounds("created", pods=0.4, any=3.2, plainTorch=2.1)) == [Outcome.MISSED, Outcome.MISSED]
+
+
+def test_a_round_that_failed_is_named_and_counts_as_longer_than_anything() -> None:
+    failed = [one | {"problem": "not within 120 s"} for one in rounds("node", 3)]
+    verdicts = table.judge([*failed, *rounds("node", 2, any=2.0)])
+    assert str(verdicts[0]) == "missed: pods: node 0: not within 120 s"
+    assert str(verdicts[-1]) == "missed: node: the rest steps again: at most 2.5 s: median never of 5"
 
 
 def test_operators_take_turns_in_the_order_asked_for_some_with_jobs_of_their_own() -> None:
