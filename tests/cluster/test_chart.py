@@ -63,6 +63,12 @@ def pods(job: Job) -> dict[str, str]:
     }
 
 
+def why(job: Job) -> str:
+    """The reason of the condition Initialized."""
+    conditions = {one["type"]: one["reason"] for one in job.status.get("conditions", [])}
+    return str(conditions.get("Initialized", ""))
+
+
 def can_i(verb: str, user: str, namespace: Namespace) -> bool:
     """Whether somebody may do that with jobs."""
     return namespace("auth", "can-i", verb, KIND, f"--as={user}", check=False).strip() == "yes"
@@ -106,12 +112,19 @@ def test_a_release_is_installed_upgraded_and_removed_while_a_job_trains(
     shutil.copytree(CHART, newer)
     crd = yaml.safe_load(CRD.read_text())
     crd["spec"]["versions"][0]["additionalPrinterColumns"].append(COLUMN)
+    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    spec["properties"]["novelty"] = {"type": "string"}
     (newer / "files/crd.yaml").write_text(yaml.safe_dump(crd))
     more = {**image_values(images), "operator": {"podAnnotations": {"release": "second"}}}
     helm("upgrade", *at, newer, *waiting, values=more)
     until(lambda: "GENERATION" in namespace("get", "dtj"), "the column of the new CRD", 30.0)
     (operator,) = json.loads(system("get", "pods", "-o", "json"))["items"]
     assert operator["metadata"]["annotations"]["release"] == "second"
+    ahead = Job(namespace, "ahead")
+    ahead.apply(manifest("ahead", novelty="of the next version"))
+    ahead.becomes(lambda: why(ahead) == "InvalidSpec", "the operator's word that it does not know that field")
+    assert "the CRD and the operator may be of different versions" in ahead.status["message"]
+    namespace("delete", "dtj", "ahead", "--wait=false")
     long.trains(beyond=long.step)
     assert (pods(long), long.status["generation"]) == (before, generation)
     assert digits.reaches("Succeeded", seconds=400) == "Succeeded"

@@ -99,9 +99,15 @@ def test_a_suspended_job_frees_its_pods_and_goes_on_where_it_was(namespace: Name
 
 @pytest.mark.timeout(400)
 def test_an_object_that_somebody_removes_is_made_again(namespace: Namespace, job: Job) -> None:
-    namespace("delete", "configmap/long-job", "service/long-coordinator", "--wait=true")
-    job.becomes(lambda: namespace("get", "configmap/long-job", "service/long-coordinator", check=False), "both")
-    job.becomes(lambda: len(job.live("worker")) == 2, "workers that know the new address")
+    gone = ("configmap/long-job", "service/long-coordinator")
+    before, generation = set(job.live("worker")), job.status["generation"]
+    uids = ("get", *gone, "-o", "jsonpath={.items[*].metadata.uid}")
+    old = set(namespace(*uids).split())
+    namespace("delete", *gone, "--wait=true")
+    job.becomes(lambda: len(set(namespace(*uids, check=False).split()) - old) == 2, "both, made again")
+    # The service has another address now, which workers were told at their start.
+    job.becomes(lambda: len(now := set(job.live("worker"))) == 2 and not now & before, "two other workers")
+    job.becomes(lambda: _is_whole(job.status, beyond=generation), "a group of these")
     job.trains(beyond=job.step)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.cluster.images import Images
 from tests.support.cluster.operated import LONG, Job, Operator, manifest
 from tests.support.cluster.pods import Namespace
 
@@ -33,6 +34,27 @@ def test_an_image_that_is_not_there(job: Job) -> None:
     whole["spec"]["trainer"]["image"] = "localhost:5000/nobody/has-this:1"
     job.apply(whole)
     says(job, "nobody/has-this")
+
+
+@pytest.mark.timeout(400)
+def test_workers_that_never_start_end_the_job(job: Job, images: Images) -> None:
+    whole = manifest(job.name)
+    whole["spec"]["trainer"]["image"] = images.operator
+    job.apply(whole)
+    job.reaches("Failed")
+    (why,) = [one for one in job.status["conditions"] if one["type"] == "Failed"]
+    assert (why["status"], why["reason"]) == ("True", "DoesNotStart")
+    assert "ended soon after its start" in why["message"]
+    assert "with exit code 1" in why["message"]
+
+
+@pytest.mark.timeout(400)
+def test_evaluators_that_fail_are_told_of_and_training_goes_on(job: Job, images: Images) -> None:
+    template = {"spec": {"containers": [{"name": "evaluator", "image": images.operator}]}}
+    job.apply(manifest(job.name, trainer=LONG, evaluators={"template": template}))
+    job.becomes(lambda: any(event.startswith("EvaluatorFailed: ") for event in job.events()), "the event")
+    says(job, "-evaluator-0-", "ended with exit code 1")
+    job.trains(beyond=job.step)
 
 
 def test_a_name_that_is_taken(job: Job, namespace: Namespace) -> None:

@@ -124,6 +124,7 @@ def test_an_agent_that_is_leaving_is_not_disturbed_by_sigterm(tmp_path: Path) ->
         assert "Traceback" not in log.read_text()
 
 
+@pytest.mark.full("core", "trainer")
 def test_an_agent_that_is_there_before_the_job_is_recorded_waits_for_it(tmp_path: Path) -> None:
     """On a cluster nobody says which pod starts first."""
     with Elastic(tmp_path, replicas=1, total=5) as group:

@@ -16,6 +16,7 @@ from tandem.coordinator_client import CoordinatorClient, Unreachable
 from tandem.snapshot import Snapshot
 from tests.support import SCRIPTS, manifests
 from tests.support.waiting import until
+from tests.support.zygote import Forked
 
 T = TypeVar("T")
 TOKEN = "the-token"
@@ -52,7 +53,7 @@ class Elastic:
         self.rundir = manifests.run_directory(path / "run", self.job)
         self.port = 0
         self.coordinator: subprocess.Popen[bytes] | None = None
-        self.agents: dict[str, subprocess.Popen[bytes]] = {}
+        self.agents: dict[str, subprocess.Popen[bytes] | Forked] = {}
         self.extra = {"STEPS_AWARE": str(int(aware)), "STEPS_TOTAL": str(total), "OMP_NUM_THREADS": "1"}
 
     # Processes
@@ -72,7 +73,11 @@ class Elastic:
 
     def start_agent(self, replica: str) -> None:
         command = launch.agent_command(self.job, f"127.0.0.1:{self.port}", "127.0.0.1", shutdown_seconds=2)
-        self.agents[replica] = self._spawn(replica, command)
+        if not self.job.spec.elasticity.warm_start:
+            self.agents[replica] = self._spawn(replica, command)
+            return
+        with (self.path / f"{replica}.txt").open("ab") as output:
+            self.agents[replica] = Forked(command[3:], self._environment(replica), output)
 
     def ranks_of(self, replica: str) -> list[int]:
         """A replica's training processes: forked ones, or children of the agent where ranks start cold."""
@@ -160,8 +165,10 @@ class Elastic:
     def output(self, name: str) -> str:
         return (self.path / f"{name}.txt").read_text()
 
+    def _environment(self, name: str) -> dict[str, str]:
+        own = launch.environment(self.job, self.rundir.path, name, TOKEN, f"127.0.0.1:{self.port}")
+        return {**os.environ, **own, **self.extra}
+
     def _spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
-        environment = os.environ | launch.environment(self.job, self.rundir.path, name, TOKEN, f"127.0.0.1:{self.port}")
-        environment |= self.extra
         with (self.path / f"{name}.txt").open("ab") as output:
-            return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            return subprocess.Popen(command, env=self._environment(name), stdout=output, stderr=subprocess.STDOUT)

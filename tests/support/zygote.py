@@ -1,0 +1,182 @@
+"""Agents that start in milliseconds: forked from a process that has imported what every agent imports.
+
+An agent imports torch and what its ranks need, four seconds of a processor, and tests start dozens. Here one process of
+the test session imports it once; an agent is forked from it and goes on with its own `main`, as if it had just imported
+everything itself. It is a process like any other, with its own number, variables and files; only its parent is the
+zygote, which tells how it ended. That a cold start works is shown by every `tandem run` that a test starts.
+
+Over the connection of each agent: its request as one line of JSON, with descriptors for standard output and errors; the
+answer is its process id, and at its end its exit code, as `subprocess` counts them.
+"""
+
+import array
+import atexit
+import functools
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+POLL_SECONDS = 0.01
+REQUEST_BYTES = 1 << 20
+
+
+class Forked:
+    """An agent, with what tests use of `subprocess.Popen`."""
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> None:
+        """Fork it.
+
+        Args:
+            arguments: for `python -m tandem_trainer.agent`.
+            environment: all of its variables.
+            output: for its standard output and errors.
+        """
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection.connect(_address())
+        request = json.dumps({"arguments": list(arguments), "environment": dict(environment)}).encode() + b"\n"
+        files = array.array("i", [output.fileno()])
+        self._connection.sendmsg([request[:1]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
+        self._connection.sendall(request[1:])
+        self._lines = self._connection.makefile("r")
+        self.pid = int(self._lines.readline())
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended by then.
+        """
+        if self.returncode is None:
+            self._connection.settimeout(timeout)
+            try:
+                self.returncode = int(self._lines.readline())
+            except TimeoutError:
+                # A file over a socket is of no use after its time ran out.
+                self._lines = self._connection.makefile("r")
+                raise subprocess.TimeoutExpired("tandem_trainer.agent", timeout or 0.0) from None
+            self._connection.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        try:
+            return self.wait(0.001)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
+
+@functools.cache
+def _address() -> str:
+    """Start the zygote of this test session; it ends with it, and its agents with it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.zygote"],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    atexit.register(process.communicate)
+    assert process.stdout is not None
+    return "\0" + process.stdout.readline().strip()
+
+
+def serve() -> None:
+    """Be the zygote, until standard input ends."""
+    from tandem_trainer.agent import FOR_RANKS, SHARED, preload
+
+    assert preload((*SHARED, *FOR_RANKS)), "an import has started a thread"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    name = f"tandem-tests-{os.getpid()}"
+    listener.bind("\0" + name)
+    listener.listen()
+    print(name, flush=True)
+    selector = selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ)
+    selector.register(sys.stdin, selectors.EVENT_READ)
+    agents: dict[int, socket.socket] = {}
+    while True:
+        for key, _ in selector.select(POLL_SECONDS if agents else None):
+            if key.fileobj is sys.stdin:
+                for pid in agents:
+                    os.kill(pid, signal.SIGKILL)
+                return
+            connection, _ = listener.accept()
+            request, output = _received(connection)
+            pid = os.fork()
+            if pid == 0:
+                for other in (listener, selector, connection, *agents.values()):
+                    other.close()
+                _be_agent(request, output)
+            os.close(output)
+            connection.sendall(f"{pid}\n".encode())
+            agents[pid] = connection
+        for pid, connection in list(agents.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                # Whoever asked for it may have gone meanwhile.
+                try:
+                    connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+                except BrokenPipeError:
+                    pass
+                connection.close()
+                del agents[pid]
+
+
+def _received(connection: socket.socket) -> tuple[dict[str, Any], int]:
+    data, files, _, _ = socket.recv_fds(connection, REQUEST_BYTES, 1)
+    while not data.endswith(b"\n"):
+        data += connection.recv(REQUEST_BYTES)
+    return json.loads(data), files[0]
+
+
+def _be_agent(request: dict[str, Any], output: int) -> None:
+    """Become what was asked for; does not return."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, number in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(descriptor, number)
+    os.close(nothing)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv = ["-m", *request["arguments"]]
+    from tandem_trainer import agent
+
+    # As Python itself ends: with what an exit means, after exit functions and flushing.
+    code: Any = 0
+    try:
+        agent.main()
+    except SystemExit as leaving:
+        code = leaving.code
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+if __name__ == "__main__":
+    serve()
