@@ -1,22 +1,32 @@
 """Viewers are sent what changed, once; and nobody is drawn for who is not there."""
 
 import asyncio
-from collections.abc import Callable
+import socket
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Self, cast
 
 import pytest
+from aiohttp import ClientSession, StreamReader, web
 
 from tandem.rundir import RunDir
 from tandem.snapshot import Snapshot
 from tandem.status import Status
+from tandem_coordinator.__main__ import GRACE_SECONDS
 from tandem_coordinator.observer import Observed
-from tandem_coordinator.page import live
+from tandem_coordinator.page import live, routes
 from tandem_coordinator.page.live import Live
+from tandem_coordinator.page.routes import LivePage
 from tandem_coordinator.page.viewers import MOST_VIEWERS, Full, Viewers
 from tests.support import manifests
 from tests.support.clock import Jumping, jumping
+
+MIB = 2**20
+PICTURES = 64
+"""Each of a mebibyte: what waits for a reader shows."""
 
 
 class TestAViewer:
@@ -145,3 +155,102 @@ class TestThePage:
         glances = jumping(glances_in(1000.0))
         assert (glances - 1) * seconds <= 1000.0 / 50.0
         assert glances == pytest.approx(pictures, rel=0.05), "and no more time than that"
+
+
+class TestAStream:
+    async def test_that_nobody_reads_holds_the_newest_picture_alone_and_disturbs_nobody(self, served: "Served") -> None:
+        with served.deaf() as stream:
+            async with asyncio.timeout(120), served.reader() as reader:
+                await served.has_viewers(2)
+                tracemalloc.start()
+                for number in range(PICTURES):
+                    served.show(number)
+                    await read_until(reader.readany, f"picture {number}.")
+                held, _ = tracemalloc.get_traced_memory()
+                tracemalloc.stop()
+                assert held < 16 * MIB
+                assert len(served.viewers) == 2, "it was not simply given up"
+            loop = asyncio.get_running_loop()
+            async with asyncio.timeout(120):
+                waited = await read_until(lambda: loop.sock_recv(stream, MIB), f"picture {PICTURES - 1}.")
+            assert waited < 16 * MIB, "what the kernel holds included"
+
+    async def test_that_nobody_reads_does_not_keep_the_coordinator_from_its_end(self, served: "Served") -> None:
+        with served.deaf():
+            await served.has_viewers(1)
+            served.show(0, size=16 * MIB)
+            (viewer,) = served.viewers._open
+            async with asyncio.timeout(120):
+                while viewer._waiting:  # noqa: ASYNC110 - nothing tells that it is being sent
+                    await asyncio.sleep(0.01)
+                await served.runner.cleanup()
+
+
+class Served:
+    """A page that somebody looks at through real connections, who are given an hour to take what they are sent."""
+
+    def __init__(self, folder: Path) -> None:
+        page, application = LivePage(Job(), "token", RunDir(folder)), web.Application()  # type: ignore[arg-type]
+        page.add_to(application)
+        self.viewers = page._live.viewers
+        self.runner = web.AppRunner(application, shutdown_timeout=GRACE_SECONDS)
+        self._cookie = ""
+
+    async def __aenter__(self) -> Self:
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
+        host, port = self.runner.addresses[0][:2]
+        self._host, self._port, self._url = host, port, f"http://{host}:{port}"
+        async with ClientSession() as client, client.post(f"{self._url}/v1/invitation") as invited:
+            word = (await invited.json())["word"]
+            async with client.post(f"{self._url}/open", json={"word": word}) as opened:
+                self._cookie = opened.headers["Set-Cookie"].partition(";")[0]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.runner.cleanup()
+
+    def show(self, number: int, size: int = MIB) -> None:
+        """Show all viewers a picture of that size, unlike the one before."""
+        self.viewers.show({"wide": {"number": f"picture {number}.", "large": str(number % 10) * size}})
+
+    async def has_viewers(self, count: int) -> None:
+        """Wait for them."""
+        async with asyncio.timeout(120):
+            while len(self.viewers) < count:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.01)
+
+    @asynccontextmanager
+    async def reader(self) -> AsyncIterator[StreamReader]:
+        """Somebody who reads."""
+        headers = {"Cookie": self._cookie}
+        async with ClientSession() as client, client.get(f"{self._url}/page/stream", headers=headers) as answer:
+            yield answer.content
+
+    @contextmanager
+    def deaf(self) -> Iterator[socket.socket]:
+        """A connection that asks for the stream and reads nothing."""
+        asks = f"GET /page/stream HTTP/1.1\r\nHost: {self._host}\r\nCookie: {self._cookie}\r\n\r\n"
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect((self._host, self._port))
+            connection.setblocking(False)
+            connection.send(asks.encode())
+            yield connection
+
+
+@pytest.fixture
+async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+    monkeypatch.setattr(routes, "WRITE_SECONDS", 3600.0)
+    async with Served(tmp_path) as made:
+        yield made
+
+
+async def read_until(read: Callable[[], Awaitable[bytes]], words: str) -> int:
+    """Read until these words come; how many bytes that were."""
+    size, end = 0, b""
+    while words.encode() not in end:
+        piece = await read()
+        assert piece, "the stream ended"
+        size, end = size + len(piece), end[-len(words) :] + piece
+    return size
