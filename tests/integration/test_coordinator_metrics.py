@@ -10,14 +10,9 @@ import pytest
 from tandem import launch
 from tests.support import EXAMPLES
 from tests.support.coordinator_process import Coordinator, spawn
+from tests.support.ports import reserved_port
 from tests.support.processes import tandem
 from tests.support.waiting import until
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def asked(port: int, method: str, path: str) -> tuple[int, str]:
@@ -32,7 +27,7 @@ def asked(port: int, method: str, path: str) -> tuple[int, str]:
 
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[tuple[Coordinator, int]]:
-    found, metrics_port = Coordinator(tmp_path), free_port()
+    found, metrics_port = Coordinator(tmp_path), reserved_port()
     port_file = tmp_path / "port"
     command = launch.coordinator_command("127.0.0.1", 0, port_file, metrics_port=metrics_port)
     found.process = spawn(found.rundir, command)

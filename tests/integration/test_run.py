@@ -13,6 +13,7 @@ import pytest
 from tandem.local.supervision import SAVING_SECONDS
 from tests.support import ROOT
 from tests.support.local_run import DIGITS, LocalRun, evaluations
+from tests.support.ports import reserved_port
 from tests.support.processes import TANDEM
 from tests.support.waiting import until
 
@@ -220,18 +221,18 @@ class TestKillingOneAfterTheOther:
 def test_sigkill_of_its_whole_process_group_leaves_nothing_and_the_next_run_goes_on(
     tmp_path: Path, runs: list[LocalRun]
 ) -> None:
-    run = LocalRun(tmp_path, *ENDLESS, *SMALL)
+    own_port = ("--port", str(reserved_port()))
+    run = LocalRun(tmp_path, *ENDLESS, *SMALL, *own_port)
     runs.append(run)
     run.reaches(25)
     until(run.run_dir.committed, "a checkpoint")
-    port = json.loads((run.path / "endpoint.json").read_text())["url"].rpartition(":")[2]
     ours = {process.environ()["TANDEM_LOCAL"].split("/")[1] for process in run.processes()}
     assert ours == {"coordinator", "worker-0", "evaluator-0-0"}
     os.killpg(run.process.pid, signal.SIGKILL)
     run.process.wait()
     until(lambda: run.leavings() == {}, f"nothing is left, but there is {run.leavings()}")
 
-    again = LocalRun(tmp_path, *ENDLESS, *SMALL, "--port", port)
+    again = LocalRun(tmp_path, *ENDLESS, *SMALL, *own_port)
     runs.append(again)
     again.reaches(21)
     assert again.logged("start")[-1]["step"] >= 20

@@ -17,6 +17,7 @@ from tandem.rundir import RunDir
 from tandem.snapshot import Snapshot
 from tests.support import manifests
 from tests.support.elastic import TOKEN
+from tests.support.ports import reserved_port
 from tests.support.waiting import until
 
 
@@ -24,7 +25,7 @@ class Coordinator:
     """A coordinator process and its run directory."""
 
     def __init__(self, path: Path, **spec: Any) -> None:
-        self.path, self.port = path, 0
+        self.path, self.port = path, reserved_port()
         workers = {"replicas": 2, "maxReplicas": 4}
         elasticity = {"heartbeatSeconds": 0.5, "lostAfterSeconds": 2.0, "growCooldownSeconds": 0.2, "maxRestarts": 1}
         elasticity |= spec.pop("elasticity", {})

@@ -15,6 +15,7 @@ from tandem import launch
 from tandem.coordinator_client import CoordinatorClient, Unreachable
 from tandem.snapshot import Snapshot
 from tests.support import SCRIPTS, manifests
+from tests.support.ports import reserved_port
 from tests.support.waiting import until
 from tests.support.zygote import Forked
 
@@ -51,7 +52,7 @@ class Elastic:
         }
         self.job = manifests.job("elastic", **whole)
         self.rundir = manifests.run_directory(path / "run", self.job)
-        self.port = 0
+        self.port = reserved_port()
         self.coordinator: subprocess.Popen[bytes] | None = None
         self.agents: dict[str, subprocess.Popen[bytes] | Forked] = {}
         self.extra = {"STEPS_AWARE": str(int(aware)), "STEPS_TOTAL": str(total), "OMP_NUM_THREADS": "1"}

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from tandem.rundir import RunDir
 from tests.support import manifests
+from tests.support.ports import reserved_port
 from tests.support.warm import warm_command, warm_environment
 
 
@@ -19,20 +19,13 @@ def make_rundir(path: Path, config: dict[str, Any], **spec: Any) -> RunDir:
     return manifests.run_directory(path, manifests.job("test", trainer=trainer, **spec))
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 class Ranks:
     """The ranks of one generation; killed when the test ends."""
 
     def __init__(self, rundir: RunDir, world_size: int, *command: str) -> None:
         """By default those of the job's built-in task."""
         self.processes = []
-        port = free_port()
+        port = reserved_port()
         for rank in range(world_size):
             environment = os.environ | {
                 "RANK": str(rank),

@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from tests.support import ROOT, manifests
 from tests.support.cluster.background import Background, answers
 from tests.support.cluster.images import Images
 from tests.support.cluster.pods import Manifest, Namespace, container, named, pod
+from tests.support.ports import reserved_port
 from tests.support.waiting import until
 
 CRD = ROOT / "charts/tandem/files/crd.yaml"
@@ -42,9 +42,7 @@ class Operator(Background):
     def __init__(self, namespace: Namespace, images: Images, kubeconfig: Path, log: Path) -> None:
         super().__init__(log)
         self._namespace, self._images, self._kubeconfig = namespace, images, kubeconfig
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = reserved_port()
 
     def start(self, *options: str) -> None:
         """Start one, and wait until it is ready."""

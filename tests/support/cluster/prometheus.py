@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -19,6 +18,7 @@ import pytest
 import yaml
 
 from tests.support.cluster.machine.places import CACHE
+from tests.support.ports import reserved_port
 
 FOLDER = CACHE / "prometheus"
 STOP_SECONDS = 20.0
@@ -132,9 +132,7 @@ def scraping(
 @contextmanager
 def configured(folder: Path, configuration: Path, binary: str | Path) -> Iterator[Prometheus]:
     """A Prometheus with this configuration, for a while; its data and its log go into the folder."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = reserved_port()
     command = [binary, f"--config.file={configuration}", f"--storage.tsdb.path={folder / 'data'}"]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
     with (folder / "prometheus.log").open("wb") as log:

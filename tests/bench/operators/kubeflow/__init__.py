@@ -9,7 +9,6 @@ itself is registered nowhere (it would check jobs as they are created, in this v
 import base64
 import json
 import shutil
-import socket
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from tests.support.cluster.background import Background, answers
 from tests.support.cluster.operated import ACCOUNT, kubeconfig, kubectl
 from tests.support.cluster.pinned import Pinned
 from tests.support.cluster.pods import Namespace, named
+from tests.support.ports import reserved_port
 from tests.support.waiting import until
 
 from tandem_operator.kinds import POD, SERVICE, Kind
@@ -72,7 +72,7 @@ class _Process(Background):
         Raises:
             FileExistsError: something else on this machine has certificates where it looks for its own.
         """
-        probe, webhook = _free_ports(2)
+        probe, webhook = reserved_port(), reserved_port()
         command = [
             str(self._binary),
             "--enable-scheme=pytorchjob",
@@ -233,17 +233,6 @@ def _account(namespace: Namespace) -> Iterator[None]:
         yield
     finally:
         kubectl("delete", "--ignore-not-found", "-f", "-", stdin=both)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 DEFAULT = subject("Kubeflow", Pace())
