@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 
 from tests.support import tiers
+from tests.support.cluster import ELSEWHERE
 
 # Drawn anew at each run, a failure would come and go. `--hypothesis-profile=random` is for the soak and the full tier.
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
@@ -99,9 +100,10 @@ class Record:
         self._tests[report.nodeid] += report.duration
         if report.when == "call" or report.outcome != "passed":
             self._outcomes[report.outcome] += 1
-        if report.skipped and not report.nodeid.startswith(NO_GPU) and not hasattr(report, "wasxfail"):
-            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
-            self._skipped.append(f"{report.nodeid}: {reason}")
+        if report.skipped and not report.nodeid.startswith(NO_GPU):
+            reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+            if not reason.endswith(ELSEWHERE):
+                self._skipped.append(f"{report.nodeid}: {reason}")
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

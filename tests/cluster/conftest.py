@@ -62,6 +62,20 @@ def namespace() -> Iterator[Namespace]:
 
 
 @pytest.fixture(scope="module")
+def system() -> Iterator[Namespace]:
+    """Where releases of the chart are."""
+    with restricted() as found:
+        yield found
+
+
+@pytest.fixture
+def released(helm: Helm, system: Namespace) -> Iterator[None]:
+    """No release is left behind."""
+    yield
+    helm("uninstall", "tandem", f"--namespace={system.name}", "--ignore-not-found")
+
+
+@pytest.fixture(scope="module")
 def operator(namespace: Namespace, images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     """An operator that looks after the module's namespace."""
     with operated(namespace, images, tmp_path_factory.mktemp("operator")) as found:

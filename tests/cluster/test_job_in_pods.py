@@ -18,6 +18,8 @@ from tests.support.cluster.images import Images
 from tests.support.cluster.pods import Manifest, Namespace, container, named, pod, restricted
 from tests.support.waiting import until
 
+pytestmark = [pytest.mark.full("coordinator", "trainer", "evaluator", "images")]
+
 EXAMPLE = EXAMPLES / "digits.yaml"
 RUN = Path("/checkpoints/digits")
 COORDINATOR = "coordinator:7070"

@@ -1,22 +1,18 @@
 """Jobs whose workers wait in a queue of a real Kueue, for GPUs that are only counted."""
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support import ROOT
-from tests.support.cluster import kueue
-from tests.support.cluster.machine.places import KUBECONFIG
+from tests.support.cluster import ON_OUR_OWN, kueue
 from tests.support.cluster.operated import LONG, Job, Operator, kubectl, manifest
 from tests.support.cluster.pods import Namespace, restricted
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("KUBECONFIG", str(KUBECONFIG)) != str(KUBECONFIG), reason="on somebody's own cluster"
-)
+pytestmark = [pytest.mark.full("operator", "coordinator", "trainer"), ON_OUR_OWN]
 GPU = "nvidia.com/gpu"
 QUEUE = "gpus"
 ELASTIC = {"growAfterSeconds": 1, "growCooldownSeconds": 1}

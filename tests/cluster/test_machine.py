@@ -1,7 +1,6 @@
 """The cluster that `make e2e` starts does what tests rely on: its nodes run pods, share volumes, and can be lost."""
 
 import json
-import os
 import secrets
 import socket
 from collections.abc import Iterator
@@ -9,16 +8,15 @@ from typing import Any
 
 import pytest
 
+from tests.support.cluster import ON_OUR_OWN
 from tests.support.cluster.machine.binaries import build
 from tests.support.cluster.machine.images import PAUSE
 from tests.support.cluster.machine.kubectl import Kubectl
 from tests.support.cluster.machine.node import Node
-from tests.support.cluster.machine.places import KUBECONFIG, node_names
+from tests.support.cluster.machine.places import node_names
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("KUBECONFIG", str(KUBECONFIG)) != str(KUBECONFIG), reason="on somebody's own cluster"
-)
+pytestmark = [pytest.mark.full("images"), pytest.mark.alone, ON_OUR_OWN]
 NODES = node_names(2)
 
 

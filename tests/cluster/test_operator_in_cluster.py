@@ -10,6 +10,8 @@ from tests.support.cluster.operated import ACCOUNT, CRD, Job, account, kubectl, 
 from tests.support.cluster.pods import Manifest, Namespace, container, restricted
 from tests.support.waiting import until
 
+pytestmark = [pytest.mark.full("operator", "images")]
+
 PORT = 8080
 
 

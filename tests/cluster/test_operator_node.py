@@ -1,22 +1,19 @@
 """A node is lost while a job trains: the rest goes on, and what was lost comes back on another node."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.cluster import ON_OUR_OWN
 from tests.support.cluster.images import Images
 from tests.support.cluster.machine.binaries import build
 from tests.support.cluster.machine.kubectl import Kubectl
 from tests.support.cluster.machine.node import Node
-from tests.support.cluster.machine.places import KUBECONFIG
 from tests.support.cluster.operated import APART, LONG, Job, manifest, operated, seen
 from tests.support.cluster.pods import restricted
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("KUBECONFIG", str(KUBECONFIG)) != str(KUBECONFIG), reason="on somebody's own cluster"
-)
+pytestmark = [pytest.mark.full("operator", "coordinator", "trainer"), pytest.mark.alone, ON_OUR_OWN]
 
 
 @pytest.fixture

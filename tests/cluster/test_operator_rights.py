@@ -1,7 +1,6 @@
 """The operator uses every right that it has, and no other: seen in the API server's audit log."""
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -9,14 +8,13 @@ from typing import Any
 import pytest
 
 from tandem_operator import names, rights
-from tests.support.cluster.machine.places import AUDIT, KUBECONFIG
+from tests.support.cluster import ON_OUR_OWN
+from tests.support.cluster.machine.places import AUDIT
 from tests.support.cluster.operated import ACCOUNT, LONG, Job, Operator, manifest
 from tests.support.cluster.pods import Manifest, Namespace
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("KUBECONFIG", str(KUBECONFIG)) != str(KUBECONFIG), reason="on somebody's own cluster"
-)
+pytestmark = [pytest.mark.full("operator", "charts"), ON_OUR_OWN]
 Verbs = dict[tuple[str, str], set[str]]
 """By API group and resource."""
 UPDATED = {

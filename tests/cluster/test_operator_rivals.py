@@ -1,7 +1,6 @@
 """Two jobs that each hold half of what the other needs, on a real cluster with 4 GPUs a node that are only counted."""
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from tandem.times import seconds
+from tests.support.cluster import ON_OUR_OWN
 from tests.support.cluster.images import Images
 from tests.support.cluster.machine.images import PAUSE
-from tests.support.cluster.machine.places import KUBECONFIG, node_names
+from tests.support.cluster.machine.places import node_names
 from tests.support.cluster.operated import LONG, Job, kubectl, manifest, operated
 from tests.support.cluster.pods import Namespace, container, pod, restricted
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("KUBECONFIG", str(KUBECONFIG)) != str(KUBECONFIG), reason="on somebody's own cluster"
-)
+pytestmark = [pytest.mark.full("operator", "coordinator"), pytest.mark.alone, ON_OUR_OWN]
 MOST_OF_A_NODE = {"limits": {"nvidia.com/gpu": 3}}
 WORKERS = {"replicas": 2, "minReplicas": 2, "processesPerReplica": 1, "resources": MOST_OF_A_NODE}
 

@@ -4,7 +4,6 @@ configuration, which finds the operator and a job's coordinator, and asks them e
 The release, its jobs and Prometheus are in a namespace each, as on a cluster that several teams share.
 """
 
-import os
 import re
 import subprocess
 import time
@@ -17,10 +16,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.metrics import COMMON
-from tests.support.cluster import prometheus_operator
+from tests.support.cluster import ON_OUR_OWN, prometheus_operator
 from tests.support.cluster.helm import CHART, Helm, image_values
 from tests.support.cluster.images import Images
-from tests.support.cluster.machine.places import KUBECONFIG
 from tests.support.cluster.operated import CRD, LONG, Job, kubectl, manifest
 from tests.support.cluster.pods import Manifest, Namespace, restricted
 from tests.support.cluster.prometheus import Prometheus, configured
@@ -30,9 +28,9 @@ from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        os.environ.get("KUBECONFIG", str(KUBECONFIG)) != str(KUBECONFIG), reason="on somebody's own cluster"
-    ),
+    pytest.mark.full("operator", "coordinator", "charts"),
+    pytest.mark.alone,
+    ON_OUR_OWN,
 ]
 NAME = "digits"
 MONITORS = ("ServiceMonitor", "PodMonitor", "PrometheusRule")

@@ -24,6 +24,7 @@ from tests.support.ports import reserved_port
 from tests.support.waiting import until
 
 CRD = ROOT / "charts/tandem/files/crd.yaml"
+KIND = "distributedtrainingjobs.tandem.dev"
 ACCOUNT = "tandem-operator"
 LONG = {
     "task": "image-classification",
