@@ -27,7 +27,7 @@ from tests.support.faults.scene import PATIENCE, Findings, Save, Scene, Server, 
 NEW_ASIDE = ".tmp-step-000000050-g000002-000003"
 YEARS = 10 * 365.25 * 86400
 ALL = pytest.mark.full("core", "trainer")
-"""Three writers take every step that one alone takes; what one alone adds, and pairs of steps, are for the full tier."""
+"""Three parts take every step that one takes, and more; the rest, and pairs of steps, are for the full tier."""
 PARTS = pytest.mark.parametrize("parts", [pytest.param(1, marks=ALL), 3])
 
 
