@@ -127,10 +127,11 @@ def is_touched(path: Path, rooms: Collection[str], changed: Collection[str]) -> 
         changed: names of files, relative to the repository.
     """
     made_of = {str(file.relative_to(ROOT)) for file in imported(path)}
-    # What lies beside the code of a package, such as pins of Go modules, belongs to it; other packages within it do not.
+    # What lies beside the code of a package, such as pins of Go modules, belongs to it; packages within it do not.
     packages = [Path(name).parent for name in made_of if name.endswith("__init__.py")]
     folders = {f"{package}/" for package in packages if not list((ROOT / package).glob("*/__init__.py"))}
-    touched = set().union(*(REACH.get(name.partition("/")[0], set()) for name in changed))
+    reached = (REACH.get(name.partition("/")[0], set()) for name in changed)
+    touched = set().union(*reached)
     return any(
         name in EVERYTHING or name in made_of or name.startswith(tuple(folders)) for name in changed
     ) or not touched.isdisjoint(rooms)
