@@ -18,7 +18,7 @@ from tandem.snapshot import Snapshot
 from tests.support import manifests
 from tests.support.elastic import TOKEN
 from tests.support.ports import reserved_port
-from tests.support.waiting import until
+from tests.support.waiting import SECONDS, until
 
 
 class Coordinator:
@@ -27,7 +27,7 @@ class Coordinator:
     def __init__(self, path: Path, **spec: Any) -> None:
         self.path, self.port = path, reserved_port()
         workers = {"replicas": 2, "maxReplicas": 4}
-        elasticity = {"heartbeatSeconds": 0.5, "lostAfterSeconds": 2.0, "growCooldownSeconds": 0.2, "maxRestarts": 1}
+        elasticity = {"heartbeatSeconds": 0.5, "lostAfterSeconds": 20.0, "growCooldownSeconds": 0.2, "maxRestarts": 1}
         elasticity |= spec.pop("elasticity", {})
         whole = {"workers": workers, "elasticity": elasticity, **spec}
         self.rundir = manifests.run_directory(path / "run", manifests.job("digits", "lab", **whole))
@@ -43,11 +43,11 @@ class Coordinator:
     def kill(self, number: int = signal.SIGKILL) -> int:
         assert self.process is not None
         self.process.send_signal(number)
-        self.process.communicate(timeout=20)
+        self.process.communicate(timeout=SECONDS)
         return self.process.returncode
 
     def client(self, token: str = TOKEN) -> CoordinatorClient:
-        return CoordinatorClient(f"127.0.0.1:{self.port}", token)
+        return CoordinatorClient(f"127.0.0.1:{self.port}", token, timeout=SECONDS)
 
     def snapshot(self) -> Snapshot:
         with self.client() as client:
