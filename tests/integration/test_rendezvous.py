@@ -136,6 +136,16 @@ def test_an_agent_that_is_there_before_the_job_is_recorded_waits_for_it(tmp_path
         assert group.agents["worker-0"].wait(60) == 0
 
 
+@pytest.mark.full("core", "coordinator", "trainer")
+def test_a_coordinator_that_holds_a_heartbeat_for_long_is_not_taken_for_away(tmp_path: Path) -> None:
+    heartbeats = {"heartbeatSeconds": 14.0, "lostAfterSeconds": 60.0}
+    with Elastic(tmp_path, replicas=1, elasticity=heartbeats).start("worker-0") as group:
+        first = group.step_after(0.0, world=1)
+        # Held for eleven seconds at least.
+        group.step_after(first.at + heartbeats["heartbeatSeconds"], world=1)
+        assert "coordinator-unreachable" not in group.output("worker-0")
+
+
 def test_an_agent_with_a_wrong_token_ends_with_a_sentence(tmp_path: Path) -> None:
     with Elastic(tmp_path, replicas=1) as group:
         group.start_coordinator()

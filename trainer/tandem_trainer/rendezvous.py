@@ -47,6 +47,8 @@ from tandem_trainer.local_ranks import LocalRanks, remove_leavings
 
 log = logging.getLogger("tandem.agent")
 
+ANSWER_SECONDS = 10.0
+"""For the coordinator's answer, beyond the heartbeat time, for which it may hold it back."""
 CONNECT_SECONDS = 2.0
 """For one try to reach the first member's store, so that a generation that is closed meanwhile is noticed."""
 STORE_SECONDS = 20.0
@@ -82,11 +84,14 @@ class TandemRendezvous(RendezvousHandler):
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._run_id = parameters.run_id
         rundir = RunDir(_variable(RUN_DIR))
-        self._processes = _job(rundir).spec.workers.processes
+        spec = _job(rundir).spec
+        self._processes = spec.workers.processes
         # All replicas have the same number of ranks, so that torchrun need not ask the store for everybody's.
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
         self._heartbeat = Heartbeat(
-            CoordinatorClient(parameters.endpoint, _variable(TOKEN)),
+            CoordinatorClient(
+                parameters.endpoint, _variable(TOKEN), spec.elasticity.heartbeat_seconds + ANSWER_SECONDS
+            ),
             rundir,
             os.environ.get(REPLICA) or socket.gethostname(),
             parameters.local_addr or socket.gethostbyname(socket.gethostname()),
