@@ -94,6 +94,8 @@ def job(released: None, namespace: Namespace) -> Job:
     found.apply(whole)
     found.trains()
     found.becomes(lambda: found.status.get("latestEvaluation"), "an evaluation")
+    # Told only once the pace is known, which takes longer where the machine is busy.
+    found.becomes(lambda: "remainingSeconds" in found.status.get("progress", {}), "an estimate of the time left")
     return found
 
 
