@@ -242,7 +242,7 @@ def test_no_rank_outlives_its_agent(tmp_path: Path) -> None:
 def test_a_beat_costs_microseconds_of_the_processor(view: PulseView) -> None:
     pulse = Pulse(view.path, rank=0, generation=1)
     best = min(_seconds_per_beat(pulse) for _ in range(5))
-    assert best < 20e-6, f"{best * 1e6:.1f} µs"
+    assert best < 5e-6, f"{best * 1e6:.1f} µs"
 
 
 def _seconds_per_beat(pulse: Pulse, count: int = 2_000) -> float:
