@@ -3,7 +3,6 @@
 import logging
 from functools import partial
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -30,13 +29,14 @@ def prepare(model: nn.Module, config: ImageClassification, group: Group) -> nn.M
 
 def distribute(model: nn.Module, config: ImageClassification, group: Group) -> nn.Module:
     """Wrap a prepared model whose weights are the same on every rank."""
-    forward = model
-    if group.world_size > 1:
-        forward = DistributedDataParallel(
-            model,
-            device_ids=[group.device] if group.device.type == "cuda" else None,
-            gradient_as_bucket_view=True,
-        )
     if config.compile:
-        forward = torch.compile(forward)  # type: ignore[assignment]
-    return forward
+        # The model and not what is wrapped around it: in DistributedDataParallel's own forward the compiler gives up
+        # (torch 2.15), and of a model that is made of torch's modules alone nothing would be compiled at all.
+        model.compile()
+    if group.world_size == 1:
+        return model
+    return DistributedDataParallel(
+        model,
+        device_ids=[group.device] if group.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+    )

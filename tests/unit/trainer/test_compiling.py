@@ -1,0 +1,55 @@
+"""What `compile: true` hands to torch's compiler: the whole model, on one rank and on several."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tandem.tasks import ImageClassification
+from tandem_trainer.group import Group
+from tandem_trainer.models import build
+from tandem_trainer.strategies.replicated import distribute
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def compiled_operations(world_size: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many operations each graph has that the compiler is given while a model takes two steps.
+
+    The process group has one rank, whatever the model is told: what is around the model does not depend on it.
+    """
+    import torch._inductor.compile_fx as inductor
+
+    found: list[int] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: object, **_: Any) -> Any:
+        found.append(sum(node.op in ("call_function", "call_module", "call_method") for node in graph.graph.nodes))
+        return graph.forward
+
+    monkeypatch.setattr(inductor, "compile_fx", count)
+    torch.compiler.reset()
+    group = Group(0, 1, 0, torch.device("cpu"))
+    group.world_size = world_size
+    model = build("baby-cnn", 1, 8, 10)
+    before = model.state_dict().keys()
+    forward = distribute(model, ImageClassification(compile=True), group)
+    assert isinstance(forward, nn.Module)
+    for _ in range(2):
+        forward(torch.zeros(4, 1, 8, 8)).sum().backward()
+    assert model.state_dict().keys() == before
+    return found
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_whole_model_is_one_graph(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    (operations,) = compiled_operations(world_size, monkeypatch)
+    assert operations >= 8, "four convolutions and poolings, two activations, the flattening, the linear layer"
