@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from tandem_trainer.checkpoint.state import load_optimizer_state, load_weights, 
 from tandem_trainer.group import Group
 from tandem_trainer.models import build
 from tests.support import manifests
+from tests.support.waiting import SECONDS, until
 
 POSITION = DataPosition(seed=0, epoch=0, cursor=0)
 
@@ -268,9 +268,7 @@ os._exit(0)
 def test_a_writer_finishes_the_save_that_its_rank_died_in(rundir: RunDir) -> None:
     begin(rundir, 1)
     subprocess.run([sys.executable, "-c", SAVES_AND_DIES, str(rundir.path)], check=True, timeout=120)
-    deadline = time.monotonic() + 30
-    while not rundir.checkpoint_names() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(rundir.checkpoint_names, "a checkpoint")
     assert rundir.committed()[0].step == 10
 
 
@@ -332,15 +330,16 @@ def test_retention_does_not_keep_what_lost_its_mind_as_the_best(rundir: RunDir, 
     saves.saver = Saver(rundir, Author(1, None, 1), lambda: None, saves.outcomes.append)
 
 
-def test_saving_does_not_wait_for_the_disk(rundir: RunDir, writing: Any) -> None:
+def test_saving_does_not_wait_for_the_disk(rundir: RunDir) -> None:
     begin(rundir, 1)
-    saver = writing(1).saver
+    goes_on = threading.Event()
+    saver = Saver(rundir, Author(1, None, 1), lambda: assert_true(goes_on.wait(SECONDS)), lambda outcome: None)
     state = {"w": torch.zeros(8_000_000)}
-    saver.prepare(Contents(state, {}))
     saver.save(1, POSITION, Contents(state, {}))
     assert saver.busy
     state["w"].fill_(5.0)  # training goes on at once
-    saver.wait()
+    goes_on.set()
+    saver.close()
     manifest = rundir.manifest("step-000000001")
     assert read_weights(rundir.checkpoint(manifest.name), manifest)["w"].abs().max() == 0
 
@@ -363,13 +362,20 @@ def assert_true(value: bool) -> None:
     assert value
 
 
-def test_nothing_is_committed_before_its_log_is_written_and_training_does_not_wait_for_that(rundir: RunDir) -> None:
-    begin(rundir, 1)
-    written = threading.Event()
+def test_nothing_is_committed_before_its_log_is_written_and_training_does_not_wait_for_that(
+    rundir: RunDir, tmp_path: Path
+) -> None:
+    other = manifests.run_directory(tmp_path / "other", manifests.job())
+    for run in (rundir, other):
+        begin(run, 1)
+    written, contents = threading.Event(), Contents({"w": torch.zeros(1)}, {})
     outcomes: list[Outcome] = []
-    saver = Saver(rundir, Author(1, None, 1), lambda: assert_true(written.wait(30)), outcomes.append)
-    saver.save(1, POSITION, Contents({"w": torch.zeros(1)}, {}))
-    time.sleep(0.3)
+    saver = Saver(rundir, Author(1, None, 1), lambda: assert_true(written.wait(SECONDS)), outcomes.append)
+    whose_log_is_written = Saver(other, Author(1, None, 1), lambda: None, outcomes.append)
+    for one in (saver, whose_log_is_written):
+        one.save(1, POSITION, contents)
+    assert "committed" in whose_log_is_written.wait(), "so long a save takes that need not wait"
+    whose_log_is_written.close()
     assert saver.busy
     assert not list(rundir.checkpoints.iterdir())
     written.set()
