@@ -2,8 +2,10 @@
 
 import errno
 import json
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from tandem.lineage import GenerationRecord
 from tandem.manifest import FILE, Manifest
 from tandem.rundir import RunDir, checkpoint_name
 from tandem.status import CheckpointRef
+from tandem_evaluator import claim as claim_module
 from tandem_evaluator import survey as survey_module
 from tandem_evaluator.choice import Standing
 from tandem_evaluator.claim import claim, claim_file, give_back_leftovers
@@ -75,14 +78,26 @@ def publication(rundir: RunDir) -> Publication:
 # Claims
 
 
-def test_a_claim_is_renewed_for_as_long_as_it_is_held(rundir: RunDir) -> None:
+def test_a_claim_is_renewed_in_time_for_as_long_as_it_is_held(rundir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a time in which nothing takes any but waiting for the next renewal."""
     path = claim_file(rundir, CheckpointRef(name=checkpoint_name(10), step=10, generation=1), 0, 2)
-    held = claim(path, "a", seconds=0.3)
+    now, was_held = [1_000_000.0], []
+
+    class Waited(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            now[0] += timeout
+            was_held.append(lease.is_held(path))
+            return super().wait(0.001)
+
+    monkeypatch.setattr(lease, "time", SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr(claim_module, "threading", SimpleNamespace(Event=Waited, Thread=threading.Thread))
+    held = claim(path, "a")
     assert held is not None
     with held:
-        first = json.loads(path.read_text())["until"]
-        until(lambda: json.loads(path.read_text())["until"] > first + 1.0, "a renewed lease")
+        until(lambda: now[0] > 1_000_000.0 + 10 * lease.SECONDS, "ten times the lease's time")
         assert claim(path, "b") is None
+    assert all(was_held)
     assert not path.exists()
 
 
