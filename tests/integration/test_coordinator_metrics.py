@@ -12,11 +12,11 @@ from tests.support import EXAMPLES
 from tests.support.coordinator_process import Coordinator, spawn
 from tests.support.ports import reserved_port
 from tests.support.processes import tandem
-from tests.support.waiting import until
+from tests.support.waiting import SECONDS, until
 
 
 def asked(port: int, method: str, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
     try:
         connection.request(method, path)
         answer = connection.getresponse()

@@ -19,7 +19,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.rundir import RunDir
 from tests.support.coordinator_process import Agent, Coordinator, spawn
 from tests.support.elastic import TOKEN
-from tests.support.waiting import until
+from tests.support.waiting import SECONDS, until
 
 BEFORE_IT_IS_ANSWERED = 45.0
 """A coordinator holds a heartbeat of a minute for longer."""
@@ -126,7 +126,7 @@ def test_told_to_stop_it_answers_what_it_holds_and_stops(tmp_path: Path) -> None
 def refusal(rundir: RunDir, *arguments: str, **environment: str) -> str:
     command = [sys.executable, "-m", "tandem_coordinator", "--host", "127.0.0.1", "--port", "0", *arguments]
     process = spawn(rundir, command, **environment)
-    _, complaint = process.communicate(timeout=30)
+    _, complaint = process.communicate(timeout=SECONDS)
     assert process.returncode == ExitCode.USAGE
     assert b"Traceback" not in complaint
     assert complaint.count(b"\n") == 1
@@ -168,7 +168,7 @@ def test_a_file_with_another_number_of_workers_is_recorded_anew(tmp_path: Path) 
         assert rundir.read_job().spec.workers.replicas == 3
     finally:
         process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=SECONDS)
 
 
 def test_another_job_of_that_name_on_the_volume_of_one_that_failed_is_a_new_try(tmp_path: Path) -> None:

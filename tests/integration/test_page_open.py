@@ -5,7 +5,6 @@ import json
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from tests.support.fake_kubectl import FakeKubectl
 from tests.support.local_run import LocalRun
 from tests.support.page_client import Stream, ask
 from tests.support.processes import TANDEM, environment, tandem
-from tests.support.waiting import until
+from tests.support.waiting import SECONDS, until
 
 ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/open#([A-Za-z0-9_-]+)")
 JOBS = "distributedtrainingjobs.tandem.dev"
@@ -125,7 +124,7 @@ def started(fake: FakeKubectl, folder: Path, *words: str) -> Iterator["subproces
         yield process
     finally:
         process.kill()
-        process.wait(20)
+        process.wait(SECONDS)
 
 
 def forwards(fake: FakeKubectl, coordinator: Coordinator) -> None:
@@ -143,7 +142,7 @@ class TestAJobOnACluster:
             opens(coordinator, (tmp_path / "said.txt").read_text())
             until(lambda: "Ctrl-C closes it" in (tmp_path / "told.txt").read_text(), "the advice")
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 130
+            assert process.wait(SECONDS) == 130
         asked = next(call.words for call in fake.asked if "port-forward" in call.words)
         assert asked[0] == "--namespace=team"
         assert asked[-2:] == ["service/digits-coordinator", ":http"]
@@ -163,7 +162,7 @@ class TestAJobOnACluster:
             until(lambda: "is there again" in told.read_text(), "that it is back")
             fake.answers("get", JOBS, "digits", says=fakes.job(phase="Succeeded"))
             coordinator.kill()
-            assert process.wait(30) == 0
+            assert process.wait(SECONDS) == 0
             assert "digits has ended (Succeeded)" in told.read_text()
 
     def test_that_has_ended_has_no_page(self, fake: FakeKubectl, tmp_path: Path) -> None:
@@ -200,12 +199,10 @@ def test_a_real_run_says_how_to_open_its_page_and_shows_its_end(tmp_path: Path) 
         coordinator = Coordinator.__new__(Coordinator)
         coordinator.port = port
         cookie = ask(coordinator, "POST", "/open", {"word": found[2]}).cookie
-        began = time.monotonic()
         with Stream(coordinator, cookie, "narrow") as stream:
-            stream.until(lambda parts: "Training loss" in parts.get("losses", ""), "the loss", 60.0)
-            stream.until(lambda parts: "evaluated" in parts.get("checkpoints", ""), "an evaluation", 120.0)
+            stream.until(lambda parts: "Training loss" in parts.get("losses", ""), "the loss")
+            stream.until(lambda parts: "evaluated" in parts.get("checkpoints", ""), "an evaluation")
             stream.until_its_end()
-        assert time.monotonic() - began < 300
         assert stream.over is True
         assert "Succeeded" in stream.parts["head"]
         assert "step 920 of 920" in stream.parts["head"]

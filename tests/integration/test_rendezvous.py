@@ -11,7 +11,7 @@ from tandem.durable import read_lines
 from tandem.exitcode import ExitCode
 from tests.support.elastic import Elastic
 from tests.support.processes import alive
-from tests.support.waiting import until
+from tests.support.waiting import SECONDS, until
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_ranks_never_outlive_their_agent(group: Elastic) -> None:
     agent = group.agents.pop("worker-1")
     agent.kill()
     agent.wait()
-    until(lambda: not any(alive(rank) for rank in ranks), "the ranks' end", 5)
+    until(lambda: not any(alive(rank) for rank in ranks), "the ranks' end")
 
 
 def test_a_script_that_knows_nothing_of_tandem_recovers_and_completes(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_script_that_knows_nothing_of_tandem_recovers_and_completes(tmp_path: 
         group.step_after(0, world=2)
         killed = group.kill_rank("worker-0")
         group.step_after(killed, world=2, generation=1)
-        codes = {name: agent.wait(60) for name, agent in group.agents.items()}
+        codes = {name: agent.wait(SECONDS) for name, agent in group.agents.items()}
         assert codes == {"worker-0": 0, "worker-1": 0}
         steps = group.steps()
         assert max(step.step for step in steps) == 150
@@ -98,7 +98,7 @@ def test_a_job_that_has_failed_ends_its_agents_with_the_reason(tmp_path: Path) -
     with Elastic(tmp_path, elasticity={"maxRestarts": 0}).start("worker-0", "worker-1") as group:
         group.step_after(0, world=2)
         group.kill_rank("worker-0")
-        codes = {agent.wait(60) for agent in group.agents.values()}
+        codes = {agent.wait(SECONDS) for agent in group.agents.values()}
         assert codes == {int(ExitCode.FAILED)}
         failed = until(group.rundir.failed, "FAILED.json")
         assert failed["reason"] == "RestartsExhausted"
@@ -133,7 +133,7 @@ def test_an_agent_that_is_there_before_the_job_is_recorded_waits_for_it(tmp_path
         group.start_agent("worker-0")
         until(lambda: "waiting for" in group.output("worker-0"), "the agent's words")
         (tmp_path / "job.json").rename(group.rundir.job_file)
-        assert group.agents["worker-0"].wait(60) == 0
+        assert group.agents["worker-0"].wait(SECONDS) == 0
 
 
 @pytest.mark.full("core", "coordinator", "trainer")
@@ -151,6 +151,6 @@ def test_an_agent_with_a_wrong_token_ends_with_a_sentence(tmp_path: Path) -> Non
         group.start_coordinator()
         group.extra["TANDEM_TOKEN"] = "wrong"
         group.start_agent("worker-0")
-        assert group.agents["worker-0"].wait(60) == ExitCode.CONFIGURATION
+        assert group.agents["worker-0"].wait(SECONDS) == ExitCode.CONFIGURATION
         assert "token is missing or wrong" in group.output("worker-0")
         assert "Traceback" not in group.output("worker-0")

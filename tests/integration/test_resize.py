@@ -1,7 +1,6 @@
 """A group that grows and shrinks saves first, so that no step is made twice."""
 
 import json
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -56,4 +55,4 @@ def test_a_newcomer_and_a_smaller_target_cost_no_step(tmp_path: Path) -> None:
         assert max(counted.values()) == 1, "no step was made twice"
         assert set(counted) == set(range(1, max(counted) + 1)), "no step is missing"
         assert not any(event.text.startswith("failure") for event in snapshot.events)
-        assert time.time() - snapshot.generations[0].opened_at < 120, "nobody had to wait for the limit of a save"
+        assert not any("did not save within" in view.detail for view in snapshot.generations), "nobody ran into a limit"

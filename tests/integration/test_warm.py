@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,18 +27,17 @@ facts = {
 }
 print("said on stdout", flush=True)
 print("said on stderr", file=sys.stderr)
+what = sys.argv[1]
+if what == "term":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 with open(os.path.join(os.environ["OUT"], "facts-" + os.environ["RANK"] + ".json.new"), "w") as file:
     json.dump(facts, file)
 os.rename(file.name, file.name[:-4])
-what = sys.argv[1]
 if what == "raise":
     raise RuntimeError("the data is not there")
 if what == "exit":
     sys.exit(int(sys.argv[2]))
-if what == "wait":
-    time.sleep(600)
-if what == "term":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+if what in ("wait", "term"):
     time.sleep(600)
 """
 
@@ -182,7 +180,6 @@ def test_a_killed_rank_is_a_killed_process_for_torchrun(start: Any) -> None:
 def test_sigterm_reaches_the_rank_and_its_answer_reaches_torchrun(start: Any) -> None:
     agent = start("script.py", "term")
     agent.facts()
-    time.sleep(0.3)
     agent.stub().send_signal(signal.SIGTERM)
     assert agent.process.wait(120) == 1
     assert "exitcode  : 75" in agent.errors

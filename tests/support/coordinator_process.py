@@ -54,7 +54,7 @@ class Coordinator:
             return client.status()
 
     def raw(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, Any]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
         connection.request(method, path, body, {"Authorization": f"Bearer {TOKEN}"} | headers)
         response = connection.getresponse()
         content = response.read()

@@ -18,6 +18,7 @@ from tandem.rundir import RunDir
 from tandem.snapshot import Snapshot
 from tests.support import ROOT
 from tests.support.processes import TANDEM, environment
+from tests.support.terminal import Terminal
 from tests.support.waiting import until
 
 DIGITS = ROOT / "examples" / "digits.yaml"
@@ -26,16 +27,22 @@ SECONDS = 120.0
 
 
 class LocalRun:
-    """One `tandem run`, in a session of its own, its output in a file."""
+    """One `tandem run`, in a session of its own, its output in a file, or on a terminal if there is one."""
 
-    def __init__(self, folder: Path, *words: str, manifest: Path = DIGITS, cwd: Path = ROOT) -> None:
+    def __init__(
+        self, folder: Path, *words: str, manifest: Path = DIGITS, cwd: Path = ROOT, terminal: Terminal | None = None
+    ) -> None:
         self.path = folder / "run"
         self.run_dir = RunDir(self.path)
         self.pulses: set[str] = set()
         self.output_file = folder / f"output-{time.monotonic_ns()}.txt"
+        command = [TANDEM, "run", str(manifest), "--run-dir", str(self.path), *words]
         with self.output_file.open("wb") as output:
+            if terminal is not None:
+                self.process = terminal.start(command, cwd)
+                return
             self.process = subprocess.Popen(
-                [TANDEM, "run", str(manifest), "--run-dir", str(self.path), *words],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

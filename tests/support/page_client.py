@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from tests.support.coordinator_process import Coordinator
-
-SECONDS = 20.0
+from tests.support.waiting import SECONDS
 
 
 class Answer:

@@ -44,8 +44,8 @@ class Forked:
         files = array.array("i", [output.fileno()])
         self._connection.sendmsg([request[:1]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
         self._connection.sendall(request[1:])
-        self._lines = self._connection.makefile("r")
-        self.pid = int(self._lines.readline())
+        self._said = b""
+        self.pid = self._number()
         self.returncode: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
@@ -57,13 +57,20 @@ class Forked:
         if self.returncode is None:
             self._connection.settimeout(timeout)
             try:
-                self.returncode = int(self._lines.readline())
+                self.returncode = self._number()
             except TimeoutError:
-                # A file over a socket is of no use after its time ran out.
-                self._lines = self._connection.makefile("r")
                 raise subprocess.TimeoutExpired("tandem_trainer.agent", timeout or 0.0) from None
             self._connection.close()
         return self.returncode
+
+    def _number(self) -> int:
+        """The next line that the zygote says."""
+        while b"\n" not in self._said:
+            told = self._connection.recv(64)
+            assert told, "the zygote is gone"
+            self._said += told
+        line, _, self._said = self._said.partition(b"\n")
+        return int(line)
 
     def poll(self) -> int | None:
         """Its exit code; None while it runs."""

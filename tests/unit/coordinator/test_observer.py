@@ -25,14 +25,15 @@ def directory(run: SmallRun) -> RunDirectory:
     return RunDirectory(run.rundir, run.rundir.read_job().spec.evaluation)
 
 
-def evaluate(run: SmallRun, reference: CheckpointRef, seconds_ago: float = 0.0) -> None:
-    """As evaluators would have, so long ago."""
+def evaluate(run: SmallRun, reference: CheckpointRef, seconds_ago: float = 0.0) -> float:
+    """As evaluators would have, so long ago; when that was."""
     folder = run.rundir.evaluations / reference.name
     folder.mkdir(exist_ok=True)
     metrics = {"loss": 0.5, "accuracy": 0.9, "macroF1": 0.9}
     replace_json(folder / f"g{reference.generation:06d}.json", {"step": reference.step, "metrics": metrics})
     then = time.time() - seconds_ago
     os.utime(folder, (then, then))
+    return then
 
 
 def test_an_empty_run_directory_has_room_and_nothing_else(directory: RunDirectory) -> None:
@@ -59,11 +60,11 @@ def test_a_checkpoint_waits_from_when_it_was_taken(run: SmallRun, directory: Run
 
 
 def test_evaluators_that_publish_something_do_not_let_it_wait(run: SmallRun, directory: RunDirectory) -> None:
-    evaluate(run, run.save(50), seconds_ago=30.0)
+    evaluated_at = evaluate(run, run.save(50), seconds_ago=30.0)
     assert directory.look(time.time()).evaluations.waits_since is None
     second = run.save(100)
     waits_since = directory.look(time.time()).evaluations.waits_since
-    assert waits_since == pytest.approx(time.time() - 30.0, abs=10.0), "it was taken a minute ago, before that"
+    assert waits_since == pytest.approx(evaluated_at, abs=0.001), "it was taken a minute ago, before that"
     evaluate(run, second)
     seen = directory.look(time.time()).evaluations
     assert (seen.merged, seen.waits_since) == (2, None)
