@@ -90,8 +90,10 @@ def test_a_script_that_knows_nothing_of_tandem_recovers_and_completes(tmp_path: 
         assert codes == {"worker-0": 0, "worker-1": 0}
         steps = group.steps()
         assert max(step.step for step in steps) == 150
-        until(lambda: (s := group.snapshot()) and not s.members, "their good-bye")
-        assert group.snapshot().status.generation == 2  # type: ignore[union-attr]
+        snapshot = until(lambda: (s := group.snapshot()) and not s.members and s, "their good-bye")
+        # What led to another generation, should there be one, is in these words.
+        said = "\n".join([*(event.text for event in snapshot.events), *map(group.output, ("worker-0", "worker-1"))])
+        assert snapshot.status.generation == 2, said
 
 
 def test_a_job_that_has_failed_ends_its_agents_with_the_reason(tmp_path: Path) -> None:

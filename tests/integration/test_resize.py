@@ -40,7 +40,9 @@ def trains(group: Elastic, size: int) -> None:
 
 
 def test_a_newcomer_and_a_smaller_target_cost_no_step(tmp_path: Path) -> None:
-    spec: dict[str, Any] = {"trainer": TRAINER, "checkpoint": {"everySteps": 10**9}}
+    # Nobody is lost here, however long a busy machine keeps an agent from saying that it lives.
+    elasticity = {"lostAfterSeconds": 60.0}
+    spec: dict[str, Any] = {"trainer": TRAINER, "checkpoint": {"everySteps": 10**9}, "elasticity": elasticity}
     with Elastic(tmp_path, replicas=2, **spec).start("worker-0") as group:
         trains(group, 1)
         group.start_agent("worker-1")
