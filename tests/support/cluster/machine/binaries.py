@@ -47,10 +47,7 @@ def build() -> Path:
 
 def digest() -> str:
     """Changes with the sources, the pins and the way of building."""
-    found = hashlib.sha256(repr((_flags(), PROGRAMS, COMPONENTS)).encode())
-    for path in sorted(MODULES.glob("*/*")):
-        found.update(f"{path.relative_to(MODULES)} {path.stat().st_size}\n".encode() + path.read_bytes())
-    return found.hexdigest()[:16]
+    return _digest(repr((_flags(), PROGRAMS, COMPONENTS)), MODULES)
 
 
 def version() -> str:
@@ -62,7 +59,7 @@ def version() -> str:
 
 
 def kept_program(module: Path, name: str, flags: str, package: str, tags: str = "") -> Path:
-    """A program of a module of its own, compiled now if that has not happened yet with these pins and flags.
+    """A program of a module of its own, compiled now if that has not happened yet with these sources and flags.
 
     Args:
         tags: for the build, separated by commas.
@@ -70,10 +67,7 @@ def kept_program(module: Path, name: str, flags: str, package: str, tags: str = 
     Raises:
         ClusterError: Go could not compile it.
     """
-    found = hashlib.sha256(f"{flags}{tags}".encode())
-    for pins in ("go.mod", "go.sum"):
-        found.update((module / pins).read_bytes())
-    ready = CACHE / name / found.hexdigest()[:16] / name
+    ready = CACHE / name / _digest(f"{flags}{tags}", module) / name
     if ready.exists():
         return ready
     ready.parent.mkdir(parents=True, exist_ok=True)
@@ -115,6 +109,14 @@ def compile_program(module: Path, target: Path, flags: str, package: str = ".", 
     if process.returncode != 0:
         raise ClusterError(f"go build of {name} failed ({process.returncode}):\n{''.join(last)}")
     print(f"built {name} in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def _digest(way: str, folder: Path) -> str:
+    """Of a way of building and all files of a folder."""
+    found = hashlib.sha256(way.encode())
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        found.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 def _flags() -> str:
