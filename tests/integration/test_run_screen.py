@@ -1,0 +1,96 @@
+"""`tandem run` on a terminal of 80 columns and 24 lines: the picture while it runs, and what is left of it."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.local_run import LocalRun
+from tests.support.terminal import CTRL_C, Terminal
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.timeout(600)
+
+FIELDS = ("workers.replicas=1", "evaluators.processesPerReplica=1", "checkpoint.everySteps=40")
+STEPS_IN_EPOCH = 23
+TIME = r"\d+[dhms]( \d+[hms])?"
+COUNT = r"\d[\d ]*"
+NUMBER = r"\d[\d.e-]*"
+TRAINING = (
+    r"live page: tandem open .+",
+    rf"  digits  training +{TIME}",
+    rf"  step {COUNT} of 115 000 · epoch {NUMBER} · about {TIME} left",
+    rf"  loss        {NUMBER}  [▁▂▃▄▅▆▇█]+",
+    rf"  throughput  {COUNT} samples/s",
+    r"  workers     1/1 · world size 1 · generation 1 · no restarts",
+    rf"  checkpoint  step {COUNT}",
+    rf"  evaluated   step {COUNT} · accuracy {NUMBER} · .+",
+    r"  trainers    .+ of \d+ cores?",
+    r"  http://127\.0\.0\.1:\d+/metrics · .+ +Ctrl-C saves and leaves",
+)
+"""Lines of a run of 5,000 epochs."""
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    made = Terminal()
+    yield made
+    made.close()
+
+
+def start(epochs: int, folder: Path, terminal: Terminal) -> LocalRun:
+    words = [word for field in (f"trainer.config.epochs={epochs}", *FIELDS) for word in ("--set", field)]
+    return LocalRun(folder, *words, terminal=terminal)
+
+
+def lines_like(pattern: str, lines: list[str]) -> list[str]:
+    return [line for line in lines if re.fullmatch(pattern, line)]
+
+
+def ends(run: LocalRun, terminal: Terminal) -> int:
+    """Follow a run on its terminal to the end; returns the exit code."""
+
+    def over() -> bool:
+        terminal.look()
+        return run.process.poll() is not None
+
+    until(over, "the end of the run", otherwise=lambda: "\n".join(terminal.look()))
+    return run.process.wait()
+
+
+def assert_nothing_is_left_of_the_picture(lines: list[str], terminal: Terminal) -> None:
+    for word in ("━", "Ctrl-C", "  loss  ", "  workers  ", "/metrics"):
+        assert word in terminal.written
+        assert not [line for line in lines if word in line]
+    assert terminal.is_as_before
+
+
+def test_it_shows_how_training_goes_and_after_ctrl_c_only_how_to_go_on(tmp_path: Path, terminal: Terminal) -> None:
+    with start(5000, tmp_path, terminal) as run:
+        until(
+            lambda: (lines := terminal.look()) and all(len(lines_like(one, lines)) == 1 for one in TRAINING),
+            "a picture of the training",
+            otherwise=lambda: "\n".join(terminal.look()),
+        )
+        terminal.press(CTRL_C)
+        assert ends(run, terminal) == 130
+        left = terminal.all_lines()
+        (saved, *_) = run.run_dir.committed()
+    assert "  saving; Ctrl-C again leaves at once" in terminal.written
+    step = f"{saved.step:,}".replace(",", " ")
+    (stopped,) = lines_like(f"digits was stopped; saved after step {step}", left)
+    after = left[left.index(stopped) :]
+    assert [word for line in after if (word := line[:14].strip()) in ("saved", "go on with")] == ["saved", "go on with"]
+    assert_nothing_is_left_of_the_picture(left, terminal)
+
+
+def test_a_complete_run_leaves_its_result_alone_on_the_terminal(tmp_path: Path, terminal: Terminal) -> None:
+    with start(4, tmp_path, terminal) as run:
+        assert ends(run, terminal) == 0
+    left = terminal.all_lines()
+    assert left[0].startswith("live page: tandem open ")
+    (result,) = lines_like(rf"digits is complete: {4 * STEPS_IN_EPOCH} steps in {TIME}", left)
+    labels = ["best", "evaluated", "restarts", "logs", "next"]
+    assert [word for line in left[left.index(result) :] if (word := line[:14].strip()) in labels] == labels
+    assert_nothing_is_left_of_the_picture(left, terminal)
