@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -171,7 +172,7 @@ def _be_agent(request: dict[str, Any], output: int) -> None:
     sys.argv = ["-m", *request["arguments"]]
     from tandem_trainer import agent
 
-    # As Python itself ends: with what an exit means, after exit functions and flushing.
+    # As Python itself ends: what an exit means, then threads, exit functions (an agent says good-bye in one), flushing.
     code: Any = 0
     try:
         agent.main()
@@ -180,6 +181,8 @@ def _be_agent(request: dict[str, Any], output: int) -> None:
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code if isinstance(code, int) else 0 if code is None else 1)
