@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tandem_operator import names
 from tandem_operator.course import Course, condition
-from tandem_operator.fleet import New
+from tandem_operator.fleet import HEALTHY_SECONDS, New
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import BROKEN_WAITING, Children, Pod
 from tandem_operator.plan import Situation
@@ -47,8 +47,12 @@ def waiting(at: Situation) -> Iterator[Trouble]:
         lasting = pod.waiting in BROKEN_WAITING or at.now - pod.created > PLACING_SECONDS
         if pod.waiting and lasting and not pod.ended and not pod.deleting:
             yield Trouble(pod.waiting, f"{pod.name}: {pod.words or pod.waiting}")
-    for pod in children.pods(names.EVALUATOR):
-        if pod.phase == "Failed" and not pod.disrupted and not pod.deleting and pod.code not in (None, 75):
+    evaluators = children.pods(names.EVALUATOR)
+    # A pod that failed stays for its logs; it is no trouble any more once the one after it has started well.
+    well = {pod.index for pod in evaluators if pod.live and at.now - (pod.started or at.now) >= HEALTHY_SECONDS}
+    for pod in evaluators:
+        failed = pod.phase == "Failed" and not pod.disrupted and not pod.deleting and pod.code not in (None, 75)
+        if failed and pod.index not in well:
             yield Trouble("EvaluatorFailed", f"{pod.name} ended with exit code {pod.code}: {pod.words}")
 
 

@@ -1,0 +1,204 @@
+"""The reasons of a job's conditions that tell of pods that fail and of a spec that cannot be read."""
+
+from typing import Any
+
+import pytest
+
+from tandem.exitcode import ExitCode
+from tandem.snapshot import GenerationView
+from tandem.status import Condition, Status
+from tandem_operator import kinds
+from tandem_operator.controller import Controller
+from tandem_operator.fleet import HEALTHY_SECONDS, MOST_FAILURES
+from tandem_operator.gauges import Gauges
+from tandem_operator.plan import Plan
+from tandem_operator.store import Store
+from tests.support import manifests
+from tests.support.worlds.operator_cluster import NAMESPACE, Cluster
+from tests.support.worlds.operator_job import (
+    IMAGES,
+    NOW,
+    TASK,
+    ended,
+    evaluator,
+    heard,
+    initialized,
+    job,
+    made,
+    removed,
+    surroundings,
+    worker,
+)
+from tests.support.worlds.operator_job import decided as decided_about
+
+
+def condition(status: Status, kind: str) -> Condition | None:
+    return next((one for one in status.conditions if one.type == kind), None)
+
+
+def why(status: Status, kind: str) -> tuple[str, str, str]:
+    """Status, reason and message of a condition."""
+    found = condition(status, kind)
+    assert found is not None
+    return found.status, found.reason, found.message
+
+
+# EvaluatorFailed
+
+FAILED: dict[str, Any] = {"phase": "Failed", "ready": False, "code": 3, "words": "no such file", "finished": NOW}
+
+
+def with_evaluators(*facts: dict[str, Any], now: float = NOW) -> Plan:
+    """What is decided about a job that trains and has these evaluator pods, all of one place."""
+    of = job(status=initialized())
+    pods = [evaluator(of, name=f"digits-evaluator-0-{number}", **one) for number, one in enumerate(facts)]
+    return decided_about(of, surroundings(of, worker(0), worker(1), evaluators=pods), heard=heard(), now=now)
+
+
+def test_an_evaluator_that_fails_is_the_reason_of_a_job_that_goes_on_training() -> None:
+    plan = with_evaluators(FAILED)
+    message = "digits-evaluator-0-0 ended with exit code 3: no such file"
+    assert plan.status.phase == "Running"
+    assert why(plan.status, "Running") == ("True", "EvaluatorFailed", message)
+    assert plan.status.message == message
+    assert (made(plan), removed(plan)) == (["evaluator 0"], [])
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"disrupted": True},
+        {"deleting": True},
+        {"code": int(ExitCode.PREEMPTED)},
+        {"code": None},
+        {"code": 0, "phase": "Succeeded"},
+    ],
+    ids=["evicted", "deleted", "asked to leave", "never started", "done"],
+)
+def test_an_evaluator_that_goes_for_another_reason_has_not_failed(facts: dict[str, Any]) -> None:
+    plan = with_evaluators(FAILED | facts)
+    assert why(plan.status, "Running")[1] == "Running"
+    assert plan.status.message is None
+
+
+def test_it_is_the_reason_until_the_evaluator_that_follows_has_been_at_work_for_a_while() -> None:
+    follows = {"created": NOW + 1, "started": NOW + 2}
+    before = with_evaluators(FAILED, follows, now=NOW + 1 + HEALTHY_SECONDS)
+    assert why(before.status, "Running")[1] == "EvaluatorFailed"
+    after = with_evaluators(FAILED, follows, now=NOW + 2 + HEALTHY_SECONDS)
+    assert why(after.status, "Running")[1] == "Running"
+    assert after.status.message is None
+    assert removed(after) == [], "its logs can still be read"
+    again = with_evaluators(FAILED, follows | FAILED, now=NOW + 100)
+    assert why(again.status, "Running")[1] == "EvaluatorFailed"
+
+
+# DoesNotStart
+
+WORDS = "ModuleNotFoundError: No module named 'tandem_trainer'"
+
+
+def with_worker(failures: int, status: dict[str, Any] | None = None, **said: Any) -> Plan:
+    """What is decided about a job whose worker 0 has failed soon after its start, and so often before."""
+    of = job(status=status or initialized(phase="Starting"))
+    pod = ended(0, failures=failures, words=WORDS)
+    snapshot = heard("Starting", worldSize=None).model_copy(update=said)
+    return decided_about(of, surroundings(of, pod, worker(1)), heard=snapshot)
+
+
+def test_a_place_whose_workers_fail_too_often_soon_after_their_start_ends_a_job_that_does_not_train() -> None:
+    before = with_worker(failures=MOST_FAILURES - 2)
+    assert (before.status.phase, condition(before.status, "Failed")) == ("Starting", None)
+    plan = with_worker(failures=MOST_FAILURES - 1)
+    again = f"like {MOST_FAILURES - 1} before it"
+    message = f"digits-worker-0-aaaaa ended soon after its start {again}, with exit code 1: {WORDS}"
+    assert plan.status.phase == "Failed"
+    assert why(plan.status, "Failed") == ("True", "DoesNotStart", message)
+    assert plan.status.message == message
+    assert made(plan) == []
+    assert removed(plan) == ["digits-worker-1-aaaaa", "digits-evaluator-0-aaaaa"], "nobody has told them to end"
+    assert [(one.reason, one.message, one.warning) for one in plan.notices] == [("Failed", message, True)]
+
+
+def test_workers_that_were_in_the_group_did_start() -> None:
+    view = GenerationView(
+        generation=1, world_size=2, members=["digits-worker-0-aaaaa"], opened_at=NOW, reason="Started", detail=""
+    )
+    assert with_worker(failures=MOST_FAILURES, generations=[view]).status.phase == "Starting"
+
+
+def test_that_a_job_does_not_start_is_remembered_and_told_once() -> None:
+    first = with_worker(failures=MOST_FAILURES).status
+    later = with_worker(failures=MOST_FAILURES, status=first.dump())
+    assert why(later.status, "Failed") == why(first, "Failed")
+    assert later.notices == ()
+    assert removed(later)[0] == "digits-worker-1-aaaaa"
+
+
+# InvalidSpec
+
+KEY = (NAMESPACE, "digits")
+
+
+class Operated:
+    """One job beside an operator that looks at it."""
+
+    def __init__(self, spec: dict[str, Any], status: dict[str, Any] | None = None) -> None:
+        self.cluster, self.store = Cluster(), Store()
+        api: Any = self.cluster
+        self.controller = Controller(api, api, self.store, IMAGES, Gauges())
+        self.cluster.put(kinds.JOB, manifests.manifest("digits", NAMESPACE, status, trainer=TASK) | {"spec": spec})
+
+    async def look(self) -> float | None:
+        self.store.see(kinds.JOB, self.cluster.objects[kinds.JOB, *KEY])
+        return await self.controller.look(KEY)
+
+    @property
+    def status(self) -> Status:
+        return Status.parse(self.cluster.objects[kinds.JOB, *KEY]["status"])
+
+    @property
+    def written(self) -> list[str]:
+        return [f"{verb} {kind.name}" for verb, kind, _ in self.cluster.written]
+
+
+@pytest.mark.parametrize(
+    ("spec", "where", "what"),
+    [
+        ({"trainer": TASK, "novelty": "of the next version"}, "novelty", "Extra inputs are not permitted"),
+        ({"trainer": TASK, "workers": {"replicas": "2"}}, "workers.replicas", "Input should be a valid integer"),
+        ({}, "trainer", "Field required"),
+        ({"trainer": TASK, "workers": {"minReplicas": 3}}, "workers", "minReplicas must not be greater than replicas"),
+    ],
+    ids=["a field that is not known", "another type", "a field that is missing", "a rule that does not hold"],
+)
+async def test_what_the_api_server_took_and_the_operator_cannot_read_is_told_and_left_alone(
+    spec: dict[str, Any], where: str, what: str
+) -> None:
+    world = Operated(spec)
+    assert await world.look() is None, "only a change of the job could help"
+    state, reason, message = why(world.status, "Initialized")
+    assert (state, reason, world.status.phase) == ("False", "InvalidSpec", "Pending")
+    assert message.startswith(f"spec.{where}: ")
+    assert what in message
+    assert message.endswith("; the CRD and the operator may be of different versions")
+    assert world.status.message == message
+    assert world.written == ["status DistributedTrainingJob"]
+    await world.look()
+    assert world.written == ["status DistributedTrainingJob"], "it is told once"
+
+
+async def test_a_job_that_can_be_read_after_all_goes_on() -> None:
+    world = Operated({"trainer": TASK, "novelty": "of the next version"})
+    await world.look()
+    world.cluster.objects[kinds.JOB, *KEY]["spec"].pop("novelty")
+    assert await world.look() is not None
+    assert why(world.status, "Initialized")[1] == "CoordinatorStarts"
+    assert "create Pod" in world.written
+
+
+async def test_a_status_of_another_version_is_no_reason_to_refuse_a_job() -> None:
+    world = Operated({"trainer": TASK}, status={"phase": "Starting", "novelty": "of the next version"})
+    assert await world.look() is not None
+    assert "create Pod" in world.written
+    assert why(world.status, "Initialized")[1] == "CoordinatorStarts"
