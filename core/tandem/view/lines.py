@@ -43,13 +43,18 @@ def state_line(scene: Scene, now: float) -> str:
         checkpoint=newest.step if newest else None,
         evaluated=evaluated.step if evaluated else None,
         lagSteps=status.evaluation_lag_steps,
-        **({evaluated.metric: _short(evaluated.value)} if evaluated else {}),
+        # `loss` alone is that of training.
+        **({_score_name(evaluated.metric): _short(evaluated.value)} if evaluated else {}),
         best=best.step if best else None,
         bestValue=_short(best.value) if best else None,
         trainerCpu=_short(use.trainer_cpu) if use else None,
         evaluatorCpu=_short(use.evaluator_cpu) if use else None,
         waiting=scene.notice or scene.waiting or None,
     )
+
+
+def _score_name(metric: str) -> str:
+    return "evaluatedLoss" if metric == "loss" else metric
 
 
 def _short(value: float | None) -> float | None:

@@ -176,6 +176,14 @@ def test_the_state_as_one_line() -> None:
     )
 
 
+@pytest.mark.parametrize(("metric", "name"), [("loss", "evaluatedLoss"), ("macroF1", "macroF1")])
+def test_the_score_of_an_evaluation_has_a_name_of_its_own_in_the_line(metric: str, name: str) -> None:
+    score = Score(name="step-000000450", step=450, metric=metric, value=0.25)
+    line = state_line(scene(STATUS.model_copy(update={"latest_evaluation": score})), NOON)
+    assert f" {name}=0.25 " in line
+    assert " loss=0.02134 " in line, "the training's"
+
+
 def test_lines_quote_what_has_spaces() -> None:
     waiting = scene(snapshot=None, waiting="starting: 2 workers importing torch")
     assert state_line(waiting, NOON) == 'time=22:13:20 phase=Starting waiting="starting: 2 workers importing torch"'
