@@ -102,12 +102,12 @@ def _on_our_own(arguments: Sequence[str], full: bool) -> int:
     binaries = _prepare(full) if _means_all(arguments) else cluster.programs()
     code = 1
     try:
-        began, started = time.time(), time.monotonic()
+        started = time.monotonic()
         cluster.up(binaries)
         print(f"the cluster is up after {time.monotonic() - started:.0f} s", flush=True)
         if _means_all(arguments):
             images.provide()
-            arguments = [*arguments, *WORKERS, f"--tier={TIERS[full]}", f"--began={began}"]
+            arguments = [*arguments, *WORKERS, f"--tier={TIERS[full]}"]
         path = os.pathsep.join([str(binaries), os.environ["PATH"]])
         code = _pytest(arguments, full, {"KUBECONFIG": str(KUBECONFIG), "PATH": path, **mark("tests")})
     finally:
