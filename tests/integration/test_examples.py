@@ -1,0 +1,84 @@
+"""Every manifest in examples/ is trained word for word by `tandem run`, to its end; only its length is another."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tandem_trainer.data.idx import FILES
+from tests.support import EXAMPLES
+from tests.support.local_run import LocalRun, evaluations
+
+pytestmark = pytest.mark.timeout(600)
+
+ELSEWHERE = {"digits": "test_run.py", "own-script": "test_run.py", "language-model": "test_session.py"}
+"""Those that other tests train to their end, and where."""
+
+
+def shorter_queued(folder: Path) -> list[str]:
+    """`tandem run` has no queue and says so; without GPUs it trains on processors."""
+    return ["trainer.config.epochs=2"]
+
+
+def shorter_synthetic_resnet(folder: Path) -> list[str]:
+    return ["trainer.config.maxSteps=2", "checkpoint.everySteps=1"]
+
+
+def shorter_fashion_mnist(folder: Path) -> list[str]:
+    """The data would have to be downloaded: here are its files, with fewer pictures, which are drawn. Without GPUs it
+    trains on processors, of which two have enough to do with as few workers as it allows."""
+    write_pictures(folder / "data")
+    data = [f"trainer.config.data.path={folder / 'data'}", "trainer.config.data.download=false"]
+    return [*data, "trainer.config.epochs=2", "workers.replicas=2", "evaluators.processesPerReplica=2"]
+
+
+SHORTER: dict[str, Callable[[Path], list[str]]] = {
+    "queued": shorter_queued,
+    "synthetic-resnet": shorter_synthetic_resnet,
+    "fashion-mnist": shorter_fashion_mnist,
+}
+"""What is changed for a test, by example. One that is not here is trained as it stands."""
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.yaml"))
+
+
+def write_pictures(folder: Path, train: int = 256, test: int = 40) -> None:
+    """The four files of FashionMNIST; each class has a bright stripe of its own."""
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    for split, (image_file, label_file) in FILES.items():
+        labels = (np.arange(train if split == "train" else test) % 10).astype(np.uint8)
+        images = draw.integers(0, 60, (len(labels), 28, 28), dtype=np.uint8)
+        for image, label in zip(images, labels, strict=True):
+            image[2 * label : 2 * label + 4] += 180
+        for name, array in ((image_file, images), (label_file, labels)):
+            head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+            (folder / name).write_bytes(head + array.tobytes())
+
+
+def test_other_tests_train_the_other_examples() -> None:
+    assert {*SHORTER, *ELSEWHERE} <= {*NAMES}
+    for name, file in ELSEWHERE.items():
+        assert f"{name} is complete" in Path(__file__).with_name(file).read_text(), name
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ELSEWHERE])
+def test_it_is_trained_to_its_end_and_its_best_checkpoint_is_named(tmp_path: Path, name: str) -> None:
+    changes = SHORTER[name](tmp_path) if name in SHORTER else []
+    words = [word for change in changes for word in ("--set", change)]
+    with LocalRun(tmp_path, *words, manifest=EXAMPLES / f"{name}.yaml") as run:
+        assert run.ends(500) == 0, run.output
+        steps = run.final_step()
+        assert steps > 0
+        assert f"{name} is complete: {steps} steps in " in run.output
+        assert run.leavings() == {}
+        job = run.run_dir.read_job()
+        if job.spec.evaluation.processes:
+            scores = {one["step"]: one["metrics"][job.spec.evaluation.metric] for one in evaluations(run.path)}
+            assert steps in scores, "its last checkpoint is evaluated"
+            best = json.loads(run.run_dir.best_file.read_text())
+            choose = max if job.spec.evaluation.direction == "Maximize" else min
+            assert best["value"] == scores[best["step"]] == choose(scores.values())
+            assert run.run_dir.checkpoint(best["name"]).is_dir()
