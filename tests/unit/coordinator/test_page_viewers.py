@@ -181,7 +181,7 @@ class TestAStream:
             served.show(0, size=16 * MIB)
             (viewer,) = served.viewers._open
             async with asyncio.timeout(120):
-                while viewer._waiting:  # noqa: ASYNC110 - nothing tells that it is being sent
+                while "large" in viewer._waiting:  # noqa: ASYNC110 - nothing tells that it is being sent
                     await asyncio.sleep(0.01)
                 await served.runner.cleanup()
 
