@@ -71,11 +71,10 @@ def test_the_group_saves_those_leave_and_the_rest_go_on_without_computing_anythi
         assert group.agents.pop(name).wait(SECONDS) == ExitCode.PREEMPTED
         assert "Traceback" not in group.output(name)
     trains(group, 3 - len(leaving))
-    snapshot = group.snapshot()
-    assert snapshot is not None
+    # The coordinator hears of the first step with the next heartbeat.
+    snapshot = until(lambda: (s := group.snapshot()) and s.status.phase == "Running" and s, "the phase Running")
     assert snapshot.generations[-1].reason == "Preempted"
     assert all(name in snapshot.generations[-1].detail for name in leaving)
-    assert snapshot.status.phase == "Running"
     counted = Counter(step for _, step, _ in steps(group))
     assert set(counted) == set(range(1, max(counted) + 1)), "no step is missing"
     assert max(counted.values()) == 1, "no step was made twice"
