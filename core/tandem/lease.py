@@ -5,6 +5,7 @@ Two holders at once are possible when a holder sleeps past its time and wakes up
 therefore idempotent, and a lease only saves double work and keeps retention from deleting what is being read.
 """
 
+import hashlib
 import os
 import secrets
 import socket
@@ -13,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from tandem.durable import create_json, read_json_or_none, replace_json, temporary_beside
+from tandem.durable import TEMPORARY, create_json, read_json_or_none, replace_json
 
 SECONDS = 15.0
 """How long a lease lasts without renewal: long beside a pause of NFS, short beside a user's patience."""
@@ -57,30 +58,33 @@ def default_holder() -> str:
 def acquire(path: Path, holder: str | None = None, seconds: float = SECONDS) -> Lease | None:
     """Take the lease at `path`, also from a holder whose time is over; None while another holds it.
 
-    Two that see the same lease expired both move it away, and the slower one may catch the new lease of the faster. So
-    what was moved is looked at once more, and a lease that runs is put back.
+    Of all that see the same lease expired, the one takes it over who is the first to link it to a name that is made of
+    its content. What was linked is looked at once more: a slow taker finds the new lease of a faster one, and leaves it
+    alone. Rejected: moving the expired lease away. A slow taker moves the new lease of a faster one, and until it is
+    put back a third one finds none.
     """
     holder = holder or default_holder()
     path.parent.mkdir(parents=True, exist_ok=True)
     if create_json(path, _content(holder, seconds), durable=False):
         return Lease(path, holder, seconds)
-    if is_held(path):
+    seen = _bytes(path)
+    if seen is None or is_held(path):
         return None
-    expired = temporary_beside(path)
+    taking = path.with_name(f"{TEMPORARY}{path.name}-{hashlib.sha256(seen).hexdigest()[:16]}")
     try:
-        path.rename(expired)
+        os.link(path, taking)
     except FileNotFoundError:
         return None
+    except FileExistsError:
+        _forget_if_dead(taking)
+        return None
     try:
-        if is_held(expired):
-            with suppress(FileExistsError):
-                os.link(expired, path)
+        if _bytes(taking) != seen:
             return None
+        replace_json(path, _content(holder, seconds), durable=False)
     finally:
-        expired.unlink(missing_ok=True)
-    if create_json(path, _content(holder, seconds), durable=False):
-        return Lease(path, holder, seconds)
-    return None
+        taking.unlink(missing_ok=True)
+    return Lease(path, holder, seconds)
 
 
 def is_held(path: Path) -> bool:
@@ -90,6 +94,20 @@ def is_held(path: Path) -> bool:
         return False
     until = content.get("until")
     return isinstance(until, int | float) and time.time() < until <= time.time() + 24 * 3600
+
+
+def _forget_if_dead(taking: Path) -> None:
+    """Remove the name under which another was about to take a lease over, if that is so long ago that it has died."""
+    with suppress(FileNotFoundError):
+        if time.time() - taking.stat().st_ctime > SECONDS:
+            taking.unlink()
+
+
+def _bytes(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
 
 
 def _holder(path: Path) -> str | None:

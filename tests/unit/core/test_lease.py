@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -117,6 +118,76 @@ def test_a_slow_taker_does_not_take_the_lease_of_a_faster_one(tmp_path: Path, mo
     assert read_json(path)["holder"] == "fast"
     assert is_held(path)
     assert not [name for name in tmp_path.iterdir() if name.name.startswith(TEMPORARY)]
+
+
+INTERLEAVED = """
+import json, sys
+from pathlib import Path
+from tandem.lease import acquire
+
+path, played = Path(sys.argv[1]) / "a", 0
+STEPS = ("open", "os.link", "os.rename", "os.remove")
+turns, step, waits, holders = [], 0, True, []
+
+def takes(who):
+    if acquire(path, who, seconds=1000):
+        holders.append(who)
+
+def before_a_step(event, arguments):
+    global step, waits
+    if waits or event not in STEPS:
+        return
+    step += 1
+    waits = True
+    while turns and turns[0][0] == step:
+        takes(turns.pop(0)[1])
+    waits = False
+
+sys.addaudithook(before_a_step)
+for fast in range(1, 100):
+    for third in range(fast, 100):
+        path.write_text(json.dumps({"holder": "dead", "until": 1.0}))
+        turns[:], holders[:] = [(fast, "fast"), (third, "third")], []
+        step, waits = 0, False
+        takes("slow")
+        waits = True
+        played += 1
+        found, names = json.loads(path.read_text())["holder"], [one.name for one in path.parent.iterdir()]
+        if holders != [found] or names != ["a"]:
+            print(f"before step {fast} fast, before step {third} third: {holders} have it, {found} in {names}")
+        if turns:
+            break
+    if len(turns) == 2:
+        break
+print("played", played)
+"""
+
+
+def test_whenever_two_others_take_their_turn_while_one_takes_over_a_dead_lease_one_gets_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", INTERLEAVED, tmp_path]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS).stdout
+    *violations, played = said.splitlines()
+    assert violations == []
+    assert int(played.removeprefix("played ")) > 30
+
+
+def test_a_taker_that_dies_in_the_middle_keeps_the_lease_from_others_for_a_while_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expired(tmp_path / "a")
+    code = """
+import os, sys
+from pathlib import Path
+from tandem import lease
+lease.replace_json = lambda *_, **__: os._exit(9)
+lease.acquire(Path(sys.argv[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", code, tmp_path / "a"], timeout=PATIENCE_SECONDS).returncode == 9
+    assert acquire(tmp_path / "a", "next") is None
+    later = time.time() + 2 * lease.SECONDS
+    monkeypatch.setattr(lease, "time", SimpleNamespace(time=lambda: later))
+    assert [acquire(tmp_path / "a", "next") is not None for _ in range(2)] == [False, True]
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 RACER = """
