@@ -54,6 +54,9 @@ e2e-prepare: $(STAMP) ## Compile and build what e2e needs, before it is needed
 e2e-full: $(STAMP) ## Everything that no other tier runs: lost nodes, rivals, all faults, a soak (ARGS=--touched: what changes touch)
 	@$(BIN)/python -m tests.full $(ARGS)
 
+gpu: $(STAMP) ## Tests on a GPU: NCCL, float16, NVML, compile, saves; where there is none, it says that all were skipped
+	@$(BIN)/pytest tests/gpu
+
 budgets: $(STAMP) ## How long each tier took the last time; fails if one took half as long again as it may
 	@$(BIN)/python -m tests.support.tiers
 

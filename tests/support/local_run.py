@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -18,8 +18,11 @@ from tandem.rundir import RunDir
 from tandem.snapshot import Snapshot
 from tests.support import ROOT
 from tests.support.processes import TANDEM, environment
-from tests.support.terminal import Terminal
 from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    # It needs an emulator of terminals, and machines with a GPU may have none.
+    from tests.support.terminal import Terminal
 
 DIGITS = ROOT / "examples" / "digits.yaml"
 SECONDS = 120.0
@@ -30,7 +33,7 @@ class LocalRun:
     """One `tandem run`, in a session of its own, its output in a file, or on a terminal if there is one."""
 
     def __init__(
-        self, folder: Path, *words: str, manifest: Path = DIGITS, cwd: Path = ROOT, terminal: Terminal | None = None
+        self, folder: Path, *words: str, manifest: Path = DIGITS, cwd: Path = ROOT, terminal: "Terminal | None" = None
     ) -> None:
         self.path = folder / "run"
         self.run_dir = RunDir(self.path)

@@ -1,0 +1,58 @@
+"""How busy a GPU is, as NVML tells the rank that uses it, arrives in the job's status."""
+
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from tandem.status import Utilization
+from tests.support.local_run import LocalRun
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.timeout(600)
+
+FIELDS = (
+    *("trainer.config.model=resnet-18", "trainer.config.epochs=100000", "trainer.config.globalBatchSize=512"),
+    *("workers.replicas=1", "evaluators.processesPerReplica=1", "checkpoint.everySteps=100000"),
+)
+
+
+def first_gpu() -> tuple[str, int]:
+    """Its name, and how much memory it has, in bytes."""
+    pynvml.nvmlInit()
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        name = pynvml.nvmlDeviceGetUUID(handle)
+        return (name.decode() if isinstance(name, bytes) else name), pynvml.nvmlDeviceGetMemoryInfo(handle).total
+    finally:
+        pynvml.nvmlShutdown()
+
+
+@pytest.mark.parametrize("chosen", ["by number", "by name"])
+def test_a_run_says_how_busy_its_gpu_is_and_how_much_memory_is_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    name, memory = first_gpu()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", name if chosen == "by name" else "0")
+    words = [word for field in FIELDS for word in ("--set", field)]
+    with LocalRun(tmp_path, *words) as run:
+
+        def use() -> Utilization | None:
+            assert run.process.poll() is None, run.output
+            snapshot = run.status()
+            return snapshot.status.utilization if snapshot else None
+
+        busy = until(
+            lambda: found if (found := use()) and (found.gpu or 0) > 0 and found.gpu_memory_bytes else None,
+            "a GPU at work",
+            seconds=300,
+            otherwise=lambda: run.output,
+        )
+        run.interrupt()
+        assert run.ends() == 130, run.output
+    assert busy.gpu is not None
+    assert 0 < busy.gpu <= 1
+    assert busy.gpu_memory_bytes is not None
+    # The weights of a ResNet-18 and the state of its optimizer are 134 MB.
+    assert 134_000_000 < busy.gpu_memory_bytes <= memory
+    assert "training runs on CPUs" not in run.output
