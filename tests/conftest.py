@@ -27,6 +27,7 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
 LONGEST_FIRST = (
     *("test_run", "test_session", "test_trainer", "test_rendezvous", "test_checkpoint_faults", "test_coordinator"),
     *("test_checkpoints_command", "test_warm", "test_evaluator", "test_preemption", "test_hang", "test_page_open"),
+    *("test_examples", "test_run_screen"),
     *("test_chart", "test_commands", "test_operator_faults"),
 )
 """Files that take long. Workers take files in this order, so that all of them end at about the same time."""

@@ -119,6 +119,7 @@ def inside(namespace: Namespace, path: Path) -> Any:
     return json.loads(namespace("exec", "deploy/coordinator", "--", "cat", str(path)))
 
 
+@pytest.mark.timeout(1900)
 def test_the_digits_are_trained_and_evaluated_to_the_end(
     namespace: Namespace, images: Images, job: DistributedTrainingJob
 ) -> None:
