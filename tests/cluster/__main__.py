@@ -121,7 +121,8 @@ def _means_all(arguments: Sequence[str]) -> bool:
 
 
 def _command(arguments: Sequence[str], full: bool) -> list[str]:
-    named = any((ROOT / argument.partition("::")[0]).exists() for argument in arguments)
+    # A commit that is not known is an empty argument, and no path.
+    named = any(argument and (ROOT / argument.partition("::")[0]).exists() for argument in arguments)
     # Who names a test wants it, whatever its tier.
     which = ["-m", "full"] if full else ["-m", "full or not full"] if named else []
     return [sys.executable, "-m", "pytest", *which, *arguments, *([] if named else ["tests/cluster"])]
