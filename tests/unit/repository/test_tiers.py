@@ -132,11 +132,14 @@ from hypothesis import given, settings, strategies as st
 def test_it(number): print("drawn", number)
 """
 
-    def drawn(*options: str) -> list[str]:
-        said = pytest_on(text, "-s", *options).stdout
+    def drawn(*options: str, **environment: str) -> list[str]:
+        said = pytest_on(text, "-s", *options, **{"CI": "", **environment}).stdout
         return [line for line in said.splitlines() if "drawn" in line]
 
     first = drawn()
     assert len(first) == 5
     assert drawn() == first
     assert any(drawn("--hypothesis-profile=random") != first for _ in range(5))
+    # Where Hypothesis knows that it is in CI, too.
+    assert drawn(CI="true") == first
+    assert any(drawn("--hypothesis-profile=random", CI="true") != first for _ in range(5))
