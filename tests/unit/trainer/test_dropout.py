@@ -1,8 +1,12 @@
 """Dropout by sample: like torch's in what it does, and the same wherever a sample is computed."""
 
+import itertools
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tandem_trainer.models import build
 from tandem_trainer.models.dropout import Draws, SampleDropout, key_dropout
@@ -60,6 +64,7 @@ def test_gradients_flow_through_what_is_kept() -> None:
     layer(activations).sum().backward()
     assert activations.grad is not None
     assert set(activations.grad.unique().tolist()) == {0.0, 2.0}
+    draws.set(0, 0, IDS[:8])
     assert torch.equal(activations.grad == 0, layer(torch.ones(8, 50)) == 0)
 
 
@@ -105,3 +110,136 @@ def test_numbers_of_any_size_are_keys() -> None:
     draws.set(2**31 - 1, 2**40, torch.tensor([0, 2**31, 2**33 + 5, 2**62]))
     assert draws.keys.dtype == torch.int32
     assert len(set(draws.keys.tolist())) == 4
+
+
+def test_each_call_in_a_step_draws_anew_and_the_next_step_begins_again() -> None:
+    draws = Draws()
+    layer = SampleDropout(0.25, 0, draws)
+    ones = torch.ones(len(IDS), 500)
+    draws.set(0, 0, IDS)
+    calls = [layer(ones) == 0 for _ in range(3)]
+    assert torch.equal(calls[0], dropped()), "the first call draws what a module that is called once draws"
+    few = 4 / calls[0].numel() ** 0.5
+    assert all(abs(correlation(one, other)) < few for one, other in itertools.combinations(calls, 2))
+    draws.set(0, 0, IDS)
+    assert all(torch.equal(layer(ones) == 0, call) for call in calls)
+
+
+def test_a_probability_of_one_drops_everything_as_torch_does() -> None:
+    draws = Draws()
+    draws.set(0, 0, IDS[:8])
+    activations = torch.randn(8, 5, requires_grad=True)
+    values = SampleDropout(1.0, 0, draws)(activations)
+    values.sum().backward()
+    assert activations.grad is not None
+    assert not values.any()
+    assert not activations.grad.any()
+
+
+class Recurrent(nn.Module):
+    """One cell and one dropout, each called twice in each of four regions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Linear(20, 20)
+        self.dropout = nn.Dropout(0.5)
+
+    def region(self, state: Tensor) -> Tensor:
+        for _ in range(2):
+            state = self.dropout(torch.tanh(self.cell(state)))
+        return state
+
+    def forward(self, state: Tensor, **recomputed: Any) -> Tensor:
+        for _ in range(4):
+            state = checkpoint(self.region, state, **recomputed) if recomputed else self.region(state)
+        return state
+
+
+def recurrent() -> tuple[Recurrent, Draws]:
+    torch.manual_seed(0)
+    model = Recurrent()
+    return model, key_dropout(model)
+
+
+def gradient(model: Recurrent) -> Tensor:
+    found = model.cell.weight.grad
+    assert found is not None
+    model.cell.weight.grad = None
+    return found
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_what_is_computed_again_in_the_backward_pass_draws_what_it_drew(use_reentrant: bool) -> None:
+    model, draws = recurrent()
+    state = torch.randn(16, 20, requires_grad=True)
+    draws.set(0, 0, IDS[:16])
+    model(state).square().sum().backward()
+    expected = gradient(model)
+    draws.set(0, 0, IDS[:16])
+    loss = model(state, use_reentrant=use_reentrant).square().sum()
+    loss.backward(retain_graph=not use_reentrant)
+    torch.testing.assert_close(gradient(model), expected)
+    if not use_reentrant:
+        loss.backward()
+        torch.testing.assert_close(gradient(model), expected)
+
+
+def test_a_region_in_a_region_draws_what_it_drew() -> None:
+    model, draws = recurrent()
+    state = torch.randn(16, 20, requires_grad=True)
+    draws.set(0, 0, IDS[:16])
+    model(state).square().sum().backward()
+    expected = gradient(model)
+    draws.set(0, 0, IDS[:16])
+    whole = checkpoint(model, state, use_reentrant=False)
+    inner = checkpoint(lambda: model(state, use_reentrant=False), use_reentrant=False)
+    assert not torch.equal(whole, inner)
+    whole.square().sum().backward()
+    torch.testing.assert_close(gradient(model), expected)
+    draws.set(0, 0, IDS[:16])
+    inner = checkpoint(lambda: model(state, use_reentrant=False), use_reentrant=False)
+    inner.square().sum().backward()
+    torch.testing.assert_close(gradient(model), expected)
+
+
+def test_a_backward_pass_over_several_micro_batches_draws_for_each_its_own() -> None:
+    model, draws = recurrent()
+    state = torch.randn(16, 20)
+    halves = (slice(0, 8), slice(8, 16))
+    for part in halves:
+        draws.set(0, 0, IDS[part])
+        model(state[part]).square().sum().backward()
+    expected = gradient(model)
+    loss = torch.zeros(())
+    for part in halves:
+        draws.set(0, 0, IDS[part])
+        loss = loss + model(state[part].requires_grad_(), use_reentrant=False).square().sum()
+    loss.backward()
+    torch.testing.assert_close(gradient(model), expected)
+
+
+def test_without_the_random_state_one_call_is_right_and_several_are_refused() -> None:
+    model, draws = recurrent()
+    state = torch.randn(16, 20, requires_grad=True)
+    draws.set(0, 0, IDS[:16])
+    model.dropout(model.cell(state)).square().sum().backward()
+    expected = gradient(model)
+    draws.set(0, 0, IDS[:16])
+    once = checkpoint(lambda: model.dropout(model.cell(state)), use_reentrant=False, preserve_rng_state=False)
+    once.square().sum().backward()
+    torch.testing.assert_close(gradient(model), expected)
+    draws.set(0, 0, IDS[:16])
+    with pytest.raises(RuntimeError, match="preserve_rng_state"):
+        model(state, use_reentrant=False, preserve_rng_state=False).sum().backward()
+
+
+def test_in_a_compiled_graph_each_call_draws_anew_too() -> None:
+    model, draws = recurrent()
+    state = torch.randn(16, 20)
+    draws.set(0, 0, IDS[:16])
+    expected = model(state)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for _ in range(3):
+        draws.set(0, 0, IDS[:16])
+        torch.testing.assert_close(compiled(state), expected)

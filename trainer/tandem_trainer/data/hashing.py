@@ -25,10 +25,10 @@ def hashed(numbers: Tensor) -> Tensor:
 
 def hash_in_place(numbers: Tensor) -> Tensor:
     """A number for each, int32, whose upper bits are well mixed; changes what it is given and returns it."""
-    numbers *= _signed(FIRST)
+    numbers *= signed(FIRST)
     # A signed shift copies the sign; what is wanted are zeros.
     numbers ^= (numbers >> 15).bitwise_and_(0x1_FFFF)
-    numbers *= _signed(SECOND)
+    numbers *= signed(SECOND)
     return numbers
 
 
@@ -37,5 +37,6 @@ def wrapped(numbers: Tensor) -> Tensor:
     return (numbers & LOWER).sub_(2**31).to(torch.int32)
 
 
-def _signed(number: int) -> int:
+def signed(number: int) -> int:
+    """The signed number of 32 bits that has the bits of an unsigned one."""
     return number - 2**32 if number >= 2**31 else number

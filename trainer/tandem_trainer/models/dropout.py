@@ -1,8 +1,18 @@
-"""Dropout whose draws belong to the sample: a function of seed, step, sample, layer and unit, of nothing else.
+"""Dropout whose draws belong to the sample: a function of seed, step, sample, layer, call and unit, of nothing else.
 
 So the same units are dropped for the same sample whichever rank computes it, in whatever micro-batch, and a run that
 shrinks, grows and resumes has the loss curve of an undisturbed one. torch's own dropout draws from the generator of the
 rank, in the order in which samples come.
+
+A module that is called again in the same step (weights shared by layers, a recurrent loop, two views of a sample) draws
+anew: its calls are counted. Activation checkpointing calls it once more in the backward pass, and that call must draw
+what the first one drew. Which call it repeats is told by torch's CPU generator, which every kind of checkpointing puts
+back to where it was: each call takes a number from it, and the call in the backward pass finds its own under the same
+number. Rejected: a count of the calls in the backward pass (regions are computed again in any order, and not to their
+end), torch's hooks for saved tensors (they know the region, but not by a public name).
+
+In a compiled graph the calls are counted while it is traced, so a compiled model draws the same when it is called
+again in a step.
 
 The draw is a 32-bit hash of which the upper bits are compared (tandem_trainer.data.hashing). It costs a quarter of what
 torch's generator costs on a CPU. Rejected: a generator per sample (a kernel for each), Philox written in tensor
@@ -12,7 +22,7 @@ operations (ten rounds, for a quality that dropout does not need).
 import torch
 from torch import Tensor, nn
 
-from tandem_trainer.data.hashing import FIRST, LOWER, hash_in_place, wrapped
+from tandem_trainer.data.hashing import FIRST, LOWER, hash_in_place, signed, wrapped
 from tandem_trainer.data.seed import mixed
 
 _ODD = 0x9E3779B1
@@ -23,11 +33,61 @@ class Draws:
 
     def __init__(self) -> None:
         self.keys = torch.empty(0, dtype=torch.int32)
+        self._step = (0, 0)
+        self._calls: dict[int, int] = {}
+        self._drawn: dict[tuple[int, int], tuple[Tensor, int]] = {}
 
     def set(self, seed: int, step: int, ids: Tensor) -> None:
         """The samples with these ids, [N] int64, are about to be computed in this step."""
+        if (seed, step) != self._step:
+            self._step = (seed, step)
+            self._drawn = {}
+        self._calls = {}
         keys = (ids ^ (ids >> 32) * FIRST) * _ODD + (mixed(seed, step) & LOWER)
         self.keys = hash_in_place(hash_in_place(wrapped(keys)))
+
+    def of_call(self, layer: int) -> Tensor:
+        """The keys that the call of a layer which happens now draws from: [N] int32, to be left as they are.
+
+        Raises:
+            RuntimeError: it repeats one of several calls, and nothing tells which.
+        """
+        if torch.compiler.is_compiling():
+            return _called(self.keys, self._traced(layer))
+        token = int(torch.randint(2**62, (), device="cpu"))
+        # In a backward pass: torch itself asks in this way in its checkpointing (torch 2.15).
+        if torch._C._current_graph_task_id() != -1 and self._calls.get(layer):
+            return _called(*self._repeated(layer, token))
+        self._drawn[layer, token] = self.keys, self._calls.get(layer, 0)
+        return _called(self.keys, self._count(layer))
+
+    def _repeated(self, layer: int, token: int) -> tuple[Tensor, int]:
+        """What an earlier call drew from, and which one it was."""
+        if found := self._drawn.get((layer, token)):
+            return found
+        if self._calls[layer] == 1:
+            return self.keys, 0
+        raise RuntimeError(
+            f"a dropout module that is called {self._calls[layer]} times in a step is called again in the backward "
+            "pass, with another random state; leave preserve_rng_state of torch.utils.checkpoint as it is, True"
+        )
+
+    def _traced(self, layer: int) -> int:
+        """The number of a call, as the compiler sees it: a constant of the graph."""
+        return self._count(layer)
+
+    # What torch.compiler.assume_constant_result does; itself it would import the compiler, which takes a second.
+    _traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def _count(self, layer: int) -> int:
+        number = self._calls.get(layer, 0)
+        self._calls[layer] = number + 1
+        return number
+
+
+def _called(keys: Tensor, number: int) -> Tensor:
+    """Other keys for each call; for the first one, which is the only one of most modules, the keys themselves."""
+    return hash_in_place(hash_in_place(keys ^ signed(number * _ODD & LOWER))) if number else keys
 
 
 class SampleDropout(nn.Module):
@@ -41,7 +101,7 @@ class SampleDropout(nn.Module):
 
     def __init__(self, p: float, layer: int, draws: Draws) -> None:
         super().__init__()
-        self.p, self._draws = p, draws
+        self.p, self._layer, self._draws = p, layer, draws
         self._salt = mixed(layer) & LOWER
         self._units = torch.empty(0, dtype=torch.int32)
 
@@ -49,9 +109,11 @@ class SampleDropout(nn.Module):
         """[N, …] → [N, …], for the N samples that the draws were set for."""
         if not self.training or self.p == 0.0:
             return activations
-        keys = self._draws.keys
+        keys = self._draws.of_call(self._layer)
         if len(keys) != len(activations):
             raise RuntimeError(f"draws were set for {len(keys)} samples, not for {len(activations)}")
+        if self.p == 1.0:
+            return activations * 0.0
         count = activations[0].numel()
         if len(self._units) != count or self._units.device != keys.device:
             units = torch.arange(count, dtype=torch.int64, device=keys.device)
