@@ -234,6 +234,8 @@ class Coordinator:
                     None if latest is None else latest.step,
                     training=self._reports.stepping,
                     can_save=self.job.spec.trainer.task is not None or self._reports.saves,
+                    pausing=self._reports.pausing,
+                    finishing=self._reports.finishing,
                 )
             )
             if self.state.open and (hang := self._hangs.verdict()) is not None:

@@ -184,6 +184,10 @@ class Tick:
     """Whether the ranks of the open generation say that they make steps."""
     can_save: bool = False
     """Whether they are known to save and leave when asked."""
+    pausing: bool = False
+    """Whether one of them says that it is at something that takes as long as it takes."""
+    finishing: bool = False
+    """Whether one of them says that all steps are taken, and the code after the loop runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ agent lives and heartbeats on. So a group hangs when no rank at all has made a s
 guess: a stopped process, else who is behind, else whose last step is the oldest. The stacks tell more.
 
 Of the steps of a user's own script nothing is known, so it counts as going on. But no process goes on that is stopped:
-a rank that is for too long makes its group hang, whatever the others say.
+a rank that is for too long makes its group hang, whatever the others say. The same holds while a rank says that it is
+at something that takes as long as it takes: a validation, or the code after the loop, for which the others wait.
 
 **Time counts only while the ranks are heard.** The watch has a clock of its own that goes on with each report, and by
 two heartbeats at most. So a coordinator that stood still, a network that broke, and reports that waited somewhere and
@@ -134,7 +135,8 @@ class HangWatch:
         stopped = report.phase == STOPPED
         # A process that is stopped is still at what it was doing.
         phase = before.phase if stopped and before is not None else TRAIN if stopped else report.phase
-        if before is None or before.step != report.step or before.phase != phase or report.phase == SCRIPT:
+        goes_on = report.pauses or report.phase == SCRIPT
+        if before is None or before.step != report.step or before.phase != phase or goes_on:
             seen = before is not None and (before.steps_seen or (before.phase == TRAIN and before.step != report.step))
             self._moved = self._clock
             return _Mark(report.step, phase, self._clock, seen, complete)

@@ -19,8 +19,8 @@ generations are created exclusively, so even a number recorded twice within that
 **Why nobody waits for ever.** Agents repeat their wish until it is answered, and say which generation they were given
 last, so that a lost answer is given again and a repeated wish is not taken for a new one. Silence ends in loss, an
 agent that is slow to stop is waited for STOPPING_SECONDS at most, newcomers START_MOST_SECONDS, a group that saves
-SAVE_SECONDS; then whoever waits is formed into a group if they are at least the minimum. A smaller group never waits
-for a replacement.
+has its time for that; then whoever waits is formed into a group if they are at least the minimum. A smaller group never
+waits for a replacement.
 
 **Our own blindness is nobody's death.** When the coordinator itself was stopped or cut off, everybody seems silent.
 Time in which it did not tick is not counted, and while no agent at all is heard nobody is declared lost: closing
@@ -230,9 +230,18 @@ def _tick(state: State, tick: Tick, now: float) -> Next:
         state = replace(state, checkpoint_at=now)
     # A rank that has ended, or is late, does not take its step back.
     training = state.open and (tick.training or state.training)
-    state = replace(state, ticked=now, checkpoint=tick.checkpoint, training=training, can_save=tick.can_save)
+    saving = state.saving
+    if saving is not None and tick.finishing:
+        # The steps are over. A new generation would only begin what follows them anew.
+        saving = None
+    elif saving is not None and tick.pausing:
+        saving = replace(saving, since=saving.since + now - state.ticked)
+    state = replace(
+        state, ticked=now, checkpoint=tick.checkpoint, training=training, can_save=tick.can_save, saving=saving
+    )
     actions: tuple[Action, ...] = ()
-    for decide in (_lose_silent, _restore_budget, _adopt, preempt, resize, finish_saving, form):
+    changes = () if tick.finishing else (preempt, resize, finish_saving)
+    for decide in (_lose_silent, _restore_budget, _adopt, *changes, form):
         state, more = decide(state, now)
         actions += more
     return state, actions

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from tandem.messages import SCRIPT, WORDLESS, RankReport
+from tandem.messages import FINISHING, SCRIPT, WORDLESS, RankReport
 from tandem.status import Progress, Utilization
 
 WINDOW_SECONDS = 60.0
@@ -94,6 +94,16 @@ class Reports:
     def silent(self) -> bool:
         """Whether no rank of this generation says how far it is, as with a script that knows nothing of Tandem."""
         return all(report.phase == SCRIPT for _, report in self.everyone())
+
+    @property
+    def pausing(self) -> bool:
+        """Whether a rank says that it is at something that takes as long as it takes."""
+        return any(report.pauses for _, report in self.everyone())
+
+    @property
+    def finishing(self) -> bool:
+        """Whether a rank says that all steps are taken, and the code after the loop runs."""
+        return any(report.phase == FINISHING for _, report in self.everyone())
 
     @property
     def step(self) -> int | None:

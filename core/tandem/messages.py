@@ -20,7 +20,7 @@ Counter = Annotated[int, Field(ge=0, le=2**53)]
 Amount = Annotated[float, Field(ge=0)]
 Why = Annotated[str, Field(max_length=2_000)]
 
-STARTING, TRAIN, STOPPED, SCRIPT = "starting", "train", "stopped", "script"
+STARTING, TRAIN, STOPPED, SCRIPT, FINISHING = "starting", "train", "stopped", "script", "finishing"
 """Phases of a rank that mean something to the coordinator; see RankReport.phase. All others are for people to read."""
 WORDLESS = {STARTING, STOPPED, SCRIPT}
 """Phases in which a rank says nothing about its step."""
@@ -66,7 +66,11 @@ class RankReport(Model):
     """Optimizer steps completed."""
     phase: Annotated[str, Field(max_length=16)] = TRAIN
     """What it is doing; `starting` as long as `step` says nothing yet, `stopped` if its process is (SIGSTOP), `script`
-    if it runs a script of the user's own, of whose steps nothing is known."""
+    if it runs a script of the user's own, of whose steps nothing is known, `finishing` if all steps are taken and the
+    code after the loop runs."""
+    pauses: bool = False
+    """Whether it is at something that takes as long as it takes, such as a validation or the code after the loop: no
+    step is due, and the group does not hang."""
     total_steps: Counter | None = None
     """Optimizer steps of the whole run."""
     epoch: Amount | None = None

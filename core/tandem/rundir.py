@@ -11,6 +11,7 @@
     best.json latest.json                 hints, replaced atomically; never trusted without the manifest
     leases/…                              who is reading or evaluating what until when
     log/….jsonl                           what happened; one writer for each file; for people and reports only
+    BROKEN-OFF                            a loop that was left early, and its last checkpoint: its steps are over
     DONE | FAILED.json                    the end, so that evaluators drain and stop
 
 Readers poll, trust only a committed folder whose manifest verifies, and treat a vanished one as normal.
@@ -62,6 +63,7 @@ class RunDir:
         self.log = self.path / "log"
         self.best_file = self.path / "best.json"
         self.latest_file = self.path / "latest.json"
+        self.broken_off_file = self.path / "BROKEN-OFF"
         self.done_file = self.path / "DONE"
         self.failed_file = self.path / "FAILED.json"
 
@@ -224,6 +226,15 @@ class RunDir:
             return None
 
     # The end
+
+    def mark_broken_off(self, final: CheckpointRef) -> None:
+        """Say that no step follows this checkpoint, because the script has left its loop; DONE may come much later."""
+        replace_json(self.broken_off_file, {"final": final.dump(), "at": time.time()})
+
+    def is_broken_off(self, reference: CheckpointRef) -> bool:
+        """Whether the loop was left at this checkpoint, and what comes after the loop is still to be done."""
+        content = _object(read_json_or_none(self.broken_off_file)) or {}
+        return not self.done_file.exists() and content.get("final") == reference.dump()
 
     def mark_done(self, final: CheckpointRef, **facts: Any) -> None:
         """Say that training is complete and which checkpoint is its last."""

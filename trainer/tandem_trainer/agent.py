@@ -100,7 +100,11 @@ def run_and_end(arguments: list[str]) -> NoReturn:
         run(arguments)
     except SystemExit as leaving:
         code = leaving.code
+        if code:
+            sys.last_value = leaving
     except BaseException as error:
+        # As Python does, so that exit functions know.
+        sys.last_value = error
         sys.excepthook(type(error), error, error.__traceback__)
         code = ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     if code is not None and not isinstance(code, int):

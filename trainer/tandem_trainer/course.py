@@ -134,6 +134,13 @@ class Course:
         return any(start <= step < end for start, end in self._left_out)
 
     @property
+    def is_broken_off(self) -> bool:
+        """Whether the script has left its loop at the checkpoint that this generation started from. Collective."""
+        last, rundir = self._saver.last, self._place.rundir
+        mine = self._place.group.rank == 0 and last is not None and rundir.is_broken_off(last)
+        return bool(self._place.group.tell({"over": mine})["over"])
+
+    @property
     def data_steps_left(self) -> Iterator[int]:
         """The data steps that are left to take, where their number is known."""
         assert self._total is not None
@@ -233,7 +240,29 @@ class Course:
         self.meter.end_step(self.step + 1, ids, rate, loss)
 
     def end(self) -> ExitCode:
-        """Wait for the last checkpoint and name it, if the run is complete. Collective.
+        """Wait for the last checkpoint, and say that the run is complete, if it is. Collective.
+
+        Raises:
+            SaveFailed: it could not be written.
+            Superseded: a newer generation has taken over.
+        """
+        code = self.end_steps()
+        if code == ExitCode.DONE:
+            self.complete()
+        return code
+
+    def complete(self) -> None:
+        """Say that the run is complete, with its last checkpoint. Collective, after `end_steps`."""
+        if self._place.group.rank == 0:
+            assert self._saver.last is not None
+            self._place.rundir.mark_done(self._saver.last, totalSteps=self.step)
+        self._place.group.barrier()
+
+    def end_steps(self, broken_off: bool = False) -> ExitCode:
+        """No step follows: wait for the last checkpoint. Collective.
+
+        Args:
+            broken_off: there could have been more steps.
 
         Raises:
             SaveFailed: it could not be written.
@@ -255,8 +284,8 @@ class Course:
         if group.rank == 0:
             if saver.last is None or saver.last.step != self.step:
                 raise SaveFailed(f"the checkpoint after step {self.step} could not be written: {outcome.get('failed')}")
-            if complete:
-                rundir.mark_done(saver.last, totalSteps=self.step)
+            if complete and broken_off:
+                rundir.mark_broken_off(saver.last)
         if self._journal is not None:
             self._journal.write("end", step=self.step, why="complete" if complete else "asked to leave")
             self._journal.close()

@@ -25,6 +25,9 @@ VOTE_SECONDS = 0.1
 MOST_STEPS_BETWEEN_VOTES = 100
 SETTLE_SECONDS = 0.1
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
+"""For gradients, where no coordinator looks for ranks that hang."""
+PATIENCE = datetime.timedelta(days=30)
+"""For what ranks say to each other, and for all else where a coordinator looks: it knows who pauses and who hangs."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,17 @@ class Group:
         self.rank, self.world_size, self.local_rank, self.device = rank, world_size, local_rank, device
         self._control: dist.ProcessGroup | None = None
         if world_size > 1:
-            control = dist.new_group(backend="gloo")
+            control = dist.new_group(backend="gloo", timeout=PATIENCE)
             assert isinstance(control, dist.ProcessGroup)
             self._control = control
 
     @classmethod
-    def join(cls) -> "Group":
-        """Join the group that torchrun's variables describe; alone without them."""
+    def join(cls, watched: bool = False) -> "Group":
+        """Join the group that torchrun's variables describe; alone without them.
+
+        Args:
+            watched: a coordinator ends ranks that wait for one that hangs.
+        """
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
         on_gpu = torch.cuda.is_available()
@@ -68,7 +75,7 @@ class Group:
         if world_size > 1:
             dist.init_process_group(
                 "nccl" if on_gpu else "gloo",
-                timeout=COLLECTIVE_TIMEOUT,
+                timeout=PATIENCE if watched else COLLECTIVE_TIMEOUT,
                 device_id=device if on_gpu else None,
             )
         return cls(rank, world_size, local_rank, device)

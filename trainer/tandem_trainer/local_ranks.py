@@ -129,6 +129,7 @@ class LocalRanks:
                     rank=beat.rank,
                     step=beat.step,
                     phase=STOPPED if is_stopped(beat.pid) else beat.phase,
+                    pauses=beat.pauses,
                     total_steps=beat.total_steps,
                     epoch=_finite(beat.epoch),
                     loss=_finite(beat.loss),

@@ -107,10 +107,10 @@ class Meter:
         if self._window_steps:
             self._tell_rate(time.perf_counter() - self._window)
 
-    def phase(self, name: str) -> None:
-        """Tell the pulse what this rank is doing."""
+    def phase(self, name: str, pauses: bool = False) -> None:
+        """Tell the pulse what this rank is doing, and whether that may take as long as it takes."""
         if self._pulse is not None:
-            self._beat(name)
+            self._beat(name, pauses)
 
     def _tell_rate(self, elapsed: float) -> None:
         if self._journal is not None:
@@ -136,7 +136,7 @@ class Meter:
     def _epoch(self) -> float | None:
         return None if self._steps_per_epoch is None else self._step / self._steps_per_epoch
 
-    def _beat(self, phase: str) -> None:
+    def _beat(self, phase: str, pauses: bool = False) -> None:
         assert self._pulse is not None
         self._pulse.beat(
             step=self._step,
@@ -146,4 +146,5 @@ class Meter:
             throughput=self._throughput,
             busy_seconds=self._busy_seconds,
             phase=phase,
+            pauses=pauses,
         )

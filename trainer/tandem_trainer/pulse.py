@@ -34,6 +34,7 @@ import sys
 import threading
 import time
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -41,7 +42,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from tandem.exitcode import ExitCode
 from tandem.launch import GENERATION, PULSE
-from tandem.messages import STARTING, TRAIN
+from tandem.messages import FINISHING, SCRIPT, STARTING, STOPPED, TRAIN
 from tandem_trainer.stacks import answer_with_stacks
 
 Order = Literal["run", "save-and-leave", "abort"]
@@ -52,17 +53,25 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 USAGE_SECONDS = 0.5
 """Time between two samples of the processor's use: twice in the shortest sensible heartbeat."""
 
-_MAGIC = b"tandem-2"
+MOST_LETTERS = 16
+"""A phase has no more."""
+TAKEN = {STARTING, TRAIN, STOPPED, SCRIPT, FINISHING}
+"""Phases that mean something, and so cannot be the name of a pause."""
+
+_MAGIC = b"tandem-3"
 _BYTES = 4096
 _AT_ORDER = 64
 _AT_LAST_WORD = 65
 _AT_BEATS = (128, 384)
 _AT_USAGE = (640, 768)
 _SILENT = 255
-_BEAT = struct.Struct("=QqqqqqddddBd16s")
+_BEAT = struct.Struct("=QqqqqqddddBBd16s")
 _USAGE = struct.Struct("=Qdddq")
 _SEAL = struct.Struct("=I")
 _NAN = float("nan")
+
+_Said = tuple[int, int | None, float | None, float | None, float | None, float | None, str, bool]
+"""The arguments of a beat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,8 @@ class Beat:
     """Mean time of its own work in a step, without waiting for other ranks."""
     phase: str
     """What it is doing, at most 16 ASCII characters."""
+    pauses: bool
+    """Whether that may take as long as it takes: no step is due."""
     at: float
     """When, seconds of the monotonic clock, which all processes of a machine share."""
 
@@ -146,6 +157,7 @@ class Pulse:
         self.stacks = os.open(_stacks_path(path), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._beats = _Slots(self._memory, _BEAT, _AT_BEATS)
         self._usage = _Slots(self._memory, _USAGE, _AT_USAGE)
+        self._said: _Said = (0, None, None, None, None, None, STARTING, False)
         self._pid = os.getpid()
         self._gpu = _Gpu()
         self._closed = threading.Event()
@@ -182,8 +194,10 @@ class Pulse:
         throughput: float | None = None,
         busy_seconds: float | None = None,
         phase: str = TRAIN,
+        pauses: bool = False,
     ) -> None:
         """Say how far this rank is. Costs about a microsecond, so that it may follow every step."""
+        self._said = (step, total_steps, epoch, loss, throughput, busy_seconds, phase, pauses)
         self._beats.write(
             self._pid,
             self.rank,
@@ -195,8 +209,41 @@ class Pulse:
             _NAN if throughput is None else throughput,
             _NAN if busy_seconds is None else busy_seconds,
             0 if loss is None else 1,
+            pauses,
             time.monotonic(),
             phase.encode(),
+        )
+
+    @contextlib.contextmanager
+    def pausing(self, phase: str) -> Iterator[None]:
+        """Say, for as long as the block takes, that this rank is at something of its own and no step is due.
+
+        Raises:
+            ValueError: no phase can be called so.
+        """
+        if not (phase.isascii() and phase.isprintable() and 0 < len(phase) <= MOST_LETTERS) or phase in TAKEN:
+            raise ValueError(
+                f"{phase!r} cannot name a pause; take up to {MOST_LETTERS} plain letters, and none of {sorted(TAKEN)}"
+            )
+        *_, before, paused = self._said
+        self._say(phase, pauses=True)
+        try:
+            yield
+        finally:
+            self._say(before, pauses=paused)
+
+    def _say(self, phase: str, pauses: bool) -> None:
+        """Repeat the last beat with another phase."""
+        step, total_steps, epoch, loss, throughput, busy_seconds, _, _ = self._said
+        self.beat(
+            step=step,
+            total_steps=total_steps,
+            epoch=epoch,
+            loss=loss,
+            throughput=throughput,
+            busy_seconds=busy_seconds,
+            phase=phase,
+            pauses=pauses,
         )
 
     @property
@@ -279,7 +326,7 @@ class PulseView:
         record = self._beats.read()
         if record is None:
             return None
-        pid, rank, generation, step, total, epoch, loss, throughput, busy, has_loss, at, phase = record
+        pid, rank, generation, step, total, epoch, loss, throughput, busy, has_loss, pauses, at, phase = record
         return Beat(
             pid=pid,
             rank=rank,
@@ -291,6 +338,7 @@ class PulseView:
             throughput=_known(throughput),
             busy_seconds=_known(busy),
             phase=phase.rstrip(b"\0").decode(errors="replace"),
+            pauses=bool(pauses),
             at=at,
         )
 

@@ -13,13 +13,20 @@
 
 It runs alone, under plain torchrun, and as `trainer.command` of a job, where the job's run directory and checkpoint
 settings take the place of those given here. The loop stays the script's: what has to happen between two steps happens
-when it asks for the next batch. The code after the loop runs when training is complete, and only then: a process that
+when it asks for the next batch. The code after the loop runs when all steps are taken, and only then: a process that
 is asked to save and leave does so when it asks for a batch.
+
+**The code after the loop is a part of the run.** DONE ends a job: agents end what still runs, and the operator ends its
+pods. So the last checkpoint is committed when the loop ends, and DONE is written when all ranks are through: where an
+agent watches, at the end of the script, else at the end of the `with` block. Meanwhile the pulse says `finishing`, for
+which no hang is declared, and nobody's arrival or going closes the group. Code after the loop that fails is a rank that
+fails: the group starts again, finds no steps left, and comes to the same place.
 
 Rejected: callbacks and a trainer class (a loop that cannot be read), a call at the end of each step (forgotten, or put
 in the wrong branch), wrapping the script's own loader (its position belongs to one world size).
 """
 
+import atexit
 import contextlib
 import os
 import re
@@ -37,6 +44,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from tandem.exitcode import ExitCode
 from tandem.job import API_VERSION, KIND, Checkpoint, DistributedTrainingJob
 from tandem.launch import RUN_DIR
+from tandem.messages import FINISHING
 from tandem.rundir import RunDir
 from tandem_trainer.busy import Busy
 from tandem_trainer.checkpoint.kept import Kept, Stateful
@@ -122,7 +130,7 @@ class Session:
         if path is None:
             raise ConfigurationError('give the session a folder, Session("runs/mine"), or start it with tandem run')
         self._rundir = RunDir(Path(path))
-        self._group = Group.join()
+        self._group = Group.join(watched=self._pulse is not None)
         self._seed = seed
         self._checkpoint = _settings(self._rundir, self._group, checkpoint or Checkpoint())
         self._stop = StopRequest(self._pulse)
@@ -136,6 +144,10 @@ class Session:
         self._loss: Tensor | None = None
         self._fed: Fed | None = None
         self._ended: ExitCode | None = None
+        self._left = self._failed = False
+        self._known_error = _last_error()
+        self._process = os.getpid()
+        _open.append(self)
         torch.manual_seed(mixed(seed))
 
     @property
@@ -258,12 +270,21 @@ class Session:
         return self._loop(course, batches)
 
     def _loop(self, course: Course, batches: Iterator[Fed]) -> Iterator[Batch]:
+        if course.is_broken_off:
+            self._end(course, broken_off=True)
+            return
         for step in course.steps(self._busy.take, self._more):
             fed = self._fed = next(batches)
             data = moved(fed.data, self.device)
             course.meter.data_ready()
             self._draw(step, fed.mine)
-            yield Batch(self, fed, data, step, fed.mine)
+            try:
+                yield Batch(self, fed, data, step, fed.mine)
+            except GeneratorExit:
+                # The script has left the loop, or fails. The other ranks are not asked before that is known.
+                self._left = True
+                course.meter.phase(FINISHING, pauses=True)
+                raise
             self._took(course)
         self._end(course)
 
@@ -275,10 +296,11 @@ class Session:
         course.took(self._fed.ids, rate, self._loss)
         self._loss = self._fed = None
 
-    def _end(self, course: Course) -> None:
-        self._ended = course.end()
+    def _end(self, course: Course, broken_off: bool = False) -> None:
+        self._ended = course.end_steps(broken_off)
         if self._ended != ExitCode.DONE:
             raise SystemExit(int(self._ended))
+        course.meter.phase(FINISHING, pauses=True)
 
     def __enter__(self) -> Self:
         return self
@@ -294,16 +316,49 @@ class Session:
         try:
             if error is None:
                 self._break_off()
+            if error is None or self._exits_well(error):
+                if self._pulse is None:
+                    self._close()
+                return
         except (Exception, SystemExit) as late:
             error = late
+        self._failed = True
+        self._leave_after(error)
+
+    def _exits_well(self, error: BaseException) -> bool:
+        """Whether this is the exit of a script whose loop is over."""
+        return isinstance(error, SystemExit) and not error.code and self._ended == ExitCode.DONE
+
+    def _leave_after(self, error: BaseException) -> None:
         if self._ended not in (None, ExitCode.DONE):
             leave(self._ended, self._pulse)
         if isinstance(error, Exception):
             leave(code_of(error, self._rundir, has_peers=self.world_size > 1), self._pulse)
-        if error is None:
-            if self._pulse is not None:
-                self._pulse.last_word(ExitCode.DONE)
-            self._group.leave()
+
+    def _close(self) -> None:
+        """This rank is through, and so is the run when all of them are. Collective."""
+        _open.remove(self)
+        if self._ended == ExitCode.DONE:
+            assert self._course is not None
+            self._group.barrier()
+            self._course.complete()
+        if self._pulse is not None:
+            self._pulse.last_word(ExitCode.DONE)
+        self._group.leave()
+
+    def _end_of_script(self) -> None:
+        """The interpreter ends, and there may have been an error outside of any `with` block."""
+        if self._process != os.getpid() or self._failed or _last_error() is not self._known_error:
+            return
+        try:
+            if self._left:
+                self._break_off()
+            if self._ended in (None, ExitCode.DONE):
+                self._close()
+            elif self._pulse is not None:
+                self._pulse.last_word(self._ended)
+        except (Exception, SystemExit) as error:
+            self._leave_after(error)
 
     def _break_off(self) -> None:
         """The loop was left early."""
@@ -313,7 +368,7 @@ class Session:
         if self._loss is not None:
             self._took(course)
             course.advance(self._busy.take, lambda: False)
-        self._end(course)
+        self._end(course, broken_off=True)
 
     def _report(self, part: Tensor) -> None:
         """A part of the mean loss of the global batch."""
@@ -328,6 +383,25 @@ class Session:
     def _synchronised(self, last: bool) -> contextlib.AbstractContextManager[None]:
         no_sync = getattr(self._wrapped, "no_sync", contextlib.nullcontext)
         return contextlib.nullcontext() if last else no_sync()
+
+
+_open: list[Session] = []
+"""Sessions of this process that are not closed yet."""
+
+
+def _end_of_script() -> None:
+    for session in _open[:]:
+        session._end_of_script()
+
+
+# At import, so that it runs after whatever the script has registered.
+atexit.register(_end_of_script)
+
+
+def _last_error() -> BaseException | None:
+    """The last error that nobody has handled."""
+    error: BaseException | None = getattr(sys, "last_value", None)
+    return error
 
 
 def _has_indices(dataset: Any) -> bool:

@@ -28,13 +28,21 @@ class Job:
         self.state = start(rules, target, self.now, **left_behind)
         self.actions: list[Action] = []
         self.beats: dict[str, Sync] = {}
-        self.training = self.can_save = False
+        self.training = self.can_save = self.pausing = self.finishing = False
         self.checkpoint: int | None = None
         self.leaving: set[str] = set()
         self.rejoins: list[str] = []
 
     def tick(self) -> None:
-        self.tell(Tick(checkpoint=self.checkpoint, training=self.training, can_save=self.can_save))
+        self.tell(
+            Tick(
+                checkpoint=self.checkpoint,
+                training=self.training,
+                can_save=self.can_save,
+                pausing=self.pausing,
+                finishing=self.finishing,
+            )
+        )
 
     def tell(self, event: Event) -> None:
         self.state, actions = step(self.state, event, self.now)

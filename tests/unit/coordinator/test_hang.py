@@ -248,3 +248,26 @@ def test_a_stopped_script_whose_replica_is_gone_accuses_nobody() -> None:
         group.now += 1.0
         group.report("worker-0")
         assert group.watch.verdict() is None
+
+
+def test_a_group_in_which_one_rank_validates_does_not_hang_until_it_trains_again() -> None:
+    group = Group()
+    group.steps(5)
+    group.at("worker-0", phase="validation", pauses=True)
+    assert group.passes(100 * OTHER) is None
+    group.at("worker-0", phase="train", pauses=False)
+    began = group.now
+    verdict = group.passes(30.0)
+    assert verdict is not None
+    assert group.now - began >= TRAINING - 1.0
+    assert "no rank has made a step" in verdict
+
+
+def test_a_process_that_is_stopped_in_a_pause_is_noticed() -> None:
+    group = Group()
+    group.steps(5)
+    group.at("worker-0", phase="validation", pauses=True)
+    group.at("worker-1", phase="stopped")
+    verdict = group.passes(30.0)
+    assert verdict is not None
+    assert "rank 1 (worker-1) has been stopped" in verdict

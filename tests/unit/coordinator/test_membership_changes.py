@@ -408,3 +408,39 @@ def test_the_target_stays_within_the_bounds_of_the_job(asked: int, granted: int)
     job = Job(target=2)
     job.tell(Retarget(asked))
     assert job.state.target == granted
+
+
+def test_the_code_after_the_loop_is_not_cut_off_for_who_comes_or_must_go_or_for_another_target() -> None:
+    job = Job(target=2)
+    job.trains("worker-0", "worker-1")
+    job.finishing = job.pausing = True
+    job.tell(Retarget(3))
+    job.joins("worker-2")
+    job.must_go("worker-1")
+    job.passes(600.0)
+    job.tell(Retarget(1))
+    job.passes(600.0)
+    assert job.closings() == []
+    assert job.runs("worker-0", 1).order == "run"
+
+
+def test_a_group_whose_steps_end_while_it_is_asked_to_save_is_left_alone() -> None:
+    job = two_that_are_about_to_be_one()
+    job.passes(1.0)
+    job.finishing = job.pausing = True
+    job.passes(600.0)
+    assert job.closings() == []
+
+
+def test_the_time_of_a_pause_is_not_time_to_save() -> None:
+    job = Job(target=2)
+    job.trains("worker-0", "worker-1")
+    job.pausing = True
+    job.must_go("worker-1")
+    job.passes(600.0)
+    assert job.closings() == [], "it saves when the validation is over"
+    job.pausing = False
+    job.passes(20.0)
+    assert job.closings() == []
+    job.passes(12.0)
+    assert job.closings() == ["Preempted"]
