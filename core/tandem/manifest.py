@@ -39,6 +39,10 @@ class Broken(Exception):  # noqa: N818 - it is a state of the checkpoint, and re
     """A checkpoint that must not be used; says what is wrong with it."""
 
 
+class OtherFormat(Broken):
+    """A checkpoint, perhaps a sound one, that another version of Tandem reads."""
+
+
 class FileEntry(Model):
     """One file of the checkpoint."""
 
@@ -136,7 +140,7 @@ class Manifest(Model):
             raise Broken(f"the manifest of {folder.name} does not match its own digest")
         written = body.get("format")
         if isinstance(written, int) and written != FORMAT:
-            raise Broken(f"{folder.name} is of format {written}, and this version reads format {FORMAT} only")
+            raise OtherFormat(f"{folder.name} is of format {written}, and this version reads format {FORMAT} only")
         try:
             manifest = cls.parse(body)
         except ValidationError as error:
@@ -218,7 +222,7 @@ def verified_bytes(folder: Path, entry: FileEntry) -> memoryview:
         content = memoryview(mmap.mmap(-1, max(entry.size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[: entry.size]
         numbers = range(len(entry.xxh3))
         with ThreadPoolExecutor(min(READERS, len(numbers)) or 1) as readers:
-            sound = list(readers.map(partial(_read_chunk, descriptor, entry, content), numbers))
+            sound = list(readers.map(partial(_read_in_place, descriptor, entry, content), numbers))
     finally:
         os.close(descriptor)
     if not all(sound):
@@ -226,17 +230,43 @@ def verified_bytes(folder: Path, entry: FileEntry) -> memoryview:
     return content
 
 
-def _read_chunk(descriptor: int, entry: FileEntry, content: memoryview, number: int) -> bool:
-    """Read one chunk into its place; whether it is what was written."""
-    start = number * CHUNK
-    place = content[start : start + CHUNK]
+def _read_in_place(descriptor: int, entry: FileEntry, content: memoryview, number: int) -> bool:
+    return read_chunk(descriptor, entry, number, content[number * CHUNK : (number + 1) * CHUNK])
+
+
+def read_chunk(descriptor: int, entry: FileEntry, number: int, place: memoryview) -> bool:
+    """Read a chunk of a file into its place; whether it is what was written.
+
+    One that is not is read once more, from the disk: a page in this machine's memory may be what is damaged.
+
+    Raises:
+        OSError: the disk does not give what it holds.
+    """
+    if _read(descriptor, place, number * CHUNK) and checksum(place) == entry.xxh3[number]:
+        return True
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, number * CHUNK, len(place), os.POSIX_FADV_DONTNEED)
+    return _read(descriptor, place, number * CHUNK) and checksum(place) == entry.xxh3[number]
+
+
+def is_damaged(folder: Path, entry: FileEntry, number: int) -> bool:
+    """Whether a chunk of a file is not what was written, as this process reads it. Raises as `open_file` does."""
+    descriptor = open_file(folder, entry)
+    try:
+        return not read_chunk(descriptor, entry, number, memoryview(bytearray(min(CHUNK, entry.size - number * CHUNK))))
+    finally:
+        os.close(descriptor)
+
+
+def _read(descriptor: int, place: memoryview, start: int) -> bool:
+    """Fill a place from there on; False if the file ends before."""
     done = 0
     while done < len(place):
         count = os.preadv(descriptor, [place[done:]], start + done)
         if count == 0:
             return False
         done += count
-    return checksum(place) == entry.xxh3[number]
+    return True
 
 
 def _digest(body: dict[str, Any]) -> str:

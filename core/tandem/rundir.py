@@ -29,7 +29,7 @@ from tandem import lease
 from tandem.durable import create_json, listed, read_json, read_json_or_none, replace_json
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import Chain, GenerationRecord, chain, counts
-from tandem.manifest import Broken, Manifest
+from tandem.manifest import Broken, Manifest, OtherFormat
 from tandem.rewind import Rewind, is_rewound
 from tandem.status import CheckpointRef
 
@@ -41,6 +41,7 @@ _LEASE = re.compile(r"^([a-z]+)-(step-\d{9,})[-.]")
 _GENERATION = re.compile(r"^(\d{6,})\.json$")
 BAD = ".bad"
 STALE = ".stale"
+_BAD = re.compile(rf"^step-\d{{9,}}{re.escape(BAD)}(\.\d+)?$")
 
 
 def checkpoint_name(step: int) -> str:
@@ -171,10 +172,31 @@ class RunDir:
         for name in self.checkpoint_names():
             try:
                 self.manifest(name)
+            except (OtherFormat, FileNotFoundError):
+                continue
             except Broken as error:
                 found[name] = str(error)
-            except FileNotFoundError:
+        return found
+
+    def of_other_formats(self) -> dict[str, str]:
+        """Committed folders that another version of Tandem reads, each with a sentence, newest step first."""
+        found = {}
+        for name in reversed(self.checkpoint_names()):
+            try:
+                self.manifest(name)
+            except OtherFormat as error:
+                found[name] = str(error)
+            except (Broken, FileNotFoundError):
                 continue
+        return found
+
+    def bad(self) -> dict[str, str]:
+        """Checkpoints that were set aside because they are damaged, each with the reason, newest step first."""
+        found = {}
+        for path in reversed(listed(self.checkpoints)):
+            if _BAD.match(path.name) and path.is_dir():
+                why = (_object(read_json_or_none(path.with_name(f"{path.name}.why.json"))) or {}).get("why")
+                found[path.name] = str(why or "it is damaged")
         return found
 
     def checkpoint_names(self) -> list[str]:

@@ -13,9 +13,10 @@ from tandem.manifest import DataPosition
 from tandem.rundir import RunDir
 from tandem.tasks import Optimizer
 from tandem_trainer.checkpoint.kept import Kept
+from tandem_trainer.checkpoint.optimizers import NamedOptimizer
 from tandem_trainer.checkpoint.restoring import restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
-from tandem_trainer.checkpoint.state import optimizer_state, weights
+from tandem_trainer.checkpoint.state import weights
 from tandem_trainer.group import Group
 from tandem_trainer.loop import averaged
 from tandem_trainer.models import build
@@ -38,7 +39,7 @@ class Training:
         self.average: AveragedModel = average
         self.optimizer = build_optimizer(Optimizer.model_validate({"name": optimizer}), self.model)
         self.scaler = torch.amp.GradScaler(device.type)
-        self.kept = Kept(self.model, self.optimizer, self.average.module, {"scaler": self.scaler})
+        self.kept = Kept(self.model, self.optimizer, self.average, {"scaler": self.scaler})
         self._images = torch.randn(64, 1, 8, 8, device=device)
 
     def step(self) -> None:
@@ -54,7 +55,7 @@ class Training:
         """A copy of all tensors, on the device where they are."""
         parts = {
             "model": weights(self.model),
-            "optimizer": optimizer_state(self.model, self.optimizer),
+            "optimizer": NamedOptimizer(self.model, self.optimizer).state().tensors,
             "average": weights(self.average.module),
         }
         return {f"{part}/{name}": one.clone() for part, tensors in parts.items() for name, one in tensors.items()}
@@ -79,9 +80,10 @@ def test_what_is_restored_is_what_was_saved_bit_for_bit_though_the_next_step_beg
     assert any(not torch.equal(one, before[name]) for name, one in training.state().items()), "the next step changed it"
 
     other = Training(device, optimizer, seed=1)
-    restored = restore(rundir, Group(0, 1, 0, device), lambda found: other.kept.load(found.contents))
-    restored.release()
+    restored = restore(rundir, Group(0, 1, 0, device), lambda found: other.kept.check(found.contents))
     assert restored.loaded is not None
+    other.kept.load(restored.loaded.contents)
+    restored.release()
     found = other.state()
     assert found.keys() == before.keys()
     assert [name for name, one in found.items() if not torch.equal(one, before[name])] == []

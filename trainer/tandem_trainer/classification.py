@@ -1,7 +1,8 @@
 """One optimizer step of the image-classification task on this rank's share of the global batch.
 
 The gradient is that of the mean loss over the *global* batch, whatever the number of ranks, however unevenly the batch
-splits and however many micro-batches a rank needs. DistributedDataParallel averages over ranks, so each rank's sum of
+splits and however many micro-batches a rank needs; every rank takes as many as the one that needs most, because a
+forward pass may be a collective (syncBatchNorm). DistributedDataParallel averages over ranks, so each rank's sum of
 losses is scaled by ranks / global samples.
 
 Dropout draws by seed, step and sample (tandem_trainer.models.dropout). Whatever else draws in a model follows from
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from tandem.tasks import ImageClassification
 from tandem_trainer.busy import Busy
 from tandem_trainer.data import Samples
-from tandem_trainer.data.order import share
+from tandem_trainer.data.order import pieces, share
 from tandem_trainer.data.seed import generator_of, mixed
 from tandem_trainer.group import Group
 from tandem_trainer.mistake import ConfigurationError
@@ -73,14 +74,13 @@ class Stepper:
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = learning_rate
         mine = share(ids, group.rank, group.world_size)
-        # A rank without a sample still takes part in the collectives: with one sample of weight 0.
-        weight = 1.0 if len(mine) else 0.0
-        mine = mine if len(mine) else ids[:1]
-        scale = weight / len(ids)
-        chunks = torch.split(mine, self._config.micro_batch_size or len(mine))
+        cuts = pieces(len(mine), len(ids), group.world_size, self._config.micro_batch_size or len(ids))
         total = torch.zeros((), device=group.device)
-        for number, chunk in enumerate(chunks, start=1):
-            with self._synchronised(number == len(chunks)):
+        for number, (start, end) in enumerate(cuts, start=1):
+            # A rank without a sample still takes part in the collectives: with one sample of weight 0.
+            chunk, weight = (mine[start:end], 1.0) if start < end else (ids[:1], 0.0)
+            scale = weight / len(ids)
+            with self._synchronised(number == len(cuts)):
                 with self.busy:
                     loss = self._loss(step, chunk)
                 self._scaler.scale(loss * (scale * group.world_size)).backward()  # type: ignore[no-untyped-call]

@@ -25,14 +25,16 @@ from tandem.manifest import DataPosition, Manifest
 from tandem.rewind import Rewind, data_step, decide, steps_left_out, windows
 from tandem.rundir import RunDir
 from tandem_trainer.checkpoint.contents import Contents
+from tandem_trainer.checkpoint.digest import compare
 from tandem_trainer.checkpoint.kept import Kept
-from tandem_trainer.checkpoint.restoring import Loaded, record_start, restore
+from tandem_trainer.checkpoint.restoring import record_start, restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, SaveFailed, Saver
 from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.group import Group
 from tandem_trainer.health import Health
 from tandem_trainer.journal import Journal
 from tandem_trainer.meter import Meter
+from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.pulse import Pulse
 
 log = logging.getLogger(__name__)
@@ -157,7 +159,7 @@ class Course:
         data: Data,
         fresh: Callable[[], None] = lambda: None,
         cost: Mapping[str, float] = MappingProxyType({}),
-    ) -> Loaded | None:
+    ) -> Manifest | None:
         """Find out where to start, put the state there, and write it down. Collective.
 
         Args:
@@ -171,17 +173,21 @@ class Course:
         self._kept, self._data = kept, data
         if data.data_steps is not None:
             self._total = data.data_steps - steps_left_out(data.data_steps, self._left_out)
-        restored = restore(place.rundir, group, lambda found: kept.load(found.contents))
-        loaded = restored.loaded
-        if loaded is None:
+        restored = restore(place.rundir, group, lambda found: kept.check(found.contents))
+        manifest = restored.loaded.manifest if restored.loaded else None
+        if restored.loaded is None:
             fresh()
-        record_start(place.rundir, group, place.generation, place.members, loaded)
+        else:
+            kept.load(restored.loaded.contents)
+            restored.loaded = None
+        compare(group, kept.replicated())
+        record_start(place.rundir, group, place.generation, place.members, manifest)
         restored.release()
-        self.step = loaded.manifest.step if loaded else 0
-        self._health = Health(loaded.manifest.loop.get("health") if loaded else None)
+        self.step = manifest.step if manifest else 0
+        self._health = Health(manifest.loop.get("health") if manifest else None)
 
         # All ranks save, rank 0 keeps the log
-        parent = loaded.manifest.name if loaded else None
+        parent = manifest.name if manifest else None
         rounds = self._checkpoints.weights_precision == "bfloat16"
         author = Author(place.generation, parent, group.world_size, group.rank, rounds)
         if group.rank == 0:
@@ -198,13 +204,13 @@ class Course:
             )
         else:
             self._saver = Saver(place.rundir, author, lambda: None, lambda outcome: None)
-        self._saver.last = loaded.manifest.reference if loaded else None
+        self._saver.last = manifest.reference if manifest else None
         self.meter = Meter(data.steps_per_epoch, group.world_size, self._total, self._journal, place.pulse)
         self._next_vote = self.step + 1
         self._last_save = time.monotonic()
         self._first = self.step
         self._stopping = False
-        return loaded
+        return manifest
 
     def steps(self, busy_seconds: Callable[[], float], more: Callable[[], bool] | None = None) -> Iterator[int]:
         """The steps that are left, each counted from 0; between two of them everything else is done.
@@ -323,12 +329,16 @@ class Course:
             self._last_save = time.monotonic()
 
     def _save(self) -> None:
-        """Stage a checkpoint of the state after `step`. Collective, without a word."""
+        """Stage a checkpoint of the state after `step`. Collective."""
+        self._place.group.copy_from_first(self._kept.local())
         position = self._data.position(self.data_step)
         self.meter.checkpoint_seconds += self._saver.save(self.step, position, self._contents())
 
     def _contents(self) -> Contents:
-        return self._kept.contents({"health": self._health.memory()})
+        try:
+            return self._kept.contents({"health": self._health.memory()})
+        except TypeError as error:
+            raise ConfigurationError(str(error)) from error
 
     def _go_back(self, bad_step: int, losses: list[float]) -> None:
         """The loss is useless: write down from where the next generation starts, or, after too many times, the end."""

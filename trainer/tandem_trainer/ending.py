@@ -10,6 +10,7 @@ from tandem.rundir import RunDir
 from tandem_trainer.checkpoint.saving import SaveFailed
 from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.course import WentBack
+from tandem_trainer.group import PeerFault
 from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.pulse import Pulse
 
@@ -28,13 +29,16 @@ def code_of(error: Exception, rundir: RunDir, has_peers: bool) -> ExitCode:
     match error:
         case ConfigurationError():
             log.error("configuration: %s", error)
-            rundir.mark_failed("ConfigurationError", str(error), ExitCode.CONFIGURATION)
+            rundir.mark_failed(error.reason, str(error), ExitCode.CONFIGURATION)
             return ExitCode.CONFIGURATION
         case WentBack():
             return error.code
         case Superseded():
             log.warning("%s", error)
             return ExitCode.SUPERSEDED
+        case PeerFault():
+            log.warning("another rank cannot go on: %s", error)
+            return ExitCode.PEER_LOST
         case SaveFailed():
             log.error("%s", error)
             return ExitCode.FAILED

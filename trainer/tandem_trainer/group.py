@@ -13,6 +13,7 @@ import datetime
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,10 @@ COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 """For gradients, where no coordinator looks for ranks that hang."""
 PATIENCE = datetime.timedelta(days=30)
 """For what ranks say to each other, and for all else where a coordinator looks: it knows who pauses and who hangs."""
+
+
+class PeerFault(Exception):  # noqa: N818 - it says what happened
+    """Another rank cannot go on, and says why; this one could."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,21 @@ class Group:
     def tell(self, value: dict[str, Any]) -> dict[str, Any]:
         """Rank 0's small JSON value on every rank. Collective."""
         return self.gather(value if self.rank == 0 else {})[0]
+
+    def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
+        """Give every rank the values that rank 0 has. Collective.
+
+        Args:
+            tensors: the same shapes and types on every rank; changed in place.
+        """
+        if self._control is None or not tensors:
+            return
+        flat = torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu() for tensor in tensors])
+        dist.broadcast(flat, 0, group=self._control)
+        if self.rank != 0:
+            parts = torch.split(flat, [tensor.nbytes for tensor in tensors])
+            for tensor, part in zip(tensors, parts, strict=True):
+                tensor.copy_(part.clone().view(tensor.dtype).reshape(tensor.shape))
 
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""

@@ -63,7 +63,7 @@ def train(job: DistributedTrainingJob, place: Place) -> ExitCode:
 
     # Where to start
     scaling = {"scaler": scaler} if scaler.is_enabled() else {}
-    course.begin(Kept(model, optimizer, None if average is None else average.module, scaling), passes, begin, cost)
+    course.begin(Kept(model, optimizer, average, scaling), passes, begin, cost)
     stepper = Stepper(config, group, distribute(model, config, group), draws, optimizer, scaler, samples)
 
     # Steps

@@ -3,3 +3,6 @@
 
 class ConfigurationError(Exception):
     """The job cannot work as it is written; says what to change. Never retried."""
+
+    reason = "ConfigurationError"
+    """What the job's status calls it."""

@@ -31,7 +31,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -48,9 +48,10 @@ from tandem.messages import FINISHING
 from tandem.rundir import RunDir
 from tandem_trainer.busy import Busy
 from tandem_trainer.checkpoint.kept import Kept, Stateful
+from tandem_trainer.checkpoint.state import unwrapped
 from tandem_trainer.course import Course, StopRequest, place_of
 from tandem_trainer.data.feeding import Collate, Fed, Reading, Stream, cut, feed, moved
-from tandem_trainer.data.order import Order, Passes
+from tandem_trainer.data.order import Order, Passes, pieces
 from tandem_trainer.data.seed import mixed, seed_everything
 from tandem_trainer.ending import code_of, leave
 from tandem_trainer.group import Group
@@ -62,8 +63,8 @@ from tandem_trainer.pulse import Pulse, Watchdog
 class Batch:
     """This rank's share of the samples of one step."""
 
-    def __init__(self, session: "Session", fed: Fed, data: Any, step: int, mine: Tensor) -> None:
-        self._session, self._fed, self._mine = session, fed, mine
+    def __init__(self, session: "Session", fed: Fed, data: Any, step: int, mine: Tensor, weight: float) -> None:
+        self._session, self._fed, self._mine, self._weight = session, fed, mine, weight
         self.data = data
         """What the collate function made of the samples, on the session's device."""
         self.step = step
@@ -90,22 +91,34 @@ class Batch:
                 f"losses have the shape {tuple(losses.shape)}; give one number for each of the {len(self)} samples "
                 '(reduction="none", and the mean over what else there is), or their sum'
             )
-        part = losses.sum() * (self._fed.weight / self.size)
+        part = losses.sum() * (self._weight / self.size)
         self._session._report(part.detach())
         return part * self._session.world_size
 
     def parts(self, samples: int) -> "Iterator[Batch]":
         """Smaller batches of at most so many samples, whose gradients add up to this one's (gradient accumulation).
 
-        Gradients are averaged over ranks with the last one alone.
+        Every rank gets as many, so that a forward pass may be a collective, and of nearly the same size; where a rank
+        has too few samples, one of them stands in, and `mean` weighs it with 0. Gradients are averaged over ranks with
+        the last part alone.
+
+        Args:
+            samples: the same number on every rank.
+
+        Raises:
+            ValueError: it is less than 1.
         """
+        if samples < 1:
+            raise ValueError(f"parts({samples}): a part has at least one sample")
         count = len(self)
-        cuts = [(start, min(start + samples, count)) for start in range(0, count, max(1, samples))]
-        for start, end in cuts:
+        cuts = pieces(count if self._weight else 0, self.size, self._session.world_size, samples)
+        for number, (start, end) in enumerate(cuts):
+            weight = float(start < end)
+            start, end = (start, end) if start < end else (0, 1)
             data, mine = cut(self.data, count, start, end), self._mine[start:end]
-            self._session._draw(self.step, mine)
-            with self._session._synchronised(last=end == count):
-                yield Batch(self._session, self._fed, data, self.step, mine)
+            self._session._draw(self.step, mine, number)
+            with self._session._synchronised(last=number == len(cuts) - 1):
+                yield Batch(self._session, self._fed, data, self.step, mine, weight)
 
 
 class Session:
@@ -186,37 +199,35 @@ class Session:
 
     def keep(
         self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
+        model: nn.Module | Mapping[str, nn.Module],
+        optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer] | None = None,
         average: nn.Module | None = None,
         **others: Stateful | MutableMapping[str, Any],
     ) -> None:
         """Name what belongs into checkpoints; it is put back when the batches begin. The same on every rank.
 
         Args:
-            model: as it was, or as `distribute` gave it back.
-            average: averaged weights, a module of the same shape; exported in the place of the model.
+            model: as it was, or as `distribute` or `torch.compile` gave it back; several by name.
+            optimizer: over parameters of the model; several by name. The learning rate shown is that of the first.
+            average: averaged weights, exported in the place of the model: an `AveragedModel`, whose count of updates is
+                kept, too, or any module of the model's shape.
             others: a schedule, a scaler, whatever has `state_dict` and `load_state_dict`; or a dictionary of numbers,
                 texts and tensors, which is changed in place.
 
         Raises:
-            TypeError: one of the others is neither.
+            TypeError: one of the others is neither, or something has a state that a checkpoint cannot hold.
             ValueError: the optimizer has parameters that the model does not have.
         """
         for name, other in others.items():
             if not isinstance(other, Stateful | MutableMapping):
                 raise TypeError(f"{name} has no state_dict and load_state_dict, and is no dictionary")
-        bare = model.module if isinstance(model, DistributedDataParallel) else model
-        if optimizer is not None:
-            known = set(bare.parameters())
-            strange = [one for group in optimizer.param_groups for one in group["params"] if one not in known]
-            if strange:
-                raise ValueError(
-                    f"the optimizer has {len(strange)} parameters that are not the model's, and their state would be "
-                    "lost; keep one module that holds all of them"
-                )
-        self._optimizer = optimizer
-        self._kept = Kept(bare, optimizer, average, others, hyperparameters=True)
+        if isinstance(model, Mapping):
+            # One module with the others in it: names of their tensors begin with the names given here.
+            model = nn.ModuleDict({name: unwrapped(one) for name, one in model.items()})
+        first = next(iter(optimizer.values()), None) if isinstance(optimizer, Mapping) else optimizer
+        self._optimizer = first
+        self._kept = Kept(model, optimizer, average, others, hyperparameters=True)
+        self._kept.contents({}).check()
 
     def batches(
         self,
@@ -263,7 +274,7 @@ class Session:
         else:
             stream = Stream(dataset, global_batch_size, epochs, max_steps, reading)
             loaded = course.begin(self._kept, stream)
-            at = (None, 0) if loaded is None else (loaded.manifest.data, course.step_before(loaded.manifest))
+            at = (None, 0) if loaded is None else (loaded.data, course.step_before(loaded))
             batches = pages = stream.feed(*at, course.leaves_out)
             self._more = pages.more
         self._course = course
@@ -279,7 +290,7 @@ class Session:
             course.meter.data_ready()
             self._draw(step, fed.mine)
             try:
-                yield Batch(self, fed, data, step, fed.mine)
+                yield Batch(self, fed, data, step, fed.mine, fed.weight)
             except GeneratorExit:
                 # The script has left the loop, or fails. The other ranks are not asked before that is known.
                 self._left = True
@@ -374,9 +385,10 @@ class Session:
         """A part of the mean loss of the global batch."""
         self._loss = part if self._loss is None else self._loss + part
 
-    def _draw(self, step: int, mine: Tensor) -> None:
-        """Random numbers from here on follow from the step, and dropout's from the samples."""
-        seed_everything(mixed(self._seed, step, self.rank), self.device)
+    def _draw(self, step: int, mine: Tensor, part: int = 0) -> None:
+        """Random numbers from here on follow from the step and its part, and dropout's from the samples."""
+        parts = (part,) if part else ()
+        seed_everything(mixed(self._seed, step, self.rank, *parts), self.device)
         if self._draws is not None:
             self._draws.set(self._seed, step, mine.to(self.device))
 

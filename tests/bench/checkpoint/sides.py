@@ -24,8 +24,9 @@ from tandem.lineage import GenerationRecord
 from tandem.manifest import DataPosition
 from tandem.rundir import RunDir
 from tandem_trainer.checkpoint.contents import Contents
+from tandem_trainer.checkpoint.optimizers import NamedOptimizer
 from tandem_trainer.checkpoint.saving import Author, Saver
-from tandem_trainer.checkpoint.state import optimizer_state, weights
+from tandem_trainer.checkpoint.state import weights
 
 
 class Side(Protocol):
@@ -64,12 +65,12 @@ class Tandem:
             rundir.record_generation(GenerationRecord(generation=1, world_size=world_size, started_at=time.time()))
         dist.barrier()
         self._saver = Saver(rundir, Author(1, None, world_size, rank), lambda: None, self._report)
-        self._saver.prepare(Contents(weights(model), optimizer_state(model, optimizer)))
+        self._saver.prepare(Contents(weights(model), NamedOptimizer(model, optimizer).state().tensors))
         self._ended, self._problem = 0.0, ""
 
     def save(self, step: int) -> None:
         position = DataPosition(seed=0, epoch=0, cursor=step)
-        contents = Contents(weights(self._model), optimizer_state(self._model, self._optimizer))
+        contents = Contents(weights(self._model), NamedOptimizer(self._model, self._optimizer).state().tensors)
         self._saver.save(step, position, contents)
 
     def _report(self, outcome: dict[str, Any]) -> None:
@@ -142,7 +143,8 @@ class DcpSave(_Files):
         self._group = dist.new_group(backend="gloo")
 
     def _state(self) -> dict[str, Any]:
-        return {"model": weights(self._model), "optimizer": optimizer_state(self._model, self._optimizer)}
+        moments = NamedOptimizer(self._model, self._optimizer).state().tensors
+        return {"model": weights(self._model), "optimizer": moments}
 
     def _save(self, path: Path) -> None:
         dcp.save(self._state(), checkpoint_id=path, process_group=self._group)

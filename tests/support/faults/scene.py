@@ -27,7 +27,7 @@ from tandem.lineage import GenerationRecord
 from tandem.manifest import WEIGHTS
 from tandem.rundir import RunDir, checkpoint_name
 from tandem.status import CheckpointRef
-from tandem_trainer.checkpoint import layout, pieces, staging, writer
+from tandem_trainer.checkpoint import layout, memory, pieces, staging, writer
 from tandem_trainer.checkpoint.contents import OPTIMIZER
 from tandem_trainer.checkpoint.layout import Layout
 from tandem_trainer.checkpoint.restoring import Loaded, Restored, restore
@@ -353,7 +353,7 @@ def put(folder: Path, tree: Tree) -> None:
 
 def small_chunks(monkeypatch: Any) -> None:
     """Chunks of this process as small as those of the server."""
-    for module in (manifest, layout, pieces):
+    for module in (manifest, layout, memory, pieces):
         monkeypatch.setattr(module, "CHUNK", CHUNK)
     for module in (pieces, staging):
         monkeypatch.setattr(module, "BLOCK", BLOCK)

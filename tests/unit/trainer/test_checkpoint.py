@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tandem.durable import create_json
 from tandem.lease import acquire
 from tandem.lineage import GenerationRecord
-from tandem.manifest import WEIGHTS, Broken, DataPosition
+from tandem.manifest import WEIGHTS, DataPosition
 from tandem.rundir import RunDir
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint import writer
 from tandem_trainer.checkpoint.contents import OPTIMIZER, Contents
+from tandem_trainer.checkpoint.optimizers import NamedOptimizer, OptimizerState
 from tandem_trainer.checkpoint.reading import read_contents, read_weights
 from tandem_trainer.checkpoint.restoring import Loaded, record_start, restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
-from tandem_trainer.checkpoint.state import load_optimizer_state, load_weights, optimizer_state, weights
+from tandem_trainer.checkpoint.state import DoesNotFit, load_weights, weights
 from tandem_trainer.group import Group
 from tandem_trainer.models import build
 from tests.support import manifests
@@ -100,11 +100,11 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
 )
 def test_a_resumed_optimizer_takes_the_very_same_steps(kind: type[torch.optim.Optimizer], options: Any) -> None:
     model, optimizer = trained(kind, **options)
-    flat = {name: tensor.clone() for name, tensor in optimizer_state(model, optimizer).items()}
+    flat = {name: tensor.clone() for name, tensor in NamedOptimizer(model, optimizer).state().tensors.items()}
     held = {name: tensor.clone() for name, tensor in weights(model).items()}
     fresh_model, fresh_optimizer = trained(kind, steps=0, **options)
     load_weights(fresh_model, held)
-    load_optimizer_state(fresh_model, fresh_optimizer, flat)
+    NamedOptimizer(fresh_model, fresh_optimizer).load(OptimizerState(flat))
     for _ in range(2):
         step(model, optimizer)
         step(fresh_model, fresh_optimizer)
@@ -112,11 +112,11 @@ def test_a_resumed_optimizer_takes_the_very_same_steps(kind: type[torch.optim.Op
         assert torch.equal(tensor, weights(fresh_model)[name]), name
 
 
-def test_state_of_another_model_is_called_broken() -> None:
+def test_state_of_another_model_is_refused() -> None:
     model, optimizer = trained(torch.optim.SGD, momentum=0.9)
-    with pytest.raises(Broken, match="does not have"):
-        load_optimizer_state(model, optimizer, {"nobody.weight/momentum_buffer": torch.zeros(1)})
-    with pytest.raises(Broken, match="do not fit"):
+    with pytest.raises(DoesNotFit, match=r"the script lacks nobody\.weight"):
+        NamedOptimizer(model, optimizer).load(OptimizerState({"nobody.weight/momentum_buffer": torch.zeros(1)}))
+    with pytest.raises(DoesNotFit, match="do not fit"):
         load_weights(model, {})
 
 
@@ -182,10 +182,10 @@ def test_a_disk_that_does_not_answer_is_no_reason_to_start_over(
     begin(rundir, 1)
     writing(1).save(10)
 
-    def unreadable(folder: Path, manifest: object) -> dict[str, Tensor]:
+    def unreadable(*read: object) -> bool:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("tandem_trainer.checkpoint.restoring.read_contents", unreadable)
+    monkeypatch.setattr("tandem_trainer.checkpoint.memory.read_chunk", unreadable)
     with pytest.raises(OSError, match="cannot be read"):
         restore(rundir, alone, lambda loaded: None)
     assert rundir.checkpoint_names() == ["step-000000010"]

@@ -8,7 +8,7 @@ tests/integration/test_checkpoint_faults.py.
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ import torch
 
 from tandem.manifest import FILE, WEIGHTS
 from tandem_trainer.checkpoint.contents import OPTIMIZER
-from tandem_trainer.checkpoint.restoring import restore
+from tandem_trainer.checkpoint.restoring import NothingSound, restore
 from tandem_trainer.group import Group
 from tests.support.faults.scene import CHUNK, Findings, Save, Scene, Server, put, small_chunks
 
@@ -141,17 +141,31 @@ def test_a_file_that_is_not_the_right_one_is_noticed(scene: Scene, file: str, da
 
 def test_several_damaged_ones_cost_only_themselves(scene: Scene) -> None:
     order = [NEWEST, BEFORE, FIRST, Save(10, 1)]
-    for count in range(1, len(order) + 1):
+    for count in range(1, len(order)):
         scene.reset()
-        for number, save in enumerate(order[:count]):
-            file = scene.rundir.checkpoint(save.name) / (WEIGHTS, OPTIMIZER, FILE)[number % 3]
-            content = bytearray(file.read_bytes())
-            content[len(content) // 2] ^= 16
-            file.write_bytes(content)
+        damage(scene, order[:count])
         findings = Findings()
-        expected = order[count] if count < len(order) else None
-        scene.expect_restored(findings, expected, passed_over=[save.name for save in order[:count]])
+        scene.expect_restored(findings, order[count], passed_over=[save.name for save in order[:count]])
         assert findings.wrong == []
+
+
+def test_with_all_of_them_damaged_nothing_is_begun_anew_until_the_user_deletes_them(scene: Scene) -> None:
+    scene.reset()
+    damage(scene, scene.SAVED)
+    alone = Group(0, 1, 0, torch.device("cpu"))
+    for _ in range(2):
+        with pytest.raises(NothingSound, match=r"all 4 checkpoints that are left are damaged; .*, delete"):
+            restore(scene.rundir, alone, lambda loaded: None)
+    shutil.rmtree(scene.rundir.checkpoints)
+    assert restore(scene.rundir, alone, lambda loaded: None).loaded is None
+
+
+def damage(scene: Scene, saves: Sequence[Save]) -> None:
+    for number, save in enumerate(saves):
+        file = scene.rundir.checkpoint(save.name) / (WEIGHTS, OPTIMIZER, FILE)[number % 3]
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 16
+        file.write_bytes(content)
 
 
 def test_a_checkpoint_under_the_name_of_a_later_step_is_no_checkpoint(scene: Scene) -> None:

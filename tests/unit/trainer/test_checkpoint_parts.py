@@ -261,4 +261,4 @@ def test_the_longest_stall_of_all_ranks_is_told(rundir: RunDir, three: Ranks) ->
 
 def test_a_type_that_no_file_can_hold_is_refused() -> None:
     with pytest.raises(TypeError, match="w has dtype"):
-        layout.Layout.of({"f": {"w": torch.zeros(1, dtype=torch.complex64)}}, 1)
+        layout.Layout.of({"f": {"w": torch.zeros(1, dtype=torch.complex128)}}, 1)

@@ -14,6 +14,7 @@ from torch import nn
 
 from tandem.manifest import Broken
 from tandem_trainer.checkpoint.kept import Kept
+from tandem_trainer.checkpoint.state import DoesNotFit
 from tandem_trainer.checkpoint.tree import join, split
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -102,9 +103,9 @@ class TestKept:
         assert others["seen"] == 3
         assert torch.equal(others["sums"], torch.ones(2))
 
-    def test_a_schedule_that_is_of_another_kind_is_broken_and_not_half_loaded_in_silence(self) -> None:
+    def test_a_schedule_that_is_of_another_kind_is_refused(self) -> None:
         _, optimizer, _ = self.make()
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
         contents = Kept(nn.Linear(2, 1), None, None, {"schedule": OrderedDict(last_epoch=1)}).contents({})
-        with pytest.raises(Broken, match="the state of 'schedule' does not fit it"):
+        with pytest.raises(DoesNotFit, match="the state of 'schedule' does not fit it"):
             Kept(nn.Linear(2, 1), None, None, {"schedule": schedule}).load(contents)

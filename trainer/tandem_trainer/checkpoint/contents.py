@@ -4,14 +4,16 @@
 rounded, or an average over steps), training has files of its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from tandem.manifest import WEIGHTS
+from tandem_trainer.checkpoint.format import header
 
 OPTIMIZER = "state/optimizer.safetensors"
 FULL_WEIGHTS = "state/weights.safetensors"
@@ -21,7 +23,26 @@ AVERAGE = "state/average.safetensors"
 OTHERS = "state/others.safetensors"
 """Tensors of whatever else the run keeps."""
 
+ROUNDED_BYTES = 2
+"""Of a number that is not rounded, because nothing would be saved."""
+TREES = "state/trees.json"
+"""What stands in the manifest's `loop` under NAMES_OF_TREES, where that is large."""
+
+AVERAGED = "averaged"
+"""In the manifest's `loop`: the weights for evaluators are an average over steps."""
+OTHER_STATES = "others"
+"""In the manifest's `loop`: the state of everything else, as JSON and names of tensors."""
+OPTIMIZERS = "optimizers"
+"""In the manifest's `loop`: for each optimizer the parameters of its groups, and what of its state is no tensor."""
+EXTRA = "extra"
+"""In the manifest's `loop`: what modules keep beside tensors."""
+NAMES_OF_TREES = (OTHER_STATES, OPTIMIZERS, EXTRA)
+
 Tensors = Mapping[str, Tensor]
+
+
+def _ignore(tensor: Tensor) -> None:
+    """Nothing is to be done about a tensor that is not needed any more."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +57,30 @@ class Contents:
     """Tensors of everything else."""
     average: Tensors | None = None
     """Weights averaged over steps, which are evaluated in the place of the others; None where there are none."""
+    unrounded: frozenset[str] = frozenset()
+    """Names of weights that are never rounded: buffers, such as tables of positions or of counts."""
     loop: dict[str, Any] = field(default_factory=dict)
-    """Small state, as JSON."""
+    """Everything else, as JSON."""
+    let_go: Callable[[Tensor], None] = _ignore
+    """To be called with a tensor that was read, when neither it nor what stands before it in its file is needed."""
 
     @property
     def evaluated(self) -> Tensors:
         """The weights for evaluators and for export."""
         return self.weights if self.average is None else self.average
+
+    def check(self) -> None:
+        """
+        Raises:
+            TypeError: a tensor has a type that a checkpoint cannot hold.
+        """
+        for tensors in self.files(rounds=False).values():
+            header({name: tensor for name, tensor in tensors.items() if not is_lazy(tensor)})
+
+    def let_go_all(self, tensors: Tensors) -> None:
+        """None of these, which were read, is needed any more."""
+        for tensor in tensors.values():
+            self.let_go(tensor)
 
     def files(self, rounds: bool) -> dict[str, Tensors]:
         """For each file its tensors.
@@ -59,12 +97,14 @@ class Contents:
             files[AVERAGE] = self.average
         return files
 
+    def rounded(self) -> dict[str, Tensor]:
+        """Shapes and types of the weights for evaluators, learned ones rounded to bfloat16; without their values."""
+        return {
+            name: torch.empty_like(
+                tensor, device="meta", dtype=tensor.dtype if self._stays(name, tensor) else torch.bfloat16
+            )
+            for name, tensor in self.evaluated.items()
+        }
 
-def rounded(weights: Tensors) -> dict[str, Tensor]:
-    """Shapes and types of weights whose floating-point numbers are rounded to bfloat16; without their values."""
-    return {
-        name: torch.empty_like(
-            tensor, device="meta", dtype=torch.bfloat16 if tensor.is_floating_point() else tensor.dtype
-        )
-        for name, tensor in weights.items()
-    }
+    def _stays(self, name: str, tensor: Tensor) -> bool:
+        return name in self.unrounded or not tensor.is_floating_point() or tensor.element_size() <= ROUNDED_BYTES

@@ -1,21 +1,37 @@
-"""What a run keeps: model and optimizer, an average of the weights, and whatever else has a state."""
+"""What a run keeps: model and optimizers, an average of the weights, and whatever else has a state.
 
-from collections.abc import Mapping, MutableMapping
+Taking a checkpoint back has two halves. `check` compares it with what is there, name by name and shape by shape, and
+changes nothing; `load` changes everything, and what fails in it ends this process. So nothing goes on half loaded.
+"""
+
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from tandem.manifest import Broken
-from tandem_trainer.checkpoint.contents import Contents, Tensors
-from tandem_trainer.checkpoint.reading import AVERAGED
-from tandem_trainer.checkpoint.state import load_optimizer_state, load_weights, optimizer_state, weights
+from tandem_trainer.checkpoint.contents import AVERAGED, EXTRA, OPTIMIZERS, OTHER_STATES, Contents, Tensors
+from tandem_trainer.checkpoint.format import ordered
+from tandem_trainer.checkpoint.optimizers import NamedOptimizer, OptimizerState
+from tandem_trainer.checkpoint.state import (
+    DoesNotFit,
+    buffers,
+    check_weights,
+    extra_state,
+    load_weights,
+    own,
+    unwrapped,
+    weights,
+)
 from tandem_trainer.checkpoint.tree import join, split
 
-OTHERS = "others"
-"""In the manifest's `loop`: the state of everything else, as JSON."""
+UPDATES = "average"
+"""Among the others: how many updates an AveragedModel has had. Without it the next one would begin the average anew."""
 HYPERPARAMETERS = "hyperparameters"
-"""The name of what the optimizer's groups hold beside parameters: a schedule changes them."""
+"""Of an optimizer's groups: what they hold beside parameters; a schedule changes them."""
+RESERVED = (UPDATES, HYPERPARAMETERS, OPTIMIZERS, EXTRA)
 
 
 @runtime_checkable
@@ -33,24 +49,34 @@ class Kept:
     """Takes the state of a run apart for a checkpoint, and puts it back.
 
     Args:
-        model: as it is, not wrapped.
-        optimizer: over parameters of the model.
-        average: averaged weights, a module of the same shape; evaluated in the place of the model.
+        model: what is trained; wrappers around it are looked through.
+        optimizer: over parameters of the model; several by name.
+        average: averaged weights, a module of the same shape; evaluated in the place of the model. An AveragedModel
+            keeps its count of updates, too.
         others: by name; objects with a state, or dictionaries of numbers and tensors, which are changed in place.
         hyperparameters: keep learning rates and the like, too. Not wanted where each step sets them.
+
+    Raises:
+        ValueError: an optimizer has parameters that are not the model's, or a name is taken.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
+        optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer] | None,
         average: nn.Module | None = None,
         others: Mapping[str, Stateful | MutableMapping[str, Any]] | None = None,
         hyperparameters: bool = False,
     ) -> None:
-        self._model, self._optimizer, self._average = model, optimizer, average
+        self._model = unwrapped(model)
+        several = optimizer if isinstance(optimizer, Mapping) else {} if optimizer is None else {"": optimizer}
+        self._optimizers = [NamedOptimizer(self._model, one, name) for name, one in several.items()]
+        self._updates = average.n_averaged if isinstance(average, AveragedModel) else None
+        self._average = None if average is None else unwrapped(_averaged(average))
         self._others = dict(others or {})
-        self._hyperparameters = hyperparameters and optimizer is not None
+        self._hyperparameters = hyperparameters
+        if taken := sorted(self._others.keys() & set(RESERVED)):
+            raise ValueError(f"the name {taken[0]!r} is taken; give what you keep another one")
 
     def contents(self, loop: Mapping[str, Any]) -> Contents:
         """The state as it is now; tensors alias the live ones.
@@ -62,64 +88,158 @@ class Kept:
             TypeError: something has a state that a checkpoint cannot hold.
         """
         trees: dict[str, Any] = {}
-        tensors: dict[str, torch.Tensor] = {}
-        for name, state in self._states().items():
-            trees[name], found = split(name, state)
-            tensors |= found
+        tensors: dict[str, Tensor] = {}
+
+        def tree(name: str, state: object) -> Any:
+            found, inside = split(name, state)
+            tensors.update(inside)
+            return found
+
+        for name, other in self._others.items():
+            trees[name] = tree(name, other if isinstance(other, MutableMapping) else other.state_dict())
+        if self._updates is not None:
+            trees[UPDATES] = tree(UPDATES, self._updates)
+        moments: dict[str, Tensor] = {}
+        records = {}
+        for one in self._optimizers:
+            state = one.state()
+            moments |= state.tensors
+            records[one.name] = {"groups": state.groups, "rest": tree(f"{OPTIMIZERS}:{one.name}", state.rest)}
+            if self._hyperparameters:
+                where = f"{HYPERPARAMETERS}:{one.name}"
+                records[one.name][HYPERPARAMETERS] = tree(where, state.hyperparameters)
+        extra = extra_state(self._model)
         return Contents(
             weights=weights(self._model),
-            optimizer={} if self._optimizer is None else optimizer_state(self._model, self._optimizer),
+            optimizer=moments,
             others=tensors,
             average=None if self._average is None else weights(self._average),
-            loop={**loop, **({OTHERS: trees} if trees else {}), **({AVERAGED: True} if self._average else {})},
+            unrounded=buffers(self._model),
+            loop={
+                **loop,
+                **({OTHER_STATES: trees} if trees else {}),
+                **({OPTIMIZERS: records} if records else {}),
+                **({EXTRA: tree(EXTRA, extra)} if extra else {}),
+                **({AVERAGED: True} if self._average is not None else {}),
+            },
         )
 
-    def load(self, contents: Contents) -> None:
-        """Put a state back.
+    def replicated(self) -> dict[str, Tensor]:
+        """The tensors that are the same on every rank while all is well: weights, buffers, moments, averages."""
+        found = {f"weights of {name}": tensor for name, tensor in weights(self._model).items()}
+        for one in self._optimizers:
+            found |= {f"moments of {name}": tensor for name, tensor in one.state().tensors.items()}
+        if self._average is not None:
+            found |= {f"average of {name}": tensor for name, tensor in weights(self._average).items()}
+        return found
+
+    def local(self) -> list[Tensor]:
+        """The tensors that ranks change each for itself, such as the running statistics of batch norm."""
+        here = weights(self._model)
+        return [here[name] for name in sorted(buffers(self._model))]
+
+    def check(self, contents: Contents) -> None:
+        """See whether a state belongs to what is kept; nothing is changed.
 
         Raises:
-            Broken: it does not fit.
+            DoesNotFit: it belongs to something else.
+            Broken: it does not fit together in itself.
         """
-        load_weights(self._model, contents.weights)
-        if self._optimizer is not None:
-            load_optimizer_state(self._model, self._optimizer, contents.optimizer)
+        check_weights(self._model, contents.weights, self._extra(contents))
+        for one, state in self._optimizer_states(contents, contents.optimizer):
+            one.check(state)
+        if self._average is not None:
+            check_weights(self._average, contents.weights if contents.average is None else contents.average)
+        if not isinstance(contents.loop.get(OTHER_STATES, {}), dict):
+            raise Broken(f"{OTHER_STATES} is no object")
+
+    def load(self, contents: Contents) -> None:
+        """Put a state back. To be called after `check`; what fails here leaves nothing that can be used.
+
+        Raises:
+            DoesNotFit: something that is kept does not take its state.
+        """
+        extra = self._extra(contents)
+        load_weights(self._model, contents.weights, extra)
+        # Of weights that are averaged the average may be what is in the file.
         if self._average is not None:
             load_weights(self._average, contents.weights if contents.average is None else contents.average)
-        trees = contents.loop.get(OTHERS, {})
-        if not isinstance(trees, dict):
-            raise Broken(f"{OTHERS} is no object")
-        for name, tree in trees.items():
-            self._load_other(name, tree, contents.others)
-
-    def _states(self) -> dict[str, Any]:
-        states: dict[str, Any] = {}
-        if self._hyperparameters:
-            assert self._optimizer is not None
-            groups = self._optimizer.param_groups
-            states[HYPERPARAMETERS] = [
-                {key: value for key, value in group.items() if key != "params"} for group in groups
-            ]
+            contents.let_go_all(contents.average or {})
+        contents.let_go_all(contents.weights)
+        moments = {}
+        for path, tensor in ordered(contents.optimizer).items():
+            moments[path] = own(tensor, self._place_of(path, tensor))
+            contents.let_go(tensor)
+        for one, state in self._optimizer_states(contents, moments):
+            one.load(state)
+        trees = contents.loop.get(OTHER_STATES, {})
         for name, other in self._others.items():
-            states[name] = other if isinstance(other, MutableMapping) else other.state_dict()
-        return states
+            # A schedule or a scaler that has come since, or had nothing to keep, begins afresh.
+            if name in trees and trees[name] != {"dict": {}}:
+                _load(name, other, self._joined(trees[name], contents))
+        if self._updates is not None:
+            count = self._joined(trees[UPDATES], contents) if UPDATES in trees else torch.ones(())
+            self._updates.copy_(count)
+        contents.let_go_all(contents.others)
 
-    def _load_other(self, name: str, tree: Any, tensors: Tensors) -> None:
-        state = join(tree, tensors)
-        if name == HYPERPARAMETERS:
-            groups = self._optimizer.param_groups if self._optimizer is not None and self._hyperparameters else []
-            for group, kept in zip(groups, state, strict=False):
-                group.update(kept)
-        elif name in self._others:
-            other = self._others[name]
-            if isinstance(other, MutableMapping):
-                other.clear()
-                other.update(state)
-            else:
-                _load(name, other, state)
+    def _place_of(self, path: str, tensor: Tensor) -> torch.device:
+        """Where a moment belongs. torch itself knows whether a count of steps does, too."""
+        owner = next((one for one in reversed(self._optimizers) if one.owns(path)), None)
+        return torch.device("cpu") if owner is None or tensor.ndim == 0 else owner.device_of(path)
+
+    def _optimizer_states(self, contents: Contents, moments: Tensors) -> list[tuple[NamedOptimizer, OptimizerState]]:
+        """For each optimizer what the checkpoint has of it.
+
+        Raises:
+            DoesNotFit: the checkpoint is of other optimizers.
+        """
+        records = contents.loop.get(OPTIMIZERS)
+        if records is None:
+            return [(one, self._unnamed(contents, moments)) for one in self._optimizers[:1]]
+        if records.keys() != {one.name for one in self._optimizers}:
+            theirs, ours = _told(records), _told(one.name for one in self._optimizers)
+            raise DoesNotFit(f"the checkpoint has the state of {theirs}, and the script keeps {ours}")
+        found = []
+        for one in self._optimizers:
+            record = records[one.name]
+            hyperparameters = None
+            if self._hyperparameters and HYPERPARAMETERS in record:
+                hyperparameters = self._joined(record[HYPERPARAMETERS], contents)
+            mine = {path: tensor for path, tensor in moments.items() if one.owns(path)}
+            rest = self._joined(record["rest"], contents)
+            found.append((one, OptimizerState(mine, rest, record["groups"], hyperparameters)))
+        return found
+
+    def _unnamed(self, contents: Contents, moments: Tensors) -> OptimizerState:
+        """As checkpoints had it that did not say which parameters an optimizer has."""
+        tree = contents.loop.get(OTHER_STATES, {}).get(HYPERPARAMETERS)
+        kept = self._joined(tree, contents) if tree is not None and self._hyperparameters else None
+        return OptimizerState(dict(moments), hyperparameters=kept)
+
+    def _extra(self, contents: Contents) -> dict[str, Any]:
+        return dict(self._joined(contents.loop[EXTRA], contents)) if EXTRA in contents.loop else {}
+
+    def _joined(self, tree: Any, contents: Contents) -> Any:
+        first = next(iter(weights(self._model).values()), None)
+        return join(tree, contents.others, torch.device("cpu") if first is None else first.device)
 
 
-def _load(name: str, other: Stateful, state: Any) -> None:
+def _averaged(average: nn.Module) -> nn.Module:
+    return average.module if isinstance(average, AveragedModel) else average
+
+
+def _told(names: Iterable[str]) -> str:
+    known = sorted(names)
+    return "the optimizers " + ", ".join(known) if any(known) else "one optimizer" if known else "no optimizer"
+
+
+def _load(name: str, other: Stateful | MutableMapping[str, Any], state: Any) -> None:
     try:
-        other.load_state_dict(state)
-    except (RuntimeError, KeyError, ValueError, TypeError) as error:
-        raise Broken(f"the state of {name!r} does not fit it: {error}") from error
+        if isinstance(other, MutableMapping):
+            kept = dict(state)
+            other.clear()
+            other.update(kept)
+        else:
+            other.load_state_dict(state)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise DoesNotFit(f"the state of {name!r} does not fit it: {error!r}") from error

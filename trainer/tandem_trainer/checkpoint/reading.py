@@ -1,15 +1,28 @@
 """Read a committed checkpoint: every byte is checked against the manifest before use, and nothing is unpickled."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from tandem.manifest import WEIGHTS, Broken, Manifest, verified_bytes
-from tandem_trainer.checkpoint.contents import AVERAGE, FULL_WEIGHTS, OPTIMIZER, OTHERS, Contents
+from tandem_trainer.checkpoint.contents import (
+    AVERAGE,
+    AVERAGED,
+    FULL_WEIGHTS,
+    NAMES_OF_TREES,
+    OPTIMIZER,
+    OTHERS,
+    TREES,
+    Contents,
+)
 from tandem_trainer.checkpoint.format import parse
+from tandem_trainer.checkpoint.memory import Memory
 
-AVERAGED = "averaged"
-"""In the manifest's `loop`: the weights for evaluators are an average over steps."""
+FileBytes = Callable[[str], memoryview]
+"""The content of a file of the checkpoint, verified."""
 
 
 def read_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
@@ -19,38 +32,72 @@ def read_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
         FileNotFoundError: the checkpoint is gone.
         Broken: it is damaged.
     """
-    return _read(folder, manifest, WEIGHTS)
+    return _tensors(manifest, _from_disk(folder, manifest), WEIGHTS)
 
 
 def read_full_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     """The same weights in full precision. Raises as read_weights does."""
-    if manifest.loop.get(AVERAGED):
-        return _read(folder, manifest, AVERAGE if AVERAGE in _listed(manifest) else WEIGHTS)
-    return _trained_weights(folder, manifest)
+    return _full_weights(manifest, _from_disk(folder, manifest))
 
 
 def read_contents(folder: Path, manifest: Manifest) -> Contents:
-    """Everything that a run resumes. Raises as read_weights does."""
+    """Everything that a run resumes, in this process's own memory. Raises as read_weights does."""
+    return _contents(manifest, _from_disk(folder, manifest))
+
+
+def contents_in(memory: Memory, manifest: Manifest) -> Contents:
+    """Everything that a run resumes, out of memory that holds the files.
+
+    Raises:
+        Broken: they are no files of tensors.
+    """
+    return _contents(manifest, memory.file, let_go=memory.let_go)
+
+
+def _contents(manifest: Manifest, file: FileBytes, **more: Any) -> Contents:
     return Contents(
-        weights=_trained_weights(folder, manifest),
-        optimizer=_read(folder, manifest, OPTIMIZER),
-        others=_read(folder, manifest, OTHERS) if OTHERS in _listed(manifest) else {},
-        average=read_full_weights(folder, manifest) if manifest.loop.get(AVERAGED) else None,
-        loop=manifest.loop,
+        weights=_trained_weights(manifest, file),
+        optimizer=_tensors(manifest, file, OPTIMIZER),
+        others=_tensors(manifest, file, OTHERS) if OTHERS in _listed(manifest) else {},
+        average=_full_weights(manifest, file) if manifest.loop.get(AVERAGED) else None,
+        loop=manifest.loop | _trees(manifest, file),
+        **more,
     )
 
 
-def _trained_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
-    return _read(folder, manifest, FULL_WEIGHTS if FULL_WEIGHTS in _listed(manifest) else WEIGHTS)
+def _full_weights(manifest: Manifest, file: FileBytes) -> dict[str, Tensor]:
+    if manifest.loop.get(AVERAGED):
+        return _tensors(manifest, file, AVERAGE if AVERAGE in _listed(manifest) else WEIGHTS)
+    return _trained_weights(manifest, file)
+
+
+def _trained_weights(manifest: Manifest, file: FileBytes) -> dict[str, Tensor]:
+    return _tensors(manifest, file, FULL_WEIGHTS if FULL_WEIGHTS in _listed(manifest) else WEIGHTS)
 
 
 def _listed(manifest: Manifest) -> set[str]:
     return {entry.path for entry in manifest.files}
 
 
-def _read(folder: Path, manifest: Manifest, path: str) -> dict[str, Tensor]:
-    content = verified_bytes(folder, manifest.entry(path))
+def _trees(manifest: Manifest, file: FileBytes) -> dict[str, Any]:
+    if TREES not in _listed(manifest):
+        return {}
+    try:
+        trees = json.loads(bytes(file(TREES)))
+    except (ValueError, RecursionError) as error:
+        raise Broken(f"{manifest.name}/{TREES} is not JSON: {error}") from error
+    if not isinstance(trees, dict) or not trees.keys() <= set(NAMES_OF_TREES):
+        raise Broken(f"{manifest.name}/{TREES} holds something else than it should")
+    return trees
+
+
+def _from_disk(folder: Path, manifest: Manifest) -> FileBytes:
+    return lambda path: verified_bytes(folder, manifest.entry(path))
+
+
+def _tensors(manifest: Manifest, file: FileBytes, path: str) -> dict[str, Tensor]:
+    content = file(manifest.entry(path).path)
     try:
         return parse(content)
     except Broken as error:
-        raise Broken(f"{folder.name}/{path}: {error}") from error
+        raise Broken(f"{manifest.name}/{path}: {error}") from error

@@ -1,27 +1,53 @@
-"""Where a generation starts: the newest sound checkpoint that counts, verified by every rank, or the beginning.
+"""Where a generation starts: the newest checkpoint that counts, or the beginning where there has never been one.
 
-Rank 0 proposes, newest first; every rank reads and checks every byte; only if all succeed is it taken. A broken one is
-set aside as `.bad` with the reason, one that has vanished or cannot be read now is passed over. Then rank 0 records
-where the generation starts, before its first step, which is what fences the generations before it (see tandem.lineage).
-Until then an older generation may still save, and let retention delete what was read here: so rank 0 holds a lease.
+Two phases, and an agreement between them. First rank 0 proposes, newest first; the ranks of each node read and check
+every byte together (tandem_trainer.checkpoint.memory), and each compares what it read with what is to take it. Nothing
+has been changed by then. Only when all have agreed is the state put in place; what fails there ends the process, so
+that nothing goes on half loaded. After it all ranks compare a digest of what they hold
+(tandem_trainer.checkpoint.digest).
+
+What is wrong decides what happens, because an older checkpoint cuts the newer ones off for good:
+
+- Damaged, and rank 0 finds it damaged as well: set aside as `.bad` with the reason, and the one before is proposed.
+- Damaged for one rank alone: that machine is at fault. Its rank fails, and nothing is set aside.
+- Gone, because retention of an older generation deleted it: passed over.
+- Sound, and it does not fit the script: the job has failed, with a sentence that says in what they differ.
+- Not to be read now: the rank fails.
+- None is left of those there were: the job has failed. To begin anew is for the user to say.
+
+Then rank 0 records where the generation starts, before its first step, which is what fences the generations before it
+(see tandem.lineage). Until then an older generation may still save, and let retention delete what was read here: so
+rank 0 holds a lease.
 """
 
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from tandem.lease import Lease, acquire, default_holder
 from tandem.lineage import GenerationRecord
-from tandem.manifest import Broken, Manifest
+from tandem.manifest import Broken, Manifest, is_damaged
 from tandem.rundir import RunDir
 from tandem_trainer.checkpoint.contents import Contents
-from tandem_trainer.checkpoint.reading import read_contents
+from tandem_trainer.checkpoint.memory import Memory, shared_memory_of
+from tandem_trainer.checkpoint.reading import contents_in
 from tandem_trainer.checkpoint.writer import Superseded
-from tandem_trainer.group import Group
+from tandem_trainer.group import Group, PeerFault
+from tandem_trainer.mistake import ConfigurationError
 
 LEASE_SECONDS = 3600.0
 """A large checkpoint may take long to read; a start that dies keeps retention from one checkpoint for so long."""
+
+Verdict = dict[str, Any]
+"""What a rank says of a checkpoint, as JSON: nothing, if it can be used."""
+
+
+class NothingSound(ConfigurationError):  # noqa: N818 - it is what is the case
+    """There are checkpoints, and none of them can be used."""
+
+    reason = "CheckpointsDamaged"
 
 
 @dataclass(frozen=True)
@@ -44,62 +70,78 @@ class Restored:
     """Checkpoints that could not be used, each with a sentence that says why."""
     lease: Lease | None = None
     """Keeps the checkpoint taken from being deleted; to be released once the generation's record is written."""
+    memory: Memory | None = None
+    """Holds what was read."""
 
     def release(self) -> None:
-        """Give the lease back."""
+        """Give lease and memory back; what was read is nobody's to use any more."""
         if self.lease is not None:
             with suppress(OSError):  # it runs out by itself
                 self.lease.release()
-            self.lease = None
+        if self.memory is not None:
+            self.memory.close()
+        self.lease = self.memory = None
 
 
-def restore(rundir: RunDir, group: Group, apply: Callable[[Loaded], None]) -> Restored:
-    """Find, load and apply the checkpoint to start from. Collective: every rank calls it.
+def restore(rundir: RunDir, group: Group, check: Callable[[Loaded], None]) -> Restored:
+    """Find, read and check the checkpoint to start from; it is the caller's to put in place. Collective.
 
     Args:
-        apply: puts a loaded checkpoint into model and optimizer; raises Broken if it does not fit.
+        check: compares a checkpoint with what is to take it, and changes nothing; raises ConfigurationError if they do
+            not belong together, Broken if the checkpoint does not fit together in itself.
 
     Raises:
-        OSError: the disk does not give what it holds. Not taken for a broken checkpoint: to start from an older one, or
-            from the beginning, would cut the newer ones off for good.
+        ConfigurationError: it does not fit, or is of another version of Tandem.
+        NothingSound: there are checkpoints, and none can be used.
+        OSError: the disk, or this machine, does not give what the disk holds. Not taken for a broken checkpoint: to
+            start from an older one, or from the beginning, would cut the newer ones off for good.
+        PeerFault: that is so for another rank.
     """
     result = Restored()
-    while name := group.tell({"name": _newest(rundir, group, result)})["name"]:
-        verdict: dict[str, str] = {}
-        loaded = None
-        if group.rank == 0:
-            result.lease = _held(rundir, name)
-        try:
-            loaded = _load(rundir, name)
-            apply(loaded)
-        except Broken as error:
-            verdict = {"broken": str(error)}
-        except FileNotFoundError as error:
-            verdict = {"vanished": f"{name} was deleted while it was read: {error}"}
-        except OSError as error:
-            verdict = {"unreadable": f"{name} cannot be read: {error}"}
-        faults: dict[str, str] = {}
-        for one in group.gather(verdict):
-            faults = one | faults
-        if not faults:
+    while told := group.tell(_proposal(rundir, group, result)):
+        if "problem" in told:
+            raise (ConfigurationError if "format" in told else NothingSound)(told["problem"])
+        manifest = Manifest.parse(told["manifest"])
+        result.memory = shared_memory_of(group, manifest.files)
+        # Only when all have filled their parts of the memory is there anything to look at in it.
+        verdicts = group.gather(_filled(rundir, result.memory, manifest))
+        loaded, fault = None, None
+        if not any(verdicts):
+            loaded, fault = _checked(check, result.memory, manifest)
+            verdicts = group.gather(_verdict(fault))
+        if not any(verdicts):
             result.loaded = loaded
             return result
+        seen = group.tell(_seen_by_first(rundir, manifest, verdicts) if group.rank == 0 else {})
+        if not seen:
+            raise _error(group, verdicts, fault)
         result.release()
-        if "unreadable" in faults:
-            raise OSError(faults["unreadable"])
-        result.passed_over[name] = faults.get("broken") or faults["vanished"]
-        if "broken" in faults and group.rank == 0:
-            rundir.set_aside(name, why=faults["broken"])
+        result.passed_over[manifest.name] = why = str(seen.get("broken") or seen["vanished"])
+        if "broken" in seen and group.rank == 0:
+            rundir.set_aside(manifest.name, why=why)
     return result
 
 
-def _newest(rundir: RunDir, group: Group, result: Restored) -> str | None:
+def _proposal(rundir: RunDir, group: Group, result: Restored) -> dict[str, Any]:
+    """The newest checkpoint that has not been passed over, as rank 0 sees it; nothing if there never was one."""
     if group.rank != 0:
-        return None
-    for name, why in rundir.damaged().items():
-        result.passed_over[name] = why
-        rundir.set_aside(name, why=why)
-    return next((found.name for found in rundir.committed() if found.name not in result.passed_over), None)
+        return {}
+    if other := rundir.of_other_formats():
+        return {"problem": f"{next(iter(other.values()))}; go on with the version that wrote it", "format": True}
+    if rundir.damaged():
+        for name, why in rundir.damaged().items():
+            result.passed_over[name] = why
+            rundir.set_aside(name, why=why)
+    for manifest in rundir.committed():
+        if manifest.name not in result.passed_over:
+            result.lease = _held(rundir, manifest.name)
+            return {"manifest": manifest.sealed()}
+    if bad := rundir.bad():
+        return {
+            "problem": f"all {len(bad)} checkpoints that are left are damaged; of the newest it is said: "
+            f"{next(iter(bad.values()))}. To begin anew, delete the run's folder {rundir.checkpoints.name}"
+        }
+    return {}
 
 
 def _held(rundir: RunDir, name: str) -> Lease | None:
@@ -110,12 +152,79 @@ def _held(rundir: RunDir, name: str) -> Lease | None:
     return None
 
 
-def _load(rundir: RunDir, name: str) -> Loaded:
-    folder, manifest = rundir.checkpoint(name), rundir.manifest(name)
-    return Loaded(manifest, read_contents(folder, manifest))
+def _filled(rundir: RunDir, memory: Memory, manifest: Manifest) -> Verdict:
+    """Read this rank's part of the files."""
+    name = manifest.name
+    try:
+        damage = memory.fill(rundir.checkpoint(name))
+    except Broken as error:
+        return {"broken": str(error)}
+    except FileNotFoundError as error:
+        return {"vanished": f"{name} was deleted while it was read: {error}"}
+    except OSError as error:
+        return {"unreadable": f"{name} cannot be read: {error}"}
+    return {"broken": f"{name}/{damage}", "path": damage.path, "chunk": damage.chunk} if damage else {}
 
 
-def record_start(rundir: RunDir, group: Group, generation: int, members: list[str], loaded: Loaded | None) -> None:
+def _checked(
+    check: Callable[[Loaded], None], memory: Memory, manifest: Manifest
+) -> tuple[Loaded | None, Exception | None]:
+    """What all have read, or why it cannot be used."""
+    try:
+        loaded = Loaded(manifest, contents_in(memory, manifest))
+    except Broken as error:
+        return None, error
+    try:
+        check(loaded)
+    except ConfigurationError as error:
+        return None, error
+    except Broken as error:
+        return None, ConfigurationError(str(error))
+    return loaded, None
+
+
+def _verdict(fault: Exception | None) -> Verdict:
+    return {} if fault is None else {"broken" if isinstance(fault, Broken) else "misfit": str(fault)}
+
+
+def _seen_by_first(rundir: RunDir, manifest: Manifest, verdicts: list[Verdict]) -> Verdict:
+    """Rank 0's own view of what some ranks call broken or gone; nothing if it sees nothing of that."""
+    folder = rundir.checkpoint(manifest.name)
+    for verdict in verdicts:
+        if "broken" not in verdict and "vanished" not in verdict:
+            continue
+        try:
+            if "path" in verdict:
+                damaged = is_damaged(folder, manifest.entry(verdict["path"]), verdict["chunk"])
+            else:
+                memory = Memory.alone(manifest.files)
+                damaged = memory.fill(folder) is not None
+                contents_in(memory, manifest)
+                memory.close()
+            if damaged:
+                return {"broken": verdict["broken"]}
+        except Broken as error:
+            return {"broken": str(error)}
+        except FileNotFoundError as error:
+            return {"vanished": f"{manifest.name} was deleted while it was read: {error}"}
+        except OSError:
+            continue  # then rank 0's own verdict is that it cannot be read
+    return {}
+
+
+def _error(group: Group, verdicts: list[Verdict], fault: Exception | None) -> Exception:
+    """What to raise: its own fault by the rank that has one, a peer's by the others."""
+    if verdicts[group.rank]:
+        return fault if isinstance(fault, ConfigurationError) else OSError(_sentence(verdicts[group.rank]))
+    rank = next(rank for rank, verdict in enumerate(verdicts) if verdict)
+    return PeerFault(f"rank {rank}: {_sentence(verdicts[rank])}")
+
+
+def _sentence(verdict: Verdict) -> str:
+    return str(next(verdict[kind] for kind in ("misfit", "broken", "vanished", "unreadable") if kind in verdict))
+
+
+def record_start(rundir: RunDir, group: Group, generation: int, members: list[str], parent: Manifest | None) -> None:
     """Write this generation's record. Collective.
 
     Raises:
@@ -125,7 +234,7 @@ def record_start(rundir: RunDir, group: Group, generation: int, members: list[st
     if group.rank == 0:
         record = GenerationRecord(
             generation=generation,
-            resumed_from=loaded.manifest.reference if loaded else None,
+            resumed_from=parent.reference if parent else None,
             world_size=group.world_size,
             members=members,
             started_at=time.time(),

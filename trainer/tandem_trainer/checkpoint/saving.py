@@ -23,7 +23,7 @@ import tandem
 from tandem.manifest import WEIGHTS, DataPosition
 from tandem.rundir import RunDir, checkpoint_name
 from tandem.status import CheckpointRef
-from tandem_trainer.checkpoint.contents import Contents, rounded
+from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.layout import Layout
 from tandem_trainer.checkpoint.staging import Staging, shared_memory, signature
 from tandem_trainer.checkpoint.writer import aside_folder, say_why_not
@@ -90,7 +90,7 @@ class Saver:
         if self._signature == signature(files):
             return
         self._signature = signature(files)
-        laid_out = files | {WEIGHTS: rounded(contents.evaluated)} if self._author.rounds_weights else files
+        laid_out = files | {WEIGHTS: contents.rounded()} if self._author.rounds_weights else files
         self._layout = Layout.of(laid_out, self._author.world_size)
         self._part = self._layout.part_of(self._author.rank, self._author.world_size)
         if self._part is not None:

@@ -70,9 +70,19 @@ class Staging:
 
     def copy(self, files: Files) -> None:
         """Copy the tensors' values in, in the types that were laid out; their shapes must be those."""
-        live = [files[one.path][one.name].detach().reshape(-1)[one.first : one.last] for one in self._slices]
-        if live:
-            torch._foreach_copy_([one.place for one in self._slices], live)
+        places, values = [], []
+        for one in self._slices:
+            live = files[one.path][one.name].detach()
+            if live.is_contiguous():
+                places.append(one.place)
+                values.append(live.reshape(-1)[one.first : one.last])
+            elif one.last - one.first == live.numel():
+                # In another order in memory (channels_last): copied where it goes, not put in order first.
+                one.place.view(live.shape).copy_(live)
+            else:
+                one.place.copy_(live.reshape(-1)[one.first : one.last])
+        if places:
+            torch._foreach_copy_(places, values)
 
     def _lay_out(self, region: Region, files: Files, layout: Layout) -> list[_Slice]:
         """Write what belongs to the header, and find what of each tensor belongs to the region."""

@@ -1,54 +1,120 @@
-"""The resumable state of a model and its optimizer as two flat dictionaries of named tensors.
+"""The state of modules as named tensors, checked against what it is to be put into before anything is changed.
 
-Names are those of the parameters, never positions in a list, so that a checkpoint does not depend on the order in which
-an optimizer was given its parameters, on the wrapper around the model, or on the number of ranks.
+Names are those of the parameters and buffers as the user wrote the model, never positions in a list, so that a
+checkpoint does not depend on the wrapper around the model, on whether it is compiled, or on the number of ranks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from tandem.manifest import Broken
+from tandem_trainer.mistake import ConfigurationError
+
+INNER_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+"""What torch.compile and activation checkpointing put into the names of what is inside."""
+MOST_NAMED = 4
+"""Names in a sentence for people."""
+
+
+class DoesNotFit(ConfigurationError):  # noqa: N818 - it is what is the case
+    """A sound checkpoint and the script that is to go on from it do not belong together; says in what they differ."""
+
+    reason = "CheckpointDoesNotFit"
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module that the user wrote, out of what parallelism and the compiler have put around it."""
+    while True:
+        if isinstance(module, DistributedDataParallel | DataParallel):
+            module = module.module
+        elif isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
+            module = inner
+        else:
+            return module
+
+
+def plain(name: str) -> str:
+    """A name without the parts that wrappers inside the model have put into it."""
+    return ".".join(part for part in name.split(".") if part not in INNER_WRAPPERS)
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """The model's parameters and buffers by name; they alias the live tensors."""
-    return dict(model.state_dict())
+    return {plain(name): value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
-def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's tensors as `<parameter>/<key>`; they alias the live tensors."""
-    flat: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            flat[f"{name}/{key}"] = value if isinstance(value, Tensor) else torch.tensor(value)
-    return flat
+def extra_state(model: nn.Module) -> dict[str, Any]:
+    """What modules keep beside tensors (`get_extra_state`), by name."""
+    return {plain(name): value for name, value in model.state_dict().items() if not isinstance(value, Tensor)}
 
 
-def load_weights(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Put weights into a model of the same shape.
+def buffers(model: nn.Module) -> frozenset[str]:
+    """Names of the tensors of the state that are not learned."""
+    learned = {plain(name) for name, _ in model.named_parameters(remove_duplicate=False)}
+    return frozenset(weights(model)) - learned
+
+
+def check_weights(model: nn.Module, state: Mapping[str, Tensor], extra: Iterable[str] = ()) -> None:
+    """See whether weights belong to a model; nothing is changed.
 
     Raises:
-        Broken: a tensor is missing, of another shape, or there is one too many.
+        DoesNotFit: a tensor is missing, of another shape, or there is one too many.
     """
+    here = weights(model)
+    there = {plain(name): tensor for name, tensor in state.items()}
+    shapes = [
+        f"{name} is {list(there[name].shape)} there and {list(tensor.shape)} here"
+        for name, tensor in here.items()
+        if name in there and there[name].shape != tensor.shape
+    ]
+    known = here.keys() | extra_state(model).keys()
+    refuse("the weights do not fit the model", there.keys() | set(extra), known, shapes)
+
+
+def load_weights(model: nn.Module, state: Mapping[str, Tensor], extra: Mapping[str, Any] | None = None) -> None:
+    """Put weights, and what modules keep beside them, into a model.
+
+    Raises:
+        DoesNotFit: they belong to another one; the model is as it was.
+    """
+    check_weights(model, state, extra or {})
+    there = {plain(name): value for name, value in [*state.items(), *(extra or {}).items()]}
     try:
-        model.load_state_dict(dict(state), strict=True)
-    except RuntimeError as error:
-        raise Broken(f"the weights do not fit the model: {error}") from error
+        model.load_state_dict({name: there[plain(name)] for name in model.state_dict()}, strict=True)
+    except (KeyError, ValueError, TypeError) as error:
+        # A module's own way to load; torch's says what does not fit with a RuntimeError, as a device does that fails.
+        raise DoesNotFit(f"the weights do not fit the model: {error!r}") from error
 
 
-def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, flat: Mapping[str, Tensor]) -> None:
-    """Put the optimizer's tensors back; device and dtype follow each parameter as torch's own loading does.
+def refuse(what: str, there: Iterable[str], here: Iterable[str], more: Iterable[str] = ()) -> None:
+    """
+    Args:
+        there: names that the checkpoint has.
+        here: names that the script has.
+        more: other differences, as sentences.
 
     Raises:
-        Broken: the state belongs to a parameter that the model does not have.
+        DoesNotFit: there is a difference.
     """
-    index = {name: number for number, (name, _) in enumerate(model.named_parameters())}
-    states: dict[int, dict[str, Tensor]] = {}
-    for path, tensor in flat.items():
-        name, _, key = path.rpartition("/")
-        if name not in index:
-            raise Broken(f"the optimizer's state knows a parameter {name!r} that the model does not have")
-        states.setdefault(index[name], {})[key] = tensor
-    optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+    there, here = set(there), set(here)
+    differences = list(more)
+    if missing := sorted(here - there):
+        differences.append(f"the checkpoint lacks {listed(missing)}")
+    if surplus := sorted(there - here):
+        differences.append(f"the script lacks {listed(surplus)}")
+    if differences:
+        raise DoesNotFit(f"{what}: {'; '.join(differences[: MOST_NAMED + 2])}")
+
+
+def listed(names: list[str]) -> str:
+    """Some names, and how many more there are."""
+    rest = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + rest
+
+
+def own(tensor: Tensor, device: torch.device) -> Tensor:
+    """The same values in memory of their own, on a device."""
+    return tensor.clone() if device.type == "cpu" else tensor.to(device)

@@ -2,7 +2,8 @@
 
 Numbers, strings and lists stand in the JSON as they are. An object with one key says what else there is:
 
-    {"dict": {…}}  {"pairs": [[key, value], …]}  {"tuple": […]}  {"tensor": name}  {"array": name}  {"number": "nan"}
+    {"dict": {…}}  {"pairs": [[key, value], …]}  {"tuple": […]}  {"array": name}  {"number": "nan"}
+    {"tensor": name}  {"on device": [type, name]}
 
 Rejected: pickle (it runs what it reads), torch.save with weights_only (one file that cannot be verified and written in
 parts), JSON alone (an average of the weights is as large as the weights).
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from tandem.manifest import Broken
 
+CPU = torch.device("cpu")
 MOST_DEPTH = 64
 """State that is nested more deeply is taken for one that holds itself."""
 
@@ -32,14 +34,17 @@ def split(name: str, state: object) -> tuple[Any, dict[str, Tensor]]:
     return _split(name, state, tensors, 0), tensors
 
 
-def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The state that `split` took apart.
+def join(tree: Any, tensors: Mapping[str, Tensor], device: torch.device = CPU) -> Any:
+    """The state that `split` took apart; its tensors are copies.
+
+    Args:
+        device: for the tensors that were on a device of its type; all others come to the CPU.
 
     Raises:
         Broken: the tree is not one, or a tensor is missing.
     """
     try:
-        return _join(tree, tensors)
+        return _join(tree, tensors, device)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise Broken(f"the state that is kept beside the model does not fit together: {error!r}") from error
 
@@ -48,7 +53,8 @@ def _split(path: str, value: object, tensors: dict[str, Tensor], depth: int) -> 
     if depth > MOST_DEPTH:
         raise TypeError(f"{path} is nested more than {MOST_DEPTH} levels deep; does it hold itself?")
     if isinstance(value, Tensor):
-        return {"tensor": _named(path, value, tensors)}
+        name = _named(path, value, tensors)
+        return {"tensor": name} if value.device.type == "cpu" else {"on device": [value.device.type, name]}
     if isinstance(value, np.ndarray):
         return {"array": _named(path, torch.from_numpy(np.ascontiguousarray(value)), tensors)}
     if isinstance(value, np.generic):
@@ -78,23 +84,26 @@ def _named(path: str, tensor: Tensor, tensors: dict[str, Tensor]) -> str:
     return path
 
 
-def _join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _join(tree: Any, tensors: Mapping[str, Tensor], device: torch.device) -> Any:
     if isinstance(tree, list):
-        return [_join(item, tensors) for item in tree]
+        return [_join(item, tensors, device) for item in tree]
     if not isinstance(tree, dict):
         return tree
     ((kind, content),) = tree.items()
     match kind:
         case "dict":
-            return {key: _join(item, tensors) for key, item in content.items()}
+            return {key: _join(item, tensors, device) for key, item in content.items()}
         case "pairs":
-            return {_join(key, tensors): _join(item, tensors) for key, item in content}
+            return {_join(key, tensors, device): _join(item, tensors, device) for key, item in content}
         case "tuple":
-            return tuple(_join(item, tensors) for item in content)
+            return tuple(_join(item, tensors, device) for item in content)
         case "tensor":
-            return tensors[content]
+            return tensors[content].clone()
+        case "on device":
+            kind, name = content
+            return tensors[name].clone() if kind != device.type else tensors[name].to(device, copy=True)
         case "array":
-            return tensors[content].numpy()
+            return tensors[content].clone().numpy()
         case "number":
             return float(content)
     raise ValueError(f"nothing is called {kind!r}")

@@ -103,6 +103,23 @@ def share(ids: Tensor, rank: int, world_size: int) -> Tensor:
     return ids[rank * count // world_size : (rank + 1) * count // world_size]
 
 
+def pieces(count: int, samples: int, world_size: int, most: int) -> list[tuple[int, int]]:
+    """Where to cut one rank's share of a global batch for gradient accumulation: start and end of each piece.
+
+    Every rank gets as many pieces as the one with the largest share needs, because a forward pass may be a collective
+    (synchronised batch normalisation); so a piece may be empty. Their sizes differ by one at most: a rest of one sample
+    is what batch normalisation cannot take.
+
+    Args:
+        count: samples in the share.
+        samples: in the global batch.
+        most: in one piece; the same on every rank.
+    """
+    largest = -(-samples // world_size)
+    number = -(-largest // most)
+    return [(piece * count // number, (piece + 1) * count // number) for piece in range(number)]
+
+
 def digest(ids: Tensor) -> str:
     """Sixteen hex digits that tell whether two steps saw the same samples in the same order."""
     return hashlib.blake2b(ids.numpy().tobytes(), digest_size=8).hexdigest()
