@@ -96,6 +96,47 @@ def test_a_loop_left_with_break_is_complete(tmp_path: Path) -> None:
     assert rundir.committed()[0].step == 5
 
 
+COLLECTIVE = """
+import torch, torch.distributed as dist
+from torch import nn
+from tandem_trainer.session import Session
+
+class Shared(nn.Module):
+    '''Weighs with what all ranks agree on in the forward pass, as synchronised batch normalisation does.'''
+    def forward(self, rows):
+        ones = torch.ones(())
+        if dist.is_initialized():
+            dist.all_reduce(ones)
+            ones /= dist.get_world_size()
+        return rows * ones
+
+with Session(seed=1) as session:
+    model = session.distribute(nn.Sequential(nn.Linear(4, 4), Shared(), nn.Dropout(0.5), nn.Linear(4, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session.keep(model, optimizer)
+    rows = torch.rand(80, 4, generator=torch.Generator().manual_seed(2))
+    for batch in session.batches(rows, 33, epochs=2):
+        sizes = []
+        for part in batch.parts(3 if batch.size < 20 else 16):
+            sizes.append(len(part))
+            part.mean(model(part.data).squeeze(1) ** 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print("step", batch.step, "sizes", sizes, flush=True)
+"""
+
+
+def test_every_rank_takes_as_many_parts_so_a_forward_pass_may_be_a_collective(tmp_path: Path) -> None:
+    script = tmp_path / "collective.py"
+    script.write_text(COLLECTIVE)
+    alone = rundir_of(tmp_path / "one")
+    run(alone, 1, str(script))
+    rundir = rundir_of(tmp_path / "two")
+    output = run(rundir, 2, str(script))
+    assert {"step 0 sizes [8, 8]", "step 0 sizes [8, 9]", "step 2 sizes [2, 2, 3]"} <= set(output.splitlines())
+    assert_same_run(rundir, alone)
+
+
 def test_a_useless_loss_goes_back_and_leaves_the_data_out(tmp_path: Path) -> None:
     for data in ("rows", "stream"):
         rundir = rundir_of(tmp_path / data, everySteps=4, keepLast=100)

@@ -71,7 +71,7 @@ def main() -> None:
         for batch in session.batches(dataset, 50, epochs=args.epochs, loader_workers=args.workers, transform=noisy):
             if args.forget:
                 continue
-            for part in batch.parts(args.parts or len(batch)):
+            for part in batch.parts(args.parts or batch.size):
                 losses = cross_entropy(model(part.data["image"]), part.data["label"], reduction="none")
                 if batch.step == args.nan_at:
                     losses = losses * math.nan
