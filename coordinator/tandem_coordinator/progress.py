@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from tandem.messages import FINISHING, SCRIPT, WORDLESS, RankReport
+from tandem.messages import SCRIPT, WORDLESS, RankReport
 from tandem.status import Progress, Utilization
 
 WINDOW_SECONDS = 60.0
@@ -101,9 +101,17 @@ class Reports:
         return any(report.pauses for _, report in self.everyone())
 
     @property
+    def pause(self) -> str | None:
+        """What ranks are at that pause, in a sentence; None while none does."""
+        if self.finishing:
+            return "all steps are taken, and the code after the loop runs"
+        replica, report = next(((one, report) for one, report in self.everyone() if report.pauses), ("", None))
+        return None if report is None else f"training pauses: rank {report.rank} ({replica}) is at {report.phase}"
+
+    @property
     def finishing(self) -> bool:
         """Whether a rank says that all steps are taken, and the code after the loop runs."""
-        return any(report.phase == FINISHING for _, report in self.everyone())
+        return any(report.finishing for _, report in self.everyone())
 
     @property
     def step(self) -> int | None:

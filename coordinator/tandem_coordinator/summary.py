@@ -92,7 +92,7 @@ def status(
         evaluation_lag_steps=observed.lag_steps,
         start_time=None if started_at is None else rfc3339(started_at),
         completion_time=None if ended_at is None else rfc3339(ended_at),
-        message=_message(state, clock, observed),
+        message=_message(state, clock, observed) or (reports.pause if state.open else None),
     )
 
 

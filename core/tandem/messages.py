@@ -66,11 +66,12 @@ class RankReport(Model):
     """Optimizer steps completed."""
     phase: Annotated[str, Field(max_length=16)] = TRAIN
     """What it is doing; `starting` as long as `step` says nothing yet, `stopped` if its process is (SIGSTOP), `script`
-    if it runs a script of the user's own, of whose steps nothing is known, `finishing` if all steps are taken and the
-    code after the loop runs."""
+    if it runs a script of the user's own, of whose steps nothing is known."""
     pauses: bool = False
     """Whether it is at something that takes as long as it takes, such as a validation or the code after the loop: no
     step is due, and the group does not hang."""
+    finishing: bool = False
+    """Whether all steps are taken, and the code after the loop runs."""
     total_steps: Counter | None = None
     """Optimizer steps of the whole run."""
     epoch: Amount | None = None

@@ -5,7 +5,9 @@ forward pass is what each does alone, so its time is compared. On a GPU it is ti
 costs the training thread nothing; the times are read at a vote, when the losses have been waited for anyway.
 """
 
+import contextlib
 import time
+from collections.abc import Iterator
 from types import TracebackType
 
 import torch
@@ -19,8 +21,11 @@ class Busy:
         self._seconds = 0.0
         self._began = 0.0
         self._events: list[torch.cuda.Event] = []
+        self._pauses = False
 
     def __enter__(self) -> None:
+        if self._pauses:
+            return
         if self._on_gpu:
             self._mark()
         else:
@@ -29,10 +34,21 @@ class Busy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
+        if self._pauses:
+            return
         if self._on_gpu:
             self._mark()
         else:
             self._seconds += time.perf_counter() - self._began
+
+    @contextlib.contextmanager
+    def pausing(self) -> Iterator[None]:
+        """What is done in the block is no part of a step."""
+        before, self._pauses = self._pauses, True
+        try:
+            yield
+        finally:
+            self._pauses = before
 
     def take(self) -> float:
         """Seconds since the last call. On a GPU the work must be complete."""

@@ -130,6 +130,7 @@ class LocalRanks:
                     step=beat.step,
                     phase=STOPPED if is_stopped(beat.pid) else beat.phase,
                     pauses=beat.pauses,
+                    finishing=beat.finishing,
                     total_steps=beat.total_steps,
                     epoch=_finite(beat.epoch),
                     loss=_finite(beat.loss),

@@ -3,7 +3,9 @@
 Cheap enough for every step: clock reads and list appends; JSON and disk are the journal's thread's business.
 """
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -38,6 +40,8 @@ class Meter:
         self._throughput: float | None = None
         self._window = time.perf_counter()
         self._window_samples = self._window_steps = 0
+        self._window_pause = 0.0
+        self._pauses = 0
         self._data_seconds = 0.0
         self.checkpoint_seconds = 0.0
         self._stepping_seconds = 0.0
@@ -98,8 +102,8 @@ class Meter:
             self._journal.write_all([record | {"loss": loss} for record, loss in zip(self._steps, losses, strict=True)])
             self._steps.clear()
         elapsed = time.perf_counter() - self._window
-        if elapsed >= RATE_SECONDS:
-            self._throughput = self._window_samples / elapsed
+        if elapsed - self._window_pause >= RATE_SECONDS:
+            self._throughput = self._window_samples / (elapsed - self._window_pause)
             self._tell_rate(elapsed)
 
     def close(self) -> None:
@@ -107,36 +111,52 @@ class Meter:
         if self._window_steps:
             self._tell_rate(time.perf_counter() - self._window)
 
-    def phase(self, name: str, pauses: bool = False) -> None:
-        """Tell the pulse what this rank is doing, and whether that may take as long as it takes."""
+    def phase(self, name: str) -> None:
+        """Tell the pulse what this rank is doing."""
         if self._pulse is not None:
-            self._beat(name, pauses)
+            self._beat(name)
+
+    @contextlib.contextmanager
+    def pausing(self) -> Iterator[None]:
+        """What the block does is no part of a step, and its time not one of training."""
+        began = time.perf_counter()
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if not self._pauses:
+                seconds = time.perf_counter() - began
+                self._began += seconds
+                self._window_pause += seconds
 
     def _tell_rate(self, elapsed: float) -> None:
         if self._journal is not None:
             self._journal.write("rate", **self._rate(elapsed))
         self._window += elapsed
         self._window_samples = self._window_steps = 0
-        self._data_seconds = self.checkpoint_seconds = 0.0
+        self._data_seconds = self.checkpoint_seconds = self._window_pause = 0.0
 
     def _rate(self, elapsed: float) -> dict[str, Any]:
-        compute = max(0.0, elapsed - self._data_seconds - self.checkpoint_seconds)
+        stepping = elapsed - self._window_pause
+        compute = max(0.0, stepping - self._data_seconds - self.checkpoint_seconds)
+        phases = {"data": self._data_seconds, "compute": compute, "checkpoint": self.checkpoint_seconds}
         return {
             "step": self._step,
             "epoch": self._epoch,
-            "throughput": self._window_samples / elapsed,
+            "throughput": self._window_samples / stepping,
             "steps": self._window_steps,
             "samples": self._window_samples,
-            "stepSeconds": elapsed / self._window_steps,
+            "stepSeconds": stepping / self._window_steps,
             "worldSize": self._world_size,
-            "phases": {"data": self._data_seconds, "compute": compute, "checkpoint": self.checkpoint_seconds},
+            "phases": phases | ({"pause": self._window_pause} if self._window_pause else {}),
         }
 
     @property
     def _epoch(self) -> float | None:
         return None if self._steps_per_epoch is None else self._step / self._steps_per_epoch
 
-    def _beat(self, phase: str, pauses: bool = False) -> None:
+    def _beat(self, phase: str) -> None:
         assert self._pulse is not None
         self._pulse.beat(
             step=self._step,
@@ -146,5 +166,4 @@ class Meter:
             throughput=self._throughput,
             busy_seconds=self._busy_seconds,
             phase=phase,
-            pauses=pauses,
         )

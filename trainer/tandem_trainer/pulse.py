@@ -65,7 +65,7 @@ _AT_LAST_WORD = 65
 _AT_BEATS = (128, 384)
 _AT_USAGE = (640, 768)
 _SILENT = 255
-_BEAT = struct.Struct("=QqqqqqddddBBd16s")
+_BEAT = struct.Struct("=QqqqqqddddBBBd16s")
 _USAGE = struct.Struct("=Qdddq")
 _SEAL = struct.Struct("=I")
 _NAN = float("nan")
@@ -100,6 +100,8 @@ class Beat:
     """What it is doing, at most 16 ASCII characters."""
     pauses: bool
     """Whether that may take as long as it takes: no step is due."""
+    finishing: bool
+    """Whether all steps are taken, and the code after the loop runs."""
     at: float
     """When, seconds of the monotonic clock, which all processes of a machine share."""
 
@@ -116,6 +118,17 @@ class Usage:
     """Utilization of its GPU, 0 to 1."""
     gpu_memory_bytes: int | None
     """Memory in use on its GPU."""
+
+
+def check_name(pause: str) -> None:
+    """
+    Raises:
+        ValueError: no pause can be called so.
+    """
+    if not (pause.isascii() and pause.isprintable() and 0 < len(pause) <= MOST_LETTERS) or pause in TAKEN:
+        raise ValueError(
+            f"{pause!r} cannot name a pause; take up to {MOST_LETTERS} plain letters, and none of {sorted(TAKEN)}"
+        )
 
 
 class _Slots:
@@ -158,6 +171,7 @@ class Pulse:
         self._beats = _Slots(self._memory, _BEAT, _AT_BEATS)
         self._usage = _Slots(self._memory, _USAGE, _AT_USAGE)
         self._said: _Said = (0, None, None, None, None, None, STARTING, False)
+        self._finishing = False
         self._pid = os.getpid()
         self._gpu = _Gpu()
         self._closed = threading.Event()
@@ -177,6 +191,7 @@ class Pulse:
             return None
         path = Path(folder) / f"rank-{os.environ.get('LOCAL_RANK', '0')}"
         if cls._ours is not None and cls._ours.path == path:
+            cls._ours._finishing = False
             cls._ours.beat(step=0, phase=phase)
             return cls._ours
         pulse = cls._ours = cls(path, int(os.environ.get("RANK", "0")), int(os.environ.get(GENERATION, "0")))
@@ -210,6 +225,7 @@ class Pulse:
             _NAN if busy_seconds is None else busy_seconds,
             0 if loss is None else 1,
             pauses,
+            self._finishing,
             time.monotonic(),
             phase.encode(),
         )
@@ -221,16 +237,18 @@ class Pulse:
         Raises:
             ValueError: no phase can be called so.
         """
-        if not (phase.isascii() and phase.isprintable() and 0 < len(phase) <= MOST_LETTERS) or phase in TAKEN:
-            raise ValueError(
-                f"{phase!r} cannot name a pause; take up to {MOST_LETTERS} plain letters, and none of {sorted(TAKEN)}"
-            )
+        check_name(phase)
         *_, before, paused = self._said
         self._say(phase, pauses=True)
         try:
             yield
         finally:
             self._say(before, pauses=paused)
+
+    def finish(self) -> None:
+        """Say, from now on, that all steps are taken and the code after the loop runs."""
+        self._finishing = True
+        self._say(FINISHING, pauses=True)
 
     def _say(self, phase: str, pauses: bool) -> None:
         """Repeat the last beat with another phase."""
@@ -326,7 +344,7 @@ class PulseView:
         record = self._beats.read()
         if record is None:
             return None
-        pid, rank, generation, step, total, epoch, loss, throughput, busy, has_loss, pauses, at, phase = record
+        pid, rank, generation, step, total, epoch, loss, throughput, busy, has_loss, *flags, at, phase = record
         return Beat(
             pid=pid,
             rank=rank,
@@ -338,7 +356,8 @@ class PulseView:
             throughput=_known(throughput),
             busy_seconds=_known(busy),
             phase=phase.rstrip(b"\0").decode(errors="replace"),
-            pauses=bool(pauses),
+            pauses=bool(flags[0]),
+            finishing=bool(flags[1]),
             at=at,
         )
 

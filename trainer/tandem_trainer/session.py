@@ -44,7 +44,6 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from tandem.exitcode import ExitCode
 from tandem.job import API_VERSION, KIND, Checkpoint, DistributedTrainingJob
 from tandem.launch import RUN_DIR
-from tandem.messages import FINISHING
 from tandem.rundir import RunDir
 from tandem_trainer.busy import Busy
 from tandem_trainer.checkpoint.kept import Kept, Stateful
@@ -57,7 +56,7 @@ from tandem_trainer.ending import code_of, leave
 from tandem_trainer.group import Group
 from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.models.dropout import Draws, key_dropout
-from tandem_trainer.pulse import Pulse, Watchdog
+from tandem_trainer.pulse import Pulse, Watchdog, check_name
 
 
 class Batch:
@@ -280,6 +279,32 @@ class Session:
         self._course = course
         return self._loop(course, batches)
 
+    @contextlib.contextmanager
+    def pausing(self, name: str) -> Iterator[None]:
+        """Do something that takes as long as it takes and is no part of a step: a validation, an upload.
+
+            with session.pausing("validation"):
+                accuracy = evaluate(model)
+
+        Until the end of the block no hang is declared, whether all ranks pause or one does and the others wait for it,
+        and its time counts neither as a step's nor towards the time that a planned change waits for a save. It may
+        stand before, in and after the loop.
+
+        Args:
+            name: what is shown meanwhile, 1 to 16 ASCII characters.
+
+        Raises:
+            ValueError: a pause cannot be called so.
+        """
+        check_name(name)
+        with contextlib.ExitStack() as paused:
+            if self._pulse is not None:
+                paused.enter_context(self._pulse.pausing(name))
+            if self._course is not None:
+                paused.enter_context(self._course.meter.pausing())
+            paused.enter_context(self._busy.pausing())
+            yield
+
     def _loop(self, course: Course, batches: Iterator[Fed]) -> Iterator[Batch]:
         if course.is_broken_off:
             self._end(course, broken_off=True)
@@ -294,10 +319,15 @@ class Session:
             except GeneratorExit:
                 # The script has left the loop, or fails. The other ranks are not asked before that is known.
                 self._left = True
-                course.meter.phase(FINISHING, pauses=True)
+                self._finish()
                 raise
             self._took(course)
         self._end(course)
+
+    def _finish(self) -> None:
+        """The code after the loop follows."""
+        if self._pulse is not None:
+            self._pulse.finish()
 
     def _took(self, course: Course) -> None:
         if self._loss is None:
@@ -311,7 +341,7 @@ class Session:
         self._ended = course.end_steps(broken_off)
         if self._ended != ExitCode.DONE:
             raise SystemExit(int(self._ended))
-        course.meter.phase(FINISHING, pauses=True)
+        self._finish()
 
     def __enter__(self) -> Self:
         return self

@@ -86,3 +86,14 @@ def test_a_script_says_nothing_of_its_steps_but_what_it_uses() -> None:
     assert not reports.stepping, "that it is stopped says nothing of its steps"
     reports.take("worker-1", 1, [report(1, 7)], 2.0)
     assert (reports.silent, reports.stepping) == (False, True), "it has begun to beat by itself"
+
+
+def test_who_pauses_for_what_is_said() -> None:
+    reports = Reports()
+    reports.begin(1)
+    reports.take("worker-0", 1, [report(0, 5), report(1, 5)], 1.0)
+    assert reports.pause is None
+    reports.take("worker-1", 1, [report(2, 5), report(3, 5, phase="validation", pauses=True)], 1.0)
+    assert reports.pause == "training pauses: rank 3 (worker-1) is at validation"
+    reports.take("worker-0", 1, [report(0, 9, pauses=True, finishing=True), report(1, 9)], 2.0)
+    assert reports.pause == "all steps are taken, and the code after the loop runs"

@@ -250,3 +250,31 @@ def _seconds_per_beat(pulse: Pulse, count: int = 2_000) -> float:
     for step in range(count):
         pulse.beat(step=step, total_steps=count, epoch=0.5, loss=1.0, throughput=2.0)
     return (time.thread_time() - start) / count
+
+
+def test_a_pause_is_said_with_its_name_and_ends_where_it_began(view: PulseView) -> None:
+    pulse = Pulse(view.path, rank=0, generation=1)
+    pulse.beat(step=7, total_steps=9, loss=0.5, throughput=3.0)
+
+    def now() -> tuple[str, bool, bool, int, float | None]:
+        beat = view.beat()
+        assert beat is not None
+        return beat.phase, beat.pauses, beat.finishing, beat.step, beat.loss
+
+    with pulse.pausing("validation"):
+        assert now() == ("validation", True, False, 7, 0.5)
+        with pulse.pausing("upload"):
+            assert now()[0] == "upload"
+        assert now() == ("validation", True, False, 7, 0.5)
+    assert now() == ("train", False, False, 7, 0.5)
+    pulse.finish()
+    with pulse.pausing("test"):
+        assert now() == ("test", True, True, 7, 0.5)
+    assert now() == ("finishing", True, True, 7, 0.5)
+
+
+@pytest.mark.parametrize("name", ["", "train", "stopped", "validation and test", "prüfen", "two\nlines"])
+def test_a_pause_needs_a_name_that_can_be_shown_and_means_nothing_else(view: PulseView, name: str) -> None:
+    pulse = Pulse(view.path, rank=0, generation=1)
+    with pytest.raises(ValueError, match="cannot name a pause"), pulse.pausing(name):
+        pytest.fail("it was taken")

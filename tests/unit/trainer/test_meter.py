@@ -1,0 +1,52 @@
+"""What a rank measures of its steps."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandem.durable import read_lines
+from tandem.rundir import RunDir
+from tandem_trainer.journal import Journal
+from tandem_trainer.meter import Meter
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr("tandem_trainer.meter.time.perf_counter", lambda: self.now)
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_the_time_of_a_pause_is_not_a_steps(tmp_path: Path, clock: Clock) -> None:
+    rundir = RunDir(tmp_path)
+    rundir.create()
+    journal = Journal(rundir, 1)
+    meter = Meter(None, 1, None, journal, None)
+    for step in (1, 2):
+        meter.begin_step()
+        clock.passes(0.25)
+        meter.data_ready()
+        clock.passes(0.25)
+        with meter.pausing():
+            clock.passes(600.0)
+            with meter.pausing():
+                clock.passes(600.0)
+        clock.passes(0.5)
+        meter.end_step(step, torch.arange(8), None, torch.tensor(1.0))
+    assert meter.mean_step_seconds() == pytest.approx(1.0)
+    meter.agreed([1.0, 1.0], 0.0)
+    journal.close()
+    (rate,) = (line for line in read_lines(rundir.log / "train-g000001.jsonl")[0] if line["kind"] == "rate")
+    assert rate["stepSeconds"] == pytest.approx(1.0)
+    assert rate["throughput"] == pytest.approx(8.0)
+    assert rate["phases"] == pytest.approx({"data": 0.5, "compute": 1.5, "checkpoint": 0.0, "pause": 2400.0})
