@@ -69,6 +69,12 @@ class DataPosition(Model):
     """Passes completed."""
     cursor: int
     """Samples of this epoch already used."""
+    samples: int | None = None
+    """Training samples there are; None in a stream, and in checkpoints of before this was written down."""
+    batch: int | None = None
+    """Global batch size; None likewise."""
+    drop_last: bool | None = None
+    """Whether the last partial batch of an epoch is left out; None likewise."""
 
 
 class Manifest(Model):

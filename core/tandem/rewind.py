@@ -9,7 +9,7 @@ Data is counted in *data steps*, the steps of a run that skips nothing. Windows 
 same batches whatever was skipped before them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tandem.model import Model
 from tandem.status import CheckpointRef
@@ -20,6 +20,8 @@ MOST_LEFT_OUT = 0.5
 """At most this part of the run's data is left out: a run that skips all of it would end at once, and call it done."""
 MARGIN = 8
 """Batches left out on either side of the bad one; doubled with every further rewind."""
+SPAN = 20
+"""A loss that is not infinite is found useless by the mean of so many steps, so the first of them is so far back."""
 
 
 class Rewind(Model):
@@ -76,20 +78,43 @@ def steps_left_out(total_data_steps: int, skipped: Sequence[Window]) -> int:
     return sum(max(0, min(end, total_data_steps) - min(start, total_data_steps)) for start, end in skipped)
 
 
+def reach(rewinds: int) -> int:
+    """How many steps before the newest checkpoint one must lie, for the next rewind to find it old enough.
+
+    A loss is looked at before each save, so the first bad step comes after the newest checkpoint, or, where it takes
+    the mean of SPAN steps to tell, less than SPAN before it; and the margin lies before that.
+
+    Args:
+        rewinds: how many there were.
+    """
+    return SPAN + MARGIN * 2**rewinds if rewinds < MOST_REWINDS else 1
+
+
 def decide(
-    earlier: Sequence[Rewind], generation: int, bad_step: int, loss: float | None, total_data_steps: int
+    earlier: Sequence[Rewind],
+    generation: int,
+    bad_step: int,
+    loss: float | None,
+    total_data_steps: int,
+    checkpoints: Collection[int] = (),
 ) -> Rewind | None:
     """The next rewind, or None if there were too many already or too little data would be left to learn from.
+
+    Training goes back to a checkpoint before the margin. Where none is so old, any checkpoint from before the bad step
+    is taken, the oldest of these: a smaller margin costs less than the whole run.
 
     Args:
         bad_step: the first bad step, counted from 1.
         total_data_steps: steps of the run, were nothing left out.
+        checkpoints: steps of the checkpoints that count.
     """
     if len(earlier) >= MOST_REWINDS:
         return None
     skipped = windows(earlier)
     margin = MARGIN * 2 ** len(earlier)
     first = max(0, bad_step - 1 - margin)
+    if not any(step <= first for step in checkpoints):
+        first = min((step for step in checkpoints if step < bad_step), default=first)
     found = Rewind(
         number=len(earlier) + 1,
         generation=generation,

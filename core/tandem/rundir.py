@@ -41,6 +41,7 @@ _LEASE = re.compile(r"^([a-z]+)-(step-\d{9,})[-.]")
 _GENERATION = re.compile(r"^(\d{6,})\.json$")
 BAD = ".bad"
 STALE = ".stale"
+_ASIDE = re.compile(rf"^step-\d{{9,}}({re.escape(BAD)}|{re.escape(STALE)})(\.\d+)?$")
 _BAD = re.compile(rf"^step-\d{{9,}}{re.escape(BAD)}(\.\d+)?$")
 
 
@@ -223,6 +224,10 @@ class RunDir:
                 replace_json(self.checkpoints / f"{target.name}.why.json", {"why": why, "at": time.time()})
             return target
         raise OSError(f"{source} was set aside a thousand times already")
+
+    def set_aside_names(self) -> list[str]:
+        """Names of what was set aside, damaged or superseded."""
+        return [path.name for path in listed(self.checkpoints) if _ASIDE.match(path.name)]
 
     def readers(self) -> dict[str, tuple[str, ...]]:
         """For each checkpoint with a running lease, verb and holder of each; files are `<verb>-<checkpoint>-…`."""

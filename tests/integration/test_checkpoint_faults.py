@@ -223,7 +223,7 @@ def test_a_full_disk_costs_this_save_and_harms_no_other(matrix: Matrix, disk: Pa
         reports = matrix.server.play([matrix.scene.writer(matrix.scene.parts(parts=parts))])
         refused += any("No space left" in answer.get("failed", "") for answer in said(reports))
         findings = Findings()
-        newest = matrix.scene.present(findings)[Scene.NEW.step] == Scene.NEW
+        newest = matrix.scene.present(findings).get(Scene.NEW.step) == Scene.NEW
         matrix.scene.expect_restored(findings, Scene.NEW if newest else Scene.NEWEST, passed_over=[])
         ballast.unlink()
         findings.wrong += matrix.scene.judge(said(reports)).wrong

@@ -14,8 +14,8 @@ import statistics
 from collections import deque
 from collections.abc import Iterable
 
-SPAN = 20
-"""Steps whose mean is compared."""
+from tandem.rewind import SPAN
+
 MEMORY = 200
 """Steps that tell what is usual."""
 FACTOR = 3.0

@@ -86,6 +86,8 @@ class Inventory:
     """The generations, oldest first; empty if there are none or one is damaged, which `faults` then says."""
     resumed_from: str | None
     """The checkpoint that the newest generation started from."""
+    reach: int
+    """How far before the newest one a rewind would look for a checkpoint, in steps; 0 where training is over."""
     final: str | None
     """The checkpoint that training ended with; None while it goes on."""
     lost_best: str | None

@@ -24,7 +24,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.lineage import Chain, GenerationRecord, chain, counts
 from tandem.manifest import FILE, Broken
 from tandem.retention import Keepers, reasons
-from tandem.rewind import Rewind, is_rewound
+from tandem.rewind import Rewind, is_rewound, reach
 from tandem.rundir import BAD, RunDir
 from tandem.tasks import GOALS
 
@@ -52,7 +52,8 @@ def look(rundir: RunDir) -> Inventory:
     entries = [_placed(entry, links, rewinds) for entry in found] if lineage else found
     entries = [_scored(entry, rundir, job) for entry in entries]
     entries = [replace(entry, readers=readers.get(entry.name, ()), is_final=entry.name == final) for entry in entries]
-    entries = _compared(entries, job, metric, resumed.name if resumed else None)
+    far = 0 if rundir.ended() else reach(len(rewinds))
+    entries = _compared(entries, job, metric, resumed.name if resumed else None, far)
     aside, leftovers = _uncommitted(rundir)
     names = {entry.name for entry in entries}
     return Inventory(
@@ -63,6 +64,7 @@ def look(rundir: RunDir) -> Inventory:
         has_lineage=lineage is not None,
         records=tuple(records),
         resumed_from=resumed.name if resumed else None,
+        reach=far,
         final=final if isinstance(final, str) else None,
         lost_best=str(best["name"]) if "name" in best and best["name"] not in names else None,
         leftovers=tuple(leftovers),
@@ -188,7 +190,7 @@ def _scored(entry: Entry, rundir: RunDir, job: DistributedTrainingJob | None) ->
 
 
 def _compared(
-    entries: list[Entry], job: DistributedTrainingJob | None, metric: str, resumed_from: str | None
+    entries: list[Entry], job: DistributedTrainingJob | None, metric: str, resumed_from: str | None, far: int
 ) -> list[Entry]:
     """With what follows from all of them: the latest, the best, and why each is kept."""
     counting = sorted(
@@ -202,7 +204,7 @@ def _compared(
     kept: dict[str, list[str]] = {}
     if job:
         scores = {entry.name: entry.metrics[metric] for entry in counting if metric in entry.metrics}
-        keepers = Keepers(scores, resumed_from, {entry.name for entry in counting if entry.readers})
+        keepers = Keepers(scores, resumed_from, {entry.name for entry in counting if entry.readers}, far)
         references = [entry.manifest.reference for entry in counting if entry.manifest]
         kept = reasons(references, job.spec.checkpoint, job.spec.evaluation, keepers)
     return [

@@ -75,7 +75,8 @@ def plan(inventory: Inventory, policy: Checkpoint, everything: bool = False) -> 
     scores = {entry.name: entry.metrics[inventory.metric] for entry in counting if inventory.metric in entry.metrics}
     leased = {entry.name for entry in counting if entry.readers}
     references = [entry.manifest.reference for entry in counting if entry.manifest]
-    found = reasons(references, policy, inventory.job.spec.evaluation, Keepers(scores, inventory.resumed_from, leased))
+    keepers = Keepers(scores, inventory.resumed_from, leased, inventory.reach)
+    found = reasons(references, policy, inventory.job.spec.evaluation, keepers)
     doomed, kept = [], []
     for entry in counting:
         why = [*found[entry.name], *(["final"] if entry.is_final and "keepLast" not in found[entry.name] else [])]

@@ -28,8 +28,8 @@ from tandem.manifest import WEIGHTS
 from tandem.rundir import RunDir, checkpoint_name
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint import layout, memory, pieces, staging, writer
-from tandem_trainer.checkpoint.contents import OPTIMIZER
 from tandem_trainer.checkpoint.layout import Layout
+from tandem_trainer.checkpoint.names import OPTIMIZER
 from tandem_trainer.checkpoint.restoring import Loaded, Restored, restore
 from tandem_trainer.checkpoint.staging import Staging, shared_memory
 from tandem_trainer.group import Group

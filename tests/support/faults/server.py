@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem import manifest
+from tandem import manifest, rewind
 from tandem.lineage import GenerationRecord
 from tandem.rundir import RunDir
 from tandem_trainer.checkpoint import pieces, writer
@@ -54,6 +54,8 @@ def main() -> None:
     """Answer requests until standard input ends."""
     manifest.CHUNK = pieces.CHUNK = int(sys.argv[1])
     pieces.BLOCK = int(sys.argv[2])
+    # The steps of the story are ten apart, and retention is to be about what the story tells.
+    rewind.SPAN = rewind.MARGIN = 0
     for line in sys.stdin:
         request = json.loads(line)
         print(json.dumps(play(request["writers"], request["turns"], request["seconds"])), flush=True)

@@ -16,7 +16,7 @@ from tandem.lineage import GenerationRecord
 from tandem.manifest import FILE, WEIGHTS, DataPosition, Manifest, hash_file
 from tandem.rundir import checkpoint_name
 from tandem.status import CheckpointRef
-from tandem_trainer.checkpoint.contents import FULL_WEIGHTS, OPTIMIZER
+from tandem_trainer.checkpoint.names import FULL_WEIGHTS, OPTIMIZER
 from tests.support import manifests
 
 

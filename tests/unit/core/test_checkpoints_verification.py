@@ -13,7 +13,7 @@ from tandem.checkpoints import chunks, telling, verification
 from tandem.checkpoints.chunks import ChunkedFile
 from tandem.checkpoints.verification import verify
 from tandem.manifest import FILE, WEIGHTS, Broken
-from tandem_trainer.checkpoint.contents import OPTIMIZER
+from tandem_trainer.checkpoint.names import OPTIMIZER
 from tests.support.worlds.small_run import SmallRun
 
 NAME = "step-000000100"

@@ -20,7 +20,8 @@ from tandem.manifest import WEIGHTS, DataPosition
 from tandem.rundir import RunDir
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint import writer
-from tandem_trainer.checkpoint.contents import OPTIMIZER, Contents
+from tandem_trainer.checkpoint.contents import Contents
+from tandem_trainer.checkpoint.names import OPTIMIZER
 from tandem_trainer.checkpoint.optimizers import NamedOptimizer, OptimizerState
 from tandem_trainer.checkpoint.reading import read_contents, read_weights
 from tandem_trainer.checkpoint.restoring import Loaded, record_start, restore

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tandem.manifest import FILE, WEIGHTS
-from tandem_trainer.checkpoint.contents import OPTIMIZER
+from tandem_trainer.checkpoint.names import OPTIMIZER
 from tandem_trainer.checkpoint.restoring import NothingSound, restore
 from tandem_trainer.group import Group
 from tests.support.faults.scene import CHUNK, Findings, Save, Scene, Server, put, small_chunks

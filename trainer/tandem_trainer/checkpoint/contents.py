@@ -14,29 +14,10 @@ from torch.nn.parameter import is_lazy
 
 from tandem.manifest import WEIGHTS
 from tandem_trainer.checkpoint.format import header
-
-OPTIMIZER = "state/optimizer.safetensors"
-FULL_WEIGHTS = "state/weights.safetensors"
-"""The weights as training had them."""
-AVERAGE = "state/average.safetensors"
-"""Averaged weights in full precision, where those for evaluators have less."""
-OTHERS = "state/others.safetensors"
-"""Tensors of whatever else the run keeps."""
+from tandem_trainer.checkpoint.names import AVERAGE, FULL_WEIGHTS, OPTIMIZER, OTHERS
 
 ROUNDED_BYTES = 2
 """Of a number that is not rounded, because nothing would be saved."""
-TREES = "state/trees.json"
-"""What stands in the manifest's `loop` under NAMES_OF_TREES, where that is large."""
-
-AVERAGED = "averaged"
-"""In the manifest's `loop`: the weights for evaluators are an average over steps."""
-OTHER_STATES = "others"
-"""In the manifest's `loop`: the state of everything else, as JSON and names of tensors."""
-OPTIMIZERS = "optimizers"
-"""In the manifest's `loop`: for each optimizer the parameters of its groups, and what of its state is no tensor."""
-EXTRA = "extra"
-"""In the manifest's `loop`: what modules keep beside tensors."""
-NAMES_OF_TREES = (OTHER_STATES, OPTIMIZERS, EXTRA)
 
 Tensors = Mapping[str, Tensor]
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from tandem.manifest import Broken
-from tandem_trainer.checkpoint.contents import AVERAGED, EXTRA, OPTIMIZERS, OTHER_STATES, Contents, Tensors
+from tandem_trainer.checkpoint.contents import Contents, Tensors
 from tandem_trainer.checkpoint.format import ordered
+from tandem_trainer.checkpoint.names import AVERAGED, EXTRA, OPTIMIZERS, OTHER_STATES
 from tandem_trainer.checkpoint.optimizers import NamedOptimizer, OptimizerState
 from tandem_trainer.checkpoint.state import (
     DoesNotFit,

@@ -6,6 +6,7 @@ which is all that they have to agree on.
 """
 
 import json
+import logging
 import os
 import platform
 import subprocess
@@ -27,6 +28,8 @@ from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.layout import Layout
 from tandem_trainer.checkpoint.staging import Staging, shared_memory, signature
 from tandem_trainer.checkpoint.writer import aside_folder, say_why_not
+
+log = logging.getLogger(__name__)
 
 Outcome = dict[str, Any]
 
@@ -181,6 +184,17 @@ class Saver:
         } | ({"parent": self._author.parent} if self._author.parent else {})
 
     def _commit(self, process: "subprocess.Popen[str]", request: dict[str, Any], reference: CheckpointRef) -> None:
+        try:
+            outcome = self._written(process, request)
+        except Exception as error:
+            # Whatever it was: the save has failed, and the next one may not.
+            log.exception("checkpoint=%s not written", request["name"])
+            outcome = {"failed": repr(error)}
+            self._say_why_not(request, repr(error))
+        self._finish(reference, {"stallSeconds": request["stallSeconds"]} | outcome)
+
+    def _written(self, process: "subprocess.Popen[str]", request: dict[str, Any]) -> Outcome:
+        """Have our part written, and wait for it."""
         assert process.stdin is not None
         assert process.stdout is not None
         self._before()
@@ -191,11 +205,16 @@ class Saver:
             process.stdin.flush()
             line = process.stdout.readline()
         if not line:
-            aside = aside_folder(self._rundir, request["name"], request["generation"], request["number"])
-            say_why_not(aside, request["part"], "the writer process has died")
+            self._say_why_not(request, "the writer process has died")
             self._start_writer()
-        outcome = json.loads(line) if line else {"failed": "the writer process has died"}
-        self._finish(reference, {"stallSeconds": request["stallSeconds"]} | outcome)
+            return {"failed": "the writer process has died"}
+        answer: Outcome = json.loads(line)
+        return answer
+
+    def _say_why_not(self, request: dict[str, Any], why: str) -> None:
+        """Let the writer of part 0 not wait for ours."""
+        aside = aside_folder(self._rundir, request["name"], request["generation"], request["number"])
+        say_why_not(aside, request["part"], why)
 
     def _finish(self, reference: CheckpointRef, outcome: Outcome) -> None:
         self._outcome = outcome | {"name": reference.name, "step": reference.step}
@@ -203,5 +222,7 @@ class Saver:
             self.last = reference
         if "superseded" in outcome:
             self.superseded = True
-        self._report(self._outcome)
-        self._idle.set()
+        try:
+            self._report(self._outcome)
+        finally:
+            self._idle.set()

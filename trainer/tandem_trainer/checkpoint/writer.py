@@ -13,11 +13,16 @@ manifest together, and commits: refuse if a newer generation exists, rename. So 
 writers but the shared disk; a rank that dies is missing a note at worst; and nothing is committed in part. A folder of
 the same name can only be left by an older generation whose steps no longer count; it is set aside.
 
+**A full disk.** A save needs room for one checkpoint more than are kept. When it finds none, everything goes that
+nothing depends on: what was set aside, what does not count, and of the newest those that neither a rewind nor a
+fall-back needs. The save that failed says what was let go; the next one finds the room.
+
 Rejected: a collective that says when all have written (a writer outlives its rank, and the training group must not wait
 for a disk), and a part 0 that reads the files to checksum them (it would read what it has never seen written).
 """
 
 import argparse
+import errno
 import json
 import mmap
 import os
@@ -32,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.durable import (
+    MOST_JSON_BYTES,
     TEMPORARY,
     commit_folder,
     encode,
@@ -39,12 +45,14 @@ from tandem.durable import (
     replace_json,
     temporary_beside,
 )
-from tandem.job import DistributedTrainingJob
+from tandem.job import Checkpoint, DistributedTrainingJob
 from tandem.lineage import counts
 from tandem.manifest import FILE, Broken, FileEntry, Manifest, chunks
 from tandem.retention import Keepers, expendable
+from tandem.rewind import reach
 from tandem.rundir import STALE, RunDir
 from tandem.status import CheckpointRef
+from tandem_trainer.checkpoint.names import NAMES_OF_TREES, TREES
 from tandem_trainer.checkpoint.pieces import Checksums, opened, write, write_pieces
 
 NICENESS = 10
@@ -54,6 +62,11 @@ PARTS_SECONDS = 600.0
 """How long part 0 waits for the notes of the others; a disk may be slow, but a save must end some day."""
 ORPHAN_SECONDS = 5.0
 """How long it waits when its own rank is gone: what is missing by then will hardly come."""
+SET_ASIDE_KEPT = 2
+"""So many of what was set aside stay for people to look at, those of the latest steps."""
+LARGE_TREES = 2**18
+"""Bytes of JSON that get a file of their own, instead of a place in the manifest, which every listing reads."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 LOOK_SECONDS = 0.005
 REFRESH_SECONDS = 0.5
 """How often an NFS client is made to ask the server what is new in a folder."""
@@ -100,11 +113,11 @@ def commit(rundir: RunDir, request: Request, memory: memoryview) -> dict[str, An
         if request["part"] != 0:
             return {"written": sum(region["size"] for region in request["regions"])}
         notes = _gather(rundir, aside, request)
-        manifest = _manifest(request, notes)
+        manifest = _manifest(request, notes, _write_trees(aside, request))
         _finish(rundir, aside, manifest, request["parts"])
     except OSError as error:
         if request["part"] != 0:
-            say_why_not(aside, request["part"], str(error))
+            say_why_not(aside, request["part"], str(error), error.errno)
         raise
     finally:
         if request["part"] == 0:
@@ -113,11 +126,11 @@ def commit(rundir: RunDir, request: Request, memory: memoryview) -> dict[str, An
     return {"committed": manifest.name, "bytes": manifest.size, "stallSeconds": stall}
 
 
-def say_why_not(aside: Path, part: int, why: str) -> None:
+def say_why_not(aside: Path, part: int, why: str, code: int | None = None) -> None:
     """Leave a note that the part will not come, so that part 0 need not wait for it. It may not have begun itself."""
     with suppress(OSError):
         aside.mkdir(parents=True, exist_ok=True)
-        replace_json(note_path(aside, part), {"failed": why}, durable=False)
+        replace_json(note_path(aside, part), {"failed": why, "errno": code}, durable=False)
 
 
 def _gather(rundir: RunDir, aside: Path, request: Request) -> list[dict[str, Any]]:
@@ -132,7 +145,8 @@ def _gather(rundir: RunDir, aside: Path, request: Request) -> list[dict[str, Any
             if not isinstance(note, dict):
                 continue
             if "failed" in note:
-                raise OSError(f"part {part} was not written: {note['failed']}")
+                code = note.get("errno")
+                raise OSError(code if isinstance(code, int) else errno.EIO, f"part {part} was not written: {note['failed']}")
             notes[part] = note
         missing -= notes.keys()
         now = time.monotonic()
@@ -156,7 +170,21 @@ def _rank_is_gone() -> bool:
     return any(events & select.POLLHUP for _, events in poll.poll(0))
 
 
-def _manifest(request: Request, notes: list[dict[str, Any]]) -> Manifest:
+def _write_trees(aside: Path, request: Request) -> list[FileEntry]:
+    """Give JSON that is too large for the manifest a file of its own; part 0 alone has it."""
+    loop = request["facts"]["loop"]
+    trees = {name: loop[name] for name in NAMES_OF_TREES if name in loop}
+    content = json.dumps(trees).encode()
+    if len(content) <= LARGE_TREES:
+        return []
+    request["facts"]["loop"] = {name: value for name, value in loop.items() if name not in trees}
+    region = {"path": TREES, "start": 0, "size": len(content), "offset": 0}
+    checksums = write_pieces(aside, [region], memoryview(content))[TREES]
+    chosen = [checksums[str(number)] for number in range(chunks(len(content)))]
+    return [FileEntry(path=TREES, size=len(content), xxh3=chosen)]
+
+
+def _manifest(request: Request, notes: list[dict[str, Any]], more: list[FileEntry]) -> Manifest:
     found: Checksums = {}
     for note in notes:
         for path, checksums in note["chunks"].items():
@@ -167,7 +195,7 @@ def _manifest(request: Request, notes: list[dict[str, Any]]) -> Manifest:
         if None in checksums:
             raise OSError(f"nobody wrote chunk {checksums.index(None)} of {path}")
         entries.append(FileEntry.model_validate({"path": path, "size": size, "xxh3": checksums}))
-    return Manifest.parse(request["facts"] | {"files": [entry.dump() for entry in entries]})
+    return Manifest.parse(request["facts"] | {"files": [entry.dump() for entry in [*entries, *more]]})
 
 
 def _finish(rundir: RunDir, aside: Path, manifest: Manifest, parts: int) -> None:
@@ -179,8 +207,11 @@ def _finish(rundir: RunDir, aside: Path, manifest: Manifest, parts: int) -> None
             raise OSError(f"{entry.path} has {written} bytes on the disk instead of {entry.size}")
     for part in range(parts):
         note_path(aside, part).unlink()
+    content = encode(manifest.sealed())
+    if len(content) > MOST_JSON_BYTES:
+        raise OSError(errno.EFBIG, f"the manifest would have {len(content):,} bytes, and nobody reads so much")
     with opened(aside / FILE) as descriptor:
-        write(descriptor, memoryview(encode(manifest.sealed())), 0)
+        write(descriptor, memoryview(content), 0)
         os.fsync(descriptor)
     _refuse_if_superseded(rundir, manifest.name, manifest.generation)
     final = rundir.checkpoint(manifest.name)
@@ -224,17 +255,26 @@ def _refuse_if_it_stays(rundir: RunDir, ours: Manifest, generation: int) -> None
         raise Superseded(f"{ours.name} was already committed by generation {generation}")
 
 
-def clean(rundir: RunDir, job: DistributedTrainingJob, request: Request) -> list[str]:
+def clean(rundir: RunDir, job: DistributedTrainingJob, request: Request, in_need: bool = False) -> list[str]:
     """Delete what retention lets go, and what crashed writers left behind. Returns the names deleted.
 
     Args:
         request: the save after which it is done.
+        in_need: the disk is full, so everything goes that nothing depends on.
     """
     manifests = rundir.committed()
-    keepers = Keepers(_scores(rundir, job, manifests), request["facts"].get("parent"), set(rundir.readers()))
-    names = expendable(
-        [manifest.reference for manifest in manifests], job.spec.checkpoint, job.spec.evaluation, keepers
-    )
+    readers = set(rundir.readers())
+    scores = _scores(rundir, job, manifests)
+    far = 1 if in_need else reach(len(rundir.rewind_records()))
+    keepers = Keepers(scores, request["facts"].get("parent"), readers, far)
+    policy = job.spec.checkpoint
+    if in_need:
+        policy = Checkpoint(keep_last=1, keep_best=policy.keep_best, keep_every=policy.keep_every)
+    names = expendable([manifest.reference for manifest in manifests], policy, job.spec.evaluation, keepers)
+    counting = {manifest.name for manifest in manifests}
+    if in_need:
+        names += [name for name in _uncounted(rundir, request["generation"], counting) if name not in readers]
+    names += _set_aside_long_ago(rundir, 0 if in_need else SET_ASIDE_KEPT)
     deleted = []
     for name in names:
         if rundir.newest_generation() > request["generation"]:
@@ -246,6 +286,7 @@ def clean(rundir: RunDir, job: DistributedTrainingJob, request: Request) -> list
             doomed.rename(aside)
             deleted.append(name)
             shutil.rmtree(aside, ignore_errors=True)
+        doomed.with_name(f"{name}.why.json").unlink(missing_ok=True)
     now = time.time()
     hints = rundir.path.glob(f"{TEMPORARY}{rundir.latest_file.name}-*")
     for leftover in (*rundir.checkpoints.glob(f"{TEMPORARY}*"), *hints):
@@ -256,6 +297,22 @@ def clean(rundir: RunDir, job: DistributedTrainingJob, request: Request) -> list
                 else:
                     leftover.unlink()
     return deleted
+
+
+def _set_aside_long_ago(rundir: RunDir, kept: int) -> list[str]:
+    """What was set aside, but for so many of the latest steps; lowest step first."""
+    names = sorted(rundir.set_aside_names())
+    return names[: max(0, len(names) - kept)]
+
+
+def _uncounted(rundir: RunDir, generation: int, counting: set[str]) -> list[str]:
+    """Sound checkpoints of older generations that no run will ever come back to."""
+    found = []
+    for name in rundir.checkpoint_names():
+        with suppress(Broken, FileNotFoundError):
+            if name not in counting and rundir.manifest(name).generation < generation:
+                found.append(name)
+    return found
 
 
 def _is_forgotten(leftover: Path, request: Request, now: float) -> bool:
@@ -291,7 +348,7 @@ def serve(run_dir: Path, descriptor: int) -> None:
         request = json.loads(line)
         started = time.monotonic()
         with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as memory, memoryview(memory) as content:
-            answer = _answer(rundir, request, content)
+            answer = _answer(rundir, job, request, content)
         answer["seconds"] = time.monotonic() - started
         if "committed" in answer:
             step, generation = request["facts"]["step"], request["generation"]
@@ -303,14 +360,27 @@ def serve(run_dir: Path, descriptor: int) -> None:
                 clean(rundir, job, request)
 
 
-def _answer(rundir: RunDir, request: Request, content: memoryview) -> dict[str, Any]:
+def _answer(rundir: RunDir, job: DistributedTrainingJob, request: Request, content: memoryview) -> dict[str, Any]:
     # An error holds on to the frames it came through, and so to the memory: it must be gone before that is closed.
     try:
         return commit(rundir, request, content)
     except Superseded as error:
         return {"superseded": str(error)}
     except OSError as error:
-        return {"failed": str(error)}
+        if error.errno not in NO_ROOM or request["part"] != 0:
+            return {"failed": str(error)}
+        return {"failed": f"{error}; {_made_room(rundir, job, request)}"}
+
+
+def _made_room(rundir: RunDir, job: DistributedTrainingJob, request: Request) -> str:
+    """Let go of what nothing depends on; says of what."""
+    try:
+        gone = clean(rundir, job, request, in_need=True)
+    except OSError as error:
+        return f"and nothing can be deleted: {error}"
+    if not gone:
+        return "and nothing is there that could be let go: give the disk more room, or let the job keep fewer"
+    return f"let go to make room: {', '.join(gone)}"
 
 
 def main() -> None:

@@ -1,0 +1,136 @@
+"""What a writer lets go of: bounded leftovers always, and on a full disk all that nothing depends on."""
+
+import errno
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.lineage import GenerationRecord
+from tandem.manifest import Broken, DataPosition
+from tandem.rundir import RunDir
+from tandem.status import CheckpointRef
+from tandem_trainer.checkpoint import writer
+from tandem_trainer.checkpoint.contents import Contents
+from tandem_trainer.checkpoint.names import TREES
+from tandem_trainer.checkpoint.reading import read_contents
+from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
+from tests.support import manifests
+
+POSITION = DataPosition(seed=0, epoch=0, cursor=0)
+
+
+def made(path: Path, **checkpoint: Any) -> RunDir:
+    rundir = manifests.run_directory(path, manifests.job("test", checkpoint={"keepBest": 0} | checkpoint))
+    assert rundir.record_generation(GenerationRecord(generation=1, world_size=1, started_at=0.0))
+    return rundir
+
+
+class Run:
+    """Saves of one generation."""
+
+    def __init__(self, rundir: RunDir, generation: int = 1, before: Any = lambda: None) -> None:
+        self.outcomes: list[Outcome] = []
+        self.saver = Saver(rundir, Author(generation, None, 1), before, self.outcomes.append)
+
+    def save(self, step: int, loop: dict[str, Any] | None = None) -> Outcome:
+        contents = Contents({"w": torch.full((3,), float(step))}, {}, loop=loop or {})
+        self.saver.save(step, POSITION, contents)
+        return self.saver.wait()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[tuple[RunDir, Run]]:
+    rundir = made(tmp_path, keepLast=4)
+    one = Run(rundir)
+    yield rundir, one
+    one.saver.close()
+
+
+def request(step: int, generation: int) -> dict[str, Any]:
+    return {"name": f"step-{step:09d}", "generation": generation, "number": 1, "part": 0, "facts": {}}
+
+
+def test_of_what_was_set_aside_the_latest_two_stay(run: tuple[RunDir, Run]) -> None:
+    rundir, saves = run
+    for step in range(10, 60, 10):
+        saves.save(step * 10)
+        rundir.set_aside(f"step-{step * 10:09d}", why="for a test")
+    saves.save(1000)
+    saves.saver.close()
+    assert rundir.set_aside_names() == ["step-000000400.bad", "step-000000500.bad"]
+    names = {path.name for path in rundir.checkpoints.iterdir()}
+    assert {name for name in names if name.endswith(".why.json")} == {
+        f"step-000000{n}.bad.why.json" for n in (400, 500)
+    }
+    saves.saver = Run(rundir, 2).saver
+
+
+def test_a_full_disk_lets_go_of_what_nothing_depends_on_and_says_so(
+    run: tuple[RunDir, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rundir, saves = run
+    for step in (100, 200, 300, 400, 500):
+        saves.save(step)
+    rundir.set_aside("step-000000300", why="for a test")
+    # Generation 2 went on from 400, so 500 does not count any more.
+    parent = CheckpointRef(name="step-000000400", step=400, generation=1)
+    assert rundir.record_generation(GenerationRecord(generation=2, resumed_from=parent, world_size=1, started_at=0.0))
+
+    def full(*wanted: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(writer, "write_pieces", full)
+    asked = request(600, 2) | {"regions": [], "files": {}, "parts": 1, "stallSeconds": 0.0}
+    answer = writer._answer(rundir, rundir.read_job(), asked, memoryview(b""))
+    assert "No space left on device; let go to make room: step-000000500, step-000000300.bad" in answer["failed"]
+    assert rundir.checkpoint_names() == ["step-000000200", "step-000000400"]
+    again = writer._answer(rundir, rundir.read_job(), asked, memoryview(b""))
+    assert "nothing is there that could be let go" in again["failed"]
+    assert rundir.checkpoint_names() == ["step-000000200", "step-000000400"]
+
+
+def test_large_state_that_is_no_tensor_gets_a_file_of_its_own(run: tuple[RunDir, Run]) -> None:
+    rundir, saves = run
+    counts = {str(number): number for number in range(60_000)}
+    loop = {"health": {}, "others": {"counts": {"dict": counts}}}
+    assert "committed" in saves.save(100, loop)
+    manifest = rundir.manifest("step-000000100")
+    assert (rundir.checkpoint(manifest.name) / "manifest.json").stat().st_size < 10_000
+    assert manifest.loop == {"health": {}}
+    assert read_contents(rundir.checkpoint(manifest.name), manifest).loop == loop
+    path = rundir.checkpoint(manifest.name) / TREES
+    path.write_bytes(path.read_bytes().replace(b"777", b"778", 1))
+    with pytest.raises(Broken, match=r"state/trees\.json does not match its checksum"):
+        read_contents(rundir.checkpoint(manifest.name), manifest)
+
+
+def test_a_manifest_that_nobody_could_read_is_not_committed(
+    run: tuple[RunDir, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rundir, _ = run
+    monkeypatch.setattr(writer, "MOST_JSON_BYTES", 500)
+    facts = {"name": "step-000000100", "step": 100, "generation": 1, "createdAt": 0.0, "worldSize": 1, "loop": {}}
+    asked = request(100, 1) | {"regions": [], "files": {}, "parts": 1, "stallSeconds": 0.0, "facts": facts}
+    facts["versions"] = {"more": "x" * 600}
+    answer = writer._answer(rundir, rundir.read_job(), json.loads(json.dumps(asked)), memoryview(b""))
+    assert "nobody reads so much" in answer["failed"]
+    assert rundir.checkpoint_names() == []
+
+
+def test_an_unforeseen_error_costs_one_save_and_no_more(tmp_path: Path) -> None:
+    rundir = made(tmp_path)
+    fails = [True]
+
+    def before() -> None:
+        if fails:
+            fails.clear()
+            raise ValueError("the journal is closed")
+
+    saves = Run(rundir, before=before)
+    assert saves.save(100)["failed"] == "ValueError('the journal is closed')"
+    assert "committed" in saves.save(200)
+    saves.saver.close()
