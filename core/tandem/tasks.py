@@ -101,6 +101,8 @@ class ImageClassification(Model):
     """Samples of one optimizer step over all workers together; it does not change when the group grows or shrinks."""
     micro_batch_size: Positive | None = None
     """Most samples in one forward pass of one rank; more are accumulated. Default: a rank's whole share at once."""
+    drop_last: bool = False
+    """Leave out the last batch of an epoch where it is smaller than `globalBatchSize`: other samples in each epoch."""
     optimizer: Optimizer = Optimizer()
     """The optimizer."""
     schedule: Schedule = Schedule()

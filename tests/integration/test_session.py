@@ -1,5 +1,6 @@
 """A training script of the user's own that uses a session, as real processes."""
 
+import math
 import os
 import signal
 import subprocess
@@ -94,6 +95,48 @@ def test_a_loop_left_with_break_is_complete(tmp_path: Path) -> None:
     assert done is not None
     assert done["totalSteps"] == 5
     assert rundir.committed()[0].step == 5
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (("--batch", "25"), "a global batch size of 50, now 25"),
+        (("--samples", "200"), "330 training samples, now 200"),
+        (("--drop-last",), "drop_last False, now True"),
+    ],
+)
+def test_other_data_than_the_checkpoint_was_written_with_is_refused(
+    tmp_path: Path, changed: tuple[str, ...], said: str
+) -> None:
+    rundir = rundir_of(tmp_path)
+    run(rundir, 1, SCRIPT, "--max-steps", "9")
+    rundir.done_file.unlink()
+    with Ranks(rundir, 2, SCRIPT, *changed) as ranks:
+        codes, output = ranks.finish()
+    assert codes == [ExitCode.CONFIGURATION] * 2, output
+    assert said in output
+    assert "Set it back" in output
+    assert rundir.committed()[0].step == 9
+    failed = rundir.failed()
+    assert failed is not None
+    rundir.failed_file.unlink()
+    assert f"steps={2 * STEPS_PER_EPOCH} " in last_line(run(rundir, 1, SCRIPT)), "and as it was it goes on"
+
+
+def test_a_stream_goes_on_in_batches_of_another_size(tmp_path: Path) -> None:
+    rundir = rundir_of(tmp_path)
+    run(rundir, 1, SCRIPT, "--data", "stream", "--max-steps", "4")
+    rundir.done_file.unlink()
+    rest = run(rundir, 2, SCRIPT, "--data", "stream", "--batch", "30")
+    assert f"steps={4 + math.ceil(130 / 30) + 330 // 30} " in last_line(rest)
+
+
+def test_the_last_partial_batch_of_an_epoch_is_left_out_where_the_script_says_so(tmp_path: Path) -> None:
+    for data in ("rows", "stream"):
+        rundir = rundir_of(tmp_path / data)
+        output = run(rundir, 2, SCRIPT, "--data", data, "--drop-last", "--epochs", "3")
+        assert f"steps={3 * (330 // 50)} " in last_line(output)
+        assert {record["samples"] for record in records(rundir, "step")} == {50}
 
 
 COLLECTIVE = """
@@ -229,6 +272,7 @@ tried(lambda: session.keep(model, other=object()))
 session.keep(model, torch.optim.SGD(model.parameters(), lr=0.1))
 tried(lambda: session.batches(rows, 0))
 tried(lambda: session.batches(rows[:0], 8))
+tried(lambda: session.batches(rows, 41, drop_last=True))
 tried(lambda: session.batches(DataLoader(rows), 8))
 tried(lambda: session.batches(iter(rows), 8))
 batches = session.batches(Sized(), 2)
@@ -250,6 +294,7 @@ def test_mistakes_are_named_with_what_to_do(tmp_path: Path) -> None:
         "TypeError other has no state_dict and load_state_dict, and is no dictionary",
         "ConfigurationError global_batch_size=0: it must be at least 1",
         "ConfigurationError the data set is empty",
+        "ConfigurationError drop_last leaves out all of the 40 samples, because global_batch_size=41 is more",
         "ConfigurationError give session.batches the data set itself and not a DataLoader",
         "ConfigurationError a tuple_iterator can be read only once",
         "RuntimeError session.batches(...) was called already",

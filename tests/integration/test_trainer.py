@@ -65,6 +65,13 @@ def test_micro_batches_change_nothing_but_memory(tmp_path: Path) -> None:
     assert_same_curve(losses(parts), losses(whole))
 
 
+def test_without_partial_batches_an_epoch_has_whole_ones_alone(tmp_path: Path) -> None:
+    rundir = make_rundir(tmp_path, PLAIN | {"dropLast": True})
+    run(rundir, 2)
+    assert len(losses(rundir)) == STEPS - 2
+    assert {record["samples"] for record in records(rundir, "step")} == {100}
+
+
 def test_a_batch_smaller_than_the_group_still_counts_each_sample_once(tmp_path: Path) -> None:
     tiny = {"model": "baby-cnn", "data": {"name": "synthetic", "samples": 5, "imageSize": 8}, "globalBatchSize": 2}
     alone, group = make_rundir(tmp_path / "1", tiny | {"epochs": 3}), make_rundir(tmp_path / "3", tiny | {"epochs": 3})
@@ -256,6 +263,7 @@ def test_a_slice_of_the_data_and_then_another_one_from_its_weights(tmp_path: Pat
     ("options", "said"),
     [
         ({"data": {"name": "digits", "start": 1442}}, "data.start 1442 is no slice of digits, which has 1442"),
+        ({"data": {"name": "digits", "end": 99}, "dropLast": True}, "dropLast leaves out all of the 99 samples"),
         ({"data": {"name": "digits", "end": 2000}}, "data.start 0 and data.end 2000 is no slice of digits"),
         ({"initialWeights": "nowhere.safetensors"}, "initialWeights nowhere.safetensors cannot be read: No such file"),
         ({"initialWeights": __file__}, "it is not a safetensors file"),

@@ -30,6 +30,7 @@ from tandem_trainer.checkpoint.kept import Kept
 from tandem_trainer.checkpoint.restoring import record_start, restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, SaveFailed, Saver
 from tandem_trainer.checkpoint.writer import Superseded
+from tandem_trainer.data.position import check_position
 from tandem_trainer.group import Group
 from tandem_trainer.health import Health
 from tandem_trainer.journal import Journal
@@ -167,6 +168,7 @@ class Course:
             cost: of a sample, for the log (tandem_trainer.flops).
 
         Raises:
+            ConfigurationError: the checkpoint stands in other data.
             Superseded: a newer generation has taken over.
         """
         place, group = self._place, self._place.group
@@ -175,6 +177,8 @@ class Course:
             self._total = data.data_steps - steps_left_out(data.data_steps, self._left_out)
         restored = restore(place.rundir, group, lambda found: kept.check(found.contents))
         manifest = restored.loaded.manifest if restored.loaded else None
+        if manifest is not None:
+            check_position(manifest.data, data, self.step_before(manifest))
         if restored.loaded is None:
             fresh()
         else:

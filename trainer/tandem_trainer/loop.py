@@ -94,13 +94,18 @@ def order_of(config: ImageClassification, samples: int) -> Order:
     """The order of the slice that the job trains on.
 
     Raises:
-        ConfigurationError: the data set has no such slice.
+        ConfigurationError: the data set has no such slice, or nothing of it is left.
     """
     start, end = config.data.start or 0, config.data.end or samples
     if end > samples or start >= end:
         asked = f"data.start {start} and data.end {end}" if config.data.end else f"data.start {start}"
         raise ConfigurationError(f"{asked} is no slice of {config.data.name}, which has {samples} training samples")
-    return Order(end - start, config.global_batch_size, config.seed, first=start)
+    if config.drop_last and end - start < config.global_batch_size:
+        raise ConfigurationError(
+            f"dropLast leaves out all of the {end - start} samples, because globalBatchSize {config.global_batch_size} "
+            "is more"
+        )
+    return Order(end - start, config.global_batch_size, config.seed, first=start, drop_last=config.drop_last)
 
 
 def load_initial(model: nn.Module, path: Path) -> None:

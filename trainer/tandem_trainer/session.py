@@ -235,6 +235,7 @@ class Session:
         *,
         epochs: int = 1,
         max_steps: int | None = None,
+        drop_last: bool = False,
         loader_workers: int = 0,
         collate: Collate = default_collate,
         transform: Callable[[Any], Any] | None = None,
@@ -248,6 +249,7 @@ class Session:
             dataset: of torch's kind: with `__len__` and `__getitem__`, or iterable.
             global_batch_size: samples of one step over all ranks together.
             max_steps: end after so many steps, if that comes first.
+            drop_last: leave out the last batch of an epoch where it is smaller than the others.
             loader_workers: processes of this rank that read ahead; 0: samples are read when their step begins.
             collate: makes a batch of a list of samples.
             transform: applied to each sample, in the loader workers; what it draws at random follows from the sample.
@@ -267,11 +269,11 @@ class Session:
         course = Course(place_of(self._rundir, group, self._pulse), self._checkpoint, self._stop)
         batches: Iterator[Fed]
         if _has_indices(dataset):
-            passes = Passes(Order(len(dataset), global_batch_size, self._seed), epochs, max_steps)
+            passes = Passes(_order(len(dataset), global_batch_size, self._seed, drop_last), epochs, max_steps)
             course.begin(self._kept, passes)
             batches = feed(dataset, passes.order, course.data_steps_left, reading)
         else:
-            stream = Stream(dataset, global_batch_size, epochs, max_steps, reading)
+            stream = Stream(dataset, global_batch_size, epochs, max_steps, reading, drop_last)
             loaded = course.begin(self._kept, stream)
             at = (None, 0) if loaded is None else (loaded.data, course.step_before(loaded))
             batches = pages = stream.feed(*at, course.leaves_out)
@@ -450,6 +452,18 @@ def _has_indices(dataset: Any) -> bool:
     # torch's IterableDataset has a __getitem__ that only raises, and may have a length.
     indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     return indexed and not isinstance(dataset, IterableDataset)
+
+
+def _order(samples: int, global_batch_size: int, seed: int, drop_last: bool) -> Order:
+    """
+    Raises:
+        ConfigurationError: without its last partial batch an epoch has none.
+    """
+    if drop_last and samples < global_batch_size:
+        raise ConfigurationError(
+            f"drop_last leaves out all of the {samples} samples, because global_batch_size={global_batch_size} is more"
+        )
+    return Order(samples, global_batch_size, seed, drop_last=drop_last)
 
 
 def _check(dataset: Any, global_batch_size: int, epochs: int, max_steps: int | None) -> None:

@@ -21,8 +21,11 @@ SAMPLES = 330
 
 
 class Rows:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
     def __len__(self) -> int:
-        return SAMPLES
+        return self.size
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
         return {"image": X[number], "label": Y[number]}
@@ -53,6 +56,10 @@ def main() -> None:
     options.add_argument("--workers", type=int, default=0)
     options.add_argument("--epochs", type=int, default=2)
     options.add_argument("--parts", type=int)
+    options.add_argument("--batch", type=int, default=50)
+    options.add_argument("--samples", type=int, default=SAMPLES)
+    options.add_argument("--drop-last", action="store_true")
+    options.add_argument("--max-steps", type=int)
     options.add_argument("--pause", type=float, default=0.0)
     options.add_argument("--break-at", type=int)
     options.add_argument("--nan-at", type=int)
@@ -67,8 +74,9 @@ def main() -> None:
         average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
         seen: dict[str, Any] = {"steps": 0, "counts": torch.zeros(10)}
         session.keep(model, optimizer, schedule=schedule, average_of=average, seen=seen)
-        dataset = Rows() if args.data == "rows" else Text()
-        for batch in session.batches(dataset, 50, epochs=args.epochs, loader_workers=args.workers, transform=noisy):
+        dataset = Rows(args.samples) if args.data == "rows" else Text()
+        reading: dict[str, Any] = {"loader_workers": args.workers, "transform": noisy, "drop_last": args.drop_last}
+        for batch in session.batches(dataset, args.batch, epochs=args.epochs, max_steps=args.max_steps, **reading):
             if args.forget:
                 continue
             for part in batch.parts(args.parts or batch.size):

@@ -79,6 +79,29 @@ def test_a_stream_gives_each_sample_once_in_an_epoch_whatever_the_ranks_and_rest
     assert begun + rest == whole
 
 
+@given(size=sizes, batch=sizes, other=sizes, stop=st.integers(0, 80), seekable=st.booleans())
+def test_a_stream_goes_on_in_batches_of_another_size_and_gives_each_sample_once(
+    size: int, batch: int, other: int, stop: int, seekable: bool
+) -> None:
+    kind = Seekable if seekable else Numbers
+    first = Stream(kind(size), batch, 2, None, read(1))
+    pages, seen, steps = first.feed(None, 0, never), [], 0
+    while steps < stop and pages.more():
+        seen += values(next(pages))
+        steps += 1
+    pages.more()
+    rest = Stream(kind(size), other, 2, None, read(1)).feed(first.position(0), steps, never)
+    seen += [value for fed in rest for value in values(fed)]
+    assert seen == 2 * list(range(100, 100 + size))
+
+
+def test_a_stream_without_partial_batches_begins_each_epoch_at_its_start() -> None:
+    stream = Stream(Numbers(5), 2, 2, None, read(1), drop_last=True)
+    fed = list(stream.feed(None, 0, never))
+    assert [values(one) for one in fed] == [[100, 101], [102, 103], [100, 101], [102, 103]]
+    assert (stream.position(0).epoch, stream.position(0).cursor) == (2, 0)
+
+
 def test_a_stream_leaves_out_what_a_rewind_says_and_ends_after_its_steps() -> None:
     stream = Stream(Numbers(10), 2, 2, 8, read(1))
     fed = list(stream.feed(None, 0, lambda step: step in (1, 4, 5)))
@@ -98,6 +121,13 @@ def test_the_position_of_a_stream_is_that_of_the_batch_which_comes_next_or_of_th
         (0, 2),
         (1, 0),
     ]
+
+
+def test_a_stream_that_ends_after_its_steps_stands_behind_the_last_one() -> None:
+    stream = Stream(Numbers(10), 3, 1, 2, read(1))
+    pages = stream.feed(None, 0, never)
+    next(pages), next(pages)
+    assert (stream.position(2).epoch, stream.position(2).cursor) == (0, 6), "where a run with more steps goes on"
 
 
 def test_what_is_drawn_for_a_sample_depends_on_nothing_but_seed_epoch_and_sample() -> None:

@@ -1,5 +1,6 @@
 """The data order: every sample exactly once in each epoch, whatever the number of ranks."""
 
+import dataclasses
 import itertools
 from collections import Counter
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from tandem.manifest import DataPosition
 from tandem_trainer.data import order as order_module
-from tandem_trainer.data.order import Batches, Order, digest, share
+from tandem_trainer.data.order import Batches, Order, Passes, digest, share
 from tandem_trainer.data.permutation import Permutation
 from tandem_trainer.data.seed import mixed
 
@@ -47,6 +48,23 @@ def test_a_group_that_changes_its_size_at_every_step_sees_each_sample_once(
 @given(orders, st.integers(0, 2000))
 def test_a_position_names_its_step_and_back(order: Order, step: int) -> None:
     assert order.step_at(order.position(step)) == step
+
+
+@given(orders, st.integers(0, 3))
+def test_without_its_last_partial_batch_an_epoch_has_whole_batches_alone(order: Order, number: int) -> None:
+    whole = dataclasses.replace(order, drop_last=True)
+    steps = order.samples // order.global_batch_size
+    assert whole.steps_per_epoch == steps
+    assert Passes(whole, epochs=3).data_steps == 3 * steps
+    if steps:
+        seen = epoch(whole, number)
+        assert seen == epoch(order, number)[: steps * order.global_batch_size]
+        assert whole.position(number * steps).epoch == number
+
+
+def test_every_sample_has_its_turn_though_the_last_partial_batch_is_left_out() -> None:
+    order = Order(samples=10, global_batch_size=4, seed=0, drop_last=True)
+    assert {id_ for number in range(20) for id_ in epoch(order, number)} == set(range(10))
 
 
 def test_a_position_of_another_order_is_refused() -> None:

@@ -119,9 +119,18 @@ class Stream:
     """A data set that is read from its beginning to its end."""
 
     def __init__(
-        self, dataset: Iterable[Any], batch: int, epochs: int, data_steps: int | None, reading: Reading
+        self,
+        dataset: Iterable[Any],
+        batch: int,
+        epochs: int,
+        data_steps: int | None,
+        reading: Reading,
+        drop_last: bool = False,
     ) -> None:
         """
+        Args:
+            drop_last: leave out the last batch of an epoch where it is a partial one.
+
         Raises:
             ConfigurationError: more than one loader worker.
         """
@@ -131,6 +140,7 @@ class Stream:
                 "(loader_workers=1); only a data set with indices can be divided"
             )
         self._dataset, self._batch, self._epochs, self._reading = dataset, batch, epochs, reading
+        self._drop_last = drop_last
         self.data_steps = data_steps
         self.steps_per_epoch: int | None = None
         self._next = self._end = DataPosition(seed=reading.seed, epoch=epochs, cursor=0)
@@ -147,18 +157,31 @@ class Stream:
             passed: data steps before it.
             skipped: whether a data step is left out.
         """
-        pages = _Pages(self._dataset, self._batch, self._epochs, start, passed, self.data_steps, skipped, self._reading)
-        return Lookahead(iter(self._reading.loader(pages, batch_size=None, collate_fn=_as_it_is)), self._found)
+        least = self._batch if self._drop_last else 1
+        pages = _Pages(
+            self._dataset, self._batch, least, self._epochs, start, passed, self.data_steps, skipped, self._reading
+        )
+        fed = iter(self._reading.loader(pages, batch_size=None, collate_fn=_as_it_is))
+        return Lookahead(fed, self._found, self._used)
 
     def _found(self, fed: Fed | None) -> None:
         self._next = self._end if fed is None else fed.position
+
+    def _used(self, fed: Fed) -> None:
+        # Whether there is another batch is not asked after the last of `data_steps`.
+        self._next = fed.position.model_copy(update={"cursor": fed.position.cursor + len(fed.ids)})
 
 
 class Lookahead:
     """Batches of which the next one is known before it is asked for: whether there is one, and where it begins."""
 
-    def __init__(self, fed: Iterator[Fed], found: Callable[[Fed | None], None]) -> None:
-        self._fed, self._found = fed, found
+    def __init__(self, fed: Iterator[Fed], found: Callable[[Fed | None], None], used: Callable[[Fed], None]) -> None:
+        """
+        Args:
+            found: called with the batch that comes next, None at the end.
+            used: called with a batch that is given out.
+        """
+        self._fed, self._found, self._used = fed, found, used
         self._ahead: Fed | None = None
         self._is_used = True
 
@@ -178,6 +201,7 @@ class Lookahead:
             raise StopIteration
         self._is_used = True
         assert self._ahead is not None
+        self._used(self._ahead)
         return self._ahead
 
 
@@ -199,6 +223,7 @@ class _Pages(IterableDataset[Any]):
         self,
         dataset: Iterable[Any],
         batch: int,
+        least: int,
         epochs: int,
         start: DataPosition | None,
         passed: int,
@@ -207,6 +232,7 @@ class _Pages(IterableDataset[Any]):
         reading: Reading,
     ) -> None:
         self._dataset, self._batch, self._epochs, self._reading = dataset, batch, epochs, reading
+        self._least = least
         self._start = start or DataPosition(seed=reading.seed, epoch=0, cursor=0)
         self._passed, self._data_steps, self._skipped = passed, data_steps, skipped
 
@@ -215,7 +241,7 @@ class _Pages(IterableDataset[Any]):
         for epoch in range(self._start.epoch, self._epochs):
             cursor = self._start.cursor if epoch == self._start.epoch else 0
             samples = _from(self._dataset, epoch, cursor)
-            while records := list(itertools.islice(samples, self._batch)):
+            while len(records := list(itertools.islice(samples, self._batch))) >= self._least:
                 if self._data_steps is not None and step >= self._data_steps:
                     return
                 if not self._skipped(step):

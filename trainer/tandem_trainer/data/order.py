@@ -1,8 +1,9 @@
 """Which samples belong to which step: a function of seed and step alone, whatever the number of ranks.
 
 An epoch is one permutation of the training samples; a step takes the next `global_batch_size` of it (the last step of
-an epoch takes what is left); the ranks that are there split that. So a run that shrinks and grows sees every sample
-exactly once in each epoch, and after a restart goes on with the very batch that an undisturbed run would have seen.
+an epoch takes what is left, or is left out with it); the ranks that are there split that. So a run that shrinks and
+grows sees every sample exactly once in each epoch, and after a restart goes on with the very batch that an undisturbed
+run would have seen.
 Rejected: DistributedSampler, whose split depends on the world size and which pads or drops the remainder.
 
 A run may take a slice of the data set. Ids are those of the whole set all the same, so that a log, a digest and a
@@ -35,16 +36,27 @@ class Order:
     """Seed of the permutations."""
     first: int = 0
     """Id of the first sample of the slice."""
+    drop_last: bool = False
+    """Whether the last batch of an epoch is left out where it is a partial one."""
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in one pass, the last of which may be smaller."""
+        if self.drop_last:
+            return self.samples // self.global_batch_size
         return -(-self.samples // self.global_batch_size)
 
     def position(self, step: int) -> DataPosition:
         """Where the data stands after `step` steps."""
         epoch, within = divmod(step, self.steps_per_epoch)
-        return DataPosition(seed=self.seed, epoch=epoch, cursor=within * self.global_batch_size)
+        return DataPosition(
+            seed=self.seed,
+            epoch=epoch,
+            cursor=within * self.global_batch_size,
+            samples=self.samples,
+            batch=self.global_batch_size,
+            drop_last=self.drop_last,
+        )
 
     def step_at(self, position: DataPosition) -> int:
         """The step that a position of this same order belongs to.
