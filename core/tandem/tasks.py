@@ -82,6 +82,10 @@ class Schedule(Model):
     """Where `cosine` and `linear` end, as a fraction of the peak."""
 
 
+RewindOn = Literal["Spikes", "NotFinite", "Never"]
+"""Which losses send training back to an older checkpoint."""
+
+
 class ImageClassification(Model):
     """Configuration of the `image-classification` task."""
 
@@ -114,6 +118,9 @@ class ImageClassification(Model):
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Keep an exponential moving average of the weights with this decay for each step, such as 0.999, and evaluate and
     export that instead of the weights themselves. Batch-norm statistics are those of the model."""
+    rewind_on: RewindOn = "Spikes"
+    """When training goes back to an older checkpoint and leaves the data around the bad step out: `NotFinite`, when the
+    loss is NaN or infinite; `Spikes`, also when it has become worse than that of the untrained model; `Never`."""
     sync_batch_norm: bool = False
     """Share batch-norm statistics over all ranks (GPUs only; ignored with a warning on CPUs)."""
     activation_checkpointing: bool = False

@@ -22,8 +22,10 @@ from tandem.exitcode import ExitCode
 from tandem.job import Checkpoint
 from tandem.launch import GENERATION, REPLICA
 from tandem.manifest import DataPosition, Manifest
+from tandem.probe import lacks
 from tandem.rewind import Rewind, data_step, decide, steps_left_out, windows
 from tandem.rundir import RunDir
+from tandem.tasks import RewindOn
 from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.digest import compare
 from tandem_trainer.checkpoint.kept import Kept
@@ -111,10 +113,22 @@ class Data(Protocol):
 
 
 class Course:
-    """The steps of one generation. Every rank of it does the same."""
+    """The steps of one generation. Every rank of it does the same.
 
-    def __init__(self, place: Place, checkpoints: Checkpoint, stop: StopRequest) -> None:
-        self._place, self._checkpoints, self._stop = place, checkpoints, stop
+    Args:
+        checkpoints: when to save.
+        stop: whether somebody asks to save and leave.
+        rewind_on: which losses send training back.
+
+    Raises:
+        ConfigurationError: the disk cannot do what checkpoints need.
+    """
+
+    def __init__(
+        self, place: Place, checkpoints: Checkpoint, stop: StopRequest, rewind_on: RewindOn = "Spikes"
+    ) -> None:
+        self._place, self._checkpoints, self._stop, self._rewind_on = place, checkpoints, stop, rewind_on
+        _refuse_unfit_disk(place.rundir, place.group)
         self._rewinds = _rewinds_of_all(place.rundir, place.group)
         self._left_out = windows(self._rewinds)
         self._total: int | None = None
@@ -188,7 +202,7 @@ class Course:
         record_start(place.rundir, group, place.generation, place.members, manifest)
         restored.release()
         self.step = manifest.step if manifest else 0
-        self._health = Health(manifest.loop.get("health") if manifest else None)
+        self._health = Health(manifest.loop.get("health") if manifest else None, self._rewind_on)
 
         # All ranks save, rank 0 keeps the log
         parent = manifest.name if manifest else None
@@ -351,7 +365,9 @@ class Course:
         loss = losses[at] if -at <= len(losses) else math.nan
         steps = self._data.data_steps or NO_END
         generation = self._place.generation
-        rewind = decide(self._rewinds, generation, bad_step, loss if math.isfinite(loss) else None, steps)
+        known = [found.step for found in self._place.rundir.committed()] if self._place.group.rank == 0 else []
+        known = self._place.group.tell({"checkpoints": known})["checkpoints"]
+        rewind = decide(self._rewinds, generation, bad_step, loss if math.isfinite(loss) else None, steps, known)
         code, why = _decision(rewind, bad_step, len(self._rewinds))
         self.meter.close()
         if self._journal is not None:
@@ -378,6 +394,16 @@ def _decision(rewind: Rewind | None, bad_step: int, earlier: int) -> tuple[ExitC
         f"the loss became useless at step {rewind.bad_step}: going back to before step {rewind.resume_before} "
         f"and leaving out {rewind.skip_to - rewind.skip_from} batches"
     )
+
+
+def _refuse_unfit_disk(rundir: RunDir, group: Group) -> None:
+    """
+    Raises:
+        ConfigurationError: the disk cannot do what checkpoints need, as rank 0 found out.
+    """
+    why = group.tell({"why": lacks(rundir.path)} if group.rank == 0 else {})["why"]
+    if why:
+        raise ConfigurationError(str(why))
 
 
 def _rewinds_of_all(rundir: RunDir, group: Group) -> list[Rewind]:

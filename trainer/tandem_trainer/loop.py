@@ -44,7 +44,7 @@ def train(job: DistributedTrainingJob, place: Place) -> ExitCode:
     # Data and model
     torch.use_deterministic_algorithms(config.deterministic)
     samples = load(config.data, "train")
-    course = Course(place, job.spec.checkpoint, stop)
+    course = Course(place, job.spec.checkpoint, stop, config.rewind_on)
     passes = Passes(order_of(config, len(samples)), config.epochs, config.max_steps)
     cost = costs(config, samples, group.device)
     torch.manual_seed(mixed(config.seed))

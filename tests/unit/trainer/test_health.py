@@ -49,3 +49,30 @@ def test_its_memory_travels_with_a_checkpoint() -> None:
     second = Health(first.memory())
     second.first_bad(261, losses[260:])
     assert second.memory() == whole.memory()
+
+
+def densities(steps: int, seed: int, level: float = -1.0) -> list[float]:
+    """The loss of a model of densities that has learned most of what there is to learn, or of a policy."""
+    noise = random.Random(seed)
+    return [level + 0.4 * math.exp(-n / 30) + noise.gauss(0, 0.5) for n in range(steps)]
+
+
+def test_a_loss_that_may_be_negative_is_no_spike_because_it_is_above_three_times_a_negative_number() -> None:
+    for seed in range(20):
+        for level in (-3.0, -1.0, -0.1, 0.0):
+            assert Health().first_bad(1, densities(2000, seed, level)) is None
+
+
+def test_a_loss_that_may_be_negative_spikes_when_it_rises_far_beyond_its_spread() -> None:
+    health = Health()
+    assert health.first_bad(1, densities(500, 0)) is None
+    assert health.first_bad(501, [30.0] * 50) is not None
+
+
+def test_spikes_count_only_where_the_user_says_so() -> None:
+    for rule, found in (("Spikes", True), ("NotFinite", False), ("Never", False)):
+        health = Health(rewind_on=rule)  # type: ignore[arg-type]
+        health.first_bad(1, curve(500))
+        assert (health.first_bad(501, [9.0] * 50) is not None) == found
+    assert Health(rewind_on="NotFinite").first_bad(1, [2.0, math.nan]) == 2
+    assert Health(rewind_on="Never").first_bad(1, [2.0, math.nan, math.inf]) is None

@@ -146,7 +146,9 @@ def _gather(rundir: RunDir, aside: Path, request: Request) -> list[dict[str, Any
                 continue
             if "failed" in note:
                 code = note.get("errno")
-                raise OSError(code if isinstance(code, int) else errno.EIO, f"part {part} was not written: {note['failed']}")
+                raise OSError(
+                    code if isinstance(code, int) else errno.EIO, f"part {part} was not written: {note['failed']}"
+                )
             notes[part] = note
         missing -= notes.keys()
         now = time.monotonic()

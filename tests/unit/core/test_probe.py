@@ -1,0 +1,67 @@
+"""A disk that lacks something is told by what it lacks; one that is full or read-only is not told off."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem import probe
+from tandem.probe import lacks
+
+
+def test_an_ordinary_disk_can_do_everything_and_nothing_is_left(tmp_path: Path) -> None:
+    assert lacks(tmp_path / "run") == ""
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def refused(code: int) -> Any:
+    def call(*given: object, **more: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return call
+
+
+def test_a_disk_without_hard_links_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for code in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+        monkeypatch.setattr(os, "link", refused(code))
+        assert "has no hard links, which checkpoints need; take a local disk" in lacks(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_that_writes_over_what_is_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "link", lambda source, target: target.write_bytes(source.read_bytes()))
+    assert "has no hard links" in lacks(tmp_path)
+
+
+def test_a_rename_that_copies_folders_into_others_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.rename
+
+    def merged(source: Path, target: Path) -> Path:
+        return target if target.exists() else real(source, target)
+
+    monkeypatch.setattr(Path, "rename", merged)
+    assert "has no rename of folders" in lacks(tmp_path)
+
+
+def test_a_disk_that_appends_wherever_it_is_told_to_write_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def appended(descriptor: int, content: bytes, at: int) -> int:
+        os.lseek(descriptor, 0, os.SEEK_END)
+        return os.write(descriptor, content)
+
+    monkeypatch.setattr(os, "pwrite", appended)
+    assert "has no writing of a file in parts" in lacks(tmp_path)
+
+
+@pytest.mark.parametrize("code", probe.PASSING)
+def test_a_disk_that_is_full_or_read_only_lacks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(os, "link", refused(code))
+    monkeypatch.setattr(os, "pwrite", refused(code))
+    assert lacks(tmp_path) == ""
+    monkeypatch.setattr(Path, "mkdir", refused(code))
+    assert lacks(tmp_path) == ""
