@@ -139,6 +139,67 @@ def test_the_last_partial_batch_of_an_epoch_is_left_out_where_the_script_says_so
         assert {record["samples"] for record in records(rundir, "step")} == {50}
 
 
+PAIR = str(SCRIPTS / "pair_script.py")
+
+
+def test_two_models_that_learn_against_each_other_are_one_run_whatever_the_ranks(tmp_path: Path) -> None:
+    """Dropout of both, gradients of both with the last part, a branch that is never used, a kill between."""
+    alone, rundir = rundir_of(tmp_path / "one"), rundir_of(tmp_path / "two", everySteps=3, keepLast=100)
+    run(alone, 1, PAIR, "--parts", "100")
+    with Ranks(rundir, 2, PAIR, "--pause", "0.3") as ranks:
+        until(rundir.checkpoint_names, "a checkpoint")
+        os.kill(ranks.processes[-1].pid, signal.SIGKILL)
+        ranks.finish()
+    assert not rundir.ended()
+    run(rundir, 3, PAIR)
+    assert records(rundir, "start")[1]["step"] > 0
+    assert_same_run(rundir, alone)
+
+
+def test_what_distributed_data_parallel_is_told_gets_there(tmp_path: Path) -> None:
+    rundir = rundir_of(tmp_path)
+    with Ranks(rundir, 2, PAIR, "--lost") as ranks:
+        codes, output = ranks.finish()
+    assert set(codes) == {ExitCode.FAILED}, output
+    assert "find_unused_parameters=True" in output
+
+
+HOOKED = """
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from tandem_trainer.session import Session
+
+def hook(calls, bucket):
+    calls.append(bucket.buffer().numel())
+    return allreduce_hook(None, bucket)
+
+with Session(seed=1) as session:
+    calls = []
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    model = session.distribute(model, static_graph=True, bucket_cap_mb=1, comm_hook=hook, comm_state=calls)
+    frozen = session.distribute(nn.Linear(4, 4).requires_grad_(False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session.keep(model, optimizer)
+    rows = torch.rand(40, 4)
+    for batch in session.batches(rows, 20, epochs=2):
+        for part in batch.parts(5):
+            part.mean(model(frozen(part.data)).squeeze(1) ** 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    print("world", session.world_size, "averaged", sum(calls), flush=True)
+"""
+
+
+def test_gradients_travel_as_the_script_says_and_with_the_last_part(tmp_path: Path) -> None:
+    script = tmp_path / "hooked.py"
+    script.write_text(HOOKED)
+    parameters, steps = 4 * 4 + 4 + 4 + 1, 4
+    # A static graph is recorded in the first step, with both of its parts.
+    assert f"world 2 averaged {parameters * (steps + 1)}" in run(rundir_of(tmp_path / "two"), 2, str(script))
+    assert "world 1 averaged 0" in run(rundir_of(tmp_path / "one"), 1, str(script))
+
+
 COLLECTIVE = """
 import torch, torch.distributed as dist
 from torch import nn
@@ -267,6 +328,7 @@ def tried(what):
 
 tried(lambda: Session("mistakes.py"))
 tried(lambda: session.batches(rows, 8))
+tried(lambda: session.distribute(model, find_unused_parameter=True))
 tried(lambda: session.keep(model, elsewhere))
 tried(lambda: session.keep(model, other=object()))
 session.keep(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -290,6 +352,7 @@ def test_mistakes_are_named_with_what_to_do(tmp_path: Path) -> None:
     said = [
         "ConfigurationError the run directory mistakes.py cannot be used",
         "RuntimeError call session.keep(model, optimizer) before session.batches(...)",
+        "TypeError distribute(…, find_unused_parameter=…): DistributedDataParallel has no such option",
         "ValueError the optimizer has 2 parameters that are not the model's",
         "TypeError other has no state_dict and load_state_dict, and is no dictionary",
         "ConfigurationError global_batch_size=0: it must be at least 1",

@@ -28,6 +28,7 @@ in the wrong branch), wrapping the script's own loader (its position belongs to 
 
 import atexit
 import contextlib
+import inspect
 import os
 import re
 import sys
@@ -58,6 +59,8 @@ from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.models.dropout import Draws, key_dropout
 from tandem_trainer.pulse import Pulse, Watchdog, check_name
 
+
+_OPTIONS = {*inspect.signature(DistributedDataParallel).parameters} - {"module", "device_ids", "output_device"}
 
 class Batch:
     """This rank's share of the samples of one step."""
@@ -147,8 +150,9 @@ class Session:
         self._checkpoint = _settings(self._rundir, self._group, checkpoint or Checkpoint())
         self._stop = StopRequest(self._pulse)
         self._busy = Busy(self._group.device)
-        self._draws: Draws | None = None
-        self._wrapped: nn.Module | None = None
+        self._draws: list[Draws] = []
+        self._averaging: list[DistributedDataParallel] = []
+        self._recording: list[DistributedDataParallel] = []
         self._kept: Kept | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._course: Course | None = None
@@ -177,23 +181,48 @@ class Session:
         """How many processes there are now; it may be another number after a restart."""
         return self._group.world_size
 
-    def distribute(self, model: nn.Module, sample_dropout: bool = True) -> nn.Module:
-        """Put a model on the device and average its gradients over the ranks.
+    def distribute(
+        self,
+        model: nn.Module,
+        sample_dropout: bool = True,
+        *,
+        comm_hook: Callable[[Any, Any], Any] | None = None,
+        comm_state: Any = None,
+        **options: Any,
+    ) -> nn.Module:
+        """Put a model on the device and average its gradients over the ranks. A script may have several models.
+
+        Where there is one rank, or nothing in the model learns, nothing is averaged, and only `sample_dropout` counts.
 
         Args:
             sample_dropout: dropout draws by sample, so that the loss does not depend on the number of ranks. For models
                 in which the first dimension of what is dropped out is that of the samples.
         """
         if sample_dropout:
-            self._draws = key_dropout(model)
+            self._draws.append(key_dropout(model, first=sum(draws.layers for draws in self._draws)))
         model.to(self.device)
         forward = model
-        if self.world_size > 1:
+        if self.world_size > 1 and any(parameter.requires_grad for parameter in model.parameters()):
             devices = [self.device] if self.device.type == "cuda" else None
-            forward = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+            defaults = {"gradient_as_bucket_view": True}
+            forward = averaging = DistributedDataParallel(model, device_ids=devices, **defaults | options)
+            if comm_hook is not None:
+                averaging.register_comm_hook(comm_state, comm_hook)
+            self._averaging.append(averaging)
+            if options.get("static_graph"):
+                self._recording.append(averaging)
         forward.register_forward_pre_hook(lambda module, given: self._busy.__enter__())
         forward.register_forward_hook(lambda module, given, out: self._busy.__exit__(None, None, None))
-        self._wrapped = forward
+            comm_hook: what averages a bucket of gradients, such as those in torch.distributed.algorithms.
+            comm_state: its first argument.
+            options: of torch.nn.parallel.DistributedDataParallel: `find_unused_parameters=True` where a step may leave
+                a parameter without a gradient, `static_graph=True`, `bucket_cap_mb=…`, and so on.
+
+        Raises:
+            TypeError: DistributedDataParallel has no such option, or it is the session's to choose.
+        for name in options:
+            if name not in _OPTIONS:
+                raise TypeError(f"distribute(…, {name}=…): DistributedDataParallel has no such option to choose")
         return forward
 
     def keep(
@@ -348,6 +377,7 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
+        self._recording = []
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
@@ -421,12 +451,18 @@ class Session:
         """Random numbers from here on follow from the step and its part, and dropout's from the samples."""
         parts = (part,) if part else ()
         seed_everything(mixed(self._seed, step, self.rank, *parts), self.device)
-        if self._draws is not None:
-            self._draws.set(self._seed, step, mine.to(self.device))
+        for draws in self._draws:
+            draws.set(self._seed, step, mine.to(self.device))
 
-    def _synchronised(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        no_sync = getattr(self._wrapped, "no_sync", contextlib.nullcontext)
-        return contextlib.nullcontext() if last else no_sync()
+    @contextlib.contextmanager
+    def _synchronised(self, last: bool) -> Iterator[None]:
+        with contextlib.ExitStack() as waiting:
+            for averaging in self._averaging:
+                # One with a static graph records it in its first step, and cannot go without its collectives there
+                # (torch 2.15). What is averaged again with the next part stays the same average.
+                if not last and averaging not in self._recording:
+                    waiting.enter_context(averaging.no_sync())
+            yield
 
 
 _open: list[Session] = []

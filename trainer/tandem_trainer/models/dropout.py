@@ -31,7 +31,9 @@ _ODD = 0x9E3779B1
 class Draws:
     """What the layers of one model draw from: a key for each sample of the batch that is computed."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 1) -> None:
+        self.layers = layers
+        """How many layers draw from it."""
         self.keys = torch.empty(0, dtype=torch.int32)
         self._step = (0, 0)
         self._calls: dict[int, int] = {}
@@ -129,15 +131,19 @@ class SampleDropout(nn.Module):
         return f"p={self.p}"
 
 
-def key_dropout(model: nn.Module) -> Draws:
-    """Put SampleDropout in the place of every torch.nn.Dropout of a model; returns what they draw from."""
-    draws = Draws()
+def key_dropout(model: nn.Module, first: int = 0) -> Draws:
+    """Put SampleDropout in the place of every torch.nn.Dropout of a model; returns what they draw from.
+
+    Args:
+        first: number of its first layer; the layers of the models that learn together have different ones.
+    """
     found = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
         if type(child) is nn.Dropout
     ]
-    for layer, (parent, name, child) in enumerate(found):
+    draws = Draws(len(found))
+    for layer, (parent, name, child) in enumerate(found, start=first):
         setattr(parent, name, SampleDropout(child.p, layer, draws))
     return draws
