@@ -59,8 +59,8 @@ from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.models.dropout import Draws, key_dropout
 from tandem_trainer.pulse import Pulse, Watchdog, check_name
 
-
 _OPTIONS = {*inspect.signature(DistributedDataParallel).parameters} - {"module", "device_ids", "output_device"}
+
 
 class Batch:
     """This rank's share of the samples of one step."""
@@ -197,7 +197,17 @@ class Session:
         Args:
             sample_dropout: dropout draws by sample, so that the loss does not depend on the number of ranks. For models
                 in which the first dimension of what is dropped out is that of the samples.
+            comm_hook: what averages a bucket of gradients, such as those in torch.distributed.algorithms.
+            comm_state: its first argument.
+            options: of torch.nn.parallel.DistributedDataParallel: `find_unused_parameters=True` where a step may leave
+                a parameter without a gradient, `static_graph=True`, `bucket_cap_mb=…`, and so on.
+
+        Raises:
+            TypeError: DistributedDataParallel has no such option, or it is the session's to choose.
         """
+        for name in options:
+            if name not in _OPTIONS:
+                raise TypeError(f"distribute(…, {name}=…): DistributedDataParallel has no such option to choose")
         if sample_dropout:
             self._draws.append(key_dropout(model, first=sum(draws.layers for draws in self._draws)))
         model.to(self.device)
@@ -213,16 +223,6 @@ class Session:
                 self._recording.append(averaging)
         forward.register_forward_pre_hook(lambda module, given: self._busy.__enter__())
         forward.register_forward_hook(lambda module, given, out: self._busy.__exit__(None, None, None))
-            comm_hook: what averages a bucket of gradients, such as those in torch.distributed.algorithms.
-            comm_state: its first argument.
-            options: of torch.nn.parallel.DistributedDataParallel: `find_unused_parameters=True` where a step may leave
-                a parameter without a gradient, `static_graph=True`, `bucket_cap_mb=…`, and so on.
-
-        Raises:
-            TypeError: DistributedDataParallel has no such option, or it is the session's to choose.
-        for name in options:
-            if name not in _OPTIONS:
-                raise TypeError(f"distribute(…, {name}=…): DistributedDataParallel has no such option to choose")
         return forward
 
     def keep(
@@ -367,6 +367,7 @@ class Session:
         rate = None if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
         course.took(self._fed.ids, rate, self._loss)
         self._loss = self._fed = None
+        self._recording = []
 
     def _end(self, course: Course, broken_off: bool = False) -> None:
         self._ended = course.end_steps(broken_off)
@@ -377,7 +378,6 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-        self._recording = []
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
