@@ -1,9 +1,9 @@
 """Whether a disk can do what a run directory asks of it: tried out, in a folder that is gone afterwards.
 
 Records are made by hard link, checkpoints are committed by rename, leases by exclusive creation, and several ranks
-write one file at different offsets. Object stores that are mounted as a disk, and some cloud volumes, lack one of these,
-and then fail in the middle of a run with an error that says nothing. A disk that is full, read-only or does not answer
-is none of this module's business: it may be another one a minute later.
+write one file at different offsets. Object stores that are mounted as a disk, and some cloud volumes, lack one of
+these, and then fail in the middle of a run with an error that says nothing. A disk that is full, read-only or does not
+answer is none of this module's business: it may be another one a minute later.
 """
 
 import errno

@@ -21,6 +21,7 @@ class _Meeting:
         self.changed = threading.Condition()
         self.rounds: dict[int, dict[int, str]] = {}
         self.gone: set[int] = set()
+        self.objects: list[Any] = [None] * size
 
     def hold(self, number: int, rank: int, value: str) -> list[str]:
         with self.changed:
@@ -50,7 +51,17 @@ class ThreadGroup(Group):
         return [json.loads(one) for one in self._meeting.hold(self._round, self.rank, json.dumps(value))]
 
     def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
-        raise NotImplementedError("no test needs it")
+        for mine, first in zip(tensors, self.exchange(list(tensors))[0], strict=True):
+            mine.copy_(first)
+        self.gather({})
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Every rank's value, the very objects, in rank order."""
+        self._meeting.objects[self.rank] = value
+        self.gather({})
+        found = list(self._meeting.objects)
+        self.gather({})
+        return found
 
     def barrier(self) -> None:
         self.gather({})

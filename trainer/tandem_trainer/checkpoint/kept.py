@@ -150,7 +150,8 @@ class Kept:
         for one, state in self._optimizer_states(contents, contents.optimizer):
             one.check(state)
         if self._average is not None:
-            check_weights(self._average, contents.weights if contents.average is None else contents.average)
+            averaged = contents.weights if contents.average is None else contents.average
+            check_weights(self._average, averaged, extra_state(self._average))
         if not isinstance(contents.loop.get(OTHER_STATES, {}), dict):
             raise Broken(f"{OTHER_STATES} is no object")
 
@@ -164,7 +165,9 @@ class Kept:
         load_weights(self._model, contents.weights, extra)
         # Of weights that are averaged the average may be what is in the file.
         if self._average is not None:
-            load_weights(self._average, contents.weights if contents.average is None else contents.average)
+            averaged = contents.weights if contents.average is None else contents.average
+            # What modules keep beside tensors is not averaged.
+            load_weights(self._average, averaged, extra_state(self._average))
             contents.let_go_all(contents.average or {})
         contents.let_go_all(contents.weights)
         moments = {}
