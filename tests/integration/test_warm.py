@@ -1,5 +1,6 @@
 """Warm ranks: forked, and yet for torchrun, for signals and for the script itself as if Python had started them."""
 
+import gzip
 import json
 import os
 import signal
@@ -110,7 +111,8 @@ def test_a_script_sees_the_world_as_if_python_had_started_it(start: Any, tmp_pat
     facts = agent.facts(1)
     assert facts["argv"] == ["script.py", "exit", "0"]
     assert facts["path"] == str(tmp_path)
-    assert (facts["name"], facts["file"], facts["main"]) == ("__main__", "script.py", "script.py")
+    script = str(tmp_path / "script.py")
+    assert (facts["name"], facts["file"], facts["main"]) == ("__main__", script, script)
     assert (facts["folder"], facts["rank"], facts["level"], facts["threads"]) == (str(tmp_path), "1", "7", 1)
     assert facts["sum"] == 1_000_000
     assert (tmp_path / "stdout").read_text().count("said on stdout") == 2
@@ -168,6 +170,41 @@ def test_a_rank_ends_as_python_does_but_does_not_take_itself_apart(start: Any, t
     assert [said.count(word) for word in ("buffered", "thread", "exit function")] == [1, 1, 1]
     assert said.index("thread") < said.index("exit function")
     assert not (tmp_path / "taken-apart").exists()
+
+
+WRITES = """
+import gzip, io, os, sys
+from pathlib import Path
+
+folder = Path(os.environ["OUT"])
+plain = open(folder / "plain.txt", "w")
+zipped = io.TextIOWrapper(gzip.open(folder / "zipped.txt.gz", "wb"))
+raw = open(folder / "raw.bin", "wb")
+kept = {"files": [plain, zipped, raw]}
+for number in range(100):
+    print("line", number, file=plain)
+    print("line", number, file=zipped)
+    raw.write(b"line\\n")
+reads, full = os.pipe()
+os.set_blocking(full, False)
+try:
+    while True:
+        os.write(full, bytes(4096))
+except BlockingIOError:
+    os.set_blocking(full, True)
+stuck = open(full, "wb")
+stuck.write(b"nobody reads this")
+"""
+
+
+def test_what_a_script_wrote_to_files_that_it_did_not_close_is_there(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "writes.py").write_text(WRITES)
+    agent = start("writes.py")
+    assert agent.process.wait(120) == 0, agent.errors
+    lines = [f"line {number}" for number in range(100)]
+    assert (tmp_path / "plain.txt").read_text().splitlines() == lines
+    assert gzip.decompress((tmp_path / "zipped.txt.gz").read_bytes()).decode().splitlines() == lines
+    assert (tmp_path / "raw.bin").read_bytes() == b"line\n" * 100
 
 
 def test_a_killed_rank_is_a_killed_process_for_torchrun(start: Any) -> None:

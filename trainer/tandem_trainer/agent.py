@@ -12,6 +12,7 @@ Exit codes: torchrun's, and those of the rendezvous; PREEMPTED on SIGTERM and IN
 import atexit
 import gc
 import importlib
+import io
 import os
 import random
 import runpy
@@ -21,12 +22,14 @@ import threading
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from tandem.exitcode import ExitCode
 from tandem.messages import SCRIPT
+from tandem_trainer.open_files import close_files
 from tandem_trainer.pulse import Pulse
 from tandem_trainer.stacks import answer_with_stacks
 from tandem_trainer.warm import forkserver, stub
@@ -93,7 +96,8 @@ def run_and_end(arguments: list[str]) -> NoReturn:
     """Run a module or a script and end as Python would, but without taking the interpreter apart.
 
     That takes two seconds with torch, which a group that starts again would wait for, and threads of gloo may abort the
-    process meanwhile. What a script may rely on is done: its threads are waited for, its exit functions are called.
+    process meanwhile. What a script may rely on is done: its threads are waited for, its exit functions are called, and
+    its files are closed.
     """
     code: int | str | None = 0
     try:
@@ -112,6 +116,7 @@ def run_and_end(arguments: list[str]) -> NoReturn:
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    close_files()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
@@ -138,7 +143,18 @@ def run(arguments: list[str]) -> None:
     else:
         sys.argv = list(arguments)
         sys.path[0] = str(Path(arguments[0]).resolve().parent)
-        runpy.run_path(arguments[0], run_name="__main__")
+        _run_file(Path(arguments[0]).absolute())
+
+
+def _run_file(path: Path) -> None:
+    """Run a script: `__file__` is its whole path, `sys.argv[0]` what was given; runpy has one name for both."""
+    script = ModuleType("__main__")
+    script.__file__ = str(path)
+    script.__loader__ = SourceFileLoader("__main__", str(path))
+    sys.modules["__main__"] = script
+    with io.open_code(str(path)) as file:
+        code = compile(file.read(), str(path), "exec", dont_inherit=True)
+    exec(code, vars(script))  # noqa: S102 - it is what was asked for
 
 
 def _accompany() -> None:

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import traceback
+from typing import NoReturn
 
 from tandem.exitcode import ExitCode
 from tandem.rundir import RunDir
@@ -50,7 +51,7 @@ def code_of(error: Exception, rundir: RunDir, has_peers: bool) -> ExitCode:
             return ExitCode.FAILED
 
 
-def leave(code: int, pulse: Pulse | None) -> None:
+def leave(code: int, pulse: Pulse | None) -> NoReturn:
     """End this process at once."""
     if pulse is not None:
         pulse.last_word(code)

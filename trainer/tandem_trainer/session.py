@@ -32,10 +32,11 @@ import inspect
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -57,9 +58,14 @@ from tandem_trainer.ending import code_of, leave
 from tandem_trainer.group import Group
 from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.models.dropout import Draws, key_dropout
+from tandem_trainer.open_files import close_files
 from tandem_trainer.pulse import Pulse, Watchdog, check_name
 
 _OPTIONS = {*inspect.signature(DistributedDataParallel).parameters} - {"module", "device_ids", "output_device"}
+FINALLY_SECONDS = 10.0
+"""What encloses the session may take so long to clean up when the session ends before it is complete."""
+AT_ONCE = {ExitCode.PEER_LOST, ExitCode.SUPERSEDED}
+"""Collectives of a script's own clean-up would wait for who is gone, and who is superseded must not write."""
 
 
 class Batch:
@@ -161,6 +167,7 @@ class Session:
         self._fed: Fed | None = None
         self._ended: ExitCode | None = None
         self._left = self._failed = False
+        self._code: ExitCode | None = None
         self._known_error = _last_error()
         self._process = os.getpid()
         _open.append(self)
@@ -384,7 +391,8 @@ class Session:
         """Leave in the way that the job's coordinator understands.
 
         A loop that was left with `break` is complete, on all ranks after the same step. After an error, or when asked
-        to leave, the process ends here: torch cannot be trusted to take a group down whose other members are gone.
+        to leave, the process ends with the exit code that says so: what encloses the block still runs its `finally`,
+        for FINALLY_SECONDS, and files are closed. It ends at once where another rank is gone.
         """
         try:
             if error is None:
@@ -396,17 +404,35 @@ class Session:
         except (Exception, SystemExit) as late:
             error = late
         self._failed = True
-        self._leave_after(error)
+        code = self._code_after(error)
+        if code in AT_ONCE:
+            self._leave(code)
+        if code is not None:
+            self._code = code
+            if self._pulse is not None:
+                self._pulse.last_word(code)
+            if self._pulse is not None or self.world_size > 1:
+                # Others wait for the end of this process.
+                deadline = threading.Timer(FINALLY_SECONDS, self._leave, [code])
+                deadline.daemon = True
+                deadline.start()
+            raise SystemExit(int(code)) from None
 
     def _exits_well(self, error: BaseException) -> bool:
         """Whether this is the exit of a script whose loop is over."""
         return isinstance(error, SystemExit) and not error.code and self._ended == ExitCode.DONE
 
-    def _leave_after(self, error: BaseException) -> None:
+    def _code_after(self, error: BaseException) -> ExitCode | None:
+        """What to exit with; None where Python knows."""
         if self._ended not in (None, ExitCode.DONE):
-            leave(self._ended, self._pulse)
+            return self._ended
         if isinstance(error, Exception):
-            leave(code_of(error, self._rundir, has_peers=self.world_size > 1), self._pulse)
+            return code_of(error, self._rundir, has_peers=self.world_size > 1)
+        return None
+
+    def _leave(self, code: ExitCode) -> NoReturn:
+        close_files()
+        leave(code, self._pulse)
 
     def _close(self) -> None:
         """This rank is through, and so is the run when all of them are. Collective."""
@@ -421,7 +447,15 @@ class Session:
 
     def _end_of_script(self) -> None:
         """The interpreter ends, and there may have been an error outside of any `with` block."""
-        if self._process != os.getpid() or self._failed or _last_error() is not self._known_error:
+        if self._process != os.getpid():
+            return
+        if self._code is not None:
+            # Not Python's own end: peers may be gone, and their process group would be waited for.
+            self._leave(self._code)
+        error = _last_error()
+        if error is not self._known_error and isinstance(error, Exception) and self.world_size > 1:
+            self._leave(ExitCode.FAILED)
+        if self._failed or error is not self._known_error:
             return
         try:
             if self._left:
@@ -431,7 +465,7 @@ class Session:
             elif self._pulse is not None:
                 self._pulse.last_word(self._ended)
         except (Exception, SystemExit) as error:
-            self._leave_after(error)
+            self._leave(self._code_after(error) or ExitCode.FAILED)
 
     def _break_off(self) -> None:
         """The loop was left early."""
