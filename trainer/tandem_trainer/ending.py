@@ -2,9 +2,12 @@
 
 import logging
 import os
+import re
 import sys
 import traceback
 from typing import NoReturn
+
+import torch.distributed as dist
 
 from tandem.exitcode import ExitCode
 from tandem.rundir import RunDir
@@ -17,8 +20,11 @@ from tandem_trainer.pulse import Pulse
 
 log = logging.getLogger("tandem_trainer")
 
-PEER_LOST = ("by peer", "Broken pipe", "Connection refused", "Socket Timeout", "NCCL", "Timed out waiting", "store")
-"""What torch's collectives say when another rank is gone; they have no type of exception for it."""
+GLOO = re.compile(r"^\[[^\]]*\bgloo/[^\]]*:\d+\]|^Gloo connectFullMesh failed")
+"""How what gloo says begins, with the place in its source: it has no type of exception. Read off torch 2.15 with peers
+that were killed, had ended or were late, in each kind of collective. NCCL and the store have one, `DistError`."""
+FRAMES = 8
+"""So many of the innermost frames say where a rank missed its peers."""
 
 
 def code_of(error: Exception, rundir: RunDir, has_peers: bool) -> ExitCode:
@@ -43,12 +49,22 @@ def code_of(error: Exception, rundir: RunDir, has_peers: bool) -> ExitCode:
         case SaveFailed():
             log.error("%s", error)
             return ExitCode.FAILED
-        case RuntimeError() if has_peers and any(sign in str(error) for sign in PEER_LOST):
-            log.warning("another rank is gone: %s", str(error).splitlines()[0])
+        case _ if has_peers and _peer_is_lost(error):
+            log.warning("another rank is gone: %s", next(iter(str(error).splitlines()), ""))
+            traceback.print_exception(error, limit=-FRAMES)
             return ExitCode.PEER_LOST
         case _:
             traceback.print_exception(error)
             return ExitCode.FAILED
+
+
+def _peer_is_lost(error: BaseException | None) -> bool:
+    """Whether a collective or the store has failed, also if the script has made another error of it."""
+    while error is not None:
+        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and GLOO.match(str(error))):
+            return True
+        error = error.__cause__
+    return False
 
 
 def leave(code: int, pulse: Pulse | None) -> NoReturn:

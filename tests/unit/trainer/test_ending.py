@@ -1,0 +1,84 @@
+"""Which exit code an error means, and what is said of it."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from tandem.exitcode import ExitCode
+from tandem.rundir import RunDir
+from tandem_trainer.ending import code_of
+from tests.support.ports import reserved_port
+
+GLOO = (
+    "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:441. "
+    "This is typically caused by a remote worker crashing.",
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation",
+    "Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error",
+)
+"""As torch 2.15 and older ones said it."""
+
+
+def code(error: Exception, folder: Path, has_peers: bool = True) -> ExitCode:
+    return code_of(error, RunDir(folder), has_peers)
+
+
+def raised_by_torch(what: str) -> Exception:
+    """A real error of torch's store."""
+    try:
+        if what == "nobody listens":
+            dist.TCPStore("127.0.0.1", reserved_port(), is_master=False, timeout=timedelta(seconds=0.1))
+        else:
+            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            store.set_timeout(timedelta(seconds=0.1))
+            store.get("what nobody has set")
+    except Exception as error:
+        return error
+    raise AssertionError("torch raised nothing")
+
+
+@pytest.mark.parametrize("said", GLOO)
+def test_what_gloo_says_when_a_peer_has_gone_counts_against_nothing(tmp_path: Path, said: str) -> None:
+    assert code(RuntimeError(said), tmp_path) == ExitCode.PEER_LOST
+    assert code(RuntimeError(said), tmp_path, has_peers=False) == ExitCode.FAILED
+
+
+@pytest.mark.parametrize("what", ["nobody listens", "a key that does not come"])
+def test_what_torchs_store_raises_is_known_by_its_type(tmp_path: Path, what: str) -> None:
+    assert code(raised_by_torch(what), tmp_path) == ExitCode.PEER_LOST
+
+
+def test_what_a_script_makes_of_a_lost_peer_is_one() -> None:
+    error = ValueError("the epoch cannot be ended")
+    error.__cause__ = RuntimeError(GLOO[0])
+    assert code(error, Path()) == ExitCode.PEER_LOST
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "could not restore the tokenizer",
+        "the feature store answered: Connection refused",
+        "Broken pipe while the data set was read",
+        "NCCL_DEBUG must be INFO",
+        "Socket Timeout of the object storage",
+    ],
+)
+def test_an_error_of_the_scripts_own_is_a_failure_whatever_words_it_uses(
+    tmp_path: Path, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert code(RuntimeError(said), tmp_path) == ExitCode.FAILED
+    assert said in capfd.readouterr().err
+
+
+def test_where_a_lost_peer_was_missed_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def step_in_the_script() -> None:
+        raise RuntimeError(GLOO[0])
+
+    with pytest.raises(RuntimeError) as caught:
+        step_in_the_script()
+    assert code(caught.value, tmp_path) == ExitCode.PEER_LOST
+    told = capfd.readouterr().err
+    assert "in step_in_the_script" in told
+    assert "Connection closed by peer" in told
