@@ -14,32 +14,29 @@ import torch
 
 
 class Busy:
-    """A stopwatch for forward passes: `with busy: loss = forward(…)`."""
+    """A stopwatch for forward passes: `with busy: loss = forward(…)`. A pass that does not end counts for nothing."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
+        self._began: float | torch.cuda.Event | None = None
         self._seconds = 0.0
-        self._began = 0.0
-        self._events: list[torch.cuda.Event] = []
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._pauses = False
 
     def __enter__(self) -> None:
-        if self._pauses:
-            return
-        if self._on_gpu:
-            self._mark()
-        else:
-            self._began = time.perf_counter()
+        if not self._pauses:
+            self._began = self._now()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        if self._pauses:
+        began, self._began = self._began, None
+        if self._pauses or began is None:
             return
-        if self._on_gpu:
-            self._mark()
+        if isinstance(began, float):
+            self._seconds += time.perf_counter() - began
         else:
-            self._seconds += time.perf_counter() - self._began
+            self._events.append((began, self._event()))
 
     @contextlib.contextmanager
     def pausing(self) -> Iterator[None]:
@@ -52,14 +49,16 @@ class Busy:
 
     def take(self) -> float:
         """Seconds since the last call. On a GPU the work must be complete."""
-        begins, ends = self._events[::2], self._events[1::2]
-        milliseconds: float = sum(begin.elapsed_time(end) for begin, end in zip(begins, ends, strict=True))
+        milliseconds: float = sum(begin.elapsed_time(end) for begin, end in self._events)
         seconds = self._seconds + milliseconds / 1000
-        self._seconds = 0.0
+        self._began, self._seconds = None, 0.0
         self._events.clear()
         return seconds
 
-    def _mark(self) -> None:
+    def _now(self) -> "float | torch.cuda.Event":
+        return self._event() if self._on_gpu else time.perf_counter()
+
+    def _event(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
-        self._events.append(event)
+        return event
