@@ -46,6 +46,9 @@ def assert_same_run(ours: RunDir, reference: RunDir) -> None:
         pytest.param(("--data", "rows"), id="rows", marks=ALL),
         pytest.param(("--data", "stream", "--workers", "1"), id="a-stream-read-ahead", marks=ALL),
         pytest.param(("--data", "stream", "--parts", "7"), id="a-stream-in-parts"),
+        pytest.param(("--order", "weighted", "--workers", "2"), id="weighted"),
+        pytest.param(("--order", "tokens", "--parts", "9"), id="in-batches-of-so-many-tokens"),
+        pytest.param(("--order", "own"), id="in-an-order-of-its-own", marks=ALL),
     ],
 )
 def test_killed_and_resumed_by_other_numbers_of_ranks_it_is_the_undisturbed_run(
@@ -55,7 +58,12 @@ def test_killed_and_resumed_by_other_numbers_of_ranks_it_is_the_undisturbed_run(
     options += ("--epochs", "6")
     undisturbed, rundir = rundir_of(tmp_path / "one"), rundir_of(tmp_path / "killed", everySteps=5, keepLast=100)
     expected = run(undisturbed, 1, SCRIPT, *options)
-    assert len(losses(undisturbed)) == 6 * STEPS_PER_EPOCH
+    steps = 6 * STEPS_PER_EPOCH
+    if "--order" in options:
+        # Of tokens there are as many batches as it takes; an order of its own has 300 samples and then 280.
+        steps = {"weighted": steps, "tokens": len(losses(undisturbed)), "own": 3 * (6 + 6)}[options[1]]
+        assert steps > 30
+    assert len(losses(undisturbed)) == steps
     for size in (2, 1):
         known = len(rundir.checkpoint_names())
         with Ranks(rundir, size, SCRIPT, *options, "--pause", "0.2") as ranks:
@@ -337,6 +345,9 @@ tried(lambda: session.batches(rows[:0], 8))
 tried(lambda: session.batches(rows, 41, drop_last=True))
 tried(lambda: session.batches(DataLoader(rows), 8))
 tried(lambda: session.batches(iter(rows), 8))
+tried(lambda: session.batches(rows))
+tried(lambda: session.batches(Sized(), 2, order=lambda seed, epoch: [0]))
+tried(lambda: session.batches(rows, 2, order=lambda seed, epoch: [40]))
 batches = session.batches(Sized(), 2)
 tried(lambda: session.batches(rows, 8))
 batch = next(batches)
@@ -360,6 +371,9 @@ def test_mistakes_are_named_with_what_to_do(tmp_path: Path) -> None:
         "ConfigurationError drop_last leaves out all of the 40 samples, because global_batch_size=41 is more",
         "ConfigurationError give session.batches the data set itself and not a DataLoader",
         "ConfigurationError a tuple_iterator can be read only once",
+        "ConfigurationError say with global_batch_size how many samples make a step",
+        "ConfigurationError order= needs a data set with indices",
+        "ConfigurationError order <lambda> gives ids from 40 to 40 in epoch 0; the data set has those from 0 to 39",
         "RuntimeError session.batches(...) was called already",
         "ValueError losses have the shape (2, 3); give one number for each of the 2 samples",
     ]

@@ -47,12 +47,15 @@ from tandem.exitcode import ExitCode
 from tandem.job import API_VERSION, KIND, Checkpoint, DistributedTrainingJob
 from tandem.launch import RUN_DIR
 from tandem.rundir import RunDir
+from tandem.tasks import RewindOn
 from tandem_trainer.busy import Busy
 from tandem_trainer.checkpoint.kept import Kept, Stateful
 from tandem_trainer.checkpoint.state import unwrapped
 from tandem_trainer.course import Course, StopRequest, place_of
 from tandem_trainer.data.feeding import Collate, Fed, Reading, Stream, cut, feed, moved
+from tandem_trainer.data.listing import Listing
 from tandem_trainer.data.order import Order, Passes, pieces
+from tandem_trainer.data.sampling import EpochOrder
 from tandem_trainer.data.seed import mixed, seed_everything
 from tandem_trainer.ending import code_of, leave
 from tandem_trainer.group import Group
@@ -136,13 +139,21 @@ class Session:
         folder: the run directory, where there is no job that brings one.
         seed: of initial weights, data order, dropout and augmentation.
         checkpoint: when to save and what to keep, where there is no job; default: every 60 seconds.
+        rewind_on: which losses send training back to an older checkpoint, and have the data around them left out:
+            "NotFinite", those that are NaN or infinite; "Spikes", also those that are for some time worse than the
+            untrained model's; "Never".
 
     Raises:
         ConfigurationError: there is neither a folder nor a job.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str] | None = None, *, seed: int = 0, checkpoint: Checkpoint | None = None
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        seed: int = 0,
+        checkpoint: Checkpoint | None = None,
+        rewind_on: RewindOn = "NotFinite",
     ) -> None:
         self._pulse = Pulse.open_for_rank()
         if self._pulse is not None:
@@ -155,6 +166,7 @@ class Session:
         self._seed = seed
         self._checkpoint = _settings(self._rundir, self._group, checkpoint or Checkpoint())
         self._stop = StopRequest(self._pulse)
+        self._rewind_on = rewind_on
         self._busy = Busy(self._group.device)
         self._draws: list[Draws] = []
         self._averaging: list[DistributedDataParallel] = []
@@ -267,8 +279,9 @@ class Session:
     def batches(
         self,
         dataset: Any,
-        global_batch_size: int,
+        global_batch_size: int | None = None,
         *,
+        order: EpochOrder | None = None,
         epochs: int = 1,
         max_steps: int | None = None,
         drop_last: bool = False,
@@ -279,11 +292,14 @@ class Session:
         """The steps that are left, each with this rank's share of its samples. To be called once.
 
         Each sample comes exactly once in an epoch, whatever the number of ranks and restarts. A data set with a length
-        is shuffled anew for each epoch; any other iterable is read in its own order (tandem_trainer.data.feeding).
+        is shuffled anew for each epoch; any other iterable is read in its own order (tandem_trainer.data.feeding). With
+        an `order` an epoch is what that says, whatever the number of ranks and restarts.
 
         Args:
             dataset: of torch's kind: with `__len__` and `__getitem__`, or iterable.
-            global_batch_size: samples of one step over all ranks together.
+            global_batch_size: samples of one step over all ranks together; None with an order that gives batches.
+            order: a function of seed and epoch that gives the sample ids of an epoch in their order, or its batches:
+                `Weighted`, `Bucketed`, or your own (tandem_trainer.data.sampling). The same on every rank.
             max_steps: end after so many steps, if that comes first.
             drop_last: leave out the last batch of an epoch where it is smaller than the others.
             loader_workers: processes of this rank that read ahead; 0: samples are read when their step begins.
@@ -298,17 +314,27 @@ class Session:
             raise RuntimeError("call session.keep(model, optimizer) before session.batches(...)")
         if self._course is not None:
             raise RuntimeError("session.batches(...) was called already; a session has one loop")
-        _check(dataset, global_batch_size, epochs, max_steps)
+        _check(dataset, global_batch_size, order, epochs, max_steps)
         group = self._group
         pin = group.device.type == "cuda"
         reading = Reading(group.rank, group.world_size, self._seed, loader_workers, collate, transform, pin)
-        course = Course(place_of(self._rundir, group, self._pulse), self._checkpoint, self._stop)
+        course = Course(place_of(self._rundir, group, self._pulse), self._checkpoint, self._stop, self._rewind_on)
         batches: Iterator[Fed]
-        if _has_indices(dataset):
+        if order is not None:
+            listing = Listing(order, len(dataset), global_batch_size, epochs, max_steps, self._seed, drop_last)
+            if len({told["digest"] for told in group.gather({"digest": listing.digest})}) > 1:
+                raise ConfigurationError("the order is not the same on all ranks; it must follow from seed and epoch")
+            loaded = course.begin(self._kept, listing)
+            at = (None, 0) if loaded is None else (loaded.data, course.step_before(loaded))
+            batches = pages = listing.feed(dataset, *at, course.leaves_out, reading)
+            self._more = pages.more
+        elif _has_indices(dataset):
+            assert global_batch_size is not None
             passes = Passes(_order(len(dataset), global_batch_size, self._seed, drop_last), epochs, max_steps)
             course.begin(self._kept, passes)
             batches = feed(dataset, passes.order, course.data_steps_left, reading)
         else:
+            assert global_batch_size is not None
             stream = Stream(dataset, global_batch_size, epochs, max_steps, reading, drop_last)
             loaded = course.begin(self._kept, stream)
             at = (None, 0) if loaded is None else (loaded.data, course.step_before(loaded))
@@ -536,7 +562,9 @@ def _order(samples: int, global_batch_size: int, seed: int, drop_last: bool) -> 
     return Order(samples, global_batch_size, seed, drop_last=drop_last)
 
 
-def _check(dataset: Any, global_batch_size: int, epochs: int, max_steps: int | None) -> None:
+def _check(
+    dataset: Any, global_batch_size: int | None, order: EpochOrder | None, epochs: int, max_steps: int | None
+) -> None:
     """
     Raises:
         ConfigurationError: the data cannot be used like that.
@@ -555,6 +583,10 @@ def _check(dataset: Any, global_batch_size: int, epochs: int, max_steps: int | N
         )
     if _has_indices(dataset) and not len(dataset):
         raise ConfigurationError("the data set is empty")
+    if order is not None and not _has_indices(dataset):
+        raise ConfigurationError("order= needs a data set with indices; a stream is read in its own order")
+    if order is None and global_batch_size is None:
+        raise ConfigurationError("say with global_batch_size how many samples make a step")
 
 
 def _settings(rundir: RunDir, group: Group, given: Checkpoint) -> Checkpoint:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from tandem_trainer.data.sampling import Bucketed, Weighted
 from tandem_trainer.session import Session
 
 images, labels = load_digits(return_X_y=True)
@@ -29,6 +30,19 @@ class Rows:
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
         return {"image": X[number], "label": Y[number]}
+
+
+def longest_first(seed: int, epoch: int) -> list[int]:
+    """An order of one's own, of another length in each epoch."""
+    return sorted(range(SAMPLES), key=lambda number: -LENGTHS[number])[: 300 - 20 * (epoch % 2)]
+
+
+LENGTHS = [1 + number * number % 97 for number in range(SAMPLES)]
+ORDERS = {
+    "weighted": (Weighted([1.0 + number % 5 for number in range(SAMPLES)]), 50),
+    "tokens": (Bucketed(LENGTHS, tokens=2500), None),
+    "own": (longest_first, 50),
+}
 
 
 class Text:
@@ -58,6 +72,7 @@ def main() -> None:
     options.add_argument("--parts", type=int)
     options.add_argument("--batch", type=int, default=50)
     options.add_argument("--samples", type=int, default=SAMPLES)
+    options.add_argument("--order", choices=ORDERS)
     options.add_argument("--drop-last", action="store_true")
     options.add_argument("--max-steps", type=int)
     options.add_argument("--pause", type=float, default=0.0)
@@ -76,7 +91,9 @@ def main() -> None:
         session.keep(model, optimizer, schedule=schedule, average_of=average, seen=seen)
         dataset = Rows(args.samples) if args.data == "rows" else Text()
         reading: dict[str, Any] = {"loader_workers": args.workers, "transform": noisy, "drop_last": args.drop_last}
-        for batch in session.batches(dataset, args.batch, epochs=args.epochs, max_steps=args.max_steps, **reading):
+        order, size = ORDERS.get(args.order, (None, args.batch))
+        reading |= {"order": order, "max_steps": args.max_steps}
+        for batch in session.batches(dataset, size, epochs=args.epochs, **reading):
             if args.forget:
                 continue
             for part in batch.parts(args.parts or batch.size):

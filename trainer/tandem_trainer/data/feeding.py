@@ -44,7 +44,8 @@ class Fed:
     ids: Tensor
     """[global batch], int64, sample ids of all ranks together; in a stream a sample's id is its place in the epoch."""
     mine: Tensor
-    """[at least 1], int64, those of this rank. A rank without a share gets the first one, to be weighed with 0."""
+    """[at least 1], int64, those of this rank, or what stands in their place where ids repeat (`Planned.keys`). A rank
+    without a share gets the first one, to be weighed with 0."""
     data: Any
     """What the collate function made of them."""
     weight: float
@@ -83,13 +84,13 @@ class Reading:
         mine = share(ids, self.rank, self.world_size)
         return mine if len(mine) else ids[:1]
 
-    def fed(self, position: DataPosition, ids: Tensor, data: Any) -> Fed:
+    def fed(self, position: DataPosition, ids: Tensor, keys: Tensor, data: Any) -> Fed:
         """A batch that has been read."""
-        return Fed(position, ids, self.own(ids), data, 1.0 if len(share(ids, self.rank, self.world_size)) else 0.0)
+        return Fed(position, ids, self.own(keys), data, 1.0 if len(share(ids, self.rank, self.world_size)) else 0.0)
 
-    def sample(self, epoch: int, number: int, read: Callable[[], Any]) -> Any:
-        """Read a sample with random numbers that follow from it."""
-        seed_everything(mixed(self.seed, epoch, number), CPU)
+    def sample(self, epoch: int, key: int, read: Callable[[], Any]) -> Any:
+        """Read a sample with random numbers that follow from its key."""
+        seed_everything(mixed(self.seed, epoch, key), CPU)
         found = read()
         return found if self.transform is None else self.transform(found)
 
@@ -101,18 +102,37 @@ class Reading:
 def feed(dataset: Indexed, order: Order, steps: Iterable[int], reading: Reading) -> Iterator[Fed]:
     """The batches of these data steps, of a data set whose samples have numbers."""
     batches = Batches(order)
-    asked: deque[tuple[DataPosition, Tensor]] = deque()
+    planned = ((order.position(step), batches.ids(step)) for step in steps)
+    return read(dataset, (Planned(position, ids, ids) for position, ids in planned), reading)
 
-    def lists() -> Iterator[list[tuple[int, int]]]:
+
+@dataclass(frozen=True)
+class Planned:
+    """A global batch that is to be read."""
+
+    position: DataPosition
+    """Where the data stands before it."""
+    ids: Tensor
+    """[global batch], int64, its sample ids."""
+    keys: Tensor
+    """[global batch], int64, what is drawn at random for each follows from this: the ids, where none repeats."""
+
+
+def read(dataset: Indexed, planned: Iterable[Planned], reading: Reading) -> Iterator[Fed]:
+    """This rank's shares of global batches."""
+    asked: deque[Planned] = deque()
+
+    def lists() -> Iterator[list[tuple[int, int, int]]]:
         """What loader workers read next, some steps ahead of what is fed."""
-        for step in steps:
-            position, ids = order.position(step), batches.ids(step)
-            asked.append((position, ids))
-            yield [(position.epoch, number) for number in reading.own(ids).tolist()]
+        for plan in planned:
+            asked.append(plan)
+            mine = zip(reading.own(plan.ids).tolist(), reading.own(plan.keys).tolist(), strict=True)
+            yield [(plan.position.epoch, number, key) for number, key in mine]
 
     rows = _Rows(dataset, reading)
     for data in reading.loader(rows, batch_sampler=lists(), collate_fn=reading.collate):
-        yield reading.fed(*asked.popleft(), data)
+        plan = asked.popleft()
+        yield reading.fed(plan.position, plan.ids, plan.keys, data)
 
 
 class Stream:
@@ -206,14 +226,14 @@ class Lookahead:
 
 
 class _Rows(Dataset[Any]):
-    """What loader workers ask: samples by epoch and number."""
+    """What loader workers ask: samples by epoch, number and what is drawn by."""
 
     def __init__(self, dataset: Indexed, reading: Reading) -> None:
         self._dataset, self._reading = dataset, reading
 
-    def __getitem__(self, key: tuple[int, int]) -> Any:
-        epoch, number = key
-        return self._reading.sample(epoch, number, lambda: self._dataset[number])
+    def __getitem__(self, asked: tuple[int, int, int]) -> Any:
+        epoch, number, key = asked
+        return self._reading.sample(epoch, key, lambda: self._dataset[number])
 
 
 class _Pages(IterableDataset[Any]):
@@ -252,12 +272,12 @@ class _Pages(IterableDataset[Any]):
     def _page(self, epoch: int, cursor: int, records: list[Any]) -> Fed:
         ids = torch.arange(cursor, cursor + len(records))
         mine = self._reading.own(ids)
-        read = [
+        samples = [
             self._reading.sample(epoch, number, lambda record=records[number - cursor]: record)  # type: ignore[misc]
             for number in mine.tolist()
         ]
         position = DataPosition(seed=self._reading.seed, epoch=epoch, cursor=cursor)
-        return self._reading.fed(position, ids, self._reading.collate(read))
+        return self._reading.fed(position, ids, ids, self._reading.collate(samples))
 
 
 def _from(dataset: Iterable[Any], epoch: int, cursor: int) -> Iterator[Any]:
