@@ -72,7 +72,8 @@ bench-recovery: $(STAMP) ## Recovery from faults beside plain torchrun (root; AR
 
 bench-checkpoint: $(STAMP) ## Cost of a save beside torch.save, dcp, accelerate (two idle cores; ARGS="--rounds 5")
 	@$(BIN)/python -m tests.bench.checkpoint $(ARGS); saving=$$?; \
-		$(BIN)/python -m tests.bench.checkpoint.loading && exit $$saving
+		$(BIN)/python -m tests.bench.checkpoint.loading; loading=$$?; \
+		$(BIN)/python -m tests.bench.checkpoint.restoring && exit $$((saving + loading))
 
 bench-operator: $(STAMP) ## The operator under 1,000 jobs, and what it does when pods die (a cluster; ARGS="--only scale --jobs 1000")
 	@$(BIN)/python -m tests.bench.operators $(ARGS)

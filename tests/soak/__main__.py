@@ -22,7 +22,7 @@ from tests.bench.recovery.faults import FAULTS, STALLED, Fault, Scene, Story, Wa
 from tests.bench.recovery.measurement import Turn
 from tests.bench.recovery.sides import AUTHORITY
 from tests.bench.recovery.surroundings import Network
-from tests.soak.job import SoakJob
+from tests.soak.job import SoakJob, SoakSession
 
 LONGEST_STALL = 12.0
 LIMIT_SECONDS = 90.0
@@ -40,6 +40,9 @@ def evaluator_kill(scene: Scene) -> Story:
 POSSIBLE = [*(fault for fault in FAULTS.values() if not fault.scripted), Fault(evaluator_kill)]
 
 
+JOBS: dict[str, type[SoakJob]] = {"task": SoakJob, "session": SoakSession}
+
+
 def schedule(seed: int) -> Iterator[tuple[Fault, int]]:
     """The faults in order, each with the number that decides on its victims. Endless."""
     chance = random.Random(f"schedule {seed}")
@@ -53,13 +56,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="how long")
     parser.add_argument("--seed", type=int, default=1, help="of the schedule")
     parser.add_argument("--keep", action="store_true", help="keep the run directory in any case")
+    parser.add_argument("--job", choices=JOBS, default="task", help="the built-in task, or a script of one's own")
     options = parser.parse_args()
+    job = JOBS[options.job]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = Path(tempfile.mkdtemp(prefix="tandem-soak-"))
     places = [AUTHORITY, *(f"worker-{index}" for index in range(SoakJob.full))]
     print(f"seed {options.seed}, {options.seconds:g} s, {SoakJob.full} replicas, in {folder}", flush=True)
     with Network(places) as network:
-        turn = Turn(SoakJob, folder / "job", network, LIMIT_SECONDS, LONGEST_STALL)
+        turn = Turn(job, folder / "job", network, LIMIT_SECONDS, LONGEST_STALL)
         try:
             violations = _soak(turn, options.seed, options.seconds)
         finally:
@@ -72,6 +77,7 @@ def main() -> int:
     print(f"{steps}; {turn.side.evaluated()} evaluations")
     print("comparing their losses with an undisturbed run …", flush=True)
     deviations = turn.side.deviations(verdict)
+    violations += turn.side.violations_at_end()
     violations += deviations[:10] + ([f"… {len(deviations)} such steps in all"] if len(deviations) > 10 else [])
     for violation in dict.fromkeys(violations):
         print(f"VIOLATION: {violation}")

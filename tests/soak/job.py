@@ -9,11 +9,15 @@ from typing import Any
 from tandem import launch
 from tandem.durable import read_lines
 from tandem.rundir import RunDir
+from tandem_trainer.checkpoint.reading import read_contents
 from tandem_trainer.data import load
 from tandem_trainer.data.order import Batches, Order, digest
 from tests.bench.recovery.sides import AUTHORITY, FOREVER, BestTandemTrainer
 from tests.bench.recovery.surroundings import Network, spawn
+from tests.soak import script as soak_script
 from tests.soak.verdict import Log, Verdict, compare, judge, second_writers
+
+SCRIPT = str(Path(soak_script.__file__))
 
 
 class SoakJob(BestTandemTrainer):
@@ -39,10 +43,17 @@ class SoakJob(BestTandemTrainer):
         self._evaluator: subprocess.Popen[bytes] | None = None
         self._logs: dict[int, Log] = {}
         self._read: dict[Path, int] = {}
-        config = self.job.spec.trainer.settings
-        self._order = Order(len(load(config.data, "train")), config.global_batch_size, config.seed)
-        self._batches = Batches(self._order)
+        self._batches = Batches(self.order())
         self._digests: dict[int, str] = {}
+
+    def order(self) -> Order:
+        """The order of its samples."""
+        config = self.job.spec.trainer.settings
+        return Order(len(load(config.data, "train")), config.global_batch_size, config.seed)
+
+    def alone(self, steps: int) -> list[str]:
+        """The command of one rank that takes so many steps of the job in its run directory."""
+        return [sys.executable, "-m", "tandem_trainer"]
 
     def start(self) -> None:
         super().start()
@@ -95,6 +106,10 @@ class SoakJob(BestTandemTrainer):
         """Where the loss is not that of a run of one rank that nobody disturbs. Takes as long as that run."""
         return compare(verdict.counting, self._undisturbed(max(verdict.counting, default=0)))
 
+    def violations_at_end(self) -> list[str]:
+        """What is wrong with what is left on the disk, beside what the losses show."""
+        return []
+
     def evaluated(self) -> int:
         """Checkpoints that were evaluated."""
         return len(list(self.run_dir.evaluations.glob("step-*/g??????.json")))
@@ -103,13 +118,14 @@ class SoakJob(BestTandemTrainer):
         run_dir = RunDir(self.folder / "undisturbed")
         run_dir.create()
         body: dict[str, Any] = self.job.dump()
-        body["spec"]["trainer"]["config"]["maxSteps"] = steps
+        if "config" in body["spec"]["trainer"]:
+            body["spec"]["trainer"]["config"]["maxSteps"] = steps
         body["spec"]["checkpoint"] = {"everySteps": max(1, steps)}
         run_dir.write_job(type(self.job).parse(body))
         variables = {"OMP_NUM_THREADS": "1", launch.RUN_DIR: str(run_dir.path)}
         with (self.folder / "undisturbed.txt").open("wb") as output:
             subprocess.run(
-                [sys.executable, "-m", "tandem_trainer"],
+                self.alone(steps),
                 env=os.environ | variables,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -122,3 +138,30 @@ class SoakJob(BestTandemTrainer):
         if step not in self._digests:
             self._digests[step] = digest(self._batches.ids(step - 1))
         return self._digests[step]
+
+
+class SoakSession(SoakJob):
+    """A script of the user's own with what makes state go astray: frozen layers, groups in an order that is not the
+    model's, moments, and an average."""
+
+    name = "soak-session"
+    evaluators = {"replicas": 0}
+    trainer = {"command": ["python", SCRIPT]}
+
+    def order(self) -> Order:
+        return soak_script.ORDER
+
+    def alone(self, steps: int) -> list[str]:
+        return [sys.executable, SCRIPT, "--steps", str(steps)]
+
+    def start_evaluator(self) -> None:
+        """It has none: weights of one's own have no task to be evaluated by."""
+
+    def kill_evaluator(self) -> None:
+        """There is none."""
+
+    def violations_at_end(self) -> list[str]:
+        """What is wrong with the newest checkpoint, beside what the losses show."""
+        newest = self.run_dir.committed()[0]
+        contents = read_contents(self.run_dir.checkpoint(newest.name), newest)
+        return soak_script.wrong(newest.step, contents)

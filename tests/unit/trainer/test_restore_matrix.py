@@ -53,7 +53,7 @@ OPTIMIZERS: dict[str, Make] = {
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "step": lambda one: torch.optim.lr_scheduler.StepLR(one, 3, gamma=0.7),
     "cosine": lambda one: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(one, 5),
-    "cycle": lambda one: torch.optim.lr_scheduler.OneCycleLR(one, 0.02, total_steps=100),
+    "cycle": lambda one: torch.optim.lr_scheduler.OneCycleLR(one, 0.02, total_steps=100, cycle_momentum=False),
     "sequence": lambda one: torch.optim.lr_scheduler.SequentialLR(
         one,
         [torch.optim.lr_scheduler.LinearLR(one, 0.1, total_iters=4), torch.optim.lr_scheduler.ExponentialLR(one, 0.9)],
