@@ -3,9 +3,16 @@
 A lease is a small file made by exclusive create. Its holder renews it; one whose time is over may be taken by another.
 Two holders at once are possible when a holder sleeps past its time and wakes up: all work done under a lease is
 therefore idempotent, and a lease only saves double work and keeps retention from deleting what is being read.
+
+**One clock.** Nodes disagree on the time, and one that is a lease's time behind would hold nothing. So the end of a
+lease is said, and compared, in the time of the server that the disk belongs to: what it stamps on a file that is made
+there. It is asked for now and then, and a clock that only goes forward counts on from there. Rejected: the time that is
+stamped on the lease itself (the same clock, but who reads the content alone would not see the end), and asking each
+time (an evaluator looks at many leases a second).
 """
 
 import hashlib
+import math
 import os
 import secrets
 import socket
@@ -14,12 +21,16 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from tandem.durable import TEMPORARY, create_json, read_json_or_none, replace_json
+from tandem.durable import TEMPORARY, create_json, read_json_or_none, replace_json, temporary_beside
 
 SECONDS = 15.0
 """How long a lease lasts without renewal: long beside a pause of NFS, short beside a user's patience."""
+CLOCK_SECONDS = 30.0
+"""So often a server is asked for its time: a clock drifts by milliseconds meanwhile."""
 
 _TOKEN = secrets.token_hex(4)
+_offsets: dict[int, tuple[float, float]] = {}
+"""By device: the server's time less our monotonic clock, and when that was found out."""
 
 
 class Lease:
@@ -32,8 +43,11 @@ class Lease:
         """Hold it for its whole time again. Returns False, and changes nothing, if another has taken it over."""
         if _holder(self.path) not in (None, self.holder):
             return False
-        replace_json(self.path, _content(self.holder, self.seconds), durable=False)
+        replace_json(self.path, self._content(), durable=False)
         return True
+
+    def _content(self) -> dict[str, object]:
+        return {"holder": self.holder, "until": server_time(self.path.parent) + self.seconds}
 
     def release(self) -> None:
         """Give it back, unless it was taken over meanwhile."""
@@ -65,8 +79,9 @@ def acquire(path: Path, holder: str | None = None, seconds: float = SECONDS) -> 
     """
     holder = holder or default_holder()
     path.parent.mkdir(parents=True, exist_ok=True)
-    if create_json(path, _content(holder, seconds), durable=False):
-        return Lease(path, holder, seconds)
+    lease = Lease(path, holder, seconds)
+    if create_json(path, lease._content(), durable=False):
+        return lease
     seen = _bytes(path)
     if seen is None or is_held(path):
         return None
@@ -81,25 +96,59 @@ def acquire(path: Path, holder: str | None = None, seconds: float = SECONDS) -> 
     try:
         if _bytes(taking) != seen:
             return None
-        replace_json(path, _content(holder, seconds), durable=False)
+        replace_json(path, lease._content(), durable=False)
     finally:
         taking.unlink(missing_ok=True)
-    return Lease(path, holder, seconds)
+    return lease
 
 
-def is_held(path: Path) -> bool:
-    """Whether somebody's time on this lease is running."""
+def is_held(path: Path, by_own_clock: bool = False) -> bool:
+    """Whether somebody's time on this lease is running.
+
+    Args:
+        by_own_clock: for who writes nothing, and so cannot ask the server for its time.
+    """
     content = read_json_or_none(path)
-    if not isinstance(content, dict):
+    until = content.get("until") if isinstance(content, dict) else None
+    if not isinstance(until, int | float):
         return False
-    until = content.get("until")
-    return isinstance(until, int | float) and time.time() < until <= time.time() + 24 * 3600
+    now = time.time() if by_own_clock else server_time(path.parent)
+    return now < until <= now + 24 * 3600
+
+
+def server_time(folder: Path) -> float:
+    """What time it is for the server of a folder's disk; for this process where nothing can be written there.
+
+    Seconds since the epoch.
+    """
+    with suppress(OSError):
+        device, now = folder.stat().st_dev, time.monotonic()
+        offset, found_at = _offsets.get(device, (0.0, -math.inf))
+        if now - found_at > CLOCK_SECONDS:
+            offset = _stamp(folder) - now
+            _offsets[device] = offset, now
+        return time.monotonic() + offset
+    return time.time()
+
+
+def _stamp(folder: Path) -> float:
+    """The time that the server gives a new file.
+
+    Raises:
+        OSError: none can be made.
+    """
+    path = temporary_beside(folder / "time")
+    try:
+        path.write_bytes(b"?")
+        return path.stat().st_mtime
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _forget_if_dead(taking: Path) -> None:
     """Remove the name under which another was about to take a lease over, if that is so long ago that it has died."""
     with suppress(FileNotFoundError):
-        if time.time() - taking.stat().st_ctime > SECONDS:
+        if server_time(taking.parent) - taking.stat().st_ctime > SECONDS:
             taking.unlink()
 
 
@@ -115,7 +164,3 @@ def _holder(path: Path) -> str | None:
     content = read_json_or_none(path)
     holder = content.get("holder") if isinstance(content, dict) else None
     return holder if isinstance(holder, str) else None
-
-
-def _content(holder: str, seconds: float) -> dict[str, object]:
-    return {"holder": holder, "until": time.time() + seconds}

@@ -229,11 +229,15 @@ class RunDir:
         """Names of what was set aside, damaged or superseded."""
         return [path.name for path in listed(self.checkpoints) if _ASIDE.match(path.name)]
 
-    def readers(self) -> dict[str, tuple[str, ...]]:
-        """For each checkpoint with a running lease, verb and holder of each; files are `<verb>-<checkpoint>-…`."""
+    def readers(self, by_own_clock: bool = False) -> dict[str, tuple[str, ...]]:
+        """For each checkpoint with a running lease, verb and holder of each; files are `<verb>-<checkpoint>-…`.
+
+        Args:
+            by_own_clock: see tandem.lease.is_held.
+        """
         found: dict[str, tuple[str, ...]] = {}
         for path in listed(self.leases):
-            if (match := _LEASE.match(path.name)) and lease.is_held(path):
+            if (match := _LEASE.match(path.name)) and lease.is_held(path, by_own_clock):
                 holder = (_object(read_json_or_none(path)) or {}).get("holder", "somebody")
                 found[match[2]] = (*found.get(match[2], ()), f"{match[1]} by {holder}")
         return found

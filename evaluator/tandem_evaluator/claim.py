@@ -14,7 +14,6 @@ by force), a shard is done twice and published once.
 
 import re
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -90,6 +89,6 @@ def give_back_leftovers(rundir: RunDir, holder: str) -> None:
             if not isinstance(content, dict):
                 continue
             until = content.get("until")
-            forgotten = isinstance(until, int | float) and until < time.time() - FORGOTTEN_SECONDS
+            forgotten = isinstance(until, int | float) and until < lease.server_time(rundir.leases) - FORGOTTEN_SECONDS
             if content.get("holder") == holder or forgotten:
                 path.unlink(missing_ok=True)

@@ -46,7 +46,7 @@ def look(rundir: RunDir) -> Inventory:
     metric = job.spec.evaluation.metric if job else str(best.get("metric") or "accuracy")
     final = _mapping(_mapping(rundir.done()).get("final")).get("name")
     resumed = records[-1].resumed_from if records else None
-    readers = rundir.readers()
+    readers = rundir.readers(by_own_clock=True)
 
     links = chain(records)
     entries = [_placed(entry, links, rewinds) for entry in found] if lineage else found

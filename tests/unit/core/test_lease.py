@@ -4,7 +4,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -185,7 +184,7 @@ lease.acquire(Path(sys.argv[1]))
     assert subprocess.run([sys.executable, "-c", code, tmp_path / "a"], timeout=PATIENCE_SECONDS).returncode == 9
     assert acquire(tmp_path / "a", "next") is None
     later = time.time() + 2 * lease.SECONDS
-    monkeypatch.setattr(lease, "time", SimpleNamespace(time=lambda: later))
+    monkeypatch.setattr(lease, "server_time", lambda folder: later)
     assert [acquire(tmp_path / "a", "next") is not None for _ in range(2)] == [False, True]
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
@@ -241,5 +240,62 @@ time.sleep(1000)
     while (taken := acquire(tmp_path / "a", "next")) is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert time.time() >= until
+    # The kernel stamps files with a clock that goes on in ticks.
+    assert time.time() >= until - 0.1
     assert taken.holder == "next"
+
+
+class Node:
+    """A node whose clock goes wrong by some seconds; the file server's does not."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, wrong_by: float) -> None:
+        self._monkeypatch, self._wrong_by = monkeypatch, wrong_by
+
+    def __enter__(self) -> None:
+        self._context = self._monkeypatch.context()
+        clocks = self._context.__enter__()
+        clocks.setattr(lease.time, "time", lambda real=time.time: real() + self._wrong_by)
+        clocks.setattr(lease.time, "monotonic", lambda real=time.monotonic: real() + 1000 * self._wrong_by)
+        clocks.setattr(lease, "_offsets", {})
+
+    def __exit__(self, *error: object) -> None:
+        self._context.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("wrong_by", [-3600.0, -20.0, 20.0, 3600.0])
+def test_nodes_whose_clocks_differ_agree_on_who_holds_a_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_by: float
+) -> None:
+    wrong = Node(monkeypatch, wrong_by)
+    with wrong:
+        held = acquire(tmp_path / "a", "one")
+        assert held is not None
+        dead = acquire(tmp_path / "dead", "one", seconds=-1.0)
+        assert dead is not None
+    assert is_held(tmp_path / "a")
+    assert acquire(tmp_path / "a", "two") is None
+    assert not is_held(tmp_path / "dead")
+    with wrong:
+        assert held.renew()
+    assert is_held(tmp_path / "a")
+    assert acquire(tmp_path / "b", "two") is not None
+    with wrong:
+        assert is_held(tmp_path / "b")
+        assert acquire(tmp_path / "b", "one") is None
+
+
+def test_to_ask_the_server_for_its_time_leaves_nothing_and_is_not_done_each_time(tmp_path: Path) -> None:
+    made: list[str] = []
+    sys.addaudithook(
+        lambda event, arguments: (
+            made.append(str(arguments[0])) if event == "open" and str(tmp_path) in str(arguments[0]) else None
+        )
+    )
+    for _ in range(10):
+        assert abs(lease.server_time(tmp_path) - time.time()) < PATIENCE_SECONDS
+    assert len(made) <= 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_nothing_can_be_written_a_lease_is_judged_by_the_own_clock(tmp_path: Path) -> None:
+    assert abs(lease.server_time(tmp_path / "not there") - time.time()) < PATIENCE_SECONDS

@@ -90,7 +90,7 @@ def test_a_claim_is_renewed_in_time_for_as_long_as_it_is_held(rundir: RunDir, mo
             was_held.append(lease.is_held(path))
             return super().wait(0.001)
 
-    monkeypatch.setattr(lease, "time", SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr(lease, "server_time", lambda folder: now[0])
     monkeypatch.setattr(claim_module, "threading", SimpleNamespace(Event=Waited, Thread=threading.Thread))
     held = claim(path, "a")
     assert held is not None

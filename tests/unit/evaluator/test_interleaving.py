@@ -68,7 +68,7 @@ class Clock:
     def __init__(self) -> None:
         self.now = 1_000_000.0
 
-    def time(self) -> float:
+    def time(self, folder: Path) -> float:
         return self.now
 
 
@@ -247,7 +247,7 @@ def world(policy: Policy, processes: int) -> Iterator[World]:
     clock = Clock()
     with (
         tempfile.TemporaryDirectory() as path,
-        mock.patch.object(lease, "time", clock),
+        mock.patch.object(lease, "server_time", clock.time),
         mock.patch("os.fsync"),
         mock.patch("tandem_evaluator.loop.say"),
     ):
