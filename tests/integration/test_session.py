@@ -13,6 +13,7 @@ import torch
 
 from tandem.exitcode import ExitCode
 from tandem.rundir import RunDir
+from tandem_trainer.checkpoint.reading import read_weights
 from tests.support import ROOT, SCRIPTS, manifests
 from tests.support.local_run import LocalRun
 from tests.support.ranks import Ranks, losses, records, run, sample_ids
@@ -266,6 +267,16 @@ def test_a_useless_loss_goes_back_and_leaves_the_data_out(tmp_path: Path) -> Non
         all_ids = [ids for _, ids in sorted(sample_ids(undisturbed).items())]
         expected = all_ids[: rewind.skip_from] + all_ids[rewind.skip_to :]
         assert [ids for _, ids in sorted(sample_ids(rundir).items())] == expected
+
+
+def test_a_checkpoint_has_the_running_statistics_of_one_rank_and_not_of_several(tmp_path: Path) -> None:
+    """Each rank takes those of its own samples, and each writes a part of the file."""
+    rundir = rundir_of(tmp_path)
+    output = run(rundir, 2, str(SCRIPTS / "norm_script.py"))
+    means = {line.split("mean=")[1] for line in output.splitlines() if "mean=" in line}
+    manifest = rundir.committed()[0]
+    saved = read_weights(rundir.checkpoint(manifest.name), manifest)["0.running_mean"].tolist()
+    assert means == {str(saved)}
 
 
 def test_a_batch_that_was_not_used_is_a_mistake_and_is_said(tmp_path: Path) -> None:

@@ -49,6 +49,24 @@ def test_tensors_and_arrays_travel_beside_the_json_under_names_of_their_own() ->
     np.testing.assert_array_equal(found["c"], np.arange(4.0))
 
 
+def test_tensors_come_back_to_a_device_of_the_kind_they_were_on() -> None:
+    meta = torch.device("meta")
+    state = {"there": torch.ones(2, device=meta), "here": torch.ones(3)}
+    tree, tensors = split("mine", state)
+    tensors = {name: torch.ones(tensor.shape) for name, tensor in tensors.items()}
+    found = join(json.loads(json.dumps(tree)), tensors, meta)
+    assert (found["there"].device, found["here"].device.type) == (meta, "cpu")
+    assert join(tree, tensors)["there"].device.type == "cpu"
+
+
+def test_what_is_joined_is_a_copy() -> None:
+    tree, tensors = split("mine", {"a": torch.zeros(2), "b": np.zeros(2)})
+    found = join(tree, tensors)
+    found["a"] += 1
+    found["b"] += 1
+    assert all(not tensor.any() for tensor in tensors.values())
+
+
 def test_numbers_that_json_does_not_know() -> None:
     found = there_and_back([math.inf, -math.inf, math.nan, np.float32(0.5), np.int64(3)])
     assert found[:2] == [math.inf, -math.inf]

@@ -156,7 +156,7 @@ def test_restarts_and_numbers_of_ranks_change_nothing(
         ranks = [listing(order) for _ in range(world)]
         pages = [one.feed(range(29), position, taken, never, reading(world, rank)) for rank, one in enumerate(ranks)]
         steps = 0
-        while (stop is None or steps < stop) and all(page.more() for page in pages):
+        while (stop is None or steps < stop) and {page.more() for page in pages} == {True}:
             fed = [next(page) for page in pages]
             seen.append((fed[0].ids.tolist(), [value for one in fed for value in values(one)]))
             steps += 1
