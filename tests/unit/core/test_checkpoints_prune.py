@@ -135,7 +135,7 @@ class TestDeleting:
     ) -> None:
         name = "step-000000100"
         plan, reading = planned(run), {name: ("evaluate by x",)}
-        monkeypatch.setattr(RunDir, "readers", lambda rundir: {} if rundir.checkpoint(name).exists() else reading)
+        monkeypatch.setattr(RunDir, "readers", lambda rundir, **_: {} if rundir.checkpoint(name).exists() else reading)
         spared = carried_out(run, plan)
         assert spared["step-000000100"] == "somebody began to read it, or it was written anew"
         assert run.rundir.manifest("step-000000100").step == 100
