@@ -18,7 +18,11 @@ from dataclasses import replace
 from tandem_coordinator.group import Action, Cause, Close, Fail, Next, Saving, Say, State, is_inside, listed
 
 SAVE_SECONDS = 30.0
-"""How long a generation may take to save before it is closed all the same: the usual grace of a pod that must go."""
+"""How long a generation may take to stop before it is closed all the same, and …"""
+SAVE_STEPS = 3
+"""… so many steps more, which may be long. The time in which ranks say that they write does not count: however large a
+checkpoint is, to close the group before it is whole loses more than to wait, a pod that must go has its own grace
+period, and a writer that is stuck is one that hangs."""
 
 FIRST_WORD_SECONDS = 1.0
 """… and, on top of two heartbeats, how long one may take of which nobody has heard that it made a step."""
@@ -80,9 +84,10 @@ def finish_saving(state: State, now: float) -> Next:
         if now - saving.since <= 2 * state.rules.heartbeat + FIRST_WORD_SECONDS:
             return state, ()
         return close(state, Cause(saving.cause.reason, f"{saving.cause.detail}; there was nothing to save yet"), now)
-    if now - saving.since <= SAVE_SECONDS:
+    seconds = SAVE_SECONDS + SAVE_STEPS * state.step_seconds
+    if now - saving.since <= seconds:
         return state, ()
-    late = f"{saving.cause.detail}, and {listed(at_work)} did not save within {SAVE_SECONDS:g} s"
+    late = f"{saving.cause.detail}, and {listed(at_work)} did not save within {seconds:.0f} s"
     return close(state, Cause(saving.cause.reason, late), now)
 
 

@@ -234,6 +234,8 @@ class Coordinator:
                     None if latest is None else latest.step,
                     training=self._reports.stepping,
                     can_save=self.job.spec.trainer.task is not None or self._reports.saves,
+                    step_seconds=self._observed.training.step_seconds or 0.0,
+                    saving=self._reports.saving,
                     pausing=self._reports.pausing,
                     finishing=self._reports.finishing,
                 )

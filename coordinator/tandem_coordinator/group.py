@@ -93,7 +93,7 @@ class Saving:
     cause: Cause
     """Why."""
     since: float
-    """When they were asked."""
+    """When they were asked; later by what they took for what takes as long as it takes."""
     leaving: frozenset[str] = frozenset()
     """Replicas that will not come back."""
 
@@ -140,6 +140,8 @@ class State:
     """Whether the ranks of the open generation say that they make steps: they have something to lose."""
     can_save: bool = False
     """Whether they are known to save and leave when asked."""
+    step_seconds: float = 0.0
+    """How long a step takes, lately."""
     checkpoint: int | None = None
     """Step of the newest committed checkpoint."""
     checkpoint_at: float | None = None
@@ -184,6 +186,10 @@ class Tick:
     """Whether the ranks of the open generation say that they make steps."""
     can_save: bool = False
     """Whether they are known to save and leave when asked."""
+    step_seconds: float = 0.0
+    """How long a step takes, lately."""
+    saving: bool = False
+    """Whether one of them says that it takes no more steps, and writes its last checkpoint."""
     pausing: bool = False
     """Whether one of them says that it is at something that takes as long as it takes."""
     finishing: bool = False

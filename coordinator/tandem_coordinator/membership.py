@@ -234,10 +234,16 @@ def _tick(state: State, tick: Tick, now: float) -> Next:
     if saving is not None and tick.finishing:
         # The steps are over. A new generation would only begin what follows them anew.
         saving = None
-    elif saving is not None and tick.pausing:
-        saving = replace(saving, since=saving.since + now - state.ticked)
+    elif saving is not None and (tick.saving or tick.pausing):
+        saving = replace(saving, since=min(now, saving.since + now - state.ticked))
     state = replace(
-        state, ticked=now, checkpoint=tick.checkpoint, training=training, can_save=tick.can_save, saving=saving
+        state,
+        ticked=now,
+        checkpoint=tick.checkpoint,
+        training=training,
+        can_save=tick.can_save,
+        step_seconds=tick.step_seconds,
+        saving=saving,
     )
     actions: tuple[Action, ...] = ()
     changes = () if tick.finishing else (preempt, resize, finish_saving)

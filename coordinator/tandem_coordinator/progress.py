@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from tandem.messages import SCRIPT, WORDLESS, RankReport
+from tandem.messages import SAVING, SCRIPT, WORDLESS, RankReport
 from tandem.status import Progress, Utilization
 
 WINDOW_SECONDS = 60.0
@@ -94,6 +94,11 @@ class Reports:
     def silent(self) -> bool:
         """Whether no rank of this generation says how far it is, as with a script that knows nothing of Tandem."""
         return all(report.phase == SCRIPT for _, report in self.everyone())
+
+    @property
+    def saving(self) -> bool:
+        """Whether a rank says that it takes no more steps, and writes its last checkpoint."""
+        return any(report.phase == SAVING for _, report in self.everyone())
 
     @property
     def pausing(self) -> bool:

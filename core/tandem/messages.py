@@ -20,7 +20,8 @@ Counter = Annotated[int, Field(ge=0, le=2**53)]
 Amount = Annotated[float, Field(ge=0)]
 Why = Annotated[str, Field(max_length=2_000)]
 
-STARTING, TRAIN, STOPPED, SCRIPT, FINISHING = "starting", "train", "stopped", "script", "finishing"
+STARTING, TRAIN, STOPPED, SCRIPT = "starting", "train", "stopped", "script"
+SAVING, FINISHING = "saving", "finishing"
 """Phases of a rank that mean something to the coordinator; see RankReport.phase. All others are for people to read."""
 WORDLESS = {STARTING, STOPPED, SCRIPT}
 """Phases in which a rank says nothing about its step."""

@@ -27,7 +27,7 @@ JOB_FOLDER, JOB_FILE = "/etc/tandem", "job.json"
 PYTHON = "python"
 ADDRESS = "TANDEM_POD_IP"
 SHUTDOWN_SECONDS = 30
-"""What ranks get between SIGTERM and SIGKILL; longer than a save takes."""
+"""What ranks get between SIGTERM and SIGKILL; as much more as the job's template gives a pod more than GRACE."""
 HOME = {"HOME": "/tmp"}  # noqa: S108
 """The root of the file system is read-only; caches go where something may be written."""
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
@@ -98,7 +98,7 @@ def worker(job: DistributedTrainingJob, images: Images, endpoint: str) -> dict[s
         endpoint: host:port of the coordinator. An address, so that no agent ever waits for DNS.
     """
     spec = job.spec
-    command = launch.agent_command(job, endpoint, f"$({ADDRESS})", SHUTDOWN_SECONDS, python=PYTHON)
+    command = launch.agent_command(job, endpoint, f"$({ADDRESS})", _shutdown_seconds(job), python=PYTHON)
     begin = command.index("--")
     # Kubernetes replaces $(NAME) in commands; what the user wrote is the user's.
     command = command[:begin] + [word.replace("$(", "$$(") for word in command[begin:]]
@@ -135,6 +135,13 @@ def evaluator(job: DistributedTrainingJob, images: Images) -> dict[str, Any]:
     template = overlay(ours, evaluation.template)
     template["spec"]["restartPolicy"] = "Never"
     return _labelled(template, job, names.EVALUATOR)
+
+
+def _shutdown_seconds(job: DistributedTrainingJob) -> int:
+    """Whole seconds. A checkpoint that takes long to write needs a longer grace period, and ranks the most of it."""
+    grace = (job.spec.workers.template.get("spec") or {}).get("terminationGracePeriodSeconds")
+    longer = grace - GRACE[names.WORKER] if isinstance(grace, int) else 0
+    return SHUTDOWN_SECONDS + max(0, longer)
 
 
 def threads(job: DistributedTrainingJob) -> int:

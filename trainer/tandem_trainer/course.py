@@ -22,6 +22,7 @@ from tandem.exitcode import ExitCode
 from tandem.job import Checkpoint
 from tandem.launch import GENERATION, REPLICA
 from tandem.manifest import DataPosition, Manifest
+from tandem.messages import SAVING
 from tandem.probe import lacks
 from tandem.rewind import Rewind, data_step, decide, steps_left_out, windows
 from tandem.rundir import RunDir
@@ -295,7 +296,7 @@ class Course:
         group, rundir, saver = self._place.group, self._place.rundir, self._saver
         complete = not self._stopping
         self.meter.close()
-        self.meter.phase("saving")
+        self.meter.phase(SAVING)
         for _ in range(LAST_SAVE_TRIES):
             saver.wait()
             if saver.superseded:

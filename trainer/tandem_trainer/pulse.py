@@ -42,7 +42,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from tandem.exitcode import ExitCode
 from tandem.launch import GENERATION, PULSE
-from tandem.messages import FINISHING, SCRIPT, STARTING, STOPPED, TRAIN
+from tandem.messages import FINISHING, SAVING, SCRIPT, STARTING, STOPPED, TRAIN
 from tandem_trainer.stacks import answer_with_stacks
 
 Order = Literal["run", "save-and-leave", "abort"]
@@ -55,7 +55,7 @@ USAGE_SECONDS = 0.5
 
 MOST_LETTERS = 16
 """A phase has no more."""
-TAKEN = {STARTING, TRAIN, STOPPED, SCRIPT, FINISHING}
+TAKEN = {STARTING, TRAIN, STOPPED, SCRIPT, SAVING, FINISHING}
 """Phases that mean something, and so cannot be the name of a pause."""
 
 _MAGIC = b"tandem-3"

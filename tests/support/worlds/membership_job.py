@@ -28,7 +28,8 @@ class Job:
         self.state = start(rules, target, self.now, **left_behind)
         self.actions: list[Action] = []
         self.beats: dict[str, Sync] = {}
-        self.training = self.can_save = self.pausing = self.finishing = False
+        self.training = self.can_save = self.saving = self.pausing = self.finishing = False
+        self.step_seconds = 0.0
         self.checkpoint: int | None = None
         self.leaving: set[str] = set()
         self.rejoins: list[str] = []
@@ -39,6 +40,8 @@ class Job:
                 checkpoint=self.checkpoint,
                 training=self.training,
                 can_save=self.can_save,
+                step_seconds=self.step_seconds,
+                saving=self.saving,
                 pausing=self.pausing,
                 finishing=self.finishing,
             )

@@ -444,3 +444,28 @@ def test_the_time_of_a_pause_is_not_time_to_save() -> None:
     assert job.closings() == []
     job.passes(12.0)
     assert job.closings() == ["Preempted"]
+
+
+def test_a_group_that_writes_its_checkpoint_is_waited_for_however_long_that_takes() -> None:
+    job = Job(target=2)
+    job.trains("worker-0", "worker-1")
+    job.must_go("worker-1")
+    job.passes(5.0)
+    job.saving = True
+    job.passes(300.0)
+    assert job.closings() == [], "14 GB take a while"
+    job.save_and_stop("worker-0", "worker-1", gone=("worker-1",))
+    assert job.closings() == ["Preempted"]
+    assert job.state.cause.detail == "worker-1 has to leave"
+
+
+def test_the_end_of_a_long_step_is_waited_for() -> None:
+    job = Job(target=2)
+    job.trains("worker-0", "worker-1")
+    job.step_seconds = 40.0
+    job.must_go("worker-1")
+    job.passes(100.0)
+    assert job.closings() == []
+    job.passes(60.0)
+    assert job.closings() == ["Preempted"]
+    assert "did not save within 150 s" in job.state.cause.detail

@@ -96,4 +96,7 @@ def test_who_pauses_for_what_is_said() -> None:
     reports.take("worker-1", 1, [report(2, 5), report(3, 5, phase="validation", pauses=True)], 1.0)
     assert reports.pause == "training pauses: rank 3 (worker-1) is at validation"
     reports.take("worker-0", 1, [report(0, 9, pauses=True, finishing=True), report(1, 9)], 2.0)
+    assert not reports.saving
+    reports.take("worker-1", 1, [report(2, 9, phase="saving"), report(3, 9)], 2.0)
+    assert reports.saving
     assert reports.pause == "all steps are taken, and the code after the loop runs"

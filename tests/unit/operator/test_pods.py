@@ -136,3 +136,10 @@ def test_names_are_valid_whatever_the_job_is_called(name: str) -> None:
 
 def test_long_names_stay_different() -> None:
     assert names.coordinator("x" * 62 + "a") != names.coordinator("x" * 62 + "b")
+
+
+@pytest.mark.parametrize(("grace", "seconds"), [(None, 30), (20, 30), (60, 30), (600, 570)])
+def test_a_longer_grace_period_is_time_for_ranks_to_save(grace: int | None, seconds: int) -> None:
+    template = {} if grace is None else {"spec": {"terminationGracePeriodSeconds": grace}}
+    pod = decided(job(status=initialized(), workers={"replicas": 1, "template": template})).create[0]
+    assert f"--shutdown-timeout={seconds}" in pod["spec"]["containers"][0]["args"]
