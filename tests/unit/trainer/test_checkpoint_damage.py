@@ -154,7 +154,7 @@ def test_with_all_of_them_damaged_nothing_is_begun_anew_until_the_user_deletes_t
     damage(scene, scene.SAVED)
     alone = Group(0, 1, 0, torch.device("cpu"))
     for _ in range(2):
-        with pytest.raises(NothingSound, match=r"all 4 checkpoints that are left are damaged; .*, delete"):
+        with pytest.raises(NothingSound, match=r"is damaged \(4 in all\), .* To begin anew, delete"):
             restore(scene.rundir, alone, lambda loaded: None)
     shutil.rmtree(scene.rundir.checkpoints)
     assert restore(scene.rundir, alone, lambda loaded: None).loaded is None

@@ -33,6 +33,7 @@ from tandem.rundir import RunDir
 from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.memory import Memory, shared_memory_of
 from tandem_trainer.checkpoint.reading import contents_in
+from tandem_trainer.checkpoint.state import DoesNotFit
 from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.group import Group, PeerFault
 from tandem_trainer.mistake import ConfigurationError
@@ -138,7 +139,7 @@ def _proposal(rundir: RunDir, group: Group, result: Restored) -> dict[str, Any]:
             return {"manifest": manifest.sealed()}
     if bad := rundir.bad():
         return {
-            "problem": f"all {len(bad)} checkpoints that are left are damaged; of the newest it is said: "
+            "problem": f"every checkpoint that is left is damaged ({len(bad)} in all), the newest for this reason: "
             f"{next(iter(bad.values()))}. To begin anew, delete the run's folder {rundir.checkpoints.name}"
         }
     return {}
@@ -176,10 +177,10 @@ def _checked(
         return None, error
     try:
         check(loaded)
-    except ConfigurationError as error:
-        return None, error
-    except Broken as error:
-        return None, ConfigurationError(str(error))
+    except (ConfigurationError, Broken) as error:
+        return None, DoesNotFit(
+            f"{manifest.name} is sound, but {error}. Undo the change to go on, or begin a new run in another folder"
+        )
     return loaded, None
 
 
