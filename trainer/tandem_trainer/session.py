@@ -28,7 +28,6 @@ in the wrong branch), wrapping the script's own loader (its position belongs to 
 
 import atexit
 import contextlib
-import inspect
 import os
 import re
 import sys
@@ -40,96 +39,35 @@ from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import default_collate
 
 from tandem.exitcode import ExitCode
 from tandem.job import API_VERSION, KIND, Checkpoint, DistributedTrainingJob
 from tandem.launch import RUN_DIR
 from tandem.rundir import RunDir
 from tandem.tasks import RewindOn
+from tandem_trainer.batch import Batch
 from tandem_trainer.busy import Busy
 from tandem_trainer.checkpoint.kept import Kept, Stateful
 from tandem_trainer.checkpoint.state import unwrapped
 from tandem_trainer.course import Course, StopRequest, place_of
-from tandem_trainer.data.feeding import Collate, Fed, Reading, Stream, cut, feed, moved
+from tandem_trainer.data.feeding import Collate, Fed, Reading, Stream, feed, moved
+from tandem_trainer.data.given import check_data, has_indices, plain_order
 from tandem_trainer.data.listing import Listing
-from tandem_trainer.data.order import Order, Passes, pieces
+from tandem_trainer.data.order import Passes
 from tandem_trainer.data.sampling import EpochOrder
-from tandem_trainer.data.seed import mixed, seed_everything
+from tandem_trainer.data.seed import mixed
 from tandem_trainer.ending import code_of, leave
 from tandem_trainer.group import Group
 from tandem_trainer.mistake import ConfigurationError
-from tandem_trainer.models.dropout import Draws, key_dropout
 from tandem_trainer.open_files import close_files
 from tandem_trainer.pulse import Pulse, Watchdog, check_name
+from tandem_trainer.strategies.models import Models
 
-_OPTIONS = {*inspect.signature(DistributedDataParallel).parameters} - {"module", "device_ids", "output_device"}
 FINALLY_SECONDS = 10.0
 """What encloses the session may take so long to clean up when the session ends before it is complete."""
 AT_ONCE = {ExitCode.PEER_LOST, ExitCode.SUPERSEDED}
 """Collectives of a script's own clean-up would wait for who is gone, and who is superseded must not write."""
-
-
-class Batch:
-    """This rank's share of the samples of one step."""
-
-    def __init__(self, session: "Session", fed: Fed, data: Any, step: int, mine: Tensor, weight: float) -> None:
-        self._session, self._fed, self._mine, self._weight = session, fed, mine, weight
-        self.data = data
-        """What the collate function made of the samples, on the session's device."""
-        self.step = step
-        """Optimizer steps completed before this one."""
-        self.epoch = fed.position.epoch
-        """Passes over the data completed."""
-        self.size = len(fed.ids)
-        """Samples of all ranks together."""
-
-    def __len__(self) -> int:
-        return len(self._mine)
-
-    def mean(self, losses: Tensor) -> Tensor:
-        """What to call `backward` on: its gradient, averaged over ranks, is that of the mean over the global batch.
-
-        Args:
-            losses: [samples of this batch], or their sum as a scalar.
-
-        Raises:
-            ValueError: it is neither.
-        """
-        if losses.ndim and losses.shape != (len(self),):
-            raise ValueError(
-                f"losses have the shape {tuple(losses.shape)}; give one number for each of the {len(self)} samples "
-                '(reduction="none", and the mean over what else there is), or their sum'
-            )
-        part = losses.sum() * (self._weight / self.size)
-        self._session._report(part.detach())
-        return part * self._session.world_size
-
-    def parts(self, samples: int) -> "Iterator[Batch]":
-        """Smaller batches of at most so many samples, whose gradients add up to this one's (gradient accumulation).
-
-        Every rank gets as many, so that a forward pass may be a collective, and of nearly the same size; where a rank
-        has too few samples, one of them stands in, and `mean` weighs it with 0. Gradients are averaged over ranks with
-        the last part alone.
-
-        Args:
-            samples: the same number on every rank.
-
-        Raises:
-            ValueError: it is less than 1.
-        """
-        if samples < 1:
-            raise ValueError(f"parts({samples}): a part has at least one sample")
-        count = len(self)
-        cuts = pieces(count if self._weight else 0, self.size, self._session.world_size, samples)
-        for number, (start, end) in enumerate(cuts):
-            weight = float(start < end)
-            start, end = (start, end) if start < end else (0, 1)
-            data, mine = cut(self.data, count, start, end), self._mine[start:end]
-            self._session._draw(self.step, mine, number)
-            with self._session._synchronised(last=number == len(cuts) - 1):
-                yield Batch(self._session, self._fed, data, self.step, mine, weight)
 
 
 class Session:
@@ -168,9 +106,7 @@ class Session:
         self._stop = StopRequest(self._pulse)
         self._rewind_on = rewind_on
         self._busy = Busy(self._group.device)
-        self._draws: list[Draws] = []
-        self._averaging: list[DistributedDataParallel] = []
-        self._recording: list[DistributedDataParallel] = []
+        self._models = Models(self._group, seed, self._busy)
         self._kept: Kept | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._course: Course | None = None
@@ -224,25 +160,7 @@ class Session:
         Raises:
             TypeError: DistributedDataParallel has no such option, or it is the session's to choose.
         """
-        for name in options:
-            if name not in _OPTIONS:
-                raise TypeError(f"distribute(…, {name}=…): DistributedDataParallel has no such option to choose")
-        if sample_dropout:
-            self._draws.append(key_dropout(model, first=sum(draws.layers for draws in self._draws)))
-        model.to(self.device)
-        forward = model
-        if self.world_size > 1 and any(parameter.requires_grad for parameter in model.parameters()):
-            devices = [self.device] if self.device.type == "cuda" else None
-            defaults = {"gradient_as_bucket_view": True}
-            forward = averaging = DistributedDataParallel(model, device_ids=devices, **defaults | options)
-            if comm_hook is not None:
-                averaging.register_comm_hook(comm_state, comm_hook)
-            self._averaging.append(averaging)
-            if options.get("static_graph"):
-                self._recording.append(averaging)
-        forward.register_forward_pre_hook(lambda module, given: self._busy.__enter__())
-        forward.register_forward_hook(lambda module, given, out: self._busy.__exit__(None, None, None))
-        return forward
+        return self._models.distribute(model, sample_dropout, comm_hook, comm_state, options)
 
     def keep(
         self,
@@ -314,7 +232,7 @@ class Session:
             raise RuntimeError("call session.keep(model, optimizer) before session.batches(...)")
         if self._course is not None:
             raise RuntimeError("session.batches(...) was called already; a session has one loop")
-        _check(dataset, global_batch_size, order, epochs, max_steps)
+        check_data(dataset, global_batch_size, order, epochs, max_steps)
         group = self._group
         pin = group.device.type == "cuda"
         reading = Reading(group.rank, group.world_size, self._seed, loader_workers, collate, transform, pin)
@@ -328,9 +246,9 @@ class Session:
             at = (None, 0) if loaded is None else (loaded.data, course.step_before(loaded))
             batches = pages = listing.feed(dataset, *at, course.leaves_out, reading)
             self._more = pages.more
-        elif _has_indices(dataset):
+        elif has_indices(dataset):
             assert global_batch_size is not None
-            passes = Passes(_order(len(dataset), global_batch_size, self._seed, drop_last), epochs, max_steps)
+            passes = Passes(plain_order(len(dataset), global_batch_size, self._seed, drop_last), epochs, max_steps)
             course.begin(self._kept, passes)
             batches = feed(dataset, passes.order, course.data_steps_left, reading)
         else:
@@ -377,9 +295,9 @@ class Session:
             fed = self._fed = next(batches)
             data = moved(fed.data, self.device)
             course.meter.data_ready()
-            self._draw(step, fed.mine)
+            self._models.draw(step, fed.mine)
             try:
-                yield Batch(self, fed, data, step, fed.mine, fed.weight)
+                yield Batch(self._models, self._report, fed, data, step, fed.mine, fed.weight)
             except GeneratorExit:
                 # The script has left the loop, or fails. The other ranks are not asked before that is known.
                 self._left = True
@@ -400,7 +318,7 @@ class Session:
         rate = None if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
         course.took(self._fed.ids, rate, self._loss)
         self._loss = self._fed = None
-        self._recording = []
+        self._models.end_step()
 
     def _end(self, course: Course, broken_off: bool = False) -> None:
         self._ended = course.end_steps(broken_off)
@@ -507,23 +425,6 @@ class Session:
         """A part of the mean loss of the global batch."""
         self._loss = part if self._loss is None else self._loss + part
 
-    def _draw(self, step: int, mine: Tensor, part: int = 0) -> None:
-        """Random numbers from here on follow from the step and its part, and dropout's from the samples."""
-        parts = (part,) if part else ()
-        seed_everything(mixed(self._seed, step, self.rank, *parts), self.device)
-        for draws in self._draws:
-            draws.set(self._seed, step, mine.to(self.device))
-
-    @contextlib.contextmanager
-    def _synchronised(self, last: bool) -> Iterator[None]:
-        with contextlib.ExitStack() as waiting:
-            for averaging in self._averaging:
-                # One with a static graph records it in its first step, and cannot go without its collectives there
-                # (torch 2.15). What is averaged again with the next part stays the same average.
-                if not last and averaging not in self._recording:
-                    waiting.enter_context(averaging.no_sync())
-            yield
-
 
 _open: list[Session] = []
 """Sessions of this process that are not closed yet."""
@@ -542,51 +443,6 @@ def _last_error() -> BaseException | None:
     """The last error that nobody has handled."""
     error: BaseException | None = getattr(sys, "last_value", None)
     return error
-
-
-def _has_indices(dataset: Any) -> bool:
-    # torch's IterableDataset has a __getitem__ that only raises, and may have a length.
-    indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    return indexed and not isinstance(dataset, IterableDataset)
-
-
-def _order(samples: int, global_batch_size: int, seed: int, drop_last: bool) -> Order:
-    """
-    Raises:
-        ConfigurationError: without its last partial batch an epoch has none.
-    """
-    if drop_last and samples < global_batch_size:
-        raise ConfigurationError(
-            f"drop_last leaves out all of the {samples} samples, because global_batch_size={global_batch_size} is more"
-        )
-    return Order(samples, global_batch_size, seed, drop_last=drop_last)
-
-
-def _check(
-    dataset: Any, global_batch_size: int | None, order: EpochOrder | None, epochs: int, max_steps: int | None
-) -> None:
-    """
-    Raises:
-        ConfigurationError: the data cannot be used like that.
-    """
-    for name, number in (("global_batch_size", global_batch_size), ("epochs", epochs), ("max_steps", max_steps)):
-        if number is not None and number < 1:
-            raise ConfigurationError(f"{name}={number}: it must be at least 1")
-    if isinstance(dataset, DataLoader):
-        raise ConfigurationError(
-            "give session.batches the data set itself and not a DataLoader, whose batches belong to one number of "
-            "processes; collate and loader_workers are arguments of session.batches"
-        )
-    if isinstance(dataset, Iterator):
-        raise ConfigurationError(
-            f"a {type(dataset).__name__} can be read only once; give something that begins anew for each epoch"
-        )
-    if _has_indices(dataset) and not len(dataset):
-        raise ConfigurationError("the data set is empty")
-    if order is not None and not _has_indices(dataset):
-        raise ConfigurationError("order= needs a data set with indices; a stream is read in its own order")
-    if order is None and global_batch_size is None:
-        raise ConfigurationError("say with global_batch_size how many samples make a step")
 
 
 def _settings(rundir: RunDir, group: Group, given: Checkpoint) -> Checkpoint:

@@ -177,6 +177,7 @@ class Stream:
             passed: data steps before it.
             skipped: whether a data step is left out.
         """
+        self._next = start = start or DataPosition(seed=self._reading.seed, epoch=0, cursor=0)
         least = self._batch if self._drop_last else 1
         pages = _Pages(
             self._dataset, self._batch, least, self._epochs, start, passed, self.data_steps, skipped, self._reading
@@ -245,7 +246,7 @@ class _Pages(IterableDataset[Any]):
         batch: int,
         least: int,
         epochs: int,
-        start: DataPosition | None,
+        start: DataPosition,
         passed: int,
         data_steps: int | None,
         skipped: Callable[[int], bool],
@@ -253,7 +254,7 @@ class _Pages(IterableDataset[Any]):
     ) -> None:
         self._dataset, self._batch, self._epochs, self._reading = dataset, batch, epochs, reading
         self._least = least
-        self._start = start or DataPosition(seed=reading.seed, epoch=0, cursor=0)
+        self._start = start
         self._passed, self._data_steps, self._skipped = passed, data_steps, skipped
 
     def __iter__(self) -> Iterator[Fed]:

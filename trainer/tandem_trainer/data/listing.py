@@ -98,7 +98,7 @@ class Listing:
         Raises:
             ConfigurationError: no batch begins at the position.
         """
-        start = start or self._position(0, 0)
+        self._next = start = start or self._position(0, 0)
         self._check_start(start)
         return Lookahead(read(dataset, self._plan(start, passed, skipped), reading), self._found, self._used)
 

@@ -1,0 +1,80 @@
+"""What a script's loop is given for each step: one rank's share of the samples."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from tandem_trainer.data.feeding import Fed, cut
+from tandem_trainer.data.order import pieces
+from tandem_trainer.strategies.models import Models
+
+
+class Batch:
+    """This rank's share of the samples of one step."""
+
+    def __init__(
+        self,
+        models: Models,
+        report: Callable[[Tensor], None],
+        fed: Fed,
+        data: Any,
+        step: int,
+        mine: Tensor,
+        weight: float,
+    ) -> None:
+        self._models, self._report, self._fed, self._mine, self._weight = models, report, fed, mine, weight
+        self.data = data
+        """What the collate function made of the samples, on the session's device."""
+        self.step = step
+        """Optimizer steps completed before this one."""
+        self.epoch = fed.position.epoch
+        """Passes over the data completed."""
+        self.size = len(fed.ids)
+        """Samples of all ranks together."""
+
+    def __len__(self) -> int:
+        return len(self._mine)
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """What to call `backward` on: its gradient, averaged over ranks, is that of the mean over the global batch.
+
+        Args:
+            losses: [samples of this batch], or their sum as a scalar.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        if losses.ndim and losses.shape != (len(self),):
+            raise ValueError(
+                f"losses have the shape {tuple(losses.shape)}; give one number for each of the {len(self)} samples "
+                '(reduction="none", and the mean over what else there is), or their sum'
+            )
+        part = losses.sum() * (self._weight / self.size)
+        self._report(part.detach())
+        return part * self._models.world_size
+
+    def parts(self, samples: int) -> "Iterator[Batch]":
+        """Smaller batches of at most so many samples, whose gradients add up to this one's (gradient accumulation).
+
+        Every rank gets as many, so that a forward pass may be a collective, and of nearly the same size; where a rank
+        has too few samples, one of them stands in, and `mean` weighs it with 0. Gradients are averaged over ranks with
+        the last part alone.
+
+        Args:
+            samples: the same number on every rank.
+
+        Raises:
+            ValueError: it is less than 1.
+        """
+        if samples < 1:
+            raise ValueError(f"parts({samples}): a part has at least one sample")
+        count = len(self)
+        cuts = pieces(count if self._weight else 0, self.size, self._models.world_size, samples)
+        for number, (start, end) in enumerate(cuts):
+            weight = float(start < end)
+            start, end = (start, end) if start < end else (0, 1)
+            data, mine = cut(self.data, count, start, end), self._mine[start:end]
+            self._models.draw(self.step, mine, number)
+            with self._models.synchronised(last=number == len(cuts) - 1):
+                yield Batch(self._models, self._report, self._fed, data, self.step, mine, weight)
