@@ -84,9 +84,14 @@ def test_a_full_disk_lets_go_of_what_nothing_depends_on_and_says_so(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(writer, "write_pieces", full)
-    asked = request(600, 2) | {"regions": [], "files": {}, "parts": 1, "stallSeconds": 0.0}
+    asked = request(600, 2) | {"regions": [], "files": {"f": 1}, "parts": 1, "stallSeconds": 0.0}
+    # Room for two is there at once: the least useful goes, and nothing else.
     answer = writer._answer(rundir, rundir.read_job(), asked, memoryview(b""))
-    assert "No space left on device; let go to make room: step-000000500, step-000000300.bad" in answer["failed"]
+    assert answer["failed"].endswith("No space left on device; let go to make room: step-000000300.bad")
+    assert rundir.checkpoint_names() == ["step-000000100", "step-000000200", "step-000000400", "step-000000500"]
+    asked["files"]["f"] = 10**9
+    answer = writer._answer(rundir, rundir.read_job(), asked, memoryview(b""))
+    assert answer["failed"].endswith("let go to make room: step-000000500, step-000000100")
     assert rundir.checkpoint_names() == ["step-000000200", "step-000000400"]
     again = writer._answer(rundir, rundir.read_job(), asked, memoryview(b""))
     assert "nothing is there that could be let go" in again["failed"]

@@ -13,9 +13,9 @@ manifest together, and commits: refuse if a newer generation exists, rename. So 
 writers but the shared disk; a rank that dies is missing a note at worst; and nothing is committed in part. A folder of
 the same name can only be left by an older generation whose steps no longer count; it is set aside.
 
-**A full disk.** A save needs room for one checkpoint more than are kept. When it finds none, everything goes that
-nothing depends on: what was set aside, what does not count, and of the newest those that neither a rewind nor a
-fall-back needs. The save that failed says what was let go; the next one finds the room.
+**A full disk.** A save needs room for one checkpoint more than are kept. When it finds none, something goes that nothing
+depends on, until there is room for two: what was set aside, what does not count, then of the newest the oldest, but for
+two that a fall-back needs. The save that failed says what was let go; the next one finds the room.
 
 Rejected: a collective that says when all have written (a writer outlives its rank, and the training group must not wait
 for a disk), and a part 0 that reads the files to checksum them (it would read what it has never seen written).
@@ -66,6 +66,9 @@ SET_ASIDE_KEPT = 2
 """So many of what was set aside stay for people to look at, those of the latest steps."""
 LARGE_TREES = 2**18
 """Bytes of JSON that get a file of their own, instead of a place in the manifest, which every listing reads."""
+ROOM_FOR = 2
+"""Saves for which room is made on a full disk: the next one, and one that is written while that is still there."""
+MOST_NAMED = 4
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 LOOK_SECONDS = 0.005
 REFRESH_SECONDS = 0.5
@@ -262,7 +265,7 @@ def clean(rundir: RunDir, job: DistributedTrainingJob, request: Request, in_need
 
     Args:
         request: the save after which it is done.
-        in_need: the disk is full, so everything goes that nothing depends on.
+        in_need: the disk is full, so what nothing depends on goes, until there is room for two such saves.
     """
     manifests = rundir.committed()
     readers = set(rundir.readers())
@@ -272,16 +275,19 @@ def clean(rundir: RunDir, job: DistributedTrainingJob, request: Request, in_need
     policy = job.spec.checkpoint
     if in_need:
         policy = Checkpoint(keep_last=1, keep_best=policy.keep_best, keep_every=policy.keep_every)
-    names = expendable([manifest.reference for manifest in manifests], policy, job.spec.evaluation, keepers)
-    counting = {manifest.name for manifest in manifests}
+    names = _set_aside_long_ago(rundir, 0 if in_need else SET_ASIDE_KEPT)
     if in_need:
+        counting = {manifest.name for manifest in manifests}
         names += [name for name in _uncounted(rundir, request["generation"], counting) if name not in readers]
-    names += _set_aside_long_ago(rundir, 0 if in_need else SET_ASIDE_KEPT)
-    deleted = []
+    names += expendable([manifest.reference for manifest in manifests], policy, job.spec.evaluation, keepers)
+    deleted, freed = [], 0
     for name in names:
         if rundir.newest_generation() > request["generation"]:
             break  # what must stay is for the newest generation to say: it may have resumed from this one
+        if in_need and freed >= ROOM_FOR * sum(request["files"].values()):
+            break
         doomed = rundir.checkpoint(name)
+        freed += _size(doomed)
         aside = temporary_beside(doomed)
         # A reader that comes in the middle must see the checkpoint whole or not at all.
         with suppress(FileNotFoundError):
@@ -299,6 +305,15 @@ def clean(rundir: RunDir, job: DistributedTrainingJob, request: Request, in_need
                 else:
                     leftover.unlink()
     return deleted
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the files in a folder, as far as they are there."""
+    size = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            size += path.lstat().st_size
+    return size
 
 
 def _set_aside_long_ago(rundir: RunDir, kept: int) -> list[str]:
@@ -382,7 +397,8 @@ def _made_room(rundir: RunDir, job: DistributedTrainingJob, request: Request) ->
         return f"and nothing can be deleted: {error}"
     if not gone:
         return "and nothing is there that could be let go: give the disk more room, or let the job keep fewer"
-    return f"let go to make room: {', '.join(gone)}"
+    rest = f" and {len(gone) - MOST_NAMED} more" if len(gone) > MOST_NAMED else ""
+    return f"let go to make room: {', '.join(gone[:MOST_NAMED])}{rest}"
 
 
 def main() -> None:
