@@ -331,7 +331,9 @@ class Course:
             return
         interval = self._checkpoints.interval_seconds
         overdue = interval is not None and time.monotonic() - self._last_save >= interval
-        verdict = group.vote(meter.pending_losses(), bool(self._stop), overdue, saver.busy, meter.mean_step_seconds())
+        # First the losses: a GPU is waited for, and only then is it known how long the steps took.
+        losses = meter.pending_losses()
+        verdict = group.vote(losses, bool(self._stop), overdue, saver.busy, meter.mean_step_seconds())
         self._next_vote = step + verdict.steps_to_next
         self._stopping = verdict.stop and not is_last
         meter.agreed(verdict.losses, busy_seconds())

@@ -44,13 +44,15 @@ class Meter:
         self._pauses = 0
         self._data_seconds = 0.0
         self.checkpoint_seconds = 0.0
-        self._stepping_seconds = 0.0
+        self._voted: float | None = None
         self._began = self._ready = 0.0
         self._busy_seconds: float | None = None
 
     def begin_step(self) -> None:
         """A step begins: its data is looked for."""
         self._began = time.perf_counter()
+        if self._voted is None:
+            self._voted = self._began
 
     def data_ready(self) -> None:
         """The data is there; computing begins."""
@@ -66,8 +68,6 @@ class Meter:
             learning_rate: that it was taken with; None where there is none.
             loss: this rank's part of the global mean; scalar, may still be being computed on a GPU.
         """
-        now = time.perf_counter()
-        self._stepping_seconds += now - self._began
         self._losses.append(loss)
         self._step = step
         self._window_samples += len(ids)
@@ -84,8 +84,13 @@ class Meter:
         return torch.stack(self._losses).to("cpu", torch.float32)
 
     def mean_step_seconds(self) -> float:
-        """Mean time of a step since the last vote."""
-        return self._stepping_seconds / max(1, len(self._losses))
+        """Mean time of a step since the last vote, on the CPU and on the GPU, once the losses were waited for.
+
+        Not the sum of what the training thread took for the steps: that runs ahead of a GPU, whose steps may be a
+        thousand times as long, and the next vote would be a hundred of them away.
+        """
+        assert self._voted is not None
+        return (time.perf_counter() - self._voted) / max(1, len(self._losses))
 
     def agreed(self, losses: list[float], busy_seconds: float) -> None:
         """The ranks have agreed on the losses since the last vote: log them.
@@ -96,7 +101,7 @@ class Meter:
         """
         self._busy_seconds = busy_seconds / len(losses)
         self._losses.clear()
-        self._stepping_seconds = 0.0
+        self._voted = time.perf_counter()
         self._loss = losses[-1]
         if self._journal is not None:
             self._journal.write_all([record | {"loss": loss} for record, loss in zip(self._steps, losses, strict=True)])
@@ -128,6 +133,8 @@ class Meter:
             if not self._pauses:
                 seconds = time.perf_counter() - began
                 self._began += seconds
+                if self._voted is not None:
+                    self._voted += seconds
                 self._window_pause += seconds
 
     def _tell_rate(self, elapsed: float) -> None:

@@ -50,3 +50,17 @@ def test_the_time_of_a_pause_is_not_a_steps(tmp_path: Path, clock: Clock) -> Non
     assert rate["stepSeconds"] == pytest.approx(1.0)
     assert rate["throughput"] == pytest.approx(8.0)
     assert rate["phases"] == pytest.approx({"data": 0.5, "compute": 1.5, "checkpoint": 0.0, "pause": 2400.0})
+
+
+def test_a_step_takes_as_long_as_the_gpu_and_not_as_the_cpu_that_runs_ahead(clock: Clock) -> None:
+    """The CPU has launched ten steps in ten milliseconds when a vote waits for their losses."""
+    meter = Meter(None, 1, None, None, None)
+    for first in (1, 11):
+        for step in range(first, first + 10):
+            meter.begin_step()
+            meter.data_ready()
+            clock.passes(0.001)
+            meter.end_step(step, torch.arange(8), None, torch.tensor(1.0))
+        clock.passes(19.99)
+        assert meter.mean_step_seconds() == pytest.approx(2.0)
+        meter.agreed([1.0] * 10, 0.0)
