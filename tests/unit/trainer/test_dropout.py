@@ -243,3 +243,22 @@ def test_in_a_compiled_graph_each_call_draws_anew_too() -> None:
     for _ in range(3):
         draws.set(0, 0, IDS[:16])
         torch.testing.assert_close(compiled(state), expected)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["a-compiled-region", "a-region-in-a-compiled-model"])
+def test_what_is_compiled_and_computed_again_draws_what_it_drew(inside: bool) -> None:
+    model, draws = recurrent()
+    state = torch.randn(16, 20, requires_grad=True)
+    draws.set(0, 0, IDS[:16])
+    model(state).square().sum().backward()
+    expected = gradient(model)
+    torch.compiler.reset()
+    if inside:
+        compiled = torch.compile(lambda: model(state, use_reentrant=False), backend="aot_eager")
+    else:
+        region = torch.compile(lambda: model(state), backend="aot_eager")
+        compiled = lambda: checkpoint(region, use_reentrant=False)  # noqa: E731
+    for _ in range(2):
+        draws.set(0, 0, IDS[:16])
+        compiled().square().sum().backward()
+        torch.testing.assert_close(gradient(model), expected)
