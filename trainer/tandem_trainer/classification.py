@@ -19,7 +19,7 @@ from tandem.tasks import ImageClassification
 from tandem_trainer.busy import Busy
 from tandem_trainer.data import Samples
 from tandem_trainer.data.order import pieces, share
-from tandem_trainer.data.seed import generator_of, mixed
+from tandem_trainer.data.seed import mixed, seed_torch
 from tandem_trainer.group import Group
 from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.models.dropout import Draws
@@ -55,7 +55,6 @@ class Stepper:
         self._labels = samples.labels.to(group.device)
         self._parameters = [p for parameters in optimizer.param_groups for p in parameters["params"]]
         self.busy = Busy(group.device)
-        self._generator = generator_of(group.device)
         forward.train()
 
     def take(self, step: int, ids: Tensor, learning_rate: float) -> Tensor:
@@ -70,7 +69,7 @@ class Stepper:
             This rank's part of the mean loss of the global batch: the sum over all ranks is the mean. Scalar, float32.
         """
         group = self._group
-        self._generator.manual_seed(mixed(self._config.seed, step, group.rank))
+        seed_torch(mixed(self._config.seed, step, group.rank), group.device)
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = learning_rate
         mine = share(ids, group.rank, group.world_size)

@@ -13,16 +13,18 @@ def mixed(*parts: int) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
 
 
-def generator_of(device: torch.device) -> torch.Generator:
-    """What operations on a device draw from. torch.manual_seed seeds every kind of device there could be, and takes a
-    hundred times as long as seeding this one."""
+def seed_torch(seed: int, device: torch.device) -> None:
+    """Seed what operations on the CPU and on a device draw from.
+
+    torch.manual_seed seeds every kind of device there could be, and takes a hundred times as long.
+    """
+    torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        return torch.cuda.default_generators[device.index]
-    return torch.default_generator
+        torch.cuda.default_generators[device.index].manual_seed(seed)
 
 
 def seed_everything(seed: int, device: torch.device) -> None:
-    """Seed what code of the user's may draw from: Python, numpy, and torch on this device. Takes six microseconds."""
+    """Seed what code of the user's may draw from: Python, numpy, and torch. Takes six microseconds on a CPU."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFF_FFFF)
-    generator_of(device).manual_seed(seed)
+    seed_torch(seed, device)
