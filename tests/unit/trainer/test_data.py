@@ -2,12 +2,14 @@
 
 import gzip
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tandem import lease
 from tandem.tasks import Data
 from tandem_trainer.data import load
 from tandem_trainer.data.idx import FILES, read_idx
@@ -114,3 +116,61 @@ def test_images_and_labels_must_belong_together(tmp_path: Path) -> None:
     write_idx(tmp_path / FILES["train"][1], np.zeros(19, dtype=np.uint8))
     with pytest.raises(ConfigurationError, match="not images and labels of the same samples"):
         load(Data(name="mnist", path=str(tmp_path), download=False), "train")
+
+
+def cut(path: Path) -> None:
+    """Leave half of a file, as a download does while it goes on or after it was killed."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.fixture
+def downloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Where torchvision was asked to download MNIST to; it does so without a network."""
+    import torchvision.datasets
+
+    asked: list[str] = []
+
+    def download(root: str, download: bool) -> None:
+        asked.append(root)
+        # torchvision keeps a file that is there already, whatever is in it.
+        folder = Path(root) / "MNIST" / "raw"
+        if not folder.exists():
+            write_mnist(folder)
+
+    monkeypatch.setattr(torchvision.datasets, "MNIST", download)
+    return asked
+
+
+def test_a_download_that_was_killed_half_way_is_made_again(tmp_path: Path, downloads: list[str]) -> None:
+    raw = tmp_path / "MNIST" / "raw"
+    write_mnist(raw)
+    cut(raw / FILES["train"][0])
+    assert len(load(Data(name="mnist", path=str(tmp_path)), "train")) == 20
+    assert len(downloads) == 1
+    assert len(load(Data(name="mnist", path=str(tmp_path)), "test")) == 5
+    assert len(downloads) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["MNIST"]
+
+
+def test_who_comes_while_another_downloads_waits_for_it(tmp_path: Path, downloads: list[str]) -> None:
+    raw = tmp_path / "MNIST" / "raw"
+    other = lease.acquire(tmp_path / ".MNIST.lease", "another")
+    assert other is not None
+    write_mnist(raw)
+    cut(raw / FILES["train"][0])
+    with ThreadPoolExecutor() as pool:
+        loading = pool.submit(load, Data(name="mnist", path=str(tmp_path)), "train")
+        with pytest.raises(TimeoutError):
+            loading.result(1.0)
+        write_mnist(raw)
+        other.release()
+        assert len(loading.result(60)) == 20
+    assert downloads == []
+
+
+def test_files_of_ones_own_that_are_damaged_are_named_and_not_replaced(tmp_path: Path, downloads: list[str]) -> None:
+    write_mnist(tmp_path)
+    cut(tmp_path / FILES["train"][0])
+    with pytest.raises(ConfigurationError, match="cut short"):
+        load(Data(name="mnist", path=str(tmp_path)), "train")
+    assert downloads == []

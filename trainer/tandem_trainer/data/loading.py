@@ -1,14 +1,17 @@
 """Find a data set: inside an installed package, in a folder, or on the network."""
 
 import os
+import tempfile
 import time
 from importlib.metadata import distribution
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tandem import lease
+from tandem.durable import TEMPORARY
 from tandem.tasks import Data
 from tandem_trainer.data.idx import FILES, find_idx, read_idx
 from tandem_trainer.data.samples import Samples, Split
@@ -71,15 +74,13 @@ def _mnist(config: Data, split: Split) -> Samples:
     root = Path(config.path).expanduser() if config.path else default_folder()
     if config.path and not config.download and not root.is_dir():
         raise ConfigurationError(f"data.path: {config.path} is not a folder. {_how_to_provide(config, root)}")
-    found = find_idx(root, name, split)
+    found = _read(root, name, split, config.download)
     if found is None and config.download:
         _download(config, root, name)
-        found = find_idx(root, name, split)
+        found = _read(root, name, split, can_be_had_again=False)
     if found is None:
         raise ConfigurationError(f"{config.name} is not in {root}. {_how_to_provide(config, root)}")
-    images, labels = read_idx(found[0]), read_idx(found[1])
-    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
-        raise ConfigurationError(f"{found[0]} and {found[1]} are not images and labels of the same samples")
+    images, labels = found
     mean, deviation = MEAN_AND_DEVIATION[config.name]
     scaled = images.to(torch.float32).div_(255).sub_(mean).div_(deviation)
     return Samples(scaled.unsqueeze(1), labels.to(torch.int64), classes=10)
@@ -90,8 +91,32 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "tandem" / "data"
 
 
+def _read(root: Path, name: str, split: Split, can_be_had_again: bool) -> tuple[Tensor, Tensor] | None:
+    """Images and labels; None if they are not there, or not whole and of a download that can be made again.
+
+    Raises:
+        ConfigurationError: they are no images and labels.
+    """
+    if (pair := find_idx(root, name, split)) is None:
+        return None
+    try:
+        images, labels = read_idx(pair[0]), read_idx(pair[1])
+    except ConfigurationError:
+        # What is not where torchvision puts it is the user's own.
+        if can_be_had_again and pair[0].parent == root / name / "raw":
+            return None
+        raise
+    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
+        raise ConfigurationError(f"{pair[0]} and {pair[1]} are not images and labels of the same samples")
+    return images, labels
+
+
 def _download(config: Data, root: Path, name: str) -> None:
-    """Let torchvision download; one process does, the others wait for it."""
+    """Let torchvision download; one process does, the others wait for it.
+
+    Into a folder of its own, of which each file is moved whole: torchvision writes into the names that others look for,
+    and takes what a killed download has left for the data.
+    """
     import torchvision.datasets
 
     try:
@@ -99,13 +124,17 @@ def _download(config: Data, root: Path, name: str) -> None:
         lock = root / f".{name}.lease"
         deadline = time.monotonic() + DOWNLOAD_SECONDS
         while (held := lease.acquire(lock, seconds=DOWNLOAD_SECONDS)) is None:
-            if find_idx(root, name, "test") and find_idx(root, name, "train"):
-                return
             if time.monotonic() > deadline:
                 raise ConfigurationError(f"another process has been downloading {config.name} to {root} for too long")
             time.sleep(0.5)
-        with held:
-            getattr(torchvision.datasets, name)(str(root), download=True)
+        with held, tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=root) as aside:
+            if all(_read(root, name, split, can_be_had_again=True) is not None for split in FILES):
+                return
+            getattr(torchvision.datasets, name)(aside, download=True)
+            raw = root / name / "raw"
+            raw.mkdir(parents=True, exist_ok=True)
+            for path in sorted((Path(aside) / name / "raw").iterdir()):
+                path.replace(raw / path.name)
     except (OSError, RuntimeError) as error:
         raise ConfigurationError(
             f"{config.name} could not be downloaded to {root} ({error}). {_how_to_provide(config, root)}"
