@@ -215,8 +215,11 @@ def open_file(folder: Path, entry: FileEntry) -> int:
     return descriptor
 
 
-def verified_bytes(folder: Path, entry: FileEntry) -> memoryview:
+def verified_bytes(folder: Path, entry: FileEntry, place: memoryview | None = None) -> memoryview:
     """The content of one file of a checkpoint, writable: what was checked is what is used, not what is read again.
+
+    Args:
+        place: of the file's size, where to put it; None: into memory of its own.
 
     Raises:
         FileNotFoundError: the whole checkpoint is gone.
@@ -224,8 +227,10 @@ def verified_bytes(folder: Path, entry: FileEntry) -> memoryview:
     """
     descriptor = open_file(folder, entry)
     try:
-        # Not a bytearray, which would be filled with zeros first.
-        content = memoryview(mmap.mmap(-1, max(entry.size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[: entry.size]
+        content = place
+        if content is None:
+            # Not a bytearray, which would be filled with zeros first.
+            content = memoryview(mmap.mmap(-1, max(entry.size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[: entry.size]
         numbers = range(len(entry.xxh3))
         with ThreadPoolExecutor(min(READERS, len(numbers)) or 1) as readers:
             sound = list(readers.map(partial(_read_in_place, descriptor, entry, content), numbers))

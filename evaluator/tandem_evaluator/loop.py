@@ -26,7 +26,7 @@ from tandem_evaluator.journal import Journal, say
 from tandem_evaluator.publication import Publication
 from tandem_evaluator.result import ShardResult
 from tandem_evaluator.survey import Survey
-from tandem_trainer.checkpoint.reading import read_weights
+from tandem_trainer.checkpoint.lending import Library
 
 SHORTEST_POLL_SECONDS = 0.2
 LONGEST_POLL_SECONDS = 1.0
@@ -53,6 +53,7 @@ class Evaluator:
         self._survey = Survey(rundir, self._shards)
         self._publication = Publication(rundir, evaluators, evaluation.total, evaluation.classes)
         self._unusable: dict[CheckpointRef, str] = {}
+        self._library = Library()
         self._signature: object = None
         self._stopped = False
 
@@ -89,6 +90,7 @@ class Evaluator:
                 continue
             trouble_since = None
             if isinstance(action, Wait):
+                self._library.close()
                 self._pause(poll)
                 poll = min(1.2 * poll, LONGEST_POLL_SECONDS)
             else:
@@ -214,7 +216,7 @@ class Evaluator:
                 manifest: Manifest = self._rundir.manifest(reference.name)
                 if manifest.reference != reference:
                     return None  # retention or a newer generation freed the name, and it was used again
-                return read_weights(folder, manifest)
+                return self._library.weights(folder, manifest)
             except FileNotFoundError:
                 return None
             except Broken as error:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from tandem import lease
 from tandem.lineage import Chain, chain, counts
-from tandem.manifest import FILE, Broken, Manifest
+from tandem.manifest import FILE, Broken, Manifest, OtherFormat
 from tandem.rundir import RunDir
 from tandem.status import CheckpointRef
 from tandem_evaluator.choice import Standing, View
@@ -91,6 +91,8 @@ class Survey:
                 found.append(self._reference(name))
             except FileNotFoundError:
                 self._suspects.pop(name, None)
+            except OtherFormat:
+                continue  # perhaps a sound one: it is for its own version to judge
             except Broken as error:
                 if time.monotonic() - self._suspects.setdefault(name, time.monotonic()) >= SECOND_LOOK_SECONDS:
                     self.broken[name] = str(error)

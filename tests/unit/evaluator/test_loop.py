@@ -16,7 +16,7 @@ from tandem_evaluator import loop
 from tandem_evaluator.evaluation import Evaluation
 from tandem_evaluator.journal import Journal
 from tandem_evaluator.loop import Evaluator
-from tandem_trainer.checkpoint.reading import read_weights
+from tandem_trainer.checkpoint.lending import Library
 from tests.support.evaluator_run import Run
 
 NAME = "evaluator-0-0"
@@ -79,15 +79,15 @@ def test_a_broken_final_checkpoint_is_set_aside_and_the_one_before_stands_in(run
 
 def failing_reads(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> list[Path]:
     """Reading one checkpoint's weights gives an I/O error so many times."""
-    read, failed = read_weights, list[Path]()
+    read, failed = Library.weights, list[Path]()
 
-    def failing(folder: Path, manifest: Any) -> Any:
+    def failing(library: Library, folder: Path, manifest: Any) -> Any:
         if folder.name == name and len(failed) < times:
             failed.append(folder)
             raise OSError(errno.EIO, "Input/output error")
-        return read(folder, manifest)
+        return read(library, folder, manifest)
 
-    monkeypatch.setattr(loop, "read_weights", failing)
+    monkeypatch.setattr(Library, "weights", failing)
     monkeypatch.setattr(loop, "READ_AGAIN_SECONDS", (0.0, 0.0, 0.0))
     return failed
 

@@ -176,7 +176,7 @@ class Memory:
 
 def shared_memory_of(group: Group, files: list[FileEntry]) -> Memory:
     """Memory that the ranks of each node share. Collective."""
-    node = _node()
+    node = node_of_this_process()
     views = group.gather({"node": node, "pid": os.getpid()})
     same = [rank for rank, view in enumerate(views) if view["node"] == node]
     leader, sharers = same[0], len(same)
@@ -206,7 +206,7 @@ def _opened(pid: int, offer: dict[str, object], files: list[FileEntry], sharers:
     return None
 
 
-def _node() -> str:
+def node_of_this_process() -> str:
     """What processes share that see each other's descriptors; empty where nothing is known of that."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

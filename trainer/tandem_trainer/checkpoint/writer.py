@@ -13,9 +13,9 @@ manifest together, and commits: refuse if a newer generation exists, rename. So 
 writers but the shared disk; a rank that dies is missing a note at worst; and nothing is committed in part. A folder of
 the same name can only be left by an older generation whose steps no longer count; it is set aside.
 
-**A full disk.** A save needs room for one checkpoint more than are kept. When it finds none, something goes that nothing
-depends on, until there is room for two: what was set aside, what does not count, then of the newest the oldest, but for
-two that a fall-back needs. The save that failed says what was let go; the next one finds the room.
+**A full disk.** A save needs room for one checkpoint more than are kept. When it finds none, something goes that
+nothing depends on, until there is room for two: what was set aside, what does not count, then of those that count the
+oldest, but for two that a fall-back needs. The save that failed says what was let go; the next one finds the room.
 
 Rejected: a collective that says when all have written (a writer outlives its rank, and the training group must not wait
 for a disk), and a part 0 that reads the files to checksum them (it would read what it has never seen written).
