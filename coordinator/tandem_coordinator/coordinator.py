@@ -164,6 +164,7 @@ class Coordinator:
             budget=self.job.spec.elasticity.max_restarts,
             seconds=self._account.seconds,
             stepped_at=self._reports.stepped_at,
+            finishing=self._reports.finishing,
             started_at=self._started_at,
             clock=Clock(time.time(), time.monotonic()),
             observed=self._observed,

@@ -23,7 +23,7 @@ class Reports:
         self.stepping = False
         """Whether a rank of this generation has begun to train."""
         self.stepped_at: float | None = None
-        """When training was last heard to have made a step, in whatever generation."""
+        """When training was last heard to have made a step, or to pause, in whatever generation."""
         self._ranks: dict[str, list[RankReport]] = {}
         self._disobedient: set[str] = set()
         self._first: int | None = None
@@ -54,6 +54,8 @@ class Reports:
             self._disobedient.discard(replica)
         else:
             self._disobedient.add(replica)
+        if self.stepped_at is not None and any(report.pauses for report in reports):
+            self.stepped_at = now
         lead = reports[0]
         self._first = lead.rank if self._first is None else min(self._first, lead.rank)
         if lead.rank != self._first or lead.phase in WORDLESS:

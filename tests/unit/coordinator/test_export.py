@@ -232,3 +232,10 @@ def test_what_is_made_in_no_time_is_made_anew_for_each_scrape_a_second() -> None
     for second in (100.0, 101.0, 102.0):
         now[0] = second
         assert scrapes.text() == f"{second}".encode()
+
+
+def test_after_the_last_step_no_checkpoint_is_due() -> None:
+    observed = Observed(saved=Saved(at=0.0, size=1), training=Training(step_seconds=0.5))
+    due = {("tandem_checkpoint_age_seconds",), ("tandem_checkpoint_interval_seconds",)}
+    assert due <= scraped(observed=observed, stepped_at=499.0).keys()
+    assert not due & scraped(observed=observed, stepped_at=499.0, finishing=True).keys()

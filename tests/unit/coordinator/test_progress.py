@@ -100,3 +100,13 @@ def test_who_pauses_for_what_is_said() -> None:
     reports.take("worker-1", 1, [report(2, 9, phase="saving"), report(3, 9)], 2.0)
     assert reports.saving
     assert reports.pause == "all steps are taken, and the code after the loop runs"
+
+
+def test_training_that_pauses_is_not_training_that_stalls() -> None:
+    reports = Reports()
+    reports.begin(1)
+    reports.take("worker-0", 1, [report(0, 5)], 1.0)
+    reports.take("worker-0", 1, [report(0, 5)], 400.0)
+    assert reports.stepped_at == 1.0
+    reports.take("worker-1", 1, [report(1, 5, phase="validation", pauses=True)], 500.0)
+    assert reports.stepped_at == 500.0
