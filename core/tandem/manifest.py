@@ -26,8 +26,11 @@ from tandem.model import Model
 from tandem.status import CheckpointRef
 
 FILE = "manifest.json"
-FORMAT = 3
-"""Version of the layout of a checkpoint. Format 1 had one checksum for each file, format 2 SHA-256 of each chunk."""
+FORMAT = 4
+"""Version of the layout of a checkpoint. Format 1 had one checksum for each file, format 2 SHA-256 of each chunk, and
+format 3 did not say which parameters an optimizer's groups have."""
+READABLE = (3, 4)
+"""What this version reads."""
 WEIGHTS = "weights.safetensors"
 CHUNK = 16 * 2**20
 """Bytes under one checksum; the last chunk of a file may be smaller."""
@@ -80,7 +83,7 @@ class DataPosition(Model):
 class Manifest(Model):
     """What a committed checkpoint is."""
 
-    format: Literal[3] = 3
+    format: Literal[3, 4] = 4
     """Version of this layout."""
     name: str
     """The folder's name."""
@@ -145,8 +148,10 @@ class Manifest(Model):
         if not isinstance(body, dict) or body.get("digest") != _digest(body):
             raise Broken(f"the manifest of {folder.name} does not match its own digest")
         written = body.get("format")
-        if isinstance(written, int) and written != FORMAT:
-            raise OtherFormat(f"{folder.name} is of format {written}, and this version reads format {FORMAT} only")
+        if isinstance(written, int) and written not in READABLE:
+            raise OtherFormat(
+                f"{folder.name} is of format {written}, and this version reads formats {READABLE[0]} to {FORMAT}"
+            )
         try:
             manifest = cls.parse(body)
         except ValidationError as error:

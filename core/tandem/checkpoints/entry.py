@@ -12,7 +12,7 @@ from tandem.rundir import RunDir
 State = Literal["counts", "off", "rewound", "unknown", "damaged", "unreadable", "bad", "stale"]
 """`counts`: training may go on from it. `off`: off the lineage. `rewound`: behind a step that went wrong.
 `unknown`: the lineage cannot be read. `damaged`: its manifest is not sound, and nobody has set it aside yet.
-`unreadable`: the disk does not give it. `bad`, `stale`: set aside under a name that says so."""
+`unreadable`: the disk does not give it, or another version wrote it. `bad`, `stale`: set aside, and named so."""
 
 Progress = Literal["evaluated", "skipped", "waits", "off"]
 """How far its evaluation is; `off`: the job has no evaluators."""

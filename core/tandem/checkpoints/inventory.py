@@ -22,7 +22,7 @@ from tandem.checkpoints.entry import Entry, Inventory, Leftover, Progress, State
 from tandem.durable import TEMPORARY, listed, read_json_or_none
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import Chain, GenerationRecord, chain, counts
-from tandem.manifest import FILE, Broken
+from tandem.manifest import FILE, Broken, OtherFormat
 from tandem.retention import Keepers, reasons
 from tandem.rewind import Rewind, is_rewound, reach
 from tandem.rundir import BAD, RunDir
@@ -82,6 +82,8 @@ def _committed(rundir: RunDir, name: str) -> Entry | None:
         manifest = rundir.manifest(name)
     except FileNotFoundError:
         return None
+    except OtherFormat as error:
+        return Entry(name=name, step=step, state="unreadable", why=str(error), size=_size(folder), at=_changed(folder))
     except Broken as error:
         return Entry(name=name, step=step, state="damaged", why=str(error), size=_size(folder), at=_changed(folder))
     except OSError as error:

@@ -327,4 +327,7 @@ class TestTheStory:
         digest = hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
         path.write_text(json.dumps(body | {"digest": digest}))
         (entry,) = look(run.rundir).entries
-        assert (entry.state, "is of format 1, and this version reads format 3 only" in entry.why) == ("damaged", True)
+        assert (entry.state, entry.why) == (
+            "unreadable",
+            "step-000000100 is of format 1, and this version reads formats 3 to 4",
+        )

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from tandem.durable import encode, replace_json
-from tandem.manifest import CHUNK, FILE, Broken, DataPosition, FileEntry, Manifest, hash_file, verified_bytes
+from tandem.manifest import (
+    CHUNK,
+    FILE,
+    Broken,
+    DataPosition,
+    FileEntry,
+    Manifest,
+    OtherFormat,
+    hash_file,
+    verified_bytes,
+)
 
 NAME = "step-000000500"
 
@@ -161,12 +171,17 @@ def test_a_manifest_of_another_version_is_refused_even_if_whole(folder: Path, ch
         Manifest.load(folder)
 
 
-@pytest.mark.parametrize("written", [1, 2, 4])
+@pytest.mark.parametrize("written", [1, 2, 5])
 def test_a_checkpoint_of_another_format_is_called_that_and_not_damaged(folder: Path, written: int) -> None:
     files = [{**entry, "sha256": ["0" * 64]} for entry in json.loads((folder / FILE).read_bytes())["files"]]
     seal(folder, format=written, files=files)
-    with pytest.raises(Broken, match=f"^{NAME} is of format {written}, and this version reads format 3 only$"):
+    with pytest.raises(OtherFormat, match=f"^{NAME} is of format {written}, and this version reads formats 3 to 4$"):
         Manifest.load(folder)
+
+
+def test_a_checkpoint_of_the_format_before_is_read(folder: Path) -> None:
+    seal(folder, format=3)
+    assert Manifest.load(folder).format == 3
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"7", b"null", b"{}", b"[" * 100_000, b"\xff"])
