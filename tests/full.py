@@ -21,7 +21,7 @@ from tests.support import ROOT, tiers
 PAGE = ROOT / "docs" / "testing.md"
 BEGIN, END = "<!-- the last result of the full tier -->", "<!-- end of the result -->"
 NOTHING_COLLECTED = 5
-SOAK_SECONDS = 300
+SOAK_SECONDS = 200
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Part:
 
 
 PYTEST = (sys.executable, "-m", "pytest")
+SOAK = (sys.executable, "-m", "tests.soak", "--seconds", str(SOAK_SECONDS))
 WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 PARTS = (
     Part("processes", (*PYTEST, "tests/unit", "tests/integration", "-m", "full", *WORKERS, "--tier=full")),
@@ -44,7 +45,8 @@ PARTS = (
         (*PYTEST, "tests/unit", "-m", "property", "--hypothesis-profile=random", *WORKERS, "--tier=random"),
         if_touched=False,
     ),
-    Part("soak", (sys.executable, "-m", "tests.soak", "--seconds", str(SOAK_SECONDS)), if_touched=False),
+    Part("soak", (*SOAK, "--job", "task"), if_touched=False),
+    Part("soak, own script", (*SOAK, "--job", "session"), if_touched=False),
 )
 
 
