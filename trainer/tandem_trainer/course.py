@@ -400,11 +400,13 @@ def _decision(rewind: Rewind | None, bad_step: int, earlier: int) -> tuple[ExitC
 
 
 def _refuse_unfit_disk(rundir: RunDir, group: Group) -> None:
-    """
+    """Try the disk out, before the first generation. Collective.
+
     Raises:
-        ConfigurationError: the disk cannot do what checkpoints need, as rank 0 found out.
+        ConfigurationError: it cannot do what checkpoints need, as rank 0 found out.
     """
-    why = group.tell({"why": lacks(rundir.path)} if group.rank == 0 else {})["why"]
+    is_first = group.rank == 0 and rundir.newest_generation() == 0
+    why = group.tell({"why": lacks(rundir.path) if is_first else ""})["why"]
     if why:
         raise ConfigurationError(str(why))
 

@@ -136,8 +136,8 @@ class Kept:
 
     def local(self) -> list[Tensor]:
         """The tensors that ranks change each for itself, such as the running statistics of batch norm."""
-        here = weights(self._model)
-        return [here[name] for name in sorted(buffers(self._model))]
+        names = buffers(self._model)
+        return [tensor for name, tensor in weights(self._model).items() if name in names] if names else []
 
     def check(self, contents: Contents) -> None:
         """See whether a state belongs to what is kept; nothing is changed.

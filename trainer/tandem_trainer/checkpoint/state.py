@@ -52,9 +52,8 @@ def extra_state(model: nn.Module) -> dict[str, Any]:
 
 
 def buffers(model: nn.Module) -> frozenset[str]:
-    """Names of the tensors of the state that are not learned."""
-    learned = {plain(name) for name, _ in model.named_parameters(remove_duplicate=False)}
-    return frozenset(weights(model)) - learned
+    """Names of the tensors that are not learned, whether or not they belong to the state."""
+    return frozenset(plain(name) for name, _ in model.named_buffers(remove_duplicate=False))
 
 
 def check_weights(model: nn.Module, state: Mapping[str, Tensor], extra: Iterable[str] = ()) -> None:
