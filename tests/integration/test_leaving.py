@@ -76,6 +76,7 @@ def test_after_an_error_of_its_own_too_and_who_lost_a_peer_keeps_what_it_wrote(r
     assert (rundir.path / "finally-1").exists()
 
 
+@pytest.mark.full("core", "trainer")
 def test_a_finally_that_hangs_keeps_the_others_from_nothing(rundir: RunDir) -> None:
     with ranks_at_work(rundir, 2) as ranks:
         (rundir.path / "hangs-1").touch()

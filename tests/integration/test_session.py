@@ -47,7 +47,7 @@ def assert_same_run(ours: RunDir, reference: RunDir) -> None:
         pytest.param(("--data", "rows"), id="rows", marks=ALL),
         pytest.param(("--data", "stream", "--workers", "1"), id="a-stream-read-ahead", marks=ALL),
         pytest.param(("--data", "stream", "--parts", "7"), id="a-stream-in-parts"),
-        pytest.param(("--order", "weighted", "--workers", "2"), id="weighted"),
+        pytest.param(("--order", "weighted", "--workers", "2"), id="weighted", marks=ALL),
         pytest.param(("--order", "tokens", "--parts", "9"), id="in-batches-of-so-many-tokens"),
         pytest.param(("--order", "own"), id="in-an-order-of-its-own", marks=ALL),
     ],
@@ -110,8 +110,8 @@ def test_a_loop_left_with_break_is_complete(tmp_path: Path) -> None:
     ("changed", "said"),
     [
         (("--batch", "25"), "a global batch size of 50, now 25"),
-        (("--samples", "200"), "330 training samples, now 200"),
-        (("--drop-last",), "drop_last False, now True"),
+        pytest.param(("--samples", "200"), "330 training samples, now 200", marks=ALL),
+        pytest.param(("--drop-last",), "drop_last False, now True", marks=ALL),
     ],
 )
 def test_other_data_than_the_checkpoint_was_written_with_is_refused(
@@ -140,6 +140,7 @@ def test_a_stream_goes_on_in_batches_of_another_size(tmp_path: Path) -> None:
     assert f"steps={4 + math.ceil(130 / 30) + 330 // 30} " in last_line(rest)
 
 
+@ALL
 def test_the_last_partial_batch_of_an_epoch_is_left_out_where_the_script_says_so(tmp_path: Path) -> None:
     for data in ("rows", "stream"):
         rundir = rundir_of(tmp_path / data)
@@ -165,6 +166,7 @@ def test_two_models_that_learn_against_each_other_are_one_run_whatever_the_ranks
     assert_same_run(rundir, alone)
 
 
+@ALL
 def test_what_distributed_data_parallel_is_told_gets_there(tmp_path: Path) -> None:
     rundir = rundir_of(tmp_path)
     with Ranks(rundir, 2, PAIR, "--lost") as ranks:
@@ -200,6 +202,7 @@ with Session(seed=1) as session:
 """
 
 
+@ALL
 def test_gradients_travel_as_the_script_says_and_with_the_last_part(tmp_path: Path) -> None:
     script = tmp_path / "hooked.py"
     script.write_text(HOOKED)
