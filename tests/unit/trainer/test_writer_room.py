@@ -44,7 +44,8 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[tuple[RunDir, Run]]:
-    rundir = made(tmp_path, keepLast=4)
+    # More than any test saves: what a writer deletes after a save, it deletes when it comes to it.
+    rundir = made(tmp_path, keepLast=9)
     one = Run(rundir)
     yield rundir, one
     one.saver.close()
