@@ -20,7 +20,6 @@ from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.lending import Library
 from tandem_trainer.checkpoint.saving import Author, Saver
 from tests.support import manifests
-from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -172,11 +171,13 @@ def test_a_lender_that_is_of_another_user_is_not_believed(
 
 
 def test_lenders_leave_no_thread_and_no_descriptor(rundir: RunDir) -> None:
-    def held() -> tuple[int, int]:
-        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+    def descriptors() -> set[str]:
+        return {path.name for path in Path("/proc/self/fd").iterdir()}
 
-    before = held()
     library = Library()
+    before = descriptors()
     library.weights(*asked(rundir, 10))
+    assert any(thread.name == "tandem-lender" for thread in threading.enumerate())
     library.close()
-    until(lambda: held() == before, "nothing is left")
+    assert not any(thread.name == "tandem-lender" for thread in threading.enumerate())
+    assert not descriptors() - before
