@@ -18,11 +18,11 @@ from dataclasses import replace
 from tandem_coordinator.group import Action, Cause, Close, Fail, Next, Saving, Say, State, is_inside, listed
 
 SAVE_SECONDS = 30.0
-"""How long a generation may take to stop before it is closed all the same, and …"""
+"""How long a generation may take to stop before it is closed anyway, not counting the steps below."""
 SAVE_STEPS = 3
-"""… so many steps more, which may be long. The time in which ranks say that they write does not count: however large a
-checkpoint is, to close the group before it is whole loses more than to wait, a pod that must go has its own grace
-period, and a writer that is stuck is one that hangs."""
+"""Steps added to that limit, because a step may be long. Time that ranks spend writing the checkpoint does not count:
+closing the group before the checkpoint is complete loses more than waiting does. A pod that must go has its own grace
+period, and a writer that is stuck is found by the hang watch."""
 
 FIRST_WORD_SECONDS = 1.0
 """… and, on top of two heartbeats, how long one may take of which nobody has heard that it made a step."""

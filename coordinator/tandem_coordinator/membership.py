@@ -17,10 +17,10 @@ with its own name when it starts, and looks before it records; the one that find
 generations are created exclusively, so even a number recorded twice within that instant starts one group alone.
 
 **Why nobody waits for ever.** Agents repeat their wish until it is answered, and say which generation they were given
-last, so that a lost answer is given again and a repeated wish is not taken for a new one. Silence ends in loss, an
-agent that is slow to stop is waited for STOPPING_SECONDS at most, newcomers START_MOST_SECONDS, a group that saves
-has its time for that; then whoever waits is formed into a group if they are at least the minimum. A smaller group never
-waits for a replacement.
+last, so that a lost answer is given again and a repeated wish is not taken for a new one. Silence ends in loss, and
+every wait is limited: STOPPING_SECONDS for an agent that is slow to stop, START_MOST_SECONDS for newcomers, and a limit
+of its own for a group that saves (tandem_coordinator.closing). After that, the agents that wait form a group if there
+are at least `minReplicas` of them. A smaller group never waits for a replacement.
 
 **Our own blindness is nobody's death.** When the coordinator itself was stopped or cut off, everybody seems silent.
 Time in which it did not tick is not counted, and while no agent at all is heard nobody is declared lost: closing

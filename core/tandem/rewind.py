@@ -21,7 +21,8 @@ MOST_LEFT_OUT = 0.5
 MARGIN = 8
 """Batches left out on either side of the bad one; doubled with every further rewind."""
 SPAN = 20
-"""A loss that is not infinite is found useless by the mean of so many steps, so the first of them is so far back."""
+"""Length of the moving average that detects a loss spike, in steps. A spike is therefore detected up to this many steps
+after it began."""
 
 
 class Rewind(Model):

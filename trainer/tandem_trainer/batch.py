@@ -55,14 +55,14 @@ class Batch:
         return part * self._models.world_size
 
     def parts(self, samples: int) -> "Iterator[Batch]":
-        """Smaller batches of at most so many samples, whose gradients add up to this one's (gradient accumulation).
+        """Split the batch into micro-batches whose gradients add up to those of the batch (gradient accumulation).
 
         Every rank gets as many, so that a forward pass may be a collective, and of nearly the same size; where a rank
         has too few samples, one of them stands in, and `mean` weighs it with 0. Gradients are averaged over ranks with
         the last part alone.
 
         Args:
-            samples: the same number on every rank.
+            samples: the largest size of a micro-batch; the same number on every rank.
 
         Raises:
             ValueError: it is less than 1.
