@@ -12,6 +12,11 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() or character == "\n" else "�" for character in text)
 
 
+def enumerated(names: Sequence[str], most: int = 4) -> str:
+    """Names for a sentence: the first ones, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 class UserError(Exception):
     """Something the user wrote or set up cannot work. The message names it and says what to do."""
 

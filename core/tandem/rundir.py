@@ -19,6 +19,7 @@ Readers poll, trust only a committed folder whose manifest verifies, and treat a
 
 import re
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,8 @@ _LEASE = re.compile(r"^([a-z]+)-(step-\d{9,})[-.]")
 _GENERATION = re.compile(r"^(\d{6,})\.json$")
 BAD = ".bad"
 STALE = ".stale"
-_ASIDE = re.compile(rf"^step-\d{{9,}}({re.escape(BAD)}|{re.escape(STALE)})(\.\d+)?$")
-_BAD = re.compile(rf"^step-\d{{9,}}{re.escape(BAD)}(\.\d+)?$")
+ASIDE = re.compile(rf"^step-(?P<step>\d{{9,}})(?P<mark>{re.escape(BAD)}|{re.escape(STALE)})(?:\.\d+)?$")
+"""What a checkpoint is called that was set aside."""
 
 
 def checkpoint_name(step: int) -> str:
@@ -157,45 +158,45 @@ class RunDir:
 
     def committed(self) -> list[Manifest]:
         """Manifests of all committed checkpoints on the chain, newest first. Damaged ones are passed over."""
+        return self.counting(self.manifests())
+
+    def counting(self, manifests: Mapping[str, Manifest | Broken]) -> list[Manifest]:
+        """Of what `manifests` gave, those on the chain, newest first."""
         links, rewinds = self.chain(), self.rewind_records()
         order = {generation: index for index, generation in enumerate(links)}
         found = []
-        for name in self.checkpoint_names():
-            with suppress(FileNotFoundError, Broken):
-                manifest = self.manifest(name)
-                if counts(links, manifest.reference) and not is_rewound(rewinds, manifest.reference):
-                    found.append(manifest)
+        for manifest in manifests.values():
+            if isinstance(manifest, Broken):
+                continue
+            if counts(links, manifest.reference) and not is_rewound(rewinds, manifest.reference):
+                found.append(manifest)
         return sorted(found, key=lambda manifest: (order[manifest.generation], -manifest.step))
 
     def damaged(self) -> dict[str, str]:
         """Committed folders whose manifest is missing or does not verify, each with what is wrong."""
-        found = {}
+        return {
+            name: str(found)
+            for name, found in self.manifests().items()
+            if isinstance(found, Broken) and not isinstance(found, OtherFormat)
+        }
+
+    def manifests(self) -> dict[str, Manifest | Broken]:
+        """For each committed folder its manifest, or what is wrong with it; lowest step first."""
+        found: dict[str, Manifest | Broken] = {}
         for name in self.checkpoint_names():
             try:
-                self.manifest(name)
-            except (OtherFormat, FileNotFoundError):
+                found[name] = self.manifest(name)
+            except FileNotFoundError:
                 continue
             except Broken as error:
-                found[name] = str(error)
-        return found
-
-    def of_other_formats(self) -> dict[str, str]:
-        """Committed folders that another version of Tandem reads, each with a sentence, newest step first."""
-        found = {}
-        for name in reversed(self.checkpoint_names()):
-            try:
-                self.manifest(name)
-            except OtherFormat as error:
-                found[name] = str(error)
-            except (Broken, FileNotFoundError):
-                continue
+                found[name] = error
         return found
 
     def bad(self) -> dict[str, str]:
         """Checkpoints that were set aside because they are damaged, each with the reason, newest step first."""
         found = {}
         for path in reversed(listed(self.checkpoints)):
-            if _BAD.match(path.name) and path.is_dir():
+            if (match := ASIDE.match(path.name)) and match["mark"] == BAD and path.is_dir():
                 why = (_object(read_json_or_none(path.with_name(f"{path.name}.why.json"))) or {}).get("why")
                 found[path.name] = str(why or "it is damaged")
         return found
@@ -227,7 +228,7 @@ class RunDir:
 
     def set_aside_names(self) -> list[str]:
         """Names of what was set aside, damaged or superseded."""
-        return [path.name for path in listed(self.checkpoints) if _ASIDE.match(path.name)]
+        return [path.name for path in listed(self.checkpoints) if ASIDE.match(path.name)]
 
     def readers(self, by_own_clock: bool = False) -> dict[str, tuple[str, ...]]:
         """For each checkpoint with a running lease, verb and holder of each; files are `<verb>-<checkpoint>-…`.

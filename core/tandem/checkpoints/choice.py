@@ -4,7 +4,7 @@ from difflib import get_close_matches
 
 from tandem.checkpoints.entry import Entry, Inventory
 from tandem.manifest import Manifest
-from tandem.mistake import UserError
+from tandem.mistake import UserError, enumerated
 from tandem.rundir import checkpoint_name
 
 WORDS = ("latest", "best", "final")
@@ -44,8 +44,7 @@ def sound(inventory: Inventory, word: str) -> tuple[Entry, Manifest]:
 def known(inventory: Inventory, most: int = 5) -> str:
     """The checkpoints there are, as a sentence."""
     names = [entry.name for entry in inventory.entries if entry.manifest]
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"There are: {', '.join(names[:most])}{more}" if names else "No other can be read"
+    return f"There are: {enumerated(names, most)}" if names else "No other can be read"
 
 
 def _special(inventory: Inventory, word: str) -> Entry:

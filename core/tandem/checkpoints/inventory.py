@@ -7,7 +7,6 @@ not count. Leases come last, because they change most.
 """
 
 import os
-import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -25,10 +24,8 @@ from tandem.lineage import Chain, GenerationRecord, chain, counts
 from tandem.manifest import FILE, Broken, OtherFormat
 from tandem.retention import Keepers, reasons
 from tandem.rewind import Rewind, is_rewound, reach
-from tandem.rundir import BAD, RunDir
+from tandem.rundir import ASIDE, BAD, RunDir
 from tandem.tasks import GOALS
-
-_ASIDE = re.compile(r"^(step-(\d{9,}))\.(bad|stale)(?:\.\d+)?$")
 
 
 def look(rundir: RunDir) -> Inventory:
@@ -107,14 +104,14 @@ def _uncommitted(rundir: RunDir) -> tuple[list[Entry], list[Leftover]]:
             with suppress(FileNotFoundError):
                 age = max(0.0, time.time() - path.lstat().st_mtime)
                 leftovers.append(Leftover(name=path.name, size=_size(path), age=age))
-        elif match := _ASIDE.match(path.name):
+        elif match := ASIDE.match(path.name):
             note = _mapping(read_json_or_none(rundir.checkpoints / f"{path.name}.why.json"))
             body = _mapping(read_json_or_none(path / FILE))
-            state: State = "bad" if f".{match[3]}" == BAD else "stale"
+            state: State = "bad" if match["mark"] == BAD else "stale"
             aside.append(
                 Entry(
                     name=path.name,
-                    step=int(match[2]),
+                    step=int(match["step"]),
                     state=state,
                     why=str(note.get("why", "")),
                     generation=body["generation"] if isinstance(body.get("generation"), int) else None,

@@ -21,6 +21,7 @@ from tandem_trainer.checkpoint.kept import Kept
 from tandem_trainer.checkpoint.memory import Memory
 from tandem_trainer.checkpoint.restoring import NothingSound, Restored, restore
 from tandem_trainer.checkpoint.saving import Author, Saver
+from tandem_trainer.checkpoint.staging import shared_memory
 from tandem_trainer.checkpoint.state import DoesNotFit
 from tandem_trainer.group import Group, PeerFault
 from tests.support import manifests
@@ -204,7 +205,7 @@ def test_memory_that_all_have_passed_is_given_back(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(memory, "RETURNED_AT_ONCE", 2**20)
     (tmp_path / "large").write_bytes(os.urandom(8 * 2**20))
     entries = [manifest.hash_file(tmp_path / "large")]
-    descriptor = memory._anonymous()
+    descriptor = shared_memory()
     one = Memory(descriptor, entries, sharers=2, place=0)
     other = Memory(os.dup(descriptor), entries, sharers=2, place=1)
     one.sign()

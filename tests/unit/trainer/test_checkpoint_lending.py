@@ -165,7 +165,7 @@ def test_a_lender_that_is_of_another_user_is_not_believed(
     rundir: RunDir, libraries: list[Library], reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     libraries[0].weights(*asked(rundir, 10))
-    monkeypatch.setattr(lending, "_user", lambda peer: os.getuid() + 1)
+    monkeypatch.setattr(lending, "user_of", lambda peer: os.getuid() + 1)
     assert libraries[1].weights(*asked(rundir, 10))["w"].tolist() == [10.0] * 5
     assert len(reads) == 1  # its own way of reading is another function
 
@@ -174,10 +174,13 @@ def test_lenders_leave_no_thread_and_no_descriptor(rundir: RunDir) -> None:
     def descriptors() -> set[str]:
         return {path.name for path in Path("/proc/self/fd").iterdir()}
 
+    def lenders() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "tandem-lender"}
+
     library = Library()
-    before = descriptors()
+    before, others = descriptors(), lenders()
     library.weights(*asked(rundir, 10))
-    assert any(thread.name == "tandem-lender" for thread in threading.enumerate())
+    assert len(lenders() - others) == 1
     library.close()
-    assert not any(thread.name == "tandem-lender" for thread in threading.enumerate())
+    assert not lenders() - others
     assert not descriptors() - before

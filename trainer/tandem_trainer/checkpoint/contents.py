@@ -23,7 +23,7 @@ Tensors = Mapping[str, Tensor]
 
 
 def _ignore(tensor: Tensor) -> None:
-    """Nothing is to be done about a tensor that is not needed any more."""
+    """The default for `let_go`: keep the memory."""
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,11 @@ from tandem_trainer.checkpoint.state import (
     extra_state,
     load_weights,
     own,
+    plain,
     unwrapped,
     weights,
 )
-from tandem_trainer.checkpoint.tree import join, split
+from tandem_trainer.checkpoint.tree import CPU, join, split
 
 UPDATES = "average"
 """Among the others: how many updates an AveragedModel has had. Without it the next one would begin the average anew."""
@@ -170,9 +171,12 @@ class Kept:
             load_weights(self._average, averaged, extra_state(self._average))
             contents.let_go_all(contents.average or {})
         contents.let_go_all(contents.weights)
+        devices = {name: device for one in self._optimizers for name, device in one.devices().items()}
         moments = {}
         for path, tensor in ordered(contents.optimizer).items():
-            moments[path] = own(tensor, self._place_of(path, tensor))
+            # A count of steps stays on the CPU: torch itself knows which optimizers want it elsewhere.
+            device = CPU if tensor.ndim == 0 else devices.get(plain(path.rpartition("/")[0]), CPU)
+            moments[path] = own(tensor, device)
             contents.let_go(tensor)
         for one, state in self._optimizer_states(contents, moments):
             one.load(state)
@@ -185,11 +189,6 @@ class Kept:
             count = self._joined(trees[UPDATES], contents) if UPDATES in trees else torch.ones(())
             self._updates.copy_(count)
         contents.let_go_all(contents.others)
-
-    def _place_of(self, path: str, tensor: Tensor) -> torch.device:
-        """Where a moment belongs. torch itself knows whether a count of steps does, too."""
-        owner = next((one for one in reversed(self._optimizers) if one.owns(path)), None)
-        return torch.device("cpu") if owner is None or tensor.ndim == 0 else owner.device_of(path)
 
     def _optimizer_states(self, contents: Contents, moments: Tensors) -> list[tuple[NamedOptimizer, OptimizerState]]:
         """For each optimizer what the checkpoint has of it.
@@ -224,8 +223,8 @@ class Kept:
         return dict(self._joined(contents.loop[EXTRA], contents)) if EXTRA in contents.loop else {}
 
     def _joined(self, tree: Any, contents: Contents) -> Any:
-        first = next(iter(weights(self._model).values()), None)
-        return join(tree, contents.others, torch.device("cpu") if first is None else first.device)
+        first = next(self._model.parameters(), None)
+        return join(tree, contents.others, CPU if first is None else first.device)
 
 
 def _averaged(average: nn.Module) -> nn.Module:

@@ -18,7 +18,6 @@ import hashlib
 import mmap
 import os
 import socket
-import struct
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -29,13 +28,13 @@ from tandem.manifest import WEIGHTS, Broken, FileEntry, Manifest, verified_bytes
 from tandem_trainer.checkpoint.format import parse
 from tandem_trainer.checkpoint.memory import node_of_this_process
 from tandem_trainer.checkpoint.reading import read_weights
+from tandem_trainer.warm.forkserver import user_of
 
 PATIENCE_SECONDS = 300.0
 """How long a borrower waits for a lender that reads, before it reads for itself."""
 TRIES = 3
 """Lenders that end while they read, after which a borrower reads for itself."""
 BACKLOG = 256
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Library:
@@ -117,7 +116,7 @@ class _Lender:
             except OSError:
                 return
             with borrower, suppress(OSError):
-                if _user(borrower) == os.getuid():
+                if user_of(borrower) == os.getuid():
                     socket.send_fds(borrower, [b"!"], [self._descriptor])
 
 
@@ -127,7 +126,7 @@ def _borrowed(name: str) -> int | None:
         lender.settimeout(PATIENCE_SECONDS)
         try:
             lender.connect("\0" + name)
-            if _user(lender) != os.getuid():
+            if user_of(lender) != os.getuid():
                 return None
             _, descriptors, _, _ = socket.recv_fds(lender, 1, 1)
         except OSError:
@@ -169,8 +168,3 @@ def _name(folder: Path, manifest: Manifest) -> str:
         return ""
     told = f"{node}\n{folder.resolve()}\n{manifest.digest}"
     return f"tandem-weights-{hashlib.sha256(told.encode()).hexdigest()}"
-
-
-def _user(peer: socket.socket) -> int:
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(credentials)[1])

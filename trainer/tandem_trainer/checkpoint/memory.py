@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from tandem.manifest import CHUNK, READERS, FileEntry, open_file, read_chunk
+from tandem_trainer.checkpoint.staging import shared_memory
 from tandem_trainer.group import Group
 
 PAGE = mmap.PAGESIZE
@@ -88,7 +89,7 @@ class Memory:
     @classmethod
     def alone(cls, files: Iterable[FileEntry]) -> "Memory":
         """Memory that nobody else uses."""
-        return cls(_anonymous(), files)
+        return cls(shared_memory(), files)
 
     @property
     def token(self) -> bytes:
@@ -180,7 +181,7 @@ def shared_memory_of(group: Group, files: list[FileEntry]) -> Memory:
     views = group.gather({"node": node, "pid": os.getpid()})
     same = [rank for rank, view in enumerate(views) if view["node"] == node]
     leader, sharers = same[0], len(same)
-    memory = Memory(_anonymous(), files, sharers) if group.rank == leader and node else None
+    memory = Memory(shared_memory(), files, sharers) if group.rank == leader and node else None
     made = {} if memory is None else {"descriptor": memory._descriptor, "token": memory.sign().hex()}
     offer = group.gather(made)[leader]
     if memory is None and offer:
@@ -213,16 +214,6 @@ def node_of_this_process() -> str:
         return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"  # noqa: PTH115 - no path, but a name in brackets
     except OSError:
         return ""
-
-
-def _anonymous() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("tandem-restore")
-    import tempfile
-
-    descriptor, name = tempfile.mkstemp(prefix="tandem-restore-")
-    Path(name).unlink()
-    return descriptor
 
 
 def _whole_pages(size: int) -> int:

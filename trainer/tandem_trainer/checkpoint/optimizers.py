@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tandem_trainer.checkpoint.state import DoesNotFit, listed, own, plain, refuse
+from tandem.mistake import enumerated
+from tandem_trainer.checkpoint.state import DoesNotFit, own, plain, refuse
 
 PARAMETERS = "params"
 """In a group of torch's optimizers: its parameters."""
@@ -72,13 +73,10 @@ class NamedOptimizer:
         """Names of the parameters of each group."""
         return [[self._name(one) for one in group[PARAMETERS]] for group in self.optimizer.param_groups]
 
-    def device_of(self, path: str) -> torch.device:
-        """Where the parameter is that a tensor of the file belongs to."""
-        name = plain(path.removeprefix(self._prefix).rpartition("/")[0])
-        devices = (
-            one.device for group in self.optimizer.param_groups for one in group[PARAMETERS] if self._name(one) == name
-        )
-        return next(devices, torch.device("cpu"))
+    def devices(self) -> dict[str, torch.device]:
+        """For each parameter, by what the names of its tensors in the file begin with, where it is."""
+        parameters = (one for group in self.optimizer.param_groups for one in group[PARAMETERS])
+        return {self._prefix + self._name(one): one.device for one in parameters}
 
     def state(self) -> OptimizerState:
         """The state as it is now."""
@@ -107,7 +105,7 @@ class NamedOptimizer:
         if state.groups is not None:
             refuse(f"{what} is of other parameters", (name for group in state.groups for name in group), here)
         if surplus := sorted((tensors.keys() | state.rest.keys()) - here - {NOBODY}):
-            raise DoesNotFit(f"{what} is of other parameters: the script lacks {listed(surplus)}")
+            raise DoesNotFit(f"{what} is of other parameters: the script lacks {enumerated(surplus)}")
         for group in self.optimizer.param_groups:
             for parameter in group[PARAMETERS]:
                 for key, tensor in tensors.get(name := self._name(parameter), {}).items():
@@ -115,7 +113,7 @@ class NamedOptimizer:
                     if isinstance(live, Tensor) and live.shape != tensor.shape:
                         shapes.append(f"{name}/{key} is {list(tensor.shape)} there and {list(live.shape)} here")
         if shapes:
-            raise DoesNotFit(f"{what} does not fit: {listed(shapes)}")
+            raise DoesNotFit(f"{what} does not fit: {enumerated(shapes)}")
         self._matched(state)
 
     def load(self, state: OptimizerState) -> None:
@@ -189,6 +187,6 @@ class NamedOptimizer:
         if strange:
             raise DoesNotFit(
                 f"the optimizer's parameters are in other groups: in none of the checkpoint's is what is in one here, "
-                f"{listed(strange[0])}"
+                f"{enumerated(strange[0])}"
             )
         return [known[names] for names in here]

@@ -28,7 +28,7 @@ from typing import Any
 
 from tandem.lease import Lease, acquire, default_holder
 from tandem.lineage import GenerationRecord
-from tandem.manifest import Broken, Manifest, is_damaged
+from tandem.manifest import Broken, Manifest, OtherFormat, is_damaged
 from tandem.rundir import RunDir
 from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.memory import Memory, shared_memory_of
@@ -127,13 +127,16 @@ def _proposal(rundir: RunDir, group: Group, result: Restored) -> dict[str, Any]:
     """The newest checkpoint that has not been passed over, as rank 0 sees it; nothing if there never was one."""
     if group.rank != 0:
         return {}
-    if other := rundir.of_other_formats():
-        return {"problem": f"{next(iter(other.values()))}; go on with the version that wrote it", "format": True}
-    if rundir.damaged():
+    found = rundir.manifests()
+    wrong = [one for one in found.values() if isinstance(one, Broken)]
+    if other := next((one for one in reversed(wrong) if isinstance(one, OtherFormat)), None):
+        return {"problem": f"{other}; go on with the version that wrote it", "format": True}
+    if wrong:
+        # Read once more before anything is done about it.
         for name, why in rundir.damaged().items():
             result.passed_over[name] = why
             rundir.set_aside(name, why=why)
-    for manifest in rundir.committed():
+    for manifest in rundir.counting(found):
         if manifest.name not in result.passed_over:
             result.lease = _held(rundir, manifest.name)
             return {"manifest": manifest.sealed()}

@@ -1,4 +1,4 @@
-"""The state of modules as named tensors, checked against what it is to be put into before anything is changed.
+"""The state of modules as named tensors. A state is checked against the module before it is loaded.
 
 Names are those of the parameters and buffers as the user wrote the model, never positions in a list, so that a
 checkpoint does not depend on the wrapper around the model, on whether it is compiled, or on the number of ranks.
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from tandem.mistake import enumerated
 from tandem_trainer.mistake import ConfigurationError
 
 INNER_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 """What torch.compile and activation checkpointing put into the names of what is inside."""
-MOST_NAMED = 4
-"""Names in a sentence for people."""
+MOST_DIFFERENCES = 6
+"""In a sentence for people."""
 
 
 class DoesNotFit(ConfigurationError):  # noqa: N818 - it is what is the case
@@ -101,17 +102,11 @@ def refuse(what: str, there: Iterable[str], here: Iterable[str], more: Iterable[
     there, here = set(there), set(here)
     differences = list(more)
     if missing := sorted(here - there):
-        differences.append(f"the checkpoint lacks {listed(missing)}")
+        differences.append(f"the checkpoint lacks {enumerated(missing)}")
     if surplus := sorted(there - here):
-        differences.append(f"the script lacks {listed(surplus)}")
+        differences.append(f"the script lacks {enumerated(surplus)}")
     if differences:
-        raise DoesNotFit(f"{what}: {'; '.join(differences[: MOST_NAMED + 2])}")
-
-
-def listed(names: list[str]) -> str:
-    """Some names, and how many more there are."""
-    rest = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + rest
+        raise DoesNotFit(f"{what}: {'; '.join(differences[:MOST_DIFFERENCES])}")
 
 
 def own(tensor: Tensor, device: torch.device) -> Tensor:

@@ -48,6 +48,7 @@ from tandem.durable import (
 from tandem.job import Checkpoint, DistributedTrainingJob
 from tandem.lineage import counts
 from tandem.manifest import FILE, Broken, FileEntry, Manifest, chunks
+from tandem.mistake import enumerated
 from tandem.retention import Keepers, expendable
 from tandem.rewind import reach
 from tandem.rundir import STALE, RunDir
@@ -63,12 +64,11 @@ PARTS_SECONDS = 600.0
 ORPHAN_SECONDS = 5.0
 """How long it waits when its own rank is gone: what is missing by then will hardly come."""
 SET_ASIDE_KEPT = 2
-"""So many of what was set aside stay for people to look at, those of the latest steps."""
+"""How many `.bad` and `.stale` folders are kept for inspection: those of the latest steps."""
 LARGE_TREES = 2**18
 """Bytes of JSON that get a file of their own, instead of a place in the manifest, which every listing reads."""
 ROOM_FOR = 2
 """Saves for which room is made on a full disk: the next one, and one that is written while that is still there."""
-MOST_NAMED = 4
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 LOOK_SECONDS = 0.005
 REFRESH_SECONDS = 0.5
@@ -397,8 +397,7 @@ def _made_room(rundir: RunDir, job: DistributedTrainingJob, request: Request) ->
         return f"and nothing can be deleted: {error}"
     if not gone:
         return "and nothing is there that could be let go: give the disk more room, or let the job keep fewer"
-    rest = f" and {len(gone) - MOST_NAMED} more" if len(gone) > MOST_NAMED else ""
-    return f"let go to make room: {', '.join(gone[:MOST_NAMED])}{rest}"
+    return f"let go to make room: {enumerated(gone)}"
 
 
 def main() -> None:

@@ -178,8 +178,7 @@ def _receive(connection: socket.socket) -> Request:
     Raises:
         OSError, ValueError: it is not one, or comes from another user.
     """
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    if _CREDENTIALS.unpack(credentials)[1] != os.getuid():
+    if user_of(connection) != os.getuid():
         raise PermissionError("it comes from another user")
     head, files, _, _ = socket.recv_fds(connection, LENGTH.size, 3)
     try:
@@ -200,6 +199,12 @@ def _receive(connection: socket.socket) -> Request:
         for descriptor in files:
             os.close(descriptor)
         raise ValueError(f"it cannot be read: {error!r}") from error
+
+
+def user_of(peer: socket.socket) -> int:
+    """The user id of the process at the other end of a Unix socket, as the kernel says."""
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 def _become(request: Request) -> None:
