@@ -112,7 +112,8 @@ def commit(rundir: RunDir, request: Request, memory: memoryview) -> dict[str, An
     try:
         aside.mkdir(parents=True, exist_ok=True)
         note["chunks"] = write_pieces(aside, request["regions"], memory)
-        replace_json(note_path(aside, request["part"]), note)
+        # Not synced: it goes before the commit, and part 0 may have renamed the folder by the time we would sync it.
+        replace_json(note_path(aside, request["part"]), note, durable=False)
         if request["part"] != 0:
             return {"written": sum(region["size"] for region in request["regions"])}
         notes = _gather(rundir, aside, request)
