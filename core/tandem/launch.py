@@ -15,6 +15,8 @@ REPLICA = "TANDEM_REPLICA"
 GENERATION = "TANDEM_GENERATION"
 PULSE = "TANDEM_PULSE"
 JOB = "TANDEM_JOB"
+UID = "TANDEM_JOB_UID"
+"""Which object a pod's job is: what an earlier job of that name has recorded is not taken for it."""
 INCARNATION = "tandem.dev/uid"
 """Annotation of a job that comes in a file: which object it is. Another one of the same name, on the volume that the
 first one left, is a new try."""

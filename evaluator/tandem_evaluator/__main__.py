@@ -67,7 +67,7 @@ def _whereabouts(index: int) -> tuple[RunDir, str]:
 
 def _wait_for_job(rundir: RunDir) -> DistributedTrainingJob | None:
     try:
-        return wait_for_job(rundir, lambda line: print(line, flush=True))
+        return wait_for_job(rundir, lambda line: print(line, flush=True), os.environ.get(launch.UID, ""))
     except ValueError as error:
         why = " ".join(str(error).split())
         raise Refused(ExitCode.CONFIGURATION, f"{rundir.job_file} is no job that we can read: {why}") from error

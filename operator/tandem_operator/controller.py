@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
@@ -38,6 +38,8 @@ AT_ONCE = 48
 """Jobs that are looked at side by side. Most of a look is waiting for an answer, and where nodes were lost, in vain."""
 LEAST_SECONDS = 0.2
 """Between two looks at one job."""
+PODS_AT_ONCE = 8
+"""Pods of a job that are made side by side."""
 LIVELY_SECONDS = 10.0
 """Between two writes of a status of which only step, loss and the like have changed."""
 
@@ -153,6 +155,12 @@ class Controller:
         )
         plan = reconcile(situation, self._images, self._volumes)
         refused = await self._carry_out(key, plan, situation, memory)
+        if not refused and any(_kind(manifest) is kinds.SERVICE for manifest in plan.create):
+            # Workers are told the address that the Service has just been given, and are made in the same look.
+            situation = replace(situation, children=self._store.children(key), has_token=True)
+            then = reconcile(situation, self._images, self._volumes)
+            plan = replace(then, notices=(*plan.notices, *(one for one in then.notices if one not in plan.notices)))
+            refused = await self._carry_out(key, plan, situation, memory)
         if refused:
             plan = reconcile(situation, self._images, self._volumes, refused)
         wrote = await self._report(key, job, plan, memory)
@@ -221,7 +229,14 @@ class Controller:
             memory.token = token if made else ""
             troubles += trouble
         for manifest in plan.create:
-            troubles += (await self._create(_kind(manifest), manifest))[1]
+            if _kind(manifest) is not kinds.POD:
+                troubles += (await self._create(_kind(manifest), manifest))[1]
+        # They need all of the former, and none of each other.
+        new = [manifest for manifest in plan.create if _kind(manifest) is kinds.POD]
+        for first in range(0, len(new), PODS_AT_ONCE):
+            some = new[first : first + PODS_AT_ONCE]
+            for _, trouble in await asyncio.gather(*(self._create(kinds.POD, manifest) for manifest in some)):
+                troubles += trouble
         for manifest in plan.update:
             try:
                 self._store.see(_kind(manifest), await self._api.apply(_kind(manifest), manifest))

@@ -110,7 +110,7 @@ def worker(
     if group is not None:
         labels = {names.QUEUE: group.queue, names.GROUP: group.name}
         annotations |= {names.GROUP_SIZE: str(group.size), names.RETRIABLE: "false"}
-    return _pod(job, uid, names.WORKER, pods.worker(job, images, endpoint), new, entropy, labels, annotations)
+    return _pod(job, uid, names.WORKER, pods.worker(job, uid, images, endpoint), new, entropy, labels, annotations)
 
 
 def evaluator(job: DistributedTrainingJob, uid: str, images: Images, new: New, entropy: str) -> Manifest:
@@ -120,13 +120,13 @@ def evaluator(job: DistributedTrainingJob, uid: str, images: Images, new: New, e
         new: its place, and the failures there before it.
         entropy: makes its name unique.
     """
-    asked = {names.TEMPLATE: asked_of_evaluator(job, images)}
-    return _pod(job, uid, names.EVALUATOR, pods.evaluator(job, images), new, entropy, {}, asked)
+    asked = {names.TEMPLATE: asked_of_evaluator(job, uid, images)}
+    return _pod(job, uid, names.EVALUATOR, pods.evaluator(job, uid, images), new, entropy, {}, asked)
 
 
-def asked_of_evaluator(job: DistributedTrainingJob, images: Images) -> str:
+def asked_of_evaluator(job: DistributedTrainingJob, uid: str, images: Images) -> str:
     """A hash of what an evaluator is: where that changes, others take their places."""
-    return digest(pods.evaluator(job, images))
+    return digest(pods.evaluator(job, uid, images))
 
 
 def _pod(

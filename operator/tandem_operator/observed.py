@@ -81,6 +81,8 @@ class Pod(Thing):
     phase: str = "Pending"
     code: int | None = None
     """Its container's exit code."""
+    restarts: int = 0
+    """How often its kubelet has started its container again."""
     ending: str = ""
     """Kubernetes' word for how its container ended, for instance OOMKilled."""
     ready: bool = False
@@ -212,6 +214,7 @@ def _pod(
         finished=finished if finished is not None or not ended else seconds(status.get("startTime")),
         phase=status.get("phase", "Pending"),
         code=terminated.get("exitCode"),
+        restarts=container.get("restartCount") or 0,
         ending=terminated.get("reason", ""),
         ready=ready,
         silent=contents and not ready and status.get("phase") == "Running",

@@ -91,10 +91,11 @@ def coordinator(job: DistributedTrainingJob, images: Images) -> dict[str, Any]:
     return template
 
 
-def worker(job: DistributedTrainingJob, images: Images, endpoint: str) -> dict[str, Any]:
+def worker(job: DistributedTrainingJob, uid: str, images: Images, endpoint: str) -> dict[str, Any]:
     """The pod template of a worker.
 
     Args:
+        uid: of the job's object.
         endpoint: host:port of the coordinator. An address, so that no agent ever waits for DNS.
     """
     spec = job.spec
@@ -103,7 +104,7 @@ def worker(job: DistributedTrainingJob, images: Images, endpoint: str) -> dict[s
     # Kubernetes replaces $(NAME) in commands; what the user wrote is the user's.
     command = command[:begin] + [word.replace("$(", "$$(") for word in command[begin:]]
     variables = {"OMP_NUM_THREADS": str(threads(job))} | launch.environment(job, run_dir(job), "")
-    variables |= {launch.COORDINATOR: endpoint}
+    variables |= {launch.COORDINATOR: endpoint, launch.UID: uid}
     fields = {launch.REPLICA: "metadata.name", ADDRESS: "status.podIP"}
     container = {
         **_container(names.WORKER, spec.trainer.image or images.trainer, command),
@@ -115,13 +116,14 @@ def worker(job: DistributedTrainingJob, images: Images, endpoint: str) -> dict[s
     return _labelled(template, job, names.WORKER)
 
 
-def evaluator(job: DistributedTrainingJob, images: Images) -> dict[str, Any]:
+def evaluator(job: DistributedTrainingJob, uid: str, images: Images) -> dict[str, Any]:
     """The pod template of an evaluator. It never holds a GPU, whatever the job says, and goes where none is if it
     can."""
     evaluation = job.spec.evaluation
     command = [PYTHON, "-m", "tandem_evaluator", "--processes", str(evaluation.processes_per_replica)]
     fields = {launch.REPLICA: "metadata.name"}
-    variables = HOME | {"OMP_NUM_THREADS": "1"} | launch.environment(job, run_dir(job), "") | NO_GPU
+    own = {launch.UID: uid} | NO_GPU
+    variables = HOME | {"OMP_NUM_THREADS": "1"} | launch.environment(job, run_dir(job), "") | own
     container = {
         **_container(names.EVALUATOR, images.evaluator, command),
         "env": [*_of_pod(fields), *_literal(variables, fields)],

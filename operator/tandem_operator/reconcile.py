@@ -25,8 +25,10 @@ could not find again: where a job stands is in `status.phase` and its conditions
                               ├─► Draining ─► Succeeded  training is complete; evaluators finish
                               └─► Failed                 said by the coordinator, or decided here
 
-Workers are made once the coordinator has answered for the first time (condition Initialized), because it writes the job
-into the run directory, and once its Service has an address. From then on they do not need it to start or to go on.
+Workers are made together with the coordinator, as soon as its Service has an address: their images are pulled and
+torch is imported while it starts. Agents wait until it has recorded this very job (tandem.arrival), whatever an earlier
+one has left on the volume. Where the coordinator does not come up (the volume belongs to another training, its image is
+not there), they would hold GPUs for nothing: they are given back until it has answered.
 
 It is called again and again, after every change and every few seconds, and only compares. Whatever event is lost,
 doubled or late, and wherever an operator died between two writes, the next call finds what is missing.
@@ -47,7 +49,7 @@ from tandem_operator.course import DRAIN_SECONDS, Course, condition, course, dea
 from tandem_operator.fleet import Fleet
 from tandem_operator.kinds import Kind
 from tandem_operator.objects import Manifest, Volumes
-from tandem_operator.observed import Pod, Service, Thing
+from tandem_operator.observed import BROKEN_WAITING, Pod, Service, Thing
 from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
 from tandem_operator.queueing import group_of
@@ -103,10 +105,10 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES, ref
     way = giving_way(at, ahead, workers)
     told = list(replacements(names.COORDINATOR, children.pods(names.COORDINATOR), chair.make, at.fallen))
     told += replacements(names.EVALUATOR, evaluators, seats.make)
-    if way is not None:
+    if way is not None or (ahead.mood == "train" and _coordinator_fails(at)):
         known = {one.uid for one in remove}
         remove += [pod for pod in workers if pod.live and pod.uid not in known]
-    elif ahead.mood == "train" and _is_initialized(at) and endpoint:
+    elif ahead.mood == "train" and endpoint:
         create += [objects.worker(job, at.uid, images, endpoint, group, new, at.entropy) for new in places.make]
         told += replacements(names.WORKER, workers, places.make)
     troubles = [*([way] if way is not None else []), *taken, *refused, *waiting(at)]
@@ -139,6 +141,14 @@ def _is_initialized(at: Situation) -> bool:
     return at.heard is not None or (before is not None and before.status == "True")
 
 
+def _coordinator_fails(at: Situation) -> bool:
+    """Whether the coordinator has never answered, and what is known of its pod says that it will not soon."""
+    if _is_initialized(at):
+        return False
+    there = [pod for pod in at.children.pods(names.COORDINATOR) if pod.live and not pod.ready]
+    return any(pod.restarts > 0 or pod.waiting in BROKEN_WAITING for pod in there)
+
+
 def _coordinator_fleet(at: Situation, images: Images, ahead: Course, workers: Sequence[Pod]) -> Fleet:
     """What to do with the coordinator. At the end workers hear from it that it is over, so it is the last to go."""
     asked = objects.asked_of_coordinator(at.job, images)
@@ -155,7 +165,7 @@ def _coordinator_fleet(at: Situation, images: Images, ahead: Course, workers: Se
 def _evaluator_fleet(at: Situation, images: Images, ahead: Course, evaluators: Sequence[Pod]) -> Fleet:
     """What to do with the evaluators."""
     if ahead.mood in ("train", "drain"):
-        asked = objects.asked_of_evaluator(at.job, images)
+        asked = objects.asked_of_evaluator(at.job, at.uid, images)
         return fleet.plan(
             evaluators,
             at.job.spec.evaluation.replicas if at.job.spec.evaluation.processes else 0,

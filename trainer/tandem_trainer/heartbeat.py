@@ -39,6 +39,8 @@ log = logging.getLogger("tandem.agent")
 
 RETRY_SECONDS = 0.3
 """Between two tries to reach a coordinator that does not answer: it must hear of everybody within lostAfterSeconds."""
+SAY_WAITING_SECONDS = 30.0
+"""Between two lines that say so."""
 PAUSE_SECONDS = 0.3
 """Between two heartbeats while nothing can be done but wait for torchrun."""
 WATCH_SECONDS = 0.05
@@ -102,6 +104,7 @@ class Heartbeat(threading.Thread):
         self._ended_at = 0.0
         self._refused: Refused | None = None
         self._unreachable_since: float | None = None
+        self._told_unreachable = 0.0
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         self._signals_read, self._signals_write = os.pipe()
@@ -199,9 +202,14 @@ class Heartbeat(threading.Thread):
         except GivenUp:
             return 0.0
         except Unreachable as error:
+            now = time.monotonic()
             if self._unreachable_since is None:
-                self._unreachable_since = time.monotonic()
+                self._unreachable_since = self._told_unreachable = now
                 log.warning("event=coordinator-unreachable error=%r", str(error))
+            elif now - self._told_unreachable >= SAY_WAITING_SECONDS:
+                self._told_unreachable = now
+                silent = now - self._unreachable_since
+                log.warning("event=waiting-for-coordinator seconds=%.0f error=%r", silent, str(error))
             return RETRY_SECONDS
         except Refused as error:
             return self._was_refused(error, message)

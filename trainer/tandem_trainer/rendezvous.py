@@ -39,7 +39,7 @@ from tandem.arrival import wait_for_job
 from tandem.coordinator_client import CoordinatorClient, Refused
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
-from tandem.launch import GENERATION, PULSE, REPLICA, RUN_DIR, TOKEN
+from tandem.launch import GENERATION, PULSE, REPLICA, RUN_DIR, TOKEN, UID
 from tandem.messages import Membership
 from tandem.rundir import RunDir
 from tandem_trainer.heartbeat import Heartbeat
@@ -223,7 +223,7 @@ def _listen() -> socket.socket:
 
 
 def _job(rundir: RunDir) -> DistributedTrainingJob:
-    job = wait_for_job(rundir, log.info)
+    job = wait_for_job(rundir, log.info, os.environ.get(UID, ""))
     if job is None:
         raise ValueError(f"the job has failed before it began; {rundir.failed_file} says why")
     return job

@@ -55,7 +55,7 @@ def coordinator(of: DistributedTrainingJob | None = None, name: str = "", **fact
 def evaluator(of: DistributedTrainingJob | None = None, index: int = 0, name: str = "", **facts: Any) -> Pod:
     """An evaluator pod that runs, as the operator would have made it for such a job."""
     name = name or f"digits-evaluator-{index}-aaaaa"
-    template = objects.asked_of_evaluator(of or job(), IMAGES)
+    template = objects.asked_of_evaluator(of or job(), UID, IMAGES)
     given = {"phase": "Running", "ready": True, "created": NOW - 500, "started": NOW - 490, "template": template}
     return Pod(name=name, uid=f"uid-of-{name}", role=names.EVALUATOR, index=index, **{"owner": UID, **given, **facts})
 

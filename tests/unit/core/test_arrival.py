@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem import arrival
+from tandem import arrival, launch
 from tandem.arrival import wait_for_job
+from tandem.job import DistributedTrainingJob
 from tandem.rundir import RunDir
 from tests.support import manifests
 
@@ -38,7 +39,25 @@ def test_the_job_is_taken_as_soon_as_it_is_there_and_a_long_wait_is_told_once(
     monkeypatch.setattr(arrival, "time", clock)
     assert wait_for_job(rundir, words.append) == JOB
     assert clock.now < after + 1
-    assert words == [f"waiting for {rundir.job_file}"] * said
+    assert len(words) == said
+    assert all(str(rundir.job_file) in line for line in words)
+
+
+def test_what_an_earlier_job_of_that_name_has_recorded_is_not_taken_for_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of(uid: str) -> DistributedTrainingJob:
+        return JOB.model_copy(
+            update={"metadata": JOB.metadata.model_copy(update={"annotations": {launch.INCARNATION: uid}})}
+        )
+
+    rundir, words = RunDir(tmp_path), list[str]()
+    rundir.write_job(of("old"))
+    rundir.mark_failed("Diverged", "the earlier one", 71)
+    monkeypatch.setattr(arrival, "time", Clock(100.0, lambda: rundir.write_job(of("new"))))
+    assert wait_for_job(rundir, words.append, "new") == of("new")
+    assert len(words) == 2
+    assert "earlier job" in words[0]
 
 
 def test_a_job_that_has_failed_before_it_was_recorded_is_not_waited_for(

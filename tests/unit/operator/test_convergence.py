@@ -94,3 +94,14 @@ def test_a_coordinator_that_does_not_answer_any_more_is_replaced_and_nothing_els
 def called(world: World, role: str) -> list[str]:
     """The names of a role's pods."""
     return sorted(pod["metadata"]["name"] for pod in world.cluster.pods(role))
+
+
+def test_all_pods_of_a_new_job_are_made_in_its_first_look() -> None:
+    world = World()
+    world.look()
+    assert sorted(pod["metadata"]["labels"][names.ROLE] for pod in world.cluster.pods()) == [
+        names.COORDINATOR,
+        names.EVALUATOR,
+        names.WORKER,
+        names.WORKER,
+    ]

@@ -1,6 +1,7 @@
 """What the operator does about a job, for each thing that can be the matter with it."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -45,16 +46,28 @@ EVERYTHING = [
 # Creation
 
 
-def test_a_new_job_gets_everything_but_workers_which_need_a_coordinator_that_has_recorded_the_job() -> None:
+def test_a_new_job_gets_everything_but_workers_which_are_told_the_address_of_its_service() -> None:
     plan = decided(job(), Children(), has_token=False)
     assert plan.needs_token
     assert made(plan) == EVERYTHING
     assert plan.status.phase == "Pending"
 
 
-def test_workers_are_made_once_the_coordinator_has_answered() -> None:
-    assert made(decided(job())) == []
-    assert made(decided(job(), heard=heard("Pending"))) == ["worker 0", "worker 1"]
+def test_workers_are_made_before_the_coordinator_answers_and_wait_for_it() -> None:
+    assert made(decided(job())) == ["worker 0", "worker 1"]
+
+
+@pytest.mark.parametrize(
+    "state", [{"restarts": 1}, {"waiting": "CrashLoopBackOff"}, {"waiting": "ImagePullBackOff"}], ids=str
+)
+def test_workers_do_not_hold_gpus_for_a_coordinator_that_does_not_come_up(state: dict[str, Any]) -> None:
+    of = job()
+    broken = coordinator(of, ready=False, **state)
+    there = surroundings(of, broken, worker(0), worker(1))
+    plan = decided(of, there)
+    assert (made(plan), removed(plan)) == ([], ["digits-worker-0-aaaaa", "digits-worker-1-aaaaa"])
+    trains = job(status=initialized())
+    assert removed(decided(trains, surroundings(trains, broken, worker(0), worker(1)))) == []
 
 
 def test_that_it_has_answered_is_remembered() -> None:
