@@ -39,7 +39,7 @@ def test_a_job_on_the_volume_of_one_that_failed_begins_anew_and_one_that_trains_
     job.apply(manifest("again", trainer=LONG, checkpoint=shared))
     job.trains(beyond=50)
     namespace("delete", "dtj", "again")
-    other = {"task": "image-classification", "config": {"model": "mlp", "data": {"name": "digits"}}}
+    other = {"task": "image-classification", "config": {"model": "baby-cnn", "data": {"name": "digits"}}}
     job.apply(manifest("again", trainer=other, checkpoint=shared))
     job.becomes(lambda: "trains something else" in str(job.status.get("message")), "its reason")
     job.becomes(lambda: not job.live("worker"), "no workers", 60.0)
