@@ -11,12 +11,17 @@ from tandem.model import Model
 
 Phase = Literal["Pending", "Starting", "Running", "Restarting", "Draining", "Suspended", "Succeeded", "Failed"]
 
+KSTATUS = ("Ready", "Reconciling", "Stalled")
+"""Types of conditions by which kstatus, and with it Flux, judges: Stalled is failed, Reconciling or not Ready is in
+progress, Ready is current. To people they say nothing that the others do not."""
+
 
 class Condition(Model):
     """One aspect of the state, in the manner of Kubernetes conditions."""
 
-    type: Literal["Suspended", "Initialized", "Running", "Restarting", "Complete", "Failed"]
-    """Which aspect."""
+    type: Annotated[str, Field(min_length=1, max_length=316)]
+    """Which aspect: Initialized, Running, Restarting, Suspended, Complete, Failed; for kstatus Ready, Reconciling and
+    Stalled; or another writer's."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     reason: str = ""
@@ -123,6 +128,8 @@ class Status(Model):
     """Each aspect with its reason."""
     observed_generation: int | None = None
     """metadata.generation that this status speaks of."""
+    selector: str | None = None
+    """Label selector of the worker pods, for autoscalers."""
     workers: Members | None = None
     """The training group."""
     evaluators: Members | None = None

@@ -125,15 +125,21 @@ class ApiServer:
         path = kind.path(metadata["namespace"], metadata["name"])
         return await self._request("PATCH", path, {"fieldManager": MANAGER, "force": "true"}, manifest, APPLY)
 
-    async def patch_status(self, kind: Kind, namespace: str, name: str, changes: Object) -> Object | None:
+    async def patch_status(
+        self, kind: Kind, namespace: str, name: str, changes: Object, version: str = ""
+    ) -> Object | None:
         """Change fields of a status; None if the object is gone.
 
+        Args:
+            version: only if this is still its resource version.
+
         Raises:
-            Unavailable, Refused: see there.
+            Unavailable, Refused: see there. Refused with 409 if it has another version.
         """
         path = kind.path(namespace, name, "status")
+        body: Object = {"status": changes, **({"metadata": {"resourceVersion": version}} if version else {})}
         try:
-            return await self._request("PATCH", path, {"fieldManager": MANAGER}, {"status": changes}, MERGE)
+            return await self._request("PATCH", path, {"fieldManager": MANAGER}, body, MERGE)
         except Refused as error:
             if error.code == 404:
                 return None

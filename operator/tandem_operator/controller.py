@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from tandem.job import GPU, DistributedTrainingJob
 from tandem.snapshot import Snapshot
-from tandem.status import Condition, Status
+from tandem.status import Status
 from tandem.times import rfc3339, seconds
 from tandem_operator import kinds, names, objects, pods, reporting
 from tandem_operator.api import ApiServer, Refused, Unavailable
@@ -304,13 +304,13 @@ class Controller:
         if waits and not plan.notices:
             return False
         if changes:
+            if not await self._write(key, body, changes):
+                memory.written = 0.0  # at the next look, when the watch has told
+                return False
             memory.written = now
-            written = await self._api.patch_status(kinds.JOB, *key, changes)
-            if written is not None:
-                self._store.see(kinds.JOB, written)
-                before = job.status.phase if job.status else "none"
-                if before != plan.status.phase:
-                    log.info("event=phase job=%s/%s from=%s to=%s", *key, before, plan.status.phase)
+            before = job.status.phase if job.status else "none"
+            if before != plan.status.phase:
+                log.info("event=phase job=%s/%s from=%s to=%s", *key, before, plan.status.phase)
         await self._tell(key, body, plan.notices)
         return True
 
@@ -329,20 +329,32 @@ class Controller:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         message = f"{where}: {first['msg']}; the CRD and the operator may be of different versions"
-        state = Condition(
-            type="Initialized",
-            status="False",
-            reason="InvalidSpec",
-            message=message,
-            last_transition_time=rfc3339(time.time()),
-        )
-        known = {one.get("type"): one for one in (body.get("status") or {}).get("conditions", [])}
-        if known.get("Initialized", {}).get("message") != message:
-            log.error("event=unreadable job=%s/%s error=%r", *key, message)
-            status = Status(phase="Pending", conditions=[state], message=message)
-            changes = reporting.patch(body.get("status") or {}, status.dump())
-            if (written := await self._api.patch_status(kinds.JOB, *key, changes)) is not None:
-                self._store.see(kinds.JOB, written)
+        await self._stall(key, body, "InvalidSpec", message)
+
+    async def _stall(self, key: Key, body: Object, reason: str, message: str) -> None:
+        """Say of a job, once, that it is not looked after as it stands, unless it has ended."""
+        old = _status_of(body) or Status()
+        if old.phase in ("Succeeded", "Failed"):
+            return
+        status = reporting.refused(old, body["metadata"].get("generation", 1), reason, message, time.time())
+        changes = reporting.patch(body.get("status") or {}, status.dump())
+        if changes:
+            log.error("event=stalled job=%s/%s reason=%s error=%r", *key, reason, message)
+            await self._write(key, body, changes)
+
+    async def _write(self, key: Key, body: Object, changes: Object) -> bool:
+        """Change fields of the status; False if that has to be decided again, because the job has changed since. Only
+        for conditions does that matter: they are written as a whole, and those of other writers are among them."""
+        version = body["metadata"]["resourceVersion"] if "conditions" in changes else ""
+        try:
+            written = await self._api.patch_status(kinds.JOB, *key, changes, version)
+        except Refused as error:
+            if error.code == 409:
+                return False
+            raise
+        if written is not None:
+            self._store.see(kinds.JOB, written)
+        return True
 
 
 def _holding(job: DistributedTrainingJob, status: Status) -> Holding:
@@ -356,14 +368,18 @@ def _parsed(body: Object) -> DistributedTrainingJob:
     metadata = {"name": body["metadata"]["name"], "namespace": body["metadata"]["namespace"]}
     whole = {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": metadata, "spec": body["spec"]}
     job = DistributedTrainingJob.parse(whole)
+    return job.model_copy(update={"status": _status_of(body)})
+
+
+def _status_of(body: Object) -> Status | None:
     if not body.get("status"):
-        return job
+        return None
     try:
-        return job.model_copy(update={"status": Status.parse(body["status"])})
+        return Status.parse(body["status"])
     except ValidationError:
         # Of another version of the operator, or somebody's handiwork: what can be known again is known again.
         kept = {key: body["status"][key] for key in ("phase", "completionTime") if key in body["status"]}
-        return job.model_copy(update={"status": Status.parse(kept)})
+        return Status.parse(kept)
 
 
 def _trouble(manifest: Object, error: Refused) -> Trouble:

@@ -1,13 +1,14 @@
 """The job's status and the events for people, from what is so and what is to become of it. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tandem.job import DistributedTrainingJob
 from tandem.snapshot import GenerationView, Snapshot
-from tandem.status import Condition, Members, Phase, Score, Status
+from tandem.status import KSTATUS, Condition, Members, Phase, Score, Status
 from tandem.times import rfc3339
+from tandem_operator import names
 from tandem_operator.course import Course, condition
 from tandem_operator.observed import Pod
 from tandem_operator.rivalry import GAVE_WAY
@@ -26,7 +27,12 @@ LIVELY = {
 }
 """Fields that change all the time; a change of them alone may wait."""
 
-Report = dict[str, tuple[bool, str, str]]
+OURS = ("Initialized", "Running", "Restarting", "Suspended", "Complete", "Failed", *KSTATUS)
+"""Types of the conditions that the operator writes; those of other writers are kept as they are."""
+ALWAYS = {"Initialized", "Running", "Ready"}
+"""Told also while they do not hold; others only once they have."""
+SETTLED: tuple[Phase, ...] = ("Running", "Draining", "Succeeded")
+"""Phases of a job that is as it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,9 @@ def status(
         "phase": phase,
         "conditions": _conditions(old, generation, heard, ahead, phase, troubles, now),
         "observed_generation": generation,
+        "selector": ",".join(
+            f"{label}={value}" for label, value in {names.JOB: job.metadata.name, names.ROLE: names.WORKER}.items()
+        ),
         "workers": Members(
             desired=spec.workers.replicas,
             ready=0 if over else min(ready, spec.workers.most),
@@ -104,6 +113,25 @@ def status(
     if over:
         changes |= {"world_size": None}
     return base.model_copy(update=changes)
+
+
+def refused(old: Status, generation: int, reason: str, message: str, now: float) -> Status:
+    """The status of a job that is not looked after as it stands: somebody has to change it.
+
+    Args:
+        old: what of its status can be read.
+        reason: one CamelCase word.
+    """
+    report = (
+        ("Initialized", (False, reason, message)),
+        ("Ready", (False, reason, message)),
+        ("Reconciling", (False, reason, message)),
+        ("Stalled", (True, reason, message)),
+    )
+    conditions = _merged(old, report, generation, now)
+    kept = [one for one in old.conditions if one.type in OURS and one.type not in dict(report)]
+    changes = {"conditions": [*conditions, *kept], "observed_generation": generation, "message": message}
+    return old.model_copy(update=changes)
 
 
 def notices(old: Status, new: Status, heard: Snapshot | None) -> list[Notice]:
@@ -168,12 +196,20 @@ def _conditions(
     troubles: Sequence[Trouble],
     now: float,
 ) -> list[Condition]:
-    report = dict(_report(old, heard, ahead, phase, troubles))
-    return [
+    report = _report(old, heard, ahead, phase, troubles)
+    return _merged(old, report, generation, now)
+
+
+def _merged(
+    old: Status, report: Iterable[tuple[str, tuple[bool, str, str]]], generation: int, now: float
+) -> list[Condition]:
+    """Our conditions, and then those of other writers."""
+    ours = [
         _condition(old, kind, holds, reason, message, generation, now)
-        for kind, (holds, reason, message) in report.items()
-        if holds or kind in ("Initialized", "Running") or condition(old, kind) is not None
+        for kind, (holds, reason, message) in report
+        if holds or kind in ALWAYS or condition(old, kind) is not None
     ]
+    return [*ours, *(one for one in old.conditions if one.type not in OURS)]
 
 
 def _report(
@@ -196,6 +232,11 @@ def _report(
     complete = phase == "Succeeded"
     yield "Complete", (complete, ahead.reason or phase, ahead.message)
     yield "Failed", (phase == "Failed", ahead.reason or phase, ahead.message)
+    failed, rests = phase == "Failed", phase == "Suspended" and ahead.reason == "Suspended"
+    words = trouble.message or ahead.message or f"the job is {phase}"
+    yield "Ready", (phase in SETTLED or rests, why, words)
+    yield "Reconciling", (not (failed or phase in SETTLED or rests), why, words)
+    yield "Stalled", (failed, ahead.reason or phase, ahead.message)
 
 
 def _condition(

@@ -16,6 +16,7 @@ import pytest
 
 from tandem.reading import read_job
 from tests.support import ROOT
+from tests.support.waiting import until
 
 CRD = ROOT / "charts/tandem/files/crd.yaml"
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -159,6 +160,44 @@ def test_appliers_merge_conditions_by_their_type() -> None:
         options = ("--server-side", "--subresource=status", f"--field-manager={owner}", "-f", "-")
         kubectl("apply", *options, stdin=json.dumps(body))
     assert {one["type"] for one in job("own-script")["status"]["conditions"]} == {"Running", "Complete"}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_there_is_no_difference_after_apply(path: Path) -> None:
+    apply(path.read_text())
+    patch(path.stem, {"status": {"phase": "Running", "conditions": []}}, subresource="status")
+    result = kubectl("diff", "-n", NAMESPACE, "-f", str(path), check=False)
+    assert (result.returncode, result.stdout) == (0, "")
+
+
+def test_an_autoscaler_finds_the_pods_by_the_selector() -> None:
+    apply((ROOT / "examples/digits.yaml").read_text())
+    status = {"workers": {"desired": 2, "ready": 2}, "selector": "tandem.dev/job=digits,tandem.dev/role=worker"}
+    assert patch("digits", {"status": status}, subresource="status").returncode == 0
+    path = f"/apis/tandem.dev/v1alpha1/namespaces/{NAMESPACE}/distributedtrainingjobs/digits/scale"
+    scale = json.loads(kubectl("get", "--raw", path).stdout)
+    assert scale["status"] == {"replicas": 2, "selector": status["selector"]}
+    target = {"apiVersion": "tandem.dev/v1alpha1", "kind": "DistributedTrainingJob", "name": "digits"}
+    metric = {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}}
+    spec = {"scaleTargetRef": target, "maxReplicas": 4, "metrics": [{"type": "Resource", "resource": metric}]}
+    hpa = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "digits"}}
+    kubectl("apply", "-n", NAMESPACE, "-f", "-", stdin=json.dumps({**hpa, "spec": spec}))
+
+    def said() -> dict[str, str]:
+        found = json.loads(kubectl("get", "hpa", "digits", "-n", NAMESPACE, "-o", "json").stdout)
+        return {one["type"]: one["reason"] for one in found["status"].get("conditions", [])}
+
+    # There is no metrics server here, which is the next thing that it asks for; without a selector, it says so before.
+    until(lambda: said().get("ScalingActive"), "what the autoscaler says", 60.0, otherwise=lambda: str(said()))
+    assert said() == {"AbleToScale": "SucceededGetScale", "ScalingActive": "FailedGetResourceMetric"}
+
+
+def test_kubectl_waits_for_a_job_to_be_ready() -> None:
+    apply((ROOT / "examples/digits.yaml").read_text())
+    ready = [{"type": "Ready", "status": "True"}, {"type": "example.com/Billed", "status": "True"}]
+    assert patch("digits", {"status": {"conditions": ready}}, subresource="status").returncode == 0
+    for kind in ("Ready", "example.com/Billed"):
+        kubectl("wait", "dtj/digits", "-n", NAMESPACE, f"--for=condition={kind}", "--timeout=10s")
 
 
 def test_kubectl_explains_every_field() -> None:

@@ -12,7 +12,7 @@ from tandem.checkpoints.columns import Column, paragraph, plain, table
 from tandem.cluster.happenings import Happening
 from tandem.cluster.pods import Pod, State
 from tandem.cluster.sight import JobSight, Sight
-from tandem.status import Members, Phase, Score, Status
+from tandem.status import KSTATUS, Members, Phase, Score, Status
 from tandem.times import seconds
 from tandem.view.words import count, duration, number, spaced
 
@@ -208,7 +208,7 @@ def _conditions(status: Status, width: int | None, now: float) -> list[Text]:
         Column("MESSAGE"),
     ]
     rows = []
-    for one in status.conditions:
+    for one in (one for one in status.conditions if one.type not in KSTATUS):
         style = "" if one.status == "True" else "dim"
         rows.append(
             [

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -15,7 +15,7 @@ from tandem.cluster.pods import Pod, pods
 from tandem.fields import nearest
 from tandem.job import GROUP
 from tandem.mistake import UserError, printable
-from tandem.status import Condition, Status
+from tandem.status import Status
 from tandem.times import seconds
 
 RESOURCE = f"distributedtrainingjobs.{GROUP}"
@@ -137,8 +137,6 @@ def _status(name: str, status: Raw) -> Status:
     """Fields that a newer operator has added are passed over."""
     known = {field.alias or key for key, field in Status.model_fields.items()}
     kept = {key: value for key, value in status.items() if key in known}
-    kinds = get_args(Condition.model_fields["type"].annotation)
-    kept["conditions"] = [one for one in kept.get("conditions", []) if one.get("type") in kinds]
     try:
         return Status.parse(kept)
     except ValidationError as error:

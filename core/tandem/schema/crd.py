@@ -66,6 +66,7 @@ def crd() -> dict[str, Any]:
             "scale": {
                 "specReplicasPath": ".spec.workers.replicas",
                 "statusReplicasPath": ".status.workers.ready",
+                "labelSelectorPath": ".status.selector",
             },
         },
         "schema": {"openAPIV3Schema": schema},

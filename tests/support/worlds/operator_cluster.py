@@ -99,12 +99,16 @@ class Cluster:
         self._after()
         return copy.deepcopy(self.objects[place])
 
-    async def patch_status(self, kind: Kind, namespace: str, name: str, changes: Object) -> Object | None:
+    async def patch_status(
+        self, kind: Kind, namespace: str, name: str, changes: Object, version: str = ""
+    ) -> Object | None:
         place = (kind, namespace, name)
         with_effect = self._before("status", place)
         body = self.objects.get(place)
         if body is None:
             return None
+        if version and version != body["metadata"]["resourceVersion"]:
+            raise Refused(409, "Conflict", "the object has been modified")
         if with_effect:
             new = copy.deepcopy(body)
             new["status"] = merged(new.get("status") or {}, changes)

@@ -150,7 +150,15 @@ def test_a_status_of_a_newer_operator_is_read_as_far_as_it_is_known() -> None:
     newer = {**RUNNING, "somethingNew": {"a": 1}}
     newer["conditions"] = [*RUNNING["conditions"], {"type": "Brandnew", "status": "True", "reason": "x"}]
     seen = job_sight(fake.job(**newer))
-    assert (seen.status.phase, len(seen.status.conditions)) == ("Running", 1)
+    assert (seen.status.phase, seen.status.conditions[-1].type) == ("Running", "Brandnew")
+
+
+def test_conditions_for_programs_alone_are_not_shown() -> None:
+    ready = {"type": "Ready", "status": "True", "reason": "Running"}
+    other = {"type": "example.com/Billed", "status": "True", "reason": "Paid"}
+    text = drawn(sight({**RUNNING, "conditions": [*RUNNING["conditions"], ready, other]}))
+    assert "Ready" not in text
+    assert "example.com/Billed" in text
 
 
 def test_a_status_that_cannot_be_read_is_no_stack_trace() -> None:

@@ -1,0 +1,161 @@
+"""What other tools make of a job's conditions: kstatus, and with it Flux and `kubectl wait`, and Argo CD's Lua."""
+
+from typing import Any
+
+import lupa
+import pytest
+
+from tandem.status import Condition, Status
+from tandem_operator import kinds, names
+from tandem_operator.controller import Controller
+from tandem_operator.gauges import Gauges
+from tandem_operator.observed import Pod
+from tandem_operator.plan import Plan
+from tandem_operator.reporting import OURS, refused
+from tandem_operator.store import Store
+from tests.support import ROOT, manifests
+from tests.support.worlds.operator_cluster import NAMESPACE, Cluster
+from tests.support.worlds.operator_job import (
+    IMAGES,
+    NOW,
+    TASK,
+    decided,
+    ended,
+    heard,
+    initialized,
+    job,
+    surroundings,
+    worker,
+)
+
+LUA = ROOT / "charts/tandem/files/argocd-health.lua"
+GENERATION = 7
+FOREIGN = {"type": "example.com/Billed", "status": "True", "reason": "Paid", "message": "by the team"}
+KEY = (NAMESPACE, "digits")
+
+
+def concerning(phase: str, *workers: Pod, status: dict[str, Any] | None = None, **spec: Any) -> Plan:
+    """What is decided about a job whose coordinator says that phase."""
+    of = job(status=status or initialized(), **spec)
+    said = None if phase == "Silent" else heard(phase)
+    return decided(of, surroundings(of, *workers), heard=said, generation=GENERATION)
+
+
+def new() -> Status:
+    of = job()
+    return decided(of, generation=GENERATION).status
+
+
+def failed() -> Status:
+    return concerning("Failed", worker(0), worker(1)).status
+
+
+def succeeded() -> Status:
+    old = {"phase": "Draining", "completionTime": "1970-01-12T13:00:00Z"}
+    return concerning("Succeeded", status=initialized(**old), evaluators={"replicas": 0}).status
+
+
+def suspended(*workers: Pod) -> Status:
+    return concerning("Running", *workers, runPolicy={"suspend": True}).status
+
+
+def unreadable() -> Status:
+    return refused(Status(), GENERATION, "InvalidSpec", "spec.novelty: Extra inputs are not permitted", NOW)
+
+
+PHASES = [
+    ("new", new, "InProgress", "Progressing"),
+    ("starting", lambda: concerning("Starting", worker(0)).status, "InProgress", "Progressing"),
+    ("running", lambda: concerning("Running", worker(0), worker(1)).status, "Current", "Healthy"),
+    ("restarting", lambda: concerning("Restarting", worker(0), worker(1)).status, "InProgress", "Progressing"),
+    ("draining", lambda: concerning("Draining", worker(0), worker(1)).status, "Current", "Healthy"),
+    ("succeeded", succeeded, "Current", "Healthy"),
+    ("failed", failed, "Failed", "Degraded"),
+    ("saving, to be suspended", lambda: suspended(worker(0), worker(1)), "InProgress", "Progressing"),
+    ("suspended", suspended, "Current", "Suspended"),
+    ("unreadable", unreadable, "Failed", "Degraded"),
+]
+
+
+def whole(status: Status, generation: int = GENERATION) -> dict[str, Any]:
+    """The job's object as the API server has it."""
+    return {**manifests.manifest("digits"), "metadata": {"name": "digits", "generation": generation}} | {
+        "status": status.dump()
+    }
+
+
+def kstatus(of: dict[str, Any]) -> str:
+    """How kstatus judges a kind that it does not know (sigs.k8s.io/cli-utils, pkg/kstatus/status:
+    checkGenericProperties, then checkReadyCondition)."""
+    status = of.get("status", {})
+    if status.get("observedGeneration", of["metadata"]["generation"]) != of["metadata"]["generation"]:
+        return "InProgress"
+    for one in status.get("conditions", []):
+        if one["type"] == "Reconciling" and one["status"] == "True":
+            return "InProgress"
+        if one["type"] == "Stalled" and one["status"] == "True":
+            return "Failed"
+    ready = next((one["status"] for one in status.get("conditions", []) if one["type"] == "Ready"), "True")
+    return "Current" if ready == "True" else "InProgress"
+
+
+def argocd(of: dict[str, Any]) -> tuple[str, str]:
+    """What the script for Argo CD says, run by a real Lua."""
+    lua = lupa.LuaRuntime(unpack_returned_tuples=True)
+    lua.globals().obj = lua.table_from(of, recursive=True)
+    found = lua.execute(LUA.read_text())
+    return found["status"], found["message"]
+
+
+@pytest.mark.parametrize(("status", "verdict", "health"), [one[1:] for one in PHASES], ids=[one[0] for one in PHASES])
+def test_kstatus_and_argo_cd_judge_every_phase_as_people_would(status: Any, verdict: str, health: str) -> None:
+    of = whole(status())
+    assert kstatus(of) == verdict
+    assert argocd(of)[0] == health
+    changed = whole(status(), GENERATION + 1)
+    assert (kstatus(changed), argocd(changed)[0]) == ("InProgress", "Progressing")
+
+
+def test_argo_cd_is_told_why() -> None:
+    assert argocd({"metadata": {"generation": 1}}) == ("Progressing", "the operator has not seen it yet")
+    assert argocd(whole(failed()))[1].startswith("TrainingFailed: ")
+    assert argocd(whole(unreadable()))[1] == "InvalidSpec: spec.novelty: Extra inputs are not permitted"
+
+
+def test_a_job_that_does_not_work_as_it_is_written_has_stalled() -> None:
+    plan = concerning("Silent", ended(0, code=78, words="no such model"))
+    (stalled,) = (one for one in plan.status.conditions if one.type == "Stalled")
+    assert (stalled.status, stalled.reason) == ("True", "InvalidConfiguration")
+
+
+def test_an_autoscaler_is_told_how_workers_are_found() -> None:
+    assert new().selector == "tandem.dev/job=digits,tandem.dev/role=worker"
+    labels = {names.JOB: "digits", names.ROLE: names.WORKER}
+    assert new().selector == ",".join(f"{key}={value}" for key, value in labels.items())
+
+
+def test_conditions_of_other_writers_are_kept_as_they_are() -> None:
+    status = initialized()
+    status["conditions"].append(FOREIGN)
+    plan = concerning("Running", worker(0), worker(1), status=status)
+    assert plan.status.conditions[-1] == Condition.parse(FOREIGN)
+    assert {one.type for one in plan.status.conditions[:-1]} <= set(OURS)
+    later = refused(plan.status, GENERATION, "InvalidSpec", "novelty", NOW)
+    assert later.conditions.count(Condition.parse(FOREIGN)) == 1
+
+
+async def test_a_condition_that_somebody_writes_meanwhile_is_not_lost() -> None:
+    cluster, store = Cluster(), Store()
+    api: Any = cluster
+    controller = Controller(api, api, store, IMAGES, Gauges())
+    cluster.put(kinds.JOB, manifests.manifest("digits", NAMESPACE, trainer=TASK))
+    store.see(kinds.JOB, cluster.objects[kinds.JOB, *KEY])
+    await cluster.patch_status(kinds.JOB, *KEY, {"conditions": [FOREIGN]})
+    again_in = await controller.look(KEY)
+    assert again_in is not None
+    assert again_in <= 1.0, "it is written at the next look"
+    store.see(kinds.JOB, cluster.objects[kinds.JOB, *KEY])
+    await controller.look(KEY)
+    types = [one["type"] for one in cluster.objects[kinds.JOB, *KEY]["status"]["conditions"]]
+    assert FOREIGN["type"] in types
+    assert {"Initialized", "Running", "Ready", "Reconciling"} <= set(types)
