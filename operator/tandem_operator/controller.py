@@ -22,6 +22,7 @@ from tandem_operator import kinds, names, objects, pods, reporting
 from tandem_operator.api import ApiServer, Refused, Unavailable
 from tandem_operator.backlog import Backlog
 from tandem_operator.coordinators import Coordinators, Unreached
+from tandem_operator.course import Idle, idle
 from tandem_operator.gauges import Gauges, Holding
 from tandem_operator.objects import Volumes
 from tandem_operator.observed import Children, observe
@@ -55,6 +56,8 @@ class _Memory:
     written: float = 0.0
     """When the status was written last."""
     endpoint: str = ""
+    idle: Idle | None = None
+    """Since when its coordinator has said that nobody trains."""
 
 
 def soonest(again_in: float | None, written_in: float) -> float:
@@ -138,18 +141,23 @@ class Controller:
         except ValidationError as error:
             await self._refuse(key, body, error)
             return None
+        # Who does not know the token yet cannot ask, and silence would look like an answer.
+        has_token = bool(memory.token) or await self._read_token(job, memory)
+        heard = await self._ask(job, memory, key)
+        memory.idle = idle(memory.idle, heard, time.time())
         children = self._store.children(key)
         situation = Situation(
             job=job,
             uid=uid,
             created=seconds(body["metadata"].get("creationTimestamp")) or 0.0,
-            others=self._claimants(key, job, children),
+            others=self._claimants(key, uid, job, children),
             generation=body["metadata"].get("generation", 1),
             children=children,
-            heard=await self._ask(job, memory, key),
+            heard=heard,
+            idle=memory.idle,
             fallen=self._silence.fallen(key, time.monotonic()),
             answering=len(self._silence),
-            has_token=bool(memory.token) or await self._read_token(job, memory),
+            has_token=has_token,
             now=time.time(),
             entropy=secrets.token_hex(8),
         )
@@ -172,10 +180,10 @@ class Controller:
             raise Unavailable("; ".join(trouble.message for trouble in refused))
         return plan.again_in if wrote else soonest(plan.again_in, memory.written + LIVELY_SECONDS - time.monotonic())
 
-    def _claimants(self, key: Key, job: DistributedTrainingJob, of: Children) -> list[Claimant]:
+    def _claimants(self, key: Key, uid: str, job: DistributedTrainingJob, of: Children) -> list[Claimant]:
         """Other jobs that are starved or have given way; looked for only if this one is starved itself."""
         now = time.time()
-        if starved_for(job, of.pods(names.WORKER), now) is None:
+        if starved_for(job, of.pods(names.WORKER, uid), now) is None:
             return []
         found = []
         for other in self._store.everyone():
@@ -186,16 +194,19 @@ class Controller:
                 theirs = _parsed(body)
             except ValidationError:
                 continue
-            starved = starved_for(theirs, self._store.children(other).pods(names.WORKER), now) is not None
+            metadata = body["metadata"]
+            workers = self._store.children(other).pods(names.WORKER, metadata["uid"])
+            starved = starved_for(theirs, workers, now) is not None
             if starved or way_ends(theirs.status) is not None:
-                metadata = body["metadata"]
                 created = seconds(metadata.get("creationTimestamp")) or 0.0
                 found.append(Claimant(created, metadata["uid"], metadata["name"], starved))
         return found
 
     async def _ask(self, job: DistributedTrainingJob, memory: _Memory, key: Key) -> Snapshot | None:
         over = job.status is not None and job.status.phase in ("Succeeded", "Failed")
-        found = [pod for pod in self._store.children(key).pods(names.COORDINATOR) if pod.live and pod.address]
+        found = [
+            pod for pod in self._store.children(key).pods(names.COORDINATOR, memory.uid) if pod.live and pod.address
+        ]
         if over or not found or not memory.token:
             self._silence.forget(key)
             return None

@@ -7,10 +7,14 @@
 
 Where it has ended, `status.phase` remembers: Succeeded and Failed are never left again. A job drains once the
 coordinator has said so, or `status.phase` remembers that it did.
+
+What ends a job is what somebody said, and never that nobody answered: a failure that a rank or the coordinator has
+recorded, as the coordinator tells it; a deadline; or pods that cannot start, but only while the coordinator says over
+several looks that nobody trains. The exit code of one pod alone ends nothing: the rest may train on without it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tandem.exitcode import ExitCode
@@ -25,13 +29,19 @@ DRAIN_SECONDS = 600.0
 """How long evaluators may work on after training; a job whose evaluators find no place must still end."""
 LAST_WORDS_SECONDS = 30.0
 """How long to wait for the coordinator's last word once the evaluators are done."""
+IDLE_SECONDS, IDLE_ANSWERS = 30.0, 3
+"""How long, and how often, a coordinator has to say that nobody trains. A group that has lost a member is another one
+within a few seconds, and one whose coordinator has restarted is adopted in as many."""
+
+_TOLD_TO_NOBODY = ("DeadlineExceeded", "DoesNotStart")
+"""Reasons of ends that are decided here."""
 
 Mood = Literal["train", "drain", "suspend", "end"]
 
-_CODES = {
-    ExitCode.DIVERGED: ("Diverged", "the loss stayed useless"),
-    ExitCode.HUNG: ("Hung", "no step within the hang time"),
-    ExitCode.CONFIGURATION: ("InvalidConfiguration", "the job cannot work as it is written"),
+_REASONS = {
+    ExitCode.DIVERGED: "Diverged",
+    ExitCode.HUNG: "Hung",
+    ExitCode.CONFIGURATION: "InvalidConfiguration",
 }
 
 
@@ -49,9 +59,38 @@ class Course:
     """Workers need no time to end by themselves: nobody has told them that it is over."""
 
 
+@dataclass(frozen=True)
+class Idle:
+    """That nobody trains, as the coordinator has said since then."""
+
+    generation: int
+    """The last one there was; 0 before the first."""
+    since: float
+    """Seconds since the epoch."""
+    answers: int = 1
+
+    def lasts(self, now: float) -> bool:
+        """Whether it was said often enough, and for long enough, to act on."""
+        return self.answers >= IDLE_ANSWERS and now - self.since >= IDLE_SECONDS
+
+
+def idle(before: Idle | None, heard: Snapshot | None, now: float) -> Idle | None:
+    """What is known of it after one more question. Silence adds nothing and takes nothing away: a group that was there
+    meanwhile has left its number."""
+    if heard is None:
+        return before
+    if heard.status.world_size is not None:
+        return None
+    generation = heard.status.generation or 0
+    if before is None or before.generation != generation:
+        return Idle(generation, now)
+    return replace(before, answers=before.answers + 1)
+
+
 def course(
     job: DistributedTrainingJob,
     heard: Snapshot | None,
+    nobody_trains: bool,
     workers: Sequence[Pod],
     stuck: Sequence[Pod],
     evaluators: Sequence[Pod],
@@ -61,6 +100,7 @@ def course(
 
     Args:
         heard: what the coordinator said just now, None if it did not answer.
+        nobody_trains: so it has said for a while.
         stuck: the last pods of places that cannot be filled.
         evaluators: all of their pods, oldest first.
     """
@@ -68,7 +108,7 @@ def course(
     if old.phase in ("Succeeded", "Failed"):
         return _remembered(old)
     complete = old.phase == "Draining" or (heard is not None and heard.status.phase in ("Draining", "Succeeded"))
-    if not complete and (failure := _failure(job, old, heard, workers, stuck, now)) is not None:
+    if not complete and (failure := _failure(job, heard, nobody_trains, workers, stuck, now)) is not None:
         return failure
     if complete:
         return _drain(job, old, heard, evaluators, now)
@@ -87,7 +127,7 @@ def deadline(job: DistributedTrainingJob) -> float | None:
     the first time, with a queue when its first group has started, and again after a suspension."""
     limit = job.spec.run_policy.active_deadline_seconds
     began = condition(job.status, "Initialized")
-    if limit is None or began is None or began.status != "True" or job.spec.run_policy.suspend:
+    if limit is None or began is None or not is_initialized(job.status) or job.spec.run_policy.suspend:
         return None
     resumed = condition(job.status, "Suspended")
     stamps = [began.last_transition_time, resumed.last_transition_time if resumed is not None else None]
@@ -104,33 +144,36 @@ def condition(status: Status | None, kind: str) -> Condition | None:
     return next((one for one in (status.conditions if status else []) if one.type == kind), None)
 
 
+def is_initialized(status: Status | None) -> bool:
+    """Whether the job's coordinator has ever answered."""
+    state = condition(status, "Initialized")
+    return state is not None and state.status == "True"
+
+
 def _remembered(old: Status) -> Course:
     kind = "Failed" if old.phase == "Failed" else "Complete"
     why = condition(old, kind)
     reason, message = (why.reason, why.message) if why is not None else ("", "")
-    return Course("end", old.phase, reason, message, at_once=reason in ("DeadlineExceeded", "DoesNotStart"))
+    return Course("end", old.phase, reason, message, at_once=reason in _TOLD_TO_NOBODY)
 
 
 def _failure(
     job: DistributedTrainingJob,
-    old: Status,
     heard: Snapshot | None,
+    nobody_trains: bool,
     workers: Sequence[Pod],
     stuck: Sequence[Pod],
     now: float,
 ) -> Course | None:
-    by_code = {pod.code: pod for pod in workers if pod.ended}
     if heard is not None and heard.status.phase == "Failed":
-        known = next((reason for code, (reason, _) in _CODES.items() if code in by_code), "TrainingFailed")
+        codes = {pod.code for pod in workers if pod.ended}
+        known = next((reason for code, reason in _REASONS.items() if code in codes), "TrainingFailed")
         return Course("end", "Failed", known, heard.status.message or "the coordinator says no more")
-    if (pod := by_code.get(ExitCode.CONFIGURATION)) is not None:
-        reason, words = _CODES[ExitCode.CONFIGURATION]
-        return Course("end", "Failed", reason, f"{pod.name}: {pod.words or words}", at_once=True)
     limit = deadline(job)
     if limit is not None and now >= limit:
         words = f"its {job.spec.run_policy.active_deadline_seconds} s (activeDeadlineSeconds) have passed"
         return Course("end", "Failed", "DeadlineExceeded", words, at_once=True)
-    if stuck and (heard is None or heard.status.world_size is None):
+    if stuck and nobody_trains:
         pod = stuck[0]
         words = f"{pod.name} ended soon after its start like {pod.failures} before it{_ending(pod)}"
         return Course("end", "Failed", "DoesNotStart", words, at_once=True)

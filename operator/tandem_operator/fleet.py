@@ -5,7 +5,7 @@ pod went decides when the next one is made:
 
     deleted, evicted, preempted, lost with its node          at once
     failed after it was at work, or lived for a minute       at once
-    failed before, or for want of memory                     after a pause that grows
+    failed before, or for want of memory within ten minutes  after a pause that grows
 
 A replacement is made while the old pod still terminates or its node is silent: the coordinator's generations keep the
 two apart. Only in a queue it is not: Kueue counts a pod until it has ended, and deletes what is too many of a group.
@@ -24,6 +24,8 @@ from tandem_operator.observed import Pod
 
 HEALTHY_SECONDS = 60.0
 """A pod whose container ran for so long did start well."""
+ROOMY_SECONDS = 600.0
+"""A pod that was at work for so long did have memory enough to begin; one that runs out of it sooner will again."""
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 300.0
 """Seconds before the second replacement in a row, doubled for each further one; the first is immediate."""
 RESULT_SECONDS = 10.0
@@ -128,8 +130,9 @@ def failures_of(pod: Pod, proven: Container[str] = ()) -> int:
     if pod.disrupted or pod.code == ExitCode.DONE:
         return 0
     lived = 0.0 if pod.started is None or pod.finished is None else pod.finished - pod.started
-    healthy = pod.name in proven or lived >= HEALTHY_SECONDS
-    return 1 if healthy and pod.ending != OUT_OF_MEMORY else pod.failures + 1
+    starved = pod.ending == OUT_OF_MEMORY
+    healthy = lived >= ROOMY_SECONDS if starved else pod.name in proven or lived >= HEALTHY_SECONDS
+    return 1 if healthy else pod.failures + 1
 
 
 def _next(last: Pod | None, now: float, proven: Container[str], ends_by_itself: bool) -> tuple[float | None, int]:

@@ -135,9 +135,15 @@ class Children:
         """One object."""
         return self.things.get((kind, name))
 
-    def pods(self, role: str) -> list[Pod]:
-        """All pods of a role, oldest first."""
-        found = [thing for thing in self.things.values() if isinstance(thing, Pod) and thing.role == role]
+    def pods(self, role: str, owner: str) -> list[Pod]:
+        """All pods of a role that a job owns, oldest first. Labels are anybody's to write, and the pods of an earlier
+        job of the same name are there until garbage collection has removed them: neither is touched or counted.
+
+        Args:
+            owner: the job's UID.
+        """
+        pods = (thing for thing in self.things.values() if isinstance(thing, Pod))
+        found = [pod for pod in pods if (pod.role, pod.owner) == (role, owner)]
         return sorted(found, key=lambda pod: (pod.created, pod.name))
 
 

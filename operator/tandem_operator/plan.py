@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from tandem.job import DistributedTrainingJob
 from tandem.snapshot import Snapshot
 from tandem.status import Status
+from tandem_operator.course import Idle
 from tandem_operator.objects import Manifest
 from tandem_operator.observed import Children, Pod
 from tandem_operator.reporting import Notice
@@ -28,6 +29,8 @@ class Situation:
     """Other jobs that are starved or have given way (tandem_operator.rivalry)."""
     heard: Snapshot | None = None
     """What the coordinator said just now, None if it did not answer."""
+    idle: Idle | None = None
+    """Since when the coordinator has said that nobody trains."""
     fallen: str | None = None
     """The UID of the coordinator's pod if that has stopped answering (tandem_operator.silence)."""
     answering: int = 0
@@ -38,6 +41,15 @@ class Situation:
     """Seconds since the epoch."""
     entropy: str
     """Makes the names of new pods unique."""
+
+    @property
+    def nobody_trains(self) -> bool:
+        """Whether the coordinator has said so for long enough to act on."""
+        return self.idle is not None and self.idle.lasts(self.now)
+
+    def pods(self, role: str) -> list[Pod]:
+        """The job's own pods of a role, oldest first."""
+        return self.children.pods(role, self.uid)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.status import Status
 from tandem.times import seconds
 from tandem_operator import fleet, kinds, names, objects, pods
-from tandem_operator.course import DRAIN_SECONDS, Course, condition, course, deadline
+from tandem_operator.course import DRAIN_SECONDS, Course, course, deadline, is_initialized
 from tandem_operator.fleet import Fleet
 from tandem_operator.kinds import Kind
 from tandem_operator.objects import Manifest, Volumes
@@ -80,8 +80,8 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES, ref
         volumes: what claims ask for where the job leaves it open.
         refused: what the API server answered to the last plan, to be told in the status.
     """
-    job, children = at.job, at.children
-    workers, evaluators = children.pods(names.WORKER), children.pods(names.EVALUATOR)
+    job = at.job
+    workers, evaluators = at.pods(names.WORKER), at.pods(names.EVALUATOR)
     endpoint = _endpoint(at)
     group = group_of(job, workers, at.entropy)
     places = fleet.plan(
@@ -93,8 +93,7 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES, ref
         ends_by_itself=job.spec.trainer.command is not None,
         beside=group is None,
     )
-    ours = [pod for pod in evaluators if pod.owner == at.uid]
-    ahead = course(job, at.heard, workers, places.stuck, ours, at.now)
+    ahead = course(job, at.heard, at.nobody_trains, workers, places.stuck, evaluators, at.now)
     chair = _coordinator_fleet(at, images, ahead, workers)
     seats = _evaluator_fleet(at, images, ahead, evaluators)
     create, update, taken = _compared(at, list(_wanted(at, ahead)))
@@ -103,7 +102,7 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES, ref
     create += [objects.evaluator(job, at.uid, images, new, at.entropy) for new in seats.make]
     remove = [pod for pod in (*_leaving(at, ahead, workers, places), *seats.remove, *chair.remove) if not pod.deleting]
     way = giving_way(at, ahead, workers)
-    told = list(replacements(names.COORDINATOR, children.pods(names.COORDINATOR), chair.make, at.fallen))
+    told = list(replacements(names.COORDINATOR, at.pods(names.COORDINATOR), chair.make, at.fallen))
     told += replacements(names.EVALUATOR, evaluators, seats.make)
     if way is not None or (ahead.mood == "train" and _coordinator_fails(at)):
         known = {one.uid for one in remove}
@@ -137,15 +136,14 @@ def _endpoint(at: Situation) -> str:
 
 
 def _is_initialized(at: Situation) -> bool:
-    before = condition(at.job.status, "Initialized")
-    return at.heard is not None or (before is not None and before.status == "True")
+    return at.heard is not None or is_initialized(at.job.status)
 
 
 def _coordinator_fails(at: Situation) -> bool:
     """Whether the coordinator has never answered, and what is known of its pod says that it will not soon."""
     if _is_initialized(at):
         return False
-    there = [pod for pod in at.children.pods(names.COORDINATOR) if pod.live and not pod.ready]
+    there = [pod for pod in at.pods(names.COORDINATOR) if pod.live and not pod.ready]
     return any(pod.restarts > 0 or pod.waiting in BROKEN_WAITING for pod in there)
 
 
@@ -154,11 +152,11 @@ def _coordinator_fleet(at: Situation, images: Images, ahead: Course, workers: Se
     asked = objects.asked_of_coordinator(at.job, images)
     needed = ahead.mood in ("train", "drain") or any(not (pod.ended or pod.silent) for pod in workers)
     return fleet.plan(
-        at.children.pods(names.COORDINATOR),
+        at.pods(names.COORDINATOR),
         1 if needed else 0,
         at.now,
         # Where it is not ready, its kubelet knows what is the matter, and starts it again.
-        useful=lambda pod: (pod.owner, pod.template) == (at.uid, asked) and not (pod.ready and pod.uid == at.fallen),
+        useful=lambda pod: pod.template == asked and not (pod.ready and pod.uid == at.fallen),
     )
 
 
@@ -170,7 +168,7 @@ def _evaluator_fleet(at: Situation, images: Images, ahead: Course, evaluators: S
             evaluators,
             at.job.spec.evaluation.replicas if at.job.spec.evaluation.processes else 0,
             at.now,
-            useful=lambda pod: (pod.owner, pod.template) == (at.uid, asked),
+            useful=lambda pod: pod.template == asked,
             # Before, what they took for the end was that of an earlier training.
             ends_by_itself=ahead.mood == "drain",
         )
@@ -273,7 +271,7 @@ def steady(jobs: int) -> float:
 
 def _pause(at: Situation) -> float:
     """Seconds between two looks at a job that does not train, or is not heard."""
-    there = [pod for pod in at.children.pods(names.COORDINATOR) if pod.live and pod.address]
+    there = [pod for pod in at.pods(names.COORDINATOR) if pod.live and pod.address]
     if not there:
         return LAZY_SECONDS
     doubtful = at.heard is None and there[-1].ready and _is_initialized(at)
@@ -284,15 +282,15 @@ def _again(at: Situation, ahead: Course, new: Status, fleets: Iterable[Fleet], e
     due = [expires - at.now] if expires is not None else []
     due += [one.again_in for one in fleets if one.again_in is not None]
     if ahead.mood == "train":
-        running = sum(pod.live and pod.ready for pod in at.children.pods(names.WORKER))
+        running = sum(pod.live and pod.ready for pod in at.pods(names.WORKER))
         whole = new.workers is not None and new.workers.ready >= running
         settled = new.phase == "Running" and whole and at.heard is not None
         due.append(steady(at.answering) if settled else _pause(at))
-        due += [left for pod in all_pods(at.children) if (left := pod.created + PLACING_SECONDS - at.now) > 0]
+        due += [left for pod in all_pods(at) if (left := pod.created + PLACING_SECONDS - at.now) > 0]
         until = way_ends(new)
         due += [until - at.now] if until is not None else []
         limit = deadline(at.job)
         due += [limit - at.now] if limit is not None else []
-    elif ahead.mood == "drain" or any(not pod.ended for pod in at.children.pods(names.WORKER)):
+    elif ahead.mood == "drain" or any(not pod.ended for pod in at.pods(names.WORKER)):
         due.append(HASTY_SECONDS)
     return max(0.05, min(due)) if due else None

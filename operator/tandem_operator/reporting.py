@@ -9,7 +9,7 @@ from tandem.snapshot import GenerationView, Snapshot
 from tandem.status import KSTATUS, Condition, Members, Phase, Score, Status
 from tandem.times import rfc3339
 from tandem_operator import names
-from tandem_operator.course import Course, condition
+from tandem_operator.course import Course, condition, is_initialized
 from tandem_operator.observed import Pod
 from tandem_operator.rivalry import GAVE_WAY
 
@@ -215,8 +215,7 @@ def _merged(
 def _report(
     old: Status, heard: Snapshot | None, ahead: Course, phase: Phase, troubles: Sequence[Trouble]
 ) -> Iterator[tuple[str, tuple[bool, str, str]]]:
-    before = condition(old, "Initialized")
-    initialized = heard is not None or (before is not None and before.status == "True")
+    initialized = heard is not None or is_initialized(old)
     trouble = troubles[0] if troubles else Trouble("", "")
     yield (
         "Initialized",

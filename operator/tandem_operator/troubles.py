@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from tandem_operator import names
-from tandem_operator.course import Course, condition
+from tandem_operator.course import Course, condition, is_initialized
 from tandem_operator.fleet import HEALTHY_SECONDS, New
 from tandem_operator.kinds import Kind
-from tandem_operator.observed import BROKEN_WAITING, Children, Pod
+from tandem_operator.observed import BROKEN_WAITING, Pod
 from tandem_operator.plan import Situation
 from tandem_operator.reporting import Notice, Trouble
 from tandem_operator.rivalry import GAVE_WAY, WAY_SECONDS, Claimant, rival, starved_for, way_ends
@@ -23,7 +23,9 @@ def name_taken(kind: Kind, name: str) -> Trouble:
 
 def giving_way(at: Situation, ahead: Course, workers: Sequence[Pod]) -> Trouble | None:
     """Whether to do without workers for the sake of another job, and why."""
-    if ahead.mood != "train" or (at.heard is not None and at.heard.status.world_size is not None):
+    # A job whose coordinator has never answered has no group that could train.
+    answered = at.heard is not None or is_initialized(at.job.status)
+    if ahead.mood != "train" or (answered and not at.nobody_trains):
         return None
     until = way_ends(at.job.status)
     if until is not None and at.now < until:
@@ -42,12 +44,11 @@ def giving_way(at: Situation, ahead: Course, workers: Sequence[Pod]) -> Trouble 
 
 def waiting(at: Situation) -> Iterator[Trouble]:
     """Why pods do not start, in the words of Kubernetes."""
-    children = at.children
-    for pod in all_pods(children):
+    for pod in all_pods(at):
         lasting = pod.waiting in BROKEN_WAITING or at.now - pod.created > PLACING_SECONDS
         if pod.waiting and lasting and not pod.ended and not pod.deleting:
             yield Trouble(pod.waiting, f"{pod.name}: {pod.words or pod.waiting}")
-    evaluators = children.pods(names.EVALUATOR)
+    evaluators = at.pods(names.EVALUATOR)
     # A pod that failed stays for its logs; it is no trouble any more once the one after it has started well.
     well = {pod.index for pod in evaluators if pod.live and at.now - (pod.started or at.now) >= HEALTHY_SECONDS}
     for pod in evaluators:
@@ -56,9 +57,9 @@ def waiting(at: Situation) -> Iterator[Trouble]:
             yield Trouble("EvaluatorFailed", f"{pod.name} ended with exit code {pod.code}: {pod.words}")
 
 
-def all_pods(children: Children) -> list[Pod]:
+def all_pods(at: Situation) -> list[Pod]:
     """The coordinator, the workers, the evaluators."""
-    return [pod for role in (names.COORDINATOR, names.WORKER, names.EVALUATOR) for pod in children.pods(role)]
+    return [pod for role in (names.COORDINATOR, names.WORKER, names.EVALUATOR) for pod in at.pods(role)]
 
 
 def replacements(role: str, pods: Sequence[Pod], made: Iterable[New], fallen: str | None = None) -> Iterator[Notice]:

@@ -8,6 +8,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.snapshot import Snapshot
 from tandem.status import Status
 from tandem_operator import kinds, names, objects
+from tandem_operator.course import IDLE_ANSWERS, IDLE_SECONDS, Idle
 from tandem_operator.objects import Manifest
 from tandem_operator.observed import Children, Claim, Pod, Service, Thing, children
 from tandem_operator.plan import Plan, Situation
@@ -20,6 +21,8 @@ UID = "uid-of-the-job"
 IMAGES = Images(operator="operator:1", trainer="trainer:1", evaluator="evaluator:1")
 ENDPOINT = "10.0.0.7:7070"
 TASK = {"task": "image-classification", "config": {"data": {"name": "digits"}}}
+IDLE = Idle(0, NOW - 2 * IDLE_SECONDS, 2 * IDLE_ANSWERS)
+"""The coordinator has said for a while that nobody trains."""
 SCRIPT = {"command": ["python", "train.py"]}
 
 
@@ -40,7 +43,8 @@ def worker(index: int = 0, name: str = "", **facts: Any) -> Pod:
     """A worker pod that runs."""
     name = name or f"digits-worker-{index}-aaaaa"
     facts = {"phase": "Running", "ready": True, "created": NOW - 500, "started": NOW - 490} | facts
-    return Pod(name=name, uid=f"uid-of-{name}", role=names.WORKER, index=index, owner=UID, endpoint=ENDPOINT, **facts)
+    facts = {"owner": UID, "endpoint": ENDPOINT} | facts
+    return Pod(name=name, uid=f"uid-of-{name}", role=names.WORKER, index=index, **facts)
 
 
 def coordinator(of: DistributedTrainingJob | None = None, name: str = "", **facts: Any) -> Pod:

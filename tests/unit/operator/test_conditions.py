@@ -123,7 +123,7 @@ def test_argo_cd_is_told_why() -> None:
 
 
 def test_a_job_that_does_not_work_as_it_is_written_has_stalled() -> None:
-    plan = concerning("Silent", ended(0, code=78, words="no such model"))
+    plan = concerning("Failed", ended(0, code=78, words="no such model"))
     (stalled,) = (one for one in plan.status.conditions if one.type == "Stalled")
     assert (stalled.status, stalled.reason) == ("True", "InvalidConfiguration")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem_operator.fleet import FIRST_PAUSE, LONGEST_PAUSE, MOST_FAILURES, Fleet, New, pause, plan
+from tandem_operator.fleet import FIRST_PAUSE, LONGEST_PAUSE, MOST_FAILURES, ROOMY_SECONDS, Fleet, New, pause, plan
 from tandem_operator.observed import Pod
 from tests.support.worlds.operator_job import ENDPOINT, NOW, ended, worker
 
@@ -56,9 +56,15 @@ def test_a_pod_that_was_in_the_group_did_start_well() -> None:
     assert planned(pod, worker(1), proven={pod.name}).make == (New(0, 1),)
 
 
-def test_want_of_memory_counts_whatever_the_pod_did_before() -> None:
-    pod = ended(0, failures=1, started=NOW - 1000, ending="OOMKilled")
+def test_want_of_memory_counts_although_the_pod_was_at_work() -> None:
+    pod = ended(0, failures=1, started=NOW - ROOMY_SECONDS + 1, ending="OOMKilled")
     assert planned(pod, worker(1), proven={pod.name}).make == ()
+
+
+def test_want_of_memory_after_a_long_healthy_life_counts_from_one_again() -> None:
+    pod = ended(0, failures=MOST_FAILURES, started=NOW - ROOMY_SECONDS, ending="OOMKilled")
+    found = planned(pod, worker(1))
+    assert (found.make, found.stuck) == ((New(0, 1),), ())
 
 
 def test_a_place_that_cannot_be_filled_is_told() -> None:

@@ -2,8 +2,11 @@
 
 import pytest
 
+from tandem.snapshot import Snapshot
+from tandem_operator.course import IDLE_ANSWERS, IDLE_SECONDS, Idle, idle
 from tandem_operator.reconcile import DOUBT_SECONDS, HASTY_SECONDS
 from tests.support.worlds.operator_job import (
+    IDLE,
     NOW,
     coordinator,
     decided,
@@ -37,7 +40,7 @@ def test_a_coordinator_that_is_silent_does_not_change_the_phase_and_workers_are_
 def test_workers_that_never_get_into_the_group_end_the_job() -> None:
     of = job(status=initialized(phase="Starting"))
     pod = ended(0, failures=8, words="ModuleNotFoundError: No module named 'tandem_trainer'")
-    plan = decided(of, surroundings(of, pod, worker(1)), heard=heard("Starting", worldSize=None))
+    plan = decided(of, surroundings(of, pod, worker(1)), heard=heard("Starting", worldSize=None), idle=IDLE)
     assert plan.status.phase == "Failed"
     assert "No module named" in (plan.status.message or "")
 
@@ -50,12 +53,49 @@ def test_as_long_as_others_train_a_place_that_cannot_be_filled_is_tried_again() 
 
 def test_a_job_that_cannot_work_as_it_is_written_is_not_tried_again() -> None:
     of = job(status=initialized(phase="Starting"))
-    pod = ended(0, code=78, words="no data set at /data")
-    plan = decided(of, surroundings(of, pod, worker(1)), heard=heard("Starting"))
+    said = heard("Failed", worldSize=None, message="no data set at /data")
+    plan = decided(of, surroundings(of, ended(0, code=78), worker(1)), heard=said)
     failed = next(one for one in plan.status.conditions if one.type == "Failed")
     assert (plan.status.phase, failed.reason) == ("Failed", "InvalidConfiguration")
     assert "no data set at /data" in failed.message
-    assert removed(plan) == ["digits-worker-1-aaaaa", "digits-evaluator-0-aaaaa"]
+    assert made(plan) == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [heard(), heard("Restarting", worldSize=None), None],
+    ids=["the others train", "the others train again soon", "the coordinator does not answer"],
+)
+def test_that_one_worker_cannot_work_ends_nothing_unless_that_is_recorded(said: Snapshot | None) -> None:
+    of = job(status=initialized())
+    pod = ended(0, code=78, words="the mount is stale")
+    plan = decided(of, surroundings(of, pod, worker(1)), heard=said, idle=None if said is None else IDLE)
+    assert (plan.status.phase in ("Running", "Restarting"), made(plan), removed(plan)) == (True, ["worker 0"], [])
+
+
+STUCK = ended(0, failures=8)
+
+
+@pytest.mark.parametrize(
+    "idle",
+    [None, Idle(3, NOW - 9999, IDLE_ANSWERS - 1), Idle(3, NOW - IDLE_SECONDS + 1, 9999)],
+    ids=["never", "not often enough", "not for long enough"],
+)
+def test_that_nobody_trains_has_to_be_said_over_several_looks(idle: Idle | None) -> None:
+    of = job(status=initialized())
+    there = surroundings(of, STUCK, worker(1))
+    assert decided(of, there, idle=idle).status.phase == "Running", "silence is no evidence"
+    plan = decided(of, there, heard=heard("Restarting", worldSize=None), idle=idle)
+    assert (plan.status.phase, removed(plan)) == ("Restarting", [])
+
+
+def test_a_group_that_was_there_between_two_answers_begins_the_time_anew() -> None:
+    nobody = heard("Restarting", worldSize=None, generation=3)
+    known = idle(idle(None, nobody, NOW), nobody, NOW + 1)
+    assert known == Idle(3, NOW, 2)
+    assert idle(known, None, NOW + 2) == known
+    assert idle(known, heard("Restarting", worldSize=None, generation=4), NOW + 3) == Idle(4, NOW + 3)
+    assert idle(known, heard(generation=4), NOW + 3) is None
 
 
 def test_a_coordinator_that_does_not_answer_any_more_is_replaced_and_a_person_can_read_why() -> None:

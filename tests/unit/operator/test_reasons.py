@@ -16,6 +16,7 @@ from tandem_operator.store import Store
 from tests.support import manifests
 from tests.support.worlds.operator_cluster import NAMESPACE, Cluster
 from tests.support.worlds.operator_job import (
+    IDLE,
     IMAGES,
     NOW,
     TASK,
@@ -103,7 +104,7 @@ def with_worker(failures: int, status: dict[str, Any] | None = None, **said: Any
     of = job(status=status or initialized(phase="Starting"))
     pod = ended(0, failures=failures, words=WORDS)
     snapshot = heard("Starting", worldSize=None).model_copy(update=said)
-    return decided_about(of, surroundings(of, pod, worker(1)), heard=snapshot)
+    return decided_about(of, surroundings(of, pod, worker(1)), heard=snapshot, idle=IDLE)
 
 
 def test_a_place_whose_workers_fail_too_often_soon_after_their_start_ends_a_job_that_does_not_train() -> None:

@@ -15,6 +15,7 @@ from tandem_operator.observed import Children, Claim, Pod, Thing, children
 from tandem_operator.reconcile import ENDING_SECONDS, HASTY_SECONDS, LAZY_SECONDS, reconcile, steady
 from tandem_operator.reporting import Trouble
 from tests.support.worlds.operator_job import (
+    IDLE,
     IMAGES,
     NOW,
     SCRIPT,
@@ -203,6 +204,31 @@ def test_an_evaluator_that_fails_soon_after_its_start_again_and_again_waits_long
         assert made(decided(of, there, heard=heard())) == []
         later = decided(of, there, heard=heard(), now=NOW + due)
         assert (later.status.phase, made(later)) == ("Running", ["evaluator 0"])
+
+
+def test_workers_of_an_earlier_job_of_that_name_neither_end_this_one_nor_take_its_places() -> None:
+    """They are there until garbage collection has removed them, and how they end is no news of this job."""
+    of = job(status=initialized(phase="Starting"), trainer=SCRIPT)
+    theirs = {"owner": "uid-of-another"}
+    done = [ended(index, code=0, **theirs) for index in (0, 1)]
+    plan = decided(of, surroundings(of, *done, evaluators=[]), heard=heard("Starting", worldSize=None), idle=IDLE)
+    assert (plan.status.phase, made(plan), removed(plan)) == ("Starting", ["worker 0", "worker 1"], [])
+    failed = [ended(0, code=78, **theirs), ended(1, failures=9, **theirs)]
+    plan = decided(of, surroundings(of, *failed, evaluators=[]), heard=heard("Starting", worldSize=None), idle=IDLE)
+    assert (plan.status.phase, made(plan), removed(plan)) == ("Starting", ["worker 0", "worker 1"], [])
+
+
+@pytest.mark.parametrize("owner", ["uid-of-another", ""], ids=["another job's", "nobody's"])
+def test_a_pod_with_our_labels_that_is_not_ours_is_left_alone(owner: str) -> None:
+    of, there = running()
+    strangers = [
+        worker(0, "stranger", owner=owner, created=NOW - 9999),
+        worker(7, "beyond", owner=owner),
+        coordinator(of, "chair", owner=owner, created=NOW),
+        evaluator(of, 0, "seat", owner=owner, created=NOW),
+    ]
+    plan = decided(of, Children({**there.things, **children(strangers).things}), heard=heard())
+    assert (made(plan), removed(plan)) == ([], [])
 
 
 def test_evaluators_of_an_earlier_job_of_that_name_are_none_of_ours() -> None:
