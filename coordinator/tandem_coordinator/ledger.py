@@ -117,9 +117,9 @@ class Ledger:
     def _read(self) -> Page | None:
         data = read_json_or_none(self._rundir.coordinator_file)
         try:
-            return None if data is None else Page.parse(data)
+            return None if data is None else Page.read(data)
         except ValidationError:
             return None
 
     def _write(self, page: Page) -> None:
-        replace_json(self._rundir.coordinator_file, page.dump())
+        replace_json(self._rundir.coordinator_file, page.dump_brief())

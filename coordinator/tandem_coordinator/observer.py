@@ -257,7 +257,7 @@ class RunDirectory:
 
     def _ending(self) -> Ending | None:
         if (done := self._rundir.done()) is not None:
-            final = CheckpointRef.parse(done["final"]) if isinstance(done.get("final"), dict) else None
+            final = CheckpointRef.read(done["final"]) if isinstance(done.get("final"), dict) else None
             return Ending(False, "Done", "training is complete", _time(done), final)
         if (failed := self._rundir.failed()) is not None:
             reason, message = str(failed.get("reason", "Failed")), str(failed.get("message", "the job has failed"))

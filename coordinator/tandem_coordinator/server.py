@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from tandem.messages import MOST_BODY_BYTES, Answer, Sync, Target
 from tandem.model import Model
+from tandem.protocol import FIRST, OURS, spoken, worded
 from tandem.rundir import RunDir
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.export import CONTENT_TYPE, Scrapes, prometheus_text
@@ -38,6 +39,7 @@ def application(coordinator: Coordinator, token: str, rundir: RunDir) -> web.App
     """The web application that answers for a coordinator to whoever knows the token, or was invited to its page."""
     server, page = _Server(coordinator), LivePage(coordinator, token, rundir)
     app = web.Application(client_max_size=MOST_BODY_BYTES, middlewares=[_sentences, _only_with(token, page.guards)])
+    app.on_response_prepare.append(_say_protocol)
     page.add_to(app)
     app.add_routes(
         [
@@ -72,7 +74,7 @@ class _Server:
         sync = await _body(request, Sync)
         self._check(sync)
         told = await self._coordinator.sync(sync, lambda: request.transport is None or request.transport.is_closing())
-        body = self._encode(told)
+        body = self._encode(told, spoken(request.headers))
         if len(body) < WORTH_PACKING_BYTES or "gzip" not in request.headers.get("Accept-Encoding", ""):
             return web.Response(body=body, content_type="application/json")
         return web.Response(
@@ -86,8 +88,8 @@ class _Server:
             raise _refused(f"replicas must be from {workers.min_replicas} to {workers.most}, not {wish.replicas}")
         return web.json_response({"replicas": self._coordinator.retarget(wish.replicas)})
 
-    async def status(self, _: web.Request) -> web.Response:
-        return web.json_response(self._coordinator.snapshot().dump())
+    async def status(self, request: web.Request) -> web.Response:
+        return web.json_response(worded(self._coordinator.snapshot(), spoken(request.headers)))
 
     async def metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._scrapes.text(), headers={"Content-Type": CONTENT_TYPE})
@@ -108,14 +110,15 @@ class _Server:
         if sync.replica not in agents and len(agents) >= MOST_AGENTS:
             raise web.HTTPServiceUnavailable(text=f"there are {MOST_AGENTS} agents already")
 
-    def _encode(self, answer: Answer) -> bytes:
+    def _encode(self, answer: Answer, protocol: int) -> bytes:
         """The answer's JSON. Most answers are the same for many agents: a thousand times they are encoded once."""
         membership = answer.membership
-        key = (answer.order, answer.why, answer.stacks, None if membership is None else membership.generation)
+        number = None if membership is None else membership.generation
+        key = (answer.order, answer.why, answer.stacks, number, protocol > FIRST)
         if key not in self._encoded:
             if len(self._encoded) >= MOST_ENCODED:
                 self._encoded.clear()
-            self._encoded[key] = json.dumps(answer.dump()).encode()
+            self._encoded[key] = json.dumps(worded(answer, protocol)).encode()
         return self._encoded[key]
 
     def _pack(self, body: bytes) -> bytes:
@@ -140,6 +143,10 @@ def _only_with(token: str, has_its_own_guard: Callable[[str], bool]) -> Middlewa
     return authenticate
 
 
+async def _say_protocol(_: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(OURS)
+
+
 @web.middleware
 async def _sentences(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every refusal is JSON with one sentence, whoever raised it."""
@@ -156,7 +163,7 @@ async def _sentences(request: web.Request, handler: Handler) -> web.StreamRespon
 async def _body(request: web.Request, model: type[M]) -> M:
     body = await request.read()
     try:
-        return model.model_validate_json(body, by_alias=True, by_name=False)
+        return model.read_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         if first["type"] == "json_invalid":

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from tandem.messages import Answer, Sync, Target
 from tandem.model import Model
+from tandem.protocol import FIRST, OURS, spoken, worded
 from tandem.snapshot import Snapshot
 
 CONNECT_SECONDS = 1.0
@@ -70,6 +71,8 @@ class CoordinatorClient:
         self._host, self._port = parse_endpoint(endpoint)
         self._token = token
         self._connection: http.client.HTTPConnection | None = None
+        # Of the coordinator, as far as this connection has shown: the next one may lead to another version.
+        self._protocol = FIRST
 
     @property
     def connected(self) -> bool:
@@ -82,7 +85,7 @@ class CoordinatorClient:
         Raises:
             Unreachable, Refused, GivenUp: see there.
         """
-        return _parsed(Answer, self._request("POST", _SYNC, message.dump(), until))
+        return _read(Answer, self._request("POST", _SYNC, worded(message, self._protocol), until))
 
     def set_target(self, replicas: int) -> None:
         """Change how many replicas are wished for.
@@ -90,7 +93,7 @@ class CoordinatorClient:
         Raises:
             Unreachable, Refused: see there.
         """
-        self._request("POST", "/v1/target", Target(replicas=replicas).dump())
+        self._request("POST", "/v1/target", worded(Target(replicas=replicas), self._protocol))
 
     def status(self) -> Snapshot:
         """Everything the coordinator knows of the job.
@@ -98,7 +101,7 @@ class CoordinatorClient:
         Raises:
             Unreachable, Refused: see there.
         """
-        return _parsed(Snapshot, self._request("GET", "/status"))
+        return _read(Snapshot, self._request("GET", "/status"))
 
     def invitation(self) -> str:
         """A word that opens the job's live page in a browser, once.
@@ -115,7 +118,7 @@ class CoordinatorClient:
         """Close the connection; the next request opens a new one."""
         if self._connection is not None:
             self._connection.close()
-            self._connection = None
+            self._connection, self._protocol = None, FIRST
 
     def __enter__(self) -> Self:
         return self
@@ -162,11 +165,13 @@ class CoordinatorClient:
             "Authorization": f"Bearer {self._token}",
             "Content-Type": "application/json",
             "Accept-Encoding": "gzip",
+            **OURS,
         }
         connection.request(method, path, None if body is None else json.dumps(body), headers)
         if until is not None and not until(connection.sock, self.timeout):
             raise GivenUp
         response = connection.getresponse()
+        self._protocol = spoken(response.headers)
         content = response.read()
         if response.headers.get("Content-Encoding") == "gzip":
             content = gzip.decompress(content)
@@ -221,9 +226,9 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def _parsed(model: type[M], data: object) -> M:
+def _read(model: type[M], data: object) -> M:
     try:
-        return model.parse(data)
+        return model.read(data)
     except ValidationError as error:
         raise Unreachable(f"the coordinator's answer is not understood: {error.errors()[0]['msg']}") from error
 

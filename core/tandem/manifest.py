@@ -153,7 +153,7 @@ class Manifest(Model):
                 f"{folder.name} is of format {written}, and this version reads formats {READABLE[0]} to {FORMAT}"
             )
         try:
-            manifest = cls.parse(body)
+            manifest = cls.read(body)
         except ValidationError as error:
             raise Broken(f"the manifest of {folder.name} is not one this version reads") from error
         if manifest.name != folder.name:

@@ -1,4 +1,8 @@
-"""The common ground of all models of the job: camelCase, strict, frozen, with rules in Python and in CEL.
+"""The common ground of all models: camelCase, frozen, with rules in Python and in CEL.
+
+A manifest, which a person writes, is parsed: an unknown field is a mistake there. A file or a message that another
+process wrote is read: that process may be of a newer version, so unknown fields are passed over
+(docs/decisions/0020-versions.md).
 
 A rule that spans fields is declared once, with its Python predicate and its CEL expression side by side. `tandem
 validate` evaluates the first, the API server the second; `tests/` feed both the same manifests.
@@ -64,6 +68,29 @@ class Model(BaseModel):
         """
         return cls.model_validate(data, by_alias=True, by_name=False)
 
+    @classmethod
+    def read(cls, data: object) -> Self:
+        """Validate what another process wrote, perhaps of another version: as `parse`, but for fields that are unknown.
+
+        Raises:
+            pydantic.ValidationError: as above.
+        """
+        return cls.model_validate(data, by_alias=True, by_name=False, extra="ignore")
+
+    @classmethod
+    def read_json(cls, text: str | bytes) -> Self:
+        """The same for JSON.
+
+        Raises:
+            pydantic.ValidationError: as above.
+        """
+        return cls.model_validate_json(text, by_alias=True, by_name=False, extra="ignore")
+
     def dump(self) -> dict[str, Any]:
         """The JSON form, camelCase, without the fields that are unset."""
         return self.model_dump(mode="json", exclude_none=True)
+
+    def dump_brief(self) -> dict[str, Any]:
+        """The JSON form, also without the fields that have their default: a version that lacks a field can read what
+        does not use it."""
+        return self.model_dump(mode="json", exclude_none=True, exclude_defaults=True)

@@ -79,7 +79,7 @@ class RunDir:
 
     def write_job(self, job: DistributedTrainingJob) -> None:
         """Record the job that this directory belongs to."""
-        replace_json(self.job_file, job.dump())
+        replace_json(self.job_file, job.dump_brief())
 
     def read_job(self) -> DistributedTrainingJob:
         """The job that this directory belongs to.
@@ -87,13 +87,13 @@ class RunDir:
         Raises:
             FileNotFoundError, ValueError: there is none, or it is not one.
         """
-        return DistributedTrainingJob.parse(read_json(self.job_file))
+        return DistributedTrainingJob.read(read_json(self.job_file))
 
     # Generations
 
     def record_generation(self, record: GenerationRecord) -> bool:
         """Write a generation's record; False if that generation already has one."""
-        return create_json(self.generations / f"{record.generation:06d}.json", record.dump())
+        return create_json(self.generations / f"{record.generation:06d}.json", record.dump_brief())
 
     def generation_records(self) -> list[GenerationRecord]:
         """All records, oldest first.
@@ -109,7 +109,7 @@ class RunDir:
     def _record(self, generation: int, name: str) -> GenerationRecord:
         path = self.generations / name
         try:
-            record = GenerationRecord.parse(read_json(path))
+            record = GenerationRecord.read(read_json(path))
         except ValueError as error:
             raise ValueError(f"{path} is damaged; nobody can tell which checkpoints count without it") from error
         if record.generation != generation:
@@ -134,12 +134,12 @@ class RunDir:
     def record_rewind(self, rewind: Rewind) -> bool:
         """Write a rewind down; False if one of that number exists."""
         self.rewinds.mkdir(exist_ok=True)
-        return create_json(self.rewinds / f"{rewind.number:06d}.json", rewind.dump())
+        return create_json(self.rewinds / f"{rewind.number:06d}.json", rewind.dump_brief())
 
     def rewind_records(self) -> list[Rewind]:
         """All rewinds, oldest first."""
         paths = (path for path in listed(self.rewinds) if _GENERATION.match(path.name))
-        return [Rewind.parse(read_json(path)) for path in paths]
+        return [Rewind.read(read_json(path)) for path in paths]
 
     # Checkpoints
 
@@ -253,7 +253,7 @@ class RunDir:
         """What is probably the newest checkpoint."""
         data = read_json_or_none(self.latest_file)
         try:
-            return None if data is None else CheckpointRef.parse(data)
+            return None if data is None else CheckpointRef.read(data)
         except ValidationError:
             return None
 

@@ -69,7 +69,7 @@ class Publication:
         for shard in range(shards):
             path = folder(self._rundir, reference) / shard_name(reference, shard, shards)
             try:
-                result = ShardResult.parse(read_json(path))
+                result = ShardResult.read(read_json(path))
                 self._check(result, reference, shard)
             except FileNotFoundError:
                 return None
@@ -109,7 +109,7 @@ class Publication:
         for path in self._rundir.evaluations.glob("step-*/g*.json"):
             if _MERGED.match(path.name) and path not in self._known:
                 try:
-                    self._known[path] = MergedResult.parse(read_json(path))
+                    self._known[path] = MergedResult.read(read_json(path))
                 except (ValueError, ValidationError) as error:
                     _discard(path, error)
         return list(self._known.values())

@@ -74,7 +74,7 @@ class Survey:
     def _final(self) -> CheckpointRef | None:
         done = self._rundir.done()
         try:
-            return None if done is None else CheckpointRef.parse(done.get("final"))
+            return None if done is None else CheckpointRef.read(done.get("final"))
         except ValidationError:
             return None
 

@@ -378,7 +378,7 @@ def _holding(job: DistributedTrainingJob, status: Status) -> Holding:
 def _parsed(body: Object) -> DistributedTrainingJob:
     metadata = {"name": body["metadata"]["name"], "namespace": body["metadata"]["namespace"]}
     whole = {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": metadata, "spec": body["spec"]}
-    job = DistributedTrainingJob.parse(whole)
+    job = DistributedTrainingJob.read(whole)
     return job.model_copy(update={"status": _status_of(body)})
 
 
@@ -386,11 +386,11 @@ def _status_of(body: Object) -> Status | None:
     if not body.get("status"):
         return None
     try:
-        return Status.parse(body["status"])
+        return Status.read(body["status"])
     except ValidationError:
         # Of another version of the operator, or somebody's handiwork: what can be known again is known again.
         kept = {key: body["status"][key] for key in ("phase", "completionTime") if key in body["status"]}
-        return Status.parse(kept)
+        return Status.read(kept)
 
 
 def _trouble(manifest: Object, error: Refused) -> Trouble:

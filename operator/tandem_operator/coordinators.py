@@ -7,6 +7,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from tandem.messages import Target
+from tandem.protocol import OURS
 from tandem.snapshot import Snapshot
 
 PATIENCE_SECONDS = 3.0
@@ -50,7 +51,7 @@ class Coordinators:
                 if answer.status != 200:
                     log.warning("event=coordinator-refused endpoint=%s status=%d", endpoint, answer.status)
                     return None
-                return Snapshot.model_validate_json(await _read(answer), by_alias=True, by_name=False)
+                return Snapshot.read_json(await _read(answer))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             log.debug("event=coordinator-silent endpoint=%s error=%r", endpoint, error)
             if _is_unreached(error):
@@ -102,4 +103,4 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
 
 
 def _headers(token: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"}
+    return {"Authorization": f"Bearer {token}", **OURS}

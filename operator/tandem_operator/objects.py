@@ -179,10 +179,10 @@ def event(about: Mapping[str, Any], notice: Notice, now: str, entropy: str) -> M
 
 
 def resolved(job: DistributedTrainingJob, uid: str) -> Manifest:
-    """The job with all defaults, as the other processes read it, and which object it is."""
+    """The job as the other processes read it, without the defaults, which they know; and which object it is."""
     annotations = {INCARNATION: uid}
     metadata = {"name": job.metadata.name, "namespace": job.metadata.namespace, "annotations": annotations}
-    return {"apiVersion": job.api_version, "kind": job.kind, "metadata": metadata, "spec": job.spec.dump()}
+    return {"apiVersion": job.api_version, "kind": job.kind, "metadata": metadata, "spec": job.spec.dump_brief()}
 
 
 def digest(value: object) -> str:
@@ -197,9 +197,15 @@ def applied(manifest: Mapping[str, Any]) -> str:
 
 def _read_at_the_start(job: DistributedTrainingJob) -> Manifest:
     """How many replicas are wished for, the coordinator is told while it runs."""
-    spec = job.spec.dump()
-    workers = {**spec["workers"], "maxReplicas": job.spec.workers.most, "replicas": 0, "template": {}, "resources": {}}
-    evaluators = {**job.spec.evaluation.dump(), "template": {}, "resources": {}}
+    spec = job.spec.dump_brief()
+    workers = {
+        **spec.get("workers", {}),
+        "maxReplicas": job.spec.workers.most,
+        "replicas": 0,
+        "template": {},
+        "resources": {},
+    }
+    evaluators = {**job.spec.evaluation.dump_brief(), "template": {}, "resources": {}}
     return {**spec, "workers": workers, "evaluators": evaluators, "runPolicy": {}}
 
 

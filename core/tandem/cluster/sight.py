@@ -134,11 +134,9 @@ def job_sight(whole: Raw) -> JobSight:
 
 
 def _status(name: str, status: Raw) -> Status:
-    """Fields that a newer operator has added are passed over."""
-    known = {field.alias or key for key, field in Status.model_fields.items()}
-    kept = {key: value for key, value in status.items() if key in known}
+    """What a newer operator has added is passed over."""
     try:
-        return Status.parse(kept)
+        return Status.read(dict(status))
     except ValidationError as error:
         place = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise UserError(

@@ -102,7 +102,7 @@ def _job(rundir: RunDir, faults: list[str]) -> tuple[DistributedTrainingJob | No
         faults.append(f"job.json cannot be read: {error}")
         return None, ""
     try:
-        job = DistributedTrainingJob.parse(data)
+        job = DistributedTrainingJob.read(data)
     except ValidationError:
         faults.append("job.json is not a job that this version of Tandem knows")
         job = None
@@ -130,7 +130,7 @@ def _records(rundir: RunDir, faults: list[str]) -> dict[int, GenerationRecord]:
         if not path.name.endswith(".json") or path.name.startswith("."):
             continue
         try:
-            record = GenerationRecord.parse(read_json_or_none(path))
+            record = GenerationRecord.read(read_json_or_none(path))
         except ValidationError:
             faults.append(f"generations/{path.name} is not a generation's record; passed over")
         else:

@@ -164,7 +164,13 @@ def seal(folder: Path, **changes: object) -> None:
     (folder / FILE).write_bytes(encode(body | {"digest": hashlib.sha256(canonical).hexdigest()}))
 
 
-@pytest.mark.parametrize("change", [{"format": "1"}, {"colour": "red"}, {"step": "500"}, {"files": None}])
+def test_what_a_newer_version_adds_to_a_format_is_passed_over(folder: Path) -> None:
+    known = Manifest.load(folder)
+    seal(folder, colour="red")
+    assert Manifest.load(folder).reference == known.reference
+
+
+@pytest.mark.parametrize("change", [{"format": "1"}, {"step": "500"}, {"files": None}])
 def test_a_manifest_of_another_version_is_refused_even_if_whole(folder: Path, change: dict[str, object]) -> None:
     seal(folder, **change)
     with pytest.raises(Broken, match="not one this version reads"):

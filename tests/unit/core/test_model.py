@@ -1,5 +1,6 @@
 """The common ground of the models: camelCase only, strict types, frozen values, rules that are all told."""
 
+import json
 from typing import ClassVar
 
 import pytest
@@ -51,3 +52,30 @@ def test_the_dump_leaves_out_what_is_unset_and_reads_back_equal() -> None:
     span = Span(first_step=2)
     assert span.dump() == {"firstStep": 2}
     assert Span.parse(span.dump()) == span
+
+
+def test_what_another_version_wrote_is_read_without_the_fields_that_are_new() -> None:
+    class Book(Model):
+        title: str
+        spans: list[Span] = []
+
+    newer = {"title": "a", "spans": [{"firstStep": 3, "thirdStep": 5}], "pages": {"count": 7}}
+    known = Book(title="a", spans=[Span(first_step=3)])
+    assert Book.read(newer) == known
+    assert Book.read_json(json.dumps(newer)) == known
+    with pytest.raises(ValidationError, match="thirdStep"):
+        Book.parse(newer)
+
+
+@pytest.mark.parametrize("damaged", [{"firstStep": "3"}, {"first_step": 3}, {"firstStep": -1}, [], None])
+def test_reading_forgives_nothing_else(damaged: object) -> None:
+    if damaged == {"first_step": 3}:
+        assert Span.read(damaged) == Span()  # an unknown name like any other
+    else:
+        with pytest.raises(ValidationError):
+            Span.read(damaged)
+
+
+def test_a_brief_dump_says_what_is_no_default_and_reads_as_the_same() -> None:
+    assert Span(first_step=0, last_step=9).dump_brief() == {"lastStep": 9}
+    assert Span.read({"lastStep": 9}) == Span(last_step=9)

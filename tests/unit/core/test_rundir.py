@@ -1,5 +1,6 @@
 """The run directory: what counts in it, and what is passed over, set aside or refused."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tandem.lineage import GenerationRecord
 from tandem.manifest import FILE, Broken, Manifest
 from tandem.rundir import BAD, STALE, RunDir, checkpoint_name
 from tandem.status import CheckpointRef
+from tests.support import manifests
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def test_the_job_is_kept(run: RunDir) -> None:
     data = {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": {"name": "a", "uid": "kept"},
+        "metadata": {"name": "a", "labels": {"team": "vision"}},
         "spec": {"trainer": {"task": "image-classification"}},
     }
     job = DistributedTrainingJob.parse(data)
@@ -192,3 +194,31 @@ def test_a_failure_can_be_marked_where_nothing_was_made_yet(tmp_path: Path) -> N
     run = RunDir(tmp_path / "never/made")
     run.mark_failed("Config", "no data", 78)
     assert run.ended()
+
+
+def test_a_job_file_of_a_newer_version_is_read_as_far_as_it_is_known(tmp_path: Path) -> None:
+    run_dir = manifests.run_directory(tmp_path / "run", manifests.job("digits"))
+    job = run_dir.read_job()
+    newer = json.loads(run_dir.job_file.read_text())
+    newer["spec"]["trainer"]["neverHeardOf"] = {"a": 1}
+    newer["spec"]["moon"] = "full"
+    run_dir.job_file.write_text(json.dumps(newer))
+    assert run_dir.read_job() == job
+
+
+def test_a_job_file_says_only_what_is_no_default(tmp_path: Path) -> None:
+    job = manifests.job("digits", elasticity={"hangSeconds": 300.0, "maxRestarts": 3})
+    run_dir = manifests.run_directory(tmp_path / "run", job)
+    written = json.loads(run_dir.job_file.read_text())
+    assert written["spec"]["elasticity"] == {"maxRestarts": 3}
+    assert run_dir.read_job() == job
+
+
+def test_records_of_a_newer_version_keep_the_lineage(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.create()
+    record = GenerationRecord(generation=1, world_size=2, started_at=1.0)
+    run_dir.record_generation(record)
+    path = run_dir.generations / "000001.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"region": "north"}))
+    assert run_dir.generation_records() == [record]
