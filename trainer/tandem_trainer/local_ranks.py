@@ -226,24 +226,37 @@ class LocalRanks:
 
 
 def remove_leavings() -> None:
-    """Remove the folders of agents that were killed: nobody holds their locks any more."""
+    """Remove the folders of this user's agents that were killed: nobody holds their locks any more.
+
+    All users of a machine share the place: whatever others have put there under such a name is left alone.
+    """
     for folder in Path(_memory_folder() or tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
             # A folder may be younger than its lock.
-            if time.time() - folder.stat().st_mtime > LEAVING_SECONDS and (lock := _lock(folder)) is not None:
+            if time.time() - folder.lstat().st_mtime > LEAVING_SECONDS and (lock := _lock(folder)) is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder for as long as this process lives; None if another one has."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    """Lock a folder of this user's for as long as this process lives; None if another process has, or another user.
+
+    Raises:
+        OSError: it is not there, or is no folder.
+    """
+    # A link would lead elsewhere, and a pipe would be waited for until somebody writes into it.
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_uid == os.geteuid():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
     except BlockingIOError:
+        pass
+    except BaseException:
         os.close(descriptor)
-        return None
-    return descriptor
+        raise
+    os.close(descriptor)
+    return None
 
 
 def _memory_folder() -> str | None:

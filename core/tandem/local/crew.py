@@ -2,12 +2,12 @@
 
 import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tandem import launch
+from tandem.cache import cache_folder, private_folder
 from tandem.job import DistributedTrainingJob
 from tandem.local.placement import Placement
 from tandem.local.process import Process
@@ -16,6 +16,8 @@ from tandem.rundir import RunDir
 
 HOST = "127.0.0.1"
 COORDINATOR = "coordinator"
+KERNELS = "TORCHINDUCTOR_CACHE_DIR"
+"""Where torch keeps what it has compiled. It runs whatever it finds there, so the folder has to be this user's own."""
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
@@ -99,6 +101,7 @@ class Crew:
 
 def inherited(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
     """The user's variables for a child. Temporary files go where they are removed; compiled kernels are kept."""
-    kernels = str(Path(tempfile.gettempdir()) / "tandem-torchinductor")
     mine = {name: value for name, value in environment.items() if name != launch.TOKEN}
-    return {"TORCHINDUCTOR_CACHE_DIR": kernels} | mine | {"TMPDIR": str(scratch)}
+    if KERNELS not in mine:
+        mine[KERNELS] = str(private_folder(cache_folder() / "kernels") or scratch / "kernels")
+    return mine | {"TMPDIR": str(scratch)}

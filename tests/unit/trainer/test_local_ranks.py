@@ -47,3 +47,24 @@ def test_the_folder_of_a_living_agent_stays(memory: Path) -> None:
     assert ranks.folder.exists()
     ranks.close()
     assert list(memory.iterdir()) == []
+
+
+def test_what_another_user_puts_there_hangs_nobody_and_stays(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, link, file, mine = (memory / f"tandem-g000001-{name}" for name in ("pipe", "link", "file", "mine"))
+    target = memory / "target"
+    os.mkfifo(pipe)
+    target.mkdir()
+    link.symlink_to(target)
+    file.touch()
+    mine.mkdir()
+    for one in (pipe, target, file, mine):
+        grows_old(one)
+    os.utime(link, (0, 0), follow_symlinks=False)
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    remove_leavings()
+    assert mine.exists(), "the folder of another user"
+    monkeypatch.setattr(os, "geteuid", lambda: me)
+    remove_leavings()
+    assert not mine.exists()
+    assert [one.exists() for one in (pipe, link, target, file)] == [True] * 4

@@ -1,6 +1,5 @@
 """Find a data set: inside an installed package, in a folder, or on the network."""
 
-import os
 import tempfile
 import time
 from importlib.metadata import distribution
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tandem import lease
+from tandem.cache import cache_folder
 from tandem.durable import TEMPORARY
 from tandem.tasks import Data
 from tandem_trainer.data.idx import FILES, find_idx, read_idx
@@ -88,7 +88,7 @@ def _mnist(config: Data, split: Split) -> Samples:
 
 def default_folder() -> Path:
     """Where downloaded data sets are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "tandem" / "data"
+    return cache_folder() / "data"
 
 
 def _read(root: Path, name: str, split: Split, can_be_had_again: bool) -> tuple[Tensor, Tensor] | None:
