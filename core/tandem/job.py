@@ -6,8 +6,9 @@ The CRD, the JSON schema for editors and the reference page are generated from t
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
+from tandem.extent import Extent, excess
 from tandem.model import Model, Rule
 from tandem.status import Status
 from tandem.tasks import GOALS, ImageClassification, Positive
@@ -27,7 +28,24 @@ Word = Annotated[str, Field(max_length=4096)]
 Quantity = Annotated[str, Field(pattern=QUANTITY, max_length=64)] | Count
 """An amount as Kubernetes writes it: `2`, `500m`, `16Gi`."""
 Resources = dict[Literal["limits", "requests"], dict[str, Quantity]]
-Template = dict[str, Any]
+MOST_TEMPLATE = Extent(depth=32, values=10_000, characters=2**18)
+"""The largest pod templates in use have some hundred entries, ten levels deep."""
+
+
+def _sound(template: dict[str, Any]) -> dict[str, Any]:
+    """A pod template as it is, if it has the rough form of one; the API server looks at the rest."""
+    if why := excess(template, MOST_TEMPLATE):
+        raise ValueError(f"a pod template {why}")
+    metadata = template.get("metadata")
+    inside = metadata if isinstance(metadata, dict) else {}
+    places = {"metadata": metadata, "spec": template.get("spec")}
+    places |= {f"metadata.{name}": inside.get(name) for name in ("labels", "annotations")}
+    if wrong := [name for name, value in places.items() if not isinstance(value, dict | None)]:
+        raise ValueError(f"{wrong[0]} of a pod template must be a group of fields")
+    return template
+
+
+Template = Annotated[dict[str, Any], AfterValidator(_sound)]
 
 
 def _is_whole(amount: str | int) -> bool:

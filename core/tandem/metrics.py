@@ -173,6 +173,11 @@ OPERATOR_RECONCILES = OperatorMetric("tandem_operator_reconciles_total", "Looks 
 OPERATOR_ERRORS = OperatorMetric("tandem_operator_reconcile_errors_total", "Looks that failed and are repeated.")
 OPERATOR_SECONDS = OperatorMetric("tandem_operator_reconcile_seconds_total", "Time spent on looks, waiting included.")
 OPERATOR_REQUESTS = OperatorMetric("tandem_operator_api_requests_total", "Requests sent to the API server.")
+OPERATOR_UNREADABLE = OperatorMetric(
+    "tandem_operator_unreadable_objects_total",
+    "Versions of objects that could not be read and were passed over.",
+    ("kind",),
+)
 OPERATOR_QUEUE = OperatorMetric("tandem_operator_queue_depth", "Jobs that are due and wait to be looked at.")
 OPERATOR_JOBS = OperatorMetric("tandem_operator_jobs", "Jobs by namespace and phase.", ("namespace", "phase"))
 OPERATOR_GPUS_ASKED = OperatorMetric(

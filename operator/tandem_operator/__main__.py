@@ -68,7 +68,7 @@ async def _operate(options: Options) -> None:
         controller = Controller(api, coordinators, store, options.images, gauges, options.volumes)
         watching = Watching(api, store, controller.backlog.add, options.namespaces)
         gauges.depth, gauges.requests = lambda: len(controller.backlog), lambda: api.requests
-        gauges.age = lambda: watching.age
+        gauges.age, gauges.unreadable = lambda: watching.age, lambda: store.unreadable.counts
         tasks = [
             asyncio.create_task(watching.sweep(), name="sweep"),
             asyncio.create_task(watching.watch(), name="watch"),

@@ -15,12 +15,16 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from tandem_operator.kinds import Kind
+from tandem_operator.observed import version
 
 MANAGER = "tandem-operator"
 """Our name as the writer of fields."""
 REQUEST_SECONDS = 30.0
 PAGE = 500
-"""Objects in one answer of a list."""
+"""Objects in one answer of a list, as long as they are of the usual size."""
+MOST_PAGE_BYTES, MOST_PAGE_PARTS = 8 * 2**20, 200_000
+"""Of an answer with several objects, and how many objects and lists may be in it: fewer are asked for where one has
+more. An object may have a megabyte and a half, and 25 times that once parsed. 500 pods have four and 100,000."""
 APPLY, MERGE, PLAIN = "application/apply-patch+yaml", "application/merge-patch+json", "application/json"
 
 Object = dict[str, Any]
@@ -95,16 +99,24 @@ class ApiServer:
         Raises:
             Unavailable, Refused: see there. Refused with 410 if it took so long that the rest has expired.
         """
-        query = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
+        query = {"labelSelector": selector} if selector else {}
+        limit = PAGE
         while True:
-            found = await self._request("GET", kind.path(namespace), query)
+            try:
+                found = await self._request(
+                    "GET", kind.path(namespace), {**query, "limit": str(limit)}, bounded=limit > 1
+                )
+            except _TooLarge:
+                limit = max(1, limit // 8)
+                continue
             metadata = found.get("metadata", {})
             # Items of a list do not say what they are.
             items = [{"apiVersion": kind.api, "kind": kind.name, **one} for one in found.get("items") or []]
-            yield Page(items, int(metadata.get("resourceVersion") or 0))
+            yield Page(items, version(metadata))
             if not metadata.get("continue"):
                 return
             query["continue"] = metadata["continue"]
+            limit = min(PAGE, 2 * limit)
 
     async def create(self, kind: Kind, manifest: Object) -> Object:
         """Make an object.
@@ -160,7 +172,13 @@ class ApiServer:
                 raise
 
     async def _request(
-        self, method: str, path: str, query: dict[str, str] | None = None, body: Object | None = None, kind: str = PLAIN
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str] | None = None,
+        body: Object | None = None,
+        kind: str = PLAIN,
+        bounded: bool = False,
     ) -> Object:
         self.requests += 1
         address = f"{path}?{urlencode(query)}" if query else path
@@ -171,15 +189,38 @@ class ApiServer:
             )
             url, sent = prepared[1], prepared[2]
             answer = await self._client.call_api(method, url, sent, body, _request_timeout=REQUEST_SECONDS)
-            content = await answer.read()  # type: ignore[no-untyped-call]
+            content = await _content(answer.response, bounded)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise Unavailable(f"{method} {path}: {error or type(error).__name__}") from error
         try:
             found: Object = json.loads(content or b"{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Unavailable(f"{method} {path}: what answers is not an API server ({answer.status})") from error
         if answer.status == 429 or answer.status >= 500:
             raise Unavailable(f"{method} {path}: {answer.status} {found.get('message', '')}")
         if answer.status >= 400:
             raise Refused(answer.status, found.get("reason", ""), found.get("message", str(answer.status)))
         return found
+
+
+class _TooLarge(Exception):  # noqa: N818 - it is what is wrong with the answer
+    """An answer has more than a page may have."""
+
+
+async def _content(answer: aiohttp.ClientResponse, bounded: bool) -> bytes:
+    """The body of an answer.
+
+    Raises:
+        _TooLarge: it is bounded, and has more.
+    """
+    if not bounded:
+        return await answer.read()
+    found = bytearray()
+    async for piece in answer.content.iter_any():
+        found += piece
+        if len(found) > MOST_PAGE_BYTES:
+            answer.close()
+            raise _TooLarge
+    if found.count(b"{") + found.count(b"[") > MOST_PAGE_PARTS:
+        raise _TooLarge
+    return bytes(found)

@@ -12,18 +12,17 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from pydantic import ValidationError
-
 from tandem.job import GPU, DistributedTrainingJob
 from tandem.snapshot import Snapshot
 from tandem.status import Status
 from tandem.times import rfc3339, seconds
-from tandem_operator import kinds, names, objects, pods, reporting
+from tandem_operator import jobs, kinds, names, objects, pods, reporting
 from tandem_operator.api import ApiServer, Refused, Unavailable
 from tandem_operator.backlog import Backlog
 from tandem_operator.coordinators import Coordinators, Unreached
 from tandem_operator.course import Idle, idle
 from tandem_operator.gauges import Gauges, Holding
+from tandem_operator.jobs import InvalidSpec, Object
 from tandem_operator.objects import Volumes
 from tandem_operator.observed import Children, observe
 from tandem_operator.plan import Plan, Situation
@@ -32,7 +31,7 @@ from tandem_operator.reconcile import ANY_VOLUMES, is_ours, reconcile
 from tandem_operator.reporting import Notice, Trouble
 from tandem_operator.rivalry import Claimant, starved_for, way_ends
 from tandem_operator.silence import Silence
-from tandem_operator.store import Key, Object, Store
+from tandem_operator.store import Key, Store
 from tandem_operator.troubles import name_taken
 
 AT_ONCE = 48
@@ -43,6 +42,8 @@ PODS_AT_ONCE = 8
 """Pods of a job that are made side by side."""
 LIVELY_SECONDS = 10.0
 """Between two writes of a status of which only step, loss and the like have changed."""
+MOST_WORDS = 500
+"""Characters of what was raised that people are told."""
 
 log = logging.getLogger("tandem.operator")
 
@@ -102,22 +103,26 @@ class Controller:
 
     async def _serve(self) -> None:
         while True:
-            key = await self.backlog.take()
-            began = time.monotonic()
-            again_in, failed = None, True
-            try:
-                again_in = await self.look(key)
-                failed = False
-            except (Unavailable, Refused) as error:
-                log.warning("event=look-failed job=%s/%s error=%r", *key, str(error))
-            except Exception:
-                # A defect must not stop the other jobs; it is counted, and this job tried again later.
-                log.exception("event=look-broken job=%s/%s", *key)
-            finally:
-                self._gauges.looked(time.monotonic() - began, failed)
-                self.backlog.done(key, again_in, failed)
-            if self._store.job(key) is None:
-                self.backlog.forget(key)
+            await self.attend(await self.backlog.take())
+
+    async def attend(self, key: Key) -> None:
+        """Look at a job that is due; what goes wrong is told, and the job tried again later. Never raises."""
+        began = time.monotonic()
+        again_in, failed = None, True
+        try:
+            again_in = await self.look(key)
+            failed = False
+        except (Unavailable, Refused) as error:
+            log.warning("event=look-failed job=%s/%s error=%r", *key, str(error))
+        except Exception as error:
+            # A defect, or a job that nobody thought of, must not stop the other jobs.
+            log.exception("event=look-broken job=%s/%s", *key)
+            await self._admit(key, error)
+        finally:
+            self._gauges.looked(time.monotonic() - began, failed)
+            self.backlog.done(key, again_in, failed)
+        if self._store.job(key) is None:
+            self.backlog.forget(key)
 
     async def look(self, key: Key) -> float | None:
         """Do for one job what there is to do; returns in how many seconds to look again.
@@ -137,9 +142,9 @@ class Controller:
         if memory is None or memory.uid != uid:
             memory = self._memories[key] = _Memory(uid)
         try:
-            job = _parsed(body)
-        except ValidationError as error:
-            await self._refuse(key, body, error)
+            job = jobs.parsed(body)
+        except InvalidSpec as error:
+            await self._stall(key, body, "InvalidSpec", str(error))
             return None
         # Who does not know the token yet cannot ask, and silence would look like an answer.
         has_token = bool(memory.token) or await self._read_token(job, memory)
@@ -191,8 +196,8 @@ class Controller:
             if body is None or other == key:
                 continue
             try:
-                theirs = _parsed(body)
-            except ValidationError:
+                theirs = jobs.parsed(body)
+            except InvalidSpec:
                 continue
             metadata = body["metadata"]
             workers = self._store.children(other).pods(names.WORKER, metadata["uid"])
@@ -335,23 +340,33 @@ class Controller:
                 # The status says the same; an Event is a courtesy.
                 log.warning("event=not-told job=%s/%s error=%r", *key, str(error))
 
-    async def _refuse(self, key: Key, body: Object, error: ValidationError) -> None:
-        """What the API server took and we do not understand: an older CRD, or a newer one."""
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = f"{where}: {first['msg']}; the CRD and the operator may be of different versions"
-        await self._stall(key, body, "InvalidSpec", message)
+    async def _admit(self, key: Key, error: Exception) -> None:
+        """Say in the job's status that looking at it has failed."""
+        body = self._store.job(key)
+        if body is None or "deletionTimestamp" in body["metadata"]:
+            return
+        words = f"the operator failed at this job and tries again: {type(error).__name__}: {str(error)[:MOST_WORDS]}"
+        try:
+            await self._stall(key, body, "InternalError", words, for_good=False)
+        except Exception as refused:
+            log.warning("event=not-told job=%s/%s error=%r", *key, str(refused))
 
-    async def _stall(self, key: Key, body: Object, reason: str, message: str) -> None:
-        """Say of a job, once, that it is not looked after as it stands, unless it has ended."""
-        old = _status_of(body) or Status()
+    async def _stall(self, key: Key, body: Object, reason: str, message: str, for_good: bool = True) -> None:
+        """Say of a job, once, that it is not looked after, unless it has ended.
+
+        Args:
+            for_good: as it stands; it is not tried again before it has changed.
+        """
+        old = jobs.status_of(body) or Status()
         if old.phase in ("Succeeded", "Failed"):
             return
-        status = reporting.refused(old, body["metadata"].get("generation", 1), reason, message, time.time())
+        status = reporting.refused(old, body["metadata"].get("generation", 1), reason, message, time.time(), for_good)
         changes = reporting.patch(body.get("status") or {}, status.dump())
-        if changes:
-            log.error("event=stalled job=%s/%s reason=%s error=%r", *key, reason, message)
-            await self._write(key, body, changes)
+        if not changes:
+            return
+        log.error("event=stalled job=%s/%s reason=%s error=%r", *key, reason, message)
+        if await self._write(key, body, changes):
+            await self._tell(key, body, [Notice(reason, message, warning=True)])
 
     async def _write(self, key: Key, body: Object, changes: Object) -> bool:
         """Change fields of the status; False if that has to be decided again, because the job has changed since. Only
@@ -373,24 +388,6 @@ def _holding(job: DistributedTrainingJob, status: Status) -> Holding:
     asked = workers.resources.get("requests", {}) | workers.resources.get("limits", {})
     ready = 0 if status.workers is None else status.workers.ready
     return Holding(status.phase, int(asked.get(GPU, 0)), workers.replicas, ready)
-
-
-def _parsed(body: Object) -> DistributedTrainingJob:
-    metadata = {"name": body["metadata"]["name"], "namespace": body["metadata"]["namespace"]}
-    whole = {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": metadata, "spec": body["spec"]}
-    job = DistributedTrainingJob.read(whole)
-    return job.model_copy(update={"status": _status_of(body)})
-
-
-def _status_of(body: Object) -> Status | None:
-    if not body.get("status"):
-        return None
-    try:
-        return Status.read(body["status"])
-    except ValidationError:
-        # Of another version of the operator, or somebody's handiwork: what can be known again is known again.
-        kept = {key: body["status"][key] for key in ("phase", "completionTime") if key in body["status"]}
-        return Status.read(kept)
 
 
 def _trouble(manifest: Object, error: Refused) -> Trouble:

@@ -1,7 +1,7 @@
 """The operator's own numbers, for Prometheus. Names and help texts are in tandem.metrics."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -38,6 +38,8 @@ class Gauges:
         """How many jobs wait to be looked at."""
         self.requests: Callable[[], int] = lambda: 0
         """How many requests the API server was sent."""
+        self.unreadable: Callable[[], Mapping[str, int]] = dict
+        """Versions of objects that could not be read, by kind."""
         self.age: Callable[[], float] = lambda: 0.0
         """Seconds since everything was listed."""
         self._registry = CollectorRegistry()
@@ -73,6 +75,11 @@ class Gauges:
             yield CounterMetricFamily(metric.name.removesuffix("_total"), metric.help, value=value)
         yield GaugeMetricFamily(metrics.OPERATOR_QUEUE.name, metrics.OPERATOR_QUEUE.help, value=float(self.depth()))
         yield GaugeMetricFamily(metrics.OPERATOR_AGE.name, metrics.OPERATOR_AGE.help, value=self.age())
+        unreadable = metrics.OPERATOR_UNREADABLE
+        family = CounterMetricFamily(unreadable.name.removesuffix("_total"), unreadable.help, labels=unreadable.labels)
+        for kind, count in sorted(self.unreadable().items()):
+            family.add_metric([kind], float(count))
+        yield family
         yield from self._fleet()
 
     def _fleet(self) -> Iterator[Metric]:

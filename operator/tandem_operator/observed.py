@@ -26,7 +26,11 @@ DISRUPTED = {"Evicted", "Preempting", "Terminated", "NodeLost", "NodeShutdown", 
 """Reasons of a failed pod that are not its own doing."""
 
 MOST_WORDS = 500
-"""Characters of a container's last line that are kept."""
+"""Characters of a container's last line that are kept, and of any other sentence."""
+MOST_LETTERS = 256
+"""Characters of a word, an address or a hash that are kept. Nothing of ours has more."""
+MOST_DIGITS, MOST_VERSION_DIGITS = 9, 20
+"""Of a number in a label or an annotation, and of a resource version. Python refuses thousands of digits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,9 +163,9 @@ def observe(kind: Kind, body: Mapping[str, Any]) -> Thing:
     common: dict[str, Any] = {
         "name": metadata.get("name", ""),
         "uid": metadata.get("uid", ""),
-        "version": int(metadata.get("resourceVersion") or 0),
+        "version": version(metadata),
         "owner": _owner(metadata),
-        "applied": annotations.get(names.APPLIED, ""),
+        "applied": _short(annotations.get(names.APPLIED)),
         "deleting": "deletionTimestamp" in metadata,
     }
     status = body.get("status") or {}
@@ -172,6 +176,11 @@ def observe(kind: Kind, body: Mapping[str, Any]) -> Thing:
     if kind is kinds.CLAIM:
         return Claim(**common, phase=status.get("phase", "Pending"))
     return Thing(kind=kind, **common)
+
+
+def version(metadata: Mapping[str, Any]) -> int:
+    """The resource version of an object or a list, 0 if it has none."""
+    return _number(metadata.get("resourceVersion"), MOST_VERSION_DIGITS)
 
 
 def job_of(metadata: Mapping[str, Any]) -> str:
@@ -211,23 +220,23 @@ def _pod(
         role=role,
         index=_number(labels.get(names.INDEX)),
         failures=_number(annotations.get(names.FAILURES)),
-        endpoint=annotations.get(names.ENDPOINT, ""),
+        endpoint=_short(annotations.get(names.ENDPOINT)),
         group=_group(labels, annotations),
         abandoned=_is_gated(spec) and names.HELD not in (metadata.get("finalizers") or []),
-        template=annotations.get(names.TEMPLATE, ""),
+        template=_short(annotations.get(names.TEMPLATE)),
         created=seconds(metadata.get("creationTimestamp")) or 0.0,
         started=seconds((state.get("running") or terminated).get("startedAt")),
         finished=finished if finished is not None or not ended else seconds(status.get("startTime")),
         phase=status.get("phase", "Pending"),
         code=terminated.get("exitCode"),
         restarts=container.get("restartCount") or 0,
-        ending=terminated.get("reason", ""),
+        ending=_short(terminated.get("reason")),
         ready=ready,
         silent=contents and not ready and status.get("phase") == "Running",
         disrupted=_holds(conditions, "DisruptionTarget") or status.get("reason") in DISRUPTED,
-        address=status.get("podIP", ""),
+        address=_short(status.get("podIP")),
         waiting=waiting,
-        words=words or _last_line(terminated.get("message")) or status.get("message", ""),
+        words=words or _last_line(terminated.get("message")) or _short(status.get("message"), MOST_WORDS),
     )
 
 
@@ -245,10 +254,10 @@ def _why_waiting(conditions: Mapping[str, Any], waiting: Mapping[str, Any], last
     if waiting.get("reason") in BROKEN_WAITING:
         # The first and the second try of the same thing.
         reason = str(waiting["reason"]).replace("ErrImagePull", "ImagePullBackOff")
-        return reason, last_words or str(waiting.get("message") or waiting["reason"])
+        return reason, last_words or _short(waiting.get("message") or waiting["reason"], MOST_WORDS)
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
-        return scheduled.get("reason") or "Unschedulable", scheduled.get("message", "")
+        return _short(scheduled.get("reason")) or "Unschedulable", _short(scheduled.get("message"), MOST_WORDS)
     return "", ""
 
 
@@ -261,5 +270,10 @@ def _last_line(text: str | None) -> str:
     return lines[-1][:MOST_WORDS] if lines else ""
 
 
-def _number(text: str | None) -> int:
-    return int(text) if text and text.isdecimal() else 0
+def _number(text: object, digits: int = MOST_DIGITS) -> int:
+    """The whole number that a text is, 0 for anything else: whoever may make a pod may write what he likes into it."""
+    return int(text) if isinstance(text, str) and len(text) <= digits and text.isascii() and text.isdecimal() else 0
+
+
+def _short(text: object, most: int = MOST_LETTERS) -> str:
+    return text[:most] if isinstance(text, str) else ""

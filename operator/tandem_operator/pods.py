@@ -8,8 +8,11 @@ Everything a job must keep is in one folder of its volume, called like the job: 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+
+from kubernetes.utils.quantity import parse_quantity
 
 from tandem import launch
 from tandem.job import GPU, DistributedTrainingJob
@@ -33,6 +36,8 @@ HOME = {"HOME": "/tmp"}  # noqa: S108
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
 GRACE = {names.WORKER: 60, names.COORDINATOR: 10, names.EVALUATOR: 15}
 """Seconds between SIGTERM and SIGKILL of a pod."""
+MOST_CORES = 4_096
+"""More than any node has; an amount may be written with any exponent."""
 UNREACHABLE_SECONDS = 5
 """A node that is not ready loses our pods after so long; by default it would be five minutes."""
 
@@ -151,7 +156,8 @@ def threads(job: DistributedTrainingJob) -> int:
     takes as many as the node has cores, whatever the pod may use, and they get in each other's way."""
     resources = job.spec.workers.resources
     asked = {**resources.get("requests", {}), **resources.get("limits", {})}.get("cpu")
-    return 1 if asked is None else max(1, int(_cores(str(asked)) / job.spec.workers.processes))
+    cores = Decimal(0) if asked is None else min(parse_quantity(str(asked)), Decimal(MOST_CORES))  # type: ignore[no-untyped-call]
+    return max(1, int(cores / job.spec.workers.processes))
 
 
 def _without_gpus() -> dict[str, Any]:
@@ -159,10 +165,6 @@ def _without_gpus() -> dict[str, Any]:
     without = [{"key": f"{GPU}.{label}", "operator": "DoesNotExist"} for label in ("present", "count")]
     preferred = [{"weight": 100, "preference": {"matchExpressions": without}}]
     return {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
-
-
-def _cores(amount: str) -> float:
-    return float(amount.removesuffix("m")) / 1000 if amount.endswith("m") else float(amount)
 
 
 def _template(job: DistributedTrainingJob, role: str, container: Mapping[str, Any], images: Images) -> dict[str, Any]:

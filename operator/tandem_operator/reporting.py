@@ -115,23 +115,26 @@ def status(
     return base.model_copy(update=changes)
 
 
-def refused(old: Status, generation: int, reason: str, message: str, now: float) -> Status:
-    """The status of a job that is not looked after as it stands: somebody has to change it.
+def refused(old: Status, generation: int, reason: str, message: str, now: float, for_good: bool = True) -> Status:
+    """The status of a job that is not looked after. It may train all the same: what is known of it stays.
 
     Args:
         old: what of its status can be read.
         reason: one CamelCase word.
+        for_good: as it stands, so that somebody has to change it.
     """
-    report = (
-        ("Initialized", (False, reason, message)),
-        ("Ready", (False, reason, message)),
-        ("Reconciling", (False, reason, message)),
-        ("Stalled", (True, reason, message)),
-    )
-    conditions = _merged(old, report, generation, now)
-    kept = [one for one in old.conditions if one.type in OURS and one.type not in dict(report)]
-    changes = {"conditions": [*conditions, *kept], "observed_generation": generation, "message": message}
-    return old.model_copy(update=changes)
+    begun = condition(old, "Initialized")
+    report = {
+        "Initialized": (False, reason, message),
+        "Ready": (False, reason, message),
+        "Reconciling": (not for_good, reason, message),
+        "Stalled": (for_good, reason, message),
+    }
+    if begun is not None and begun.status == "True":
+        del report["Initialized"]
+    kept = [one for one in old.conditions if one.type in OURS and one.type not in report]
+    conditions = [*_merged(old, report.items(), generation, now), *kept]
+    return old.model_copy(update={"conditions": conditions, "observed_generation": generation, "message": message})
 
 
 def notices(old: Status, new: Status, heard: Snapshot | None) -> list[Notice]:

@@ -1,22 +1,24 @@
 """What the operator has seen of jobs and their objects: fed by watches, by its own writes, and by lists.
 
 Only a cache: all of it comes back from the API server at any time. A version that is older than what is known is passed
-over, because watches tell of our own writes after we have their answers.
+over, because watches tell of our own writes after we have their answers. What a list says is so, unless something newer
+was seen since: after a restore of etcd objects have older versions than before.
+
+Each object is taken in on its own, and one that cannot be read is passed over (tandem_operator.unreadable).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tandem_operator import kinds
+from tandem_operator import jobs, kinds
+from tandem_operator.jobs import Object
 from tandem_operator.kinds import Kind
-from tandem_operator.observed import Children, Thing, children, job_of, observe
+from tandem_operator.observed import Children, Thing, children, job_of, observe, version
+from tandem_operator.unreadable import Unreadable
 
 Key = tuple[str, str]
 """Namespace and name of a job."""
-Object = dict[str, Any]
-KEPT = {"name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp"}
-"""Of a job's metadata. Annotations hold the whole job a second time, managed fields a third time."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Store:
     """The cache."""
 
     def __init__(self) -> None:
+        self.unreadable = Unreadable()
+        """What could not be taken in."""
         self._jobs: dict[Key, Object] = {}
         self._entries: dict[tuple[Kind, str, str], _Entry] = {}
         self._by_job: dict[Key, dict[tuple[Kind, str], Thing]] = {}
@@ -45,20 +49,25 @@ class Store:
         """The objects of a job."""
         return children(self._by_job.get(key, {}).values())
 
-    def see(self, kind: Kind, body: Object) -> Key | None:
-        """Take in an object; the job that this is news for, if it is."""
-        metadata = body["metadata"]
-        if kind is kinds.JOB:
-            return self._see_job((metadata["namespace"], metadata["name"]), body)
-        thing = observe(kind, body)
-        key = (metadata["namespace"], job_of(metadata))
-        place = (kind, metadata["namespace"], thing.name)
-        before = self._entries.get(place)
-        if before is not None and before.thing.version > thing.version:
-            return None
-        self._entries[place] = _Entry(key, thing)
-        self._by_job.setdefault(key, {})[kind, thing.name] = thing
-        return key if before is None or _differs(before.thing, thing) else None
+    def see(self, kind: Kind, body: Any, listed: int | None = None) -> list[Key]:
+        """Take in an object; the jobs that this is news for. Never raises: what cannot be read is passed over.
+
+        Args:
+            listed: the resource version of the list that it is from; None: it is not from one.
+        """
+        try:
+            return self._see_job(body, listed) if kind is kinds.JOB else self._see_thing(kind, body, listed)
+        except Exception as error:
+            self.unreadable.note(kind, body, error)
+            return []
+
+    def newest(self, kind: Kind, namespace: str = "") -> int:
+        """The highest version that is known of a kind, 0 if none is.
+
+        Args:
+            namespace: only there; empty for everywhere.
+        """
+        return max((one.version for one in self._known(kind) if namespace in ("", one.namespace)), default=0)
 
     def lose(self, kind: Kind, namespace: str, name: str, uid: str) -> Key | None:
         """Take in that an object is gone; the job that this is news for."""
@@ -73,10 +82,7 @@ class Store:
         if entry is None or entry.thing.uid != uid:
             return None
         del self._entries[place]
-        siblings = self._by_job[entry.key]
-        siblings.pop((kind, name), None)
-        if not siblings:
-            del self._by_job[entry.key]
+        self._leave(entry.key, kind, name)
         return entry.key
 
     def compare(self, kind: Kind, namespace: str, listed: set[str], version: int) -> Iterator[Key]:
@@ -88,30 +94,80 @@ class Store:
             listed: UIDs.
             version: the list's resource version; what was seen later is not judged by it.
         """
-        if kind is kinds.JOB:
-            metadata = [job["metadata"] for job in self._jobs.values()]
-            known = [(one["namespace"], one["name"], one["uid"], int(one["resourceVersion"])) for one in metadata]
-        else:
-            entries = [(place, entry.thing) for place, entry in self._entries.items() if place[0] is kind]
-            known = [(place[1], place[2], thing.uid, thing.version) for place, thing in entries]
-        for where, name, uid, seen in known:
-            if namespace in ("", where) and uid not in listed and seen <= version:
-                key = self.lose(kind, where, name, uid)
+        for one in list(self._known(kind)):
+            if namespace in ("", one.namespace) and one.uid not in listed and one.version <= version:
+                key = self.lose(kind, one.namespace, one.name, one.uid)
                 assert key is not None
                 yield key
 
-    def _see_job(self, key: Key, body: Object) -> Key | None:
-        metadata = {field: value for field, value in body["metadata"].items() if field in KEPT}
-        body = {**body, "metadata": metadata}
+    def _known(self, kind: Kind) -> Iterator["_Known"]:
+        if kind is kinds.JOB:
+            for (namespace, name), job in self._jobs.items():
+                yield _Known(namespace, name, job["metadata"]["uid"], version(job["metadata"]))
+            return
+        for (of, namespace, name), entry in self._entries.items():
+            if of is kind:
+                yield _Known(namespace, name, entry.thing.uid, entry.thing.version)
+
+    def _see_thing(self, kind: Kind, body: Object, listed: int | None) -> list[Key]:
+        metadata = body["metadata"]
+        thing = observe(kind, body)
+        key = (_text(metadata["namespace"]), job_of(metadata))
+        place = (kind, key[0], _text(thing.name))
+        before = self._entries.get(place)
+        if before is not None and _is_older(thing.version, before.thing.version, listed):
+            return []
+        moved = before is not None and before.key != key
+        if before is not None and moved:
+            self._leave(before.key, kind, thing.name)
+        self._entries[place] = _Entry(key, thing)
+        self._by_job.setdefault(key, {})[kind, thing.name] = thing
+        news = [key] if before is None or moved or _differs(before.thing, thing) else []
+        return [*news, before.key] if before is not None and moved else news
+
+    def _leave(self, key: Key, kind: Kind, name: str) -> None:
+        """An object is not the job's any more."""
+        siblings = self._by_job[key]
+        siblings.pop((kind, name), None)
+        if not siblings:
+            del self._by_job[key]
+
+    def _see_job(self, whole: Object, listed: int | None) -> list[Key]:
+        body = jobs.kept(whole)
+        metadata = body["metadata"]
+        key = (_text(metadata["namespace"]), _text(metadata["name"]))
         before = self._jobs.get(key)
-        if before is not None and int(before["metadata"]["resourceVersion"]) > int(metadata["resourceVersion"]):
-            return None
+        if before is not None and _is_older(version(metadata), version(before["metadata"]), listed):
+            return []
+        if jobs.REFUSED in body:
+            self.unreadable.note(kinds.JOB, body, body[jobs.REFUSED])
         self._jobs[key] = body
-        if before is None or before["metadata"]["uid"] != metadata["uid"]:
-            return key
+        if before is None or before["metadata"]["uid"] != _text(metadata["uid"]):
+            return [key]
         # A change of the status alone is our own.
         told = ("generation", "deletionTimestamp")
-        return None if all(before["metadata"].get(field) == metadata.get(field) for field in told) else key
+        return [] if all(before["metadata"].get(field) == metadata.get(field) for field in told) else [key]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Which object, and which version of it."""
+
+    namespace: str
+    name: str
+    uid: str
+    version: int
+
+
+def _is_older(seen: int, known: int, listed: int | None) -> bool:
+    """Whether what is seen is from before what is known. What is known is newer than a list only if it came since."""
+    return known > (seen if listed is None else max(seen, listed))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"a name is {type(value).__name__}")
+    return value
 
 
 def _differs(before: Thing, after: Thing) -> bool:

@@ -11,6 +11,7 @@ in them until the operator starts again.
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,11 @@ from tandem_operator.store import Key, Store
 SWEEP_SECONDS = 60.0
 """Between two lists of everything."""
 RETRY_SECONDS = 2.0
+CHUNK = 25
+"""Objects in one answer of a list of kopf's. Each may have a megabyte and a half, and thirty times that once parsed."""
+NESTING = 12_000
+"""Levels of JSON that can be parsed. The API server takes 10,000, and a template may have them; by default Python stops
+at a thousand, in kopf's watch as well. So many take 1.3 MB of the stack, which has eight."""
 STALE_SECONDS = 4 * SWEEP_SECONDS
 """Without a complete list for so long, the operator does not know what is going on."""
 
@@ -51,6 +57,7 @@ class Watching:
 
     async def watch(self) -> None:
         """Have kopf watch, until cancelled."""
+        sys.setrecursionlimit(max(sys.getrecursionlimit(), NESTING))
         registry = kopf.OperatorRegistry()
         for kind in (kinds.JOB, *kinds.WATCHED):
             kopf.on.event(kind.group, kind.version, kind.plural, id=f"see-{kind.plural}", registry=registry)(
@@ -112,15 +119,22 @@ class Watching:
     async def _list(self, kind: Kind, namespace: str) -> bool:
         """Whether it found something new."""
         uids: set[str] = set()
-        found, version = False, 0
+        found, judged = False, 0
+        # A list that begins now cannot be older than what is known already, unless etcd was restored from a backup.
+        known = self._store.newest(kind, namespace)
         async for page in self._api.pages(kind, namespace, "" if kind is kinds.JOB else names.JOB):
-            version = page.version
+            if page.version < known and judged == 0:
+                log.error("event=versions-went-back kind=%s known=%d listed=%d", kind.name, known, page.version)
+            judged = max(page.version, known)
             for body in page.items:
-                uids.add(body["metadata"]["uid"])
-                if (key := self._store.see(kind, body)) is not None:
+                if isinstance(uid := _uid(body), str):
+                    uids.add(uid)
+                for key in self._store.see(kind, body, judged):
                     found = True
                     self._news(key)
-        for key in list(self._store.compare(kind, namespace, uids, version)):
+            # A page may hold hundreds of large objects, and others wait.
+            await asyncio.sleep(0)
+        for key in list(self._store.compare(kind, namespace, uids, judged)):
             found = True
             self._news(key)
         return found
@@ -129,19 +143,25 @@ class Watching:
         """Take in what a watch tells: ADDED, MODIFIED, DELETED, or None for what it finds at its start."""
         self._told[kind] = _now()
         self._stalled.discard(kind)
-        metadata = dict(found["metadata"])
-        if what == "DELETED":
-            key = self._store.lose(kind, metadata["namespace"], metadata["name"], metadata["uid"])
-        else:
-            key = self._store.see(kind, {"apiVersion": kind.api, "kind": kind.name, **found, "metadata": metadata})
-        if key is not None:
-            self._news(key)
+        metadata = found.get("metadata")
+        if what != "DELETED" or not isinstance(metadata, Mapping):
+            for key in self._store.see(kind, {"apiVersion": kind.api, "kind": kind.name, **found}):
+                self._news(key)
+            return
+        lost = self._store.lose(kind, *(str(metadata.get(field)) for field in ("namespace", "name", "uid")))
+        if lost is not None:
+            self._news(lost)
 
     def _handler(self, kind: Kind) -> Callable[..., Any]:
         async def see(event: Any, **_: Any) -> None:
             self.take(kind, event["type"], event["object"])
 
         return see
+
+
+def _uid(body: Any) -> Any:
+    metadata = body.get("metadata") if isinstance(body, Mapping) else None
+    return metadata.get("uid") if isinstance(metadata, Mapping) else None
 
 
 def _now() -> float:
@@ -156,6 +176,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 10
+    settings.watching.chunk_size = CHUNK
     for kind in kinds.WATCHED:
         settings.watching.label_selectors[kind.group, kind.version, kind.plural] = names.JOB
     return settings

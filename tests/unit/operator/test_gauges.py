@@ -53,4 +53,5 @@ def test_looks_and_errors_are_counted_from_zero() -> None:
 def test_every_metric_of_the_list_is_told() -> None:
     gauges = Gauges()
     gauges.holds(("lab", "a"), Holding("Running"))
+    gauges.unreadable = lambda: {"Pod": 0}
     assert {name for name, *_ in told(gauges)} == {metric.name for metric in OPERATOR}

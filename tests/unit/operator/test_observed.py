@@ -108,10 +108,10 @@ def body(version: int, uid: str = "u", **status: Any) -> dict[str, Any]:
 
 def test_only_what_is_newer_and_different_is_news() -> None:
     store = Store()
-    assert store.see(kinds.POD, body(5, phase="Pending")) == ("n", "j")
-    assert store.see(kinds.POD, body(6, phase="Pending")) is None
-    assert store.see(kinds.POD, body(8, phase="Running")) == ("n", "j")
-    assert store.see(kinds.POD, body(7, phase="Pending")) is None
+    assert store.see(kinds.POD, body(5, phase="Pending")) == [("n", "j")]
+    assert store.see(kinds.POD, body(6, phase="Pending")) == []
+    assert store.see(kinds.POD, body(8, phase="Running")) == [("n", "j")]
+    assert store.see(kinds.POD, body(7, phase="Pending")) == []
     assert [thing.phase for thing in store.children(("n", "j")).things.values() if isinstance(thing, Pod)] == [
         "Running"
     ]

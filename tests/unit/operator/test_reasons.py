@@ -7,7 +7,7 @@ import pytest
 from tandem.exitcode import ExitCode
 from tandem.snapshot import GenerationView
 from tandem.status import Condition, Status
-from tandem_operator import kinds
+from tandem_operator import controller, kinds, pods
 from tandem_operator.controller import Controller
 from tandem_operator.fleet import HEALTHY_SECONDS, MOST_FAILURES
 from tandem_operator.gauges import Gauges
@@ -209,3 +209,82 @@ async def test_a_status_of_another_version_is_no_reason_to_refuse_a_job() -> Non
     assert await world.look() is not None
     assert "create Pod" in world.written
     assert why(world.status, "Initialized")[1] == "CoordinatorStarts"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        {"metadata": None, "spec": None},
+        {"metadata": {"labels": None, "annotations": None}},
+        {"spec": {"containers": None, "tolerations": None, "volumes": None, "terminationGracePeriodSeconds": None}},
+        {"spec": {"containers": [None], "volumes": [{"name": None}, {"name": ["x"]}]}},
+        {"spec": {"securityContext": None, "nodeSelector": None}},
+    ],
+)
+async def test_a_null_in_a_template_says_nothing(template: dict[str, Any]) -> None:
+    world = Operated({"trainer": TASK, "workers": {"template": template}, "evaluators": {"template": template}})
+    await world.look()
+    assert world.status.phase == "Pending"
+    assert "create Pod" in world.written
+
+
+@pytest.mark.parametrize(
+    ("cpu", "threads"),
+    [
+        ("1k", 1_000),
+        ("4000000u", 4),
+        ("2500000000n", 2),
+        ("2500m", 2),
+        ("8", 8),
+        (8, 8),
+        ("1e1", 10),
+        ("2E0", 2),
+        ("1Ki", 1_024),
+        (".5", 1),
+        ("3.", 3),
+        ("1E", 4_096),
+        ("1e999999999", 4_096),
+        ("1e-999999999", 1),
+    ],
+)
+def test_any_amount_that_kubernetes_takes_is_understood(cpu: str | int, threads: int) -> None:
+    assert pods.threads(job(workers={"resources": {"requests": {"cpu": cpu}}})) == threads
+
+
+class DefectError(Exception):
+    """Something that nobody thought of."""
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_whatever_goes_wrong_is_told_and_tried_again(begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = {"phase": "Running", "restarts": 3, "conditions": [{"type": "Initialized", "status": "True"}]}
+    world = Operated({"trainer": TASK}, status=status if begun else None)
+
+    def breaks(*_: Any) -> Any:
+        raise DefectError("x" * 10_000)
+
+    monkeypatch.setattr(controller, "reconcile", breaks)
+    world.store.see(kinds.JOB, world.cluster.objects[kinds.JOB, *KEY])
+    for _ in range(3):
+        await world.controller.attend(KEY)
+    assert world.cluster.told == ["InternalError"], "it is told once"
+    state, reason, message = why(world.status, "Ready")
+    assert (state, reason) == ("False", "InternalError")
+    assert why(world.status, "Reconciling")[0] == "True"
+    assert why(world.status, "Initialized")[0] == ("True" if begun else "False")
+    assert message.startswith("the operator failed at this job and tries again: DefectError: xxx")
+    assert len(message) < 700
+    assert (world.status.phase, world.status.restarts) == (("Running", 3) if begun else ("Pending", 0))
+    monkeypatch.undo()
+    await world.look()
+    assert why(world.status, "Initialized")[1] != "InternalError"
+
+
+async def test_a_job_that_trains_goes_on_to_while_its_spec_cannot_be_read() -> None:
+    conditions = [{"type": "Initialized", "status": "True"}, {"type": "Running", "status": "True"}]
+    status = {"phase": "Running", "restarts": 2, "conditions": conditions}
+    world = Operated({"trainer": TASK, "workers": {"replicas": "2"}}, status=status)
+    await world.look()
+    assert (world.status.phase, world.status.restarts) == ("Running", 2)
+    assert [why(world.status, kind)[0] for kind in ("Initialized", "Running", "Stalled")] == ["True"] * 3
+    assert world.cluster.told == ["InvalidSpec"]

@@ -1,0 +1,91 @@
+"""Jobs as the API server has them: what is kept of an object, and what it says.
+
+A template may hold anything, up to the megabyte and a half that an object may have. What is more than any real job
+needs is not kept, and the job is refused in words.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from tandem.extent import Extent, excess
+from tandem.job import DistributedTrainingJob
+from tandem.status import Status
+
+Object = dict[str, Any]
+KEPT = {"name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp"}
+"""Of a job's metadata. Annotations hold the whole job a second time, managed fields a third time."""
+MOST_SPEC = Extent(depth=48, values=30_000, characters=2**20)
+MOST_STATUS = Extent(depth=8, values=5_000, characters=2**18)
+REFUSED = "tandemRefused"
+"""A field beside `spec` that no object has: why the spec was not kept."""
+ENDS = ("phase", "completionTime")
+"""Of a status that is not understood, what must not be forgotten."""
+MOST_WORDS = 500
+
+
+class InvalidSpec(Exception):  # noqa: N818 - it is a state of the job, and its reason
+    """What the API server took and is no job that this operator can run; says why."""
+
+
+def kept(body: Mapping[str, Any]) -> Object:
+    """What is kept of a job's object.
+
+    Raises:
+        LookupError, TypeError, ValueError, AttributeError: it is no object of the API server's.
+    """
+    metadata = {field: value for field, value in body["metadata"].items() if field in KEPT}
+    found: Object = {"apiVersion": body.get("apiVersion"), "kind": body.get("kind"), "metadata": metadata}
+    if why := excess(spec := body.get("spec"), MOST_SPEC):
+        found |= {"spec": None, REFUSED: f"spec {why}"}
+    else:
+        found["spec"] = spec
+    status = body.get("status")
+    if isinstance(status, dict):
+        found["status"] = _ends(status) if excess(status, MOST_STATUS) else status
+    return found
+
+
+def parsed(body: Mapping[str, Any]) -> DistributedTrainingJob:
+    """The job that an object says.
+
+    Raises:
+        InvalidSpec: it says none.
+    """
+    if REFUSED in body:
+        raise InvalidSpec(body[REFUSED])
+    metadata = {"name": body["metadata"]["name"], "namespace": body["metadata"]["namespace"]}
+    whole = {"apiVersion": body.get("apiVersion"), "kind": body.get("kind"), "metadata": metadata}
+    try:
+        job = DistributedTrainingJob.read({**whole, "spec": body.get("spec")})
+        return job.model_copy(update={"status": status_of(body)})
+    except ValidationError as error:
+        raise InvalidSpec(_first(error)) from None
+
+
+def status_of(body: Mapping[str, Any]) -> Status | None:
+    """The status that an object says; of one that is not understood, how the job has ended.
+
+    Raises:
+        pydantic.ValidationError: not even that is understood.
+    """
+    status = body.get("status")
+    if not status or not isinstance(status, dict):
+        return None
+    try:
+        return Status.read(status)
+    except ValidationError:
+        # Of another version of the operator, or somebody's handiwork: what can be known again is known again.
+        return Status.read(_ends(status))
+
+
+def _ends(status: Mapping[str, Any]) -> Object:
+    return {key: status[key] for key in ENDS if key in status and not excess(status[key], MOST_STATUS)}
+
+
+def _first(error: ValidationError) -> str:
+    """The first of the mistakes. It may be an older CRD that let it pass, or a newer one."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where[:MOST_WORDS]}: {first['msg'][:MOST_WORDS]}; the CRD and the operator may be of different versions"

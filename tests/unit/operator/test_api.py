@@ -1,0 +1,57 @@
+"""Lists of objects of any size, a piece at a time."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from kubernetes.aio import client
+
+from tandem_operator import api, kinds
+from tandem_operator.api import ApiServer, Unavailable
+
+Answer = Callable[[web.Request], web.Response]
+
+
+async def listed(answer: Answer) -> list[Any]:
+    """All objects that a server lists which answers so."""
+
+    async def pods(request: web.Request) -> web.Response:
+        return answer(request)
+
+    application = web.Application()
+    application.router.add_get("/api/v1/pods", pods)
+    settings = client.Configuration()
+    async with TestServer(application) as server:
+        settings.host = str(server.make_url("")).rstrip("/")
+        async with ApiServer(client.ApiClient(settings)) as connection:
+            return [one["name"] async for page in connection.pages(kinds.POD) for one in page.items]
+
+
+@pytest.mark.parametrize(
+    "content", ["x" * 50_000, [{} for _ in range(5_000)]], ids=["of many bytes", "of many small parts"]
+)
+async def test_of_large_objects_fewer_are_asked_for_at_once(content: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "MOST_PAGE_BYTES", 200_000)
+    monkeypatch.setattr(api, "MOST_PAGE_PARTS", 12_000)
+    objects = [{"name": str(number), "content": content if 10 <= number < 20 else ""} for number in range(100)]
+    limits = []
+
+    def answer(request: web.Request) -> web.Response:
+        limit, begin = int(request.query["limit"]), int(request.query.get("continue", 0))
+        limits.append(limit)
+        more = {"continue": str(begin + limit)} if begin + limit < len(objects) else {}
+        body = {"metadata": {"resourceVersion": "7", **more}, "items": objects[begin : begin + limit]}
+        return web.json_response(body)
+
+    assert await listed(answer) == [str(number) for number in range(100)]
+    assert (limits[0], min(limits)) == (api.PAGE, 1)
+    assert len(limits) < 40
+
+
+async def test_an_answer_that_cannot_be_parsed_is_no_answer() -> None:
+    deep = '{"items": [' + "[" * 200_000 + "]" * 200_000 + "]}"
+    for text in (deep, "what is this"):
+        with pytest.raises(Unavailable):
+            await listed(lambda request, text=text: web.Response(text=text, content_type="application/json"))  # type: ignore[misc]

@@ -1,0 +1,205 @@
+"""What one hostile or odd object does to the others: nothing, and it is told and counted once."""
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from tandem_operator import jobs, kinds, names
+from tandem_operator.api import Page
+from tandem_operator.kinds import Kind
+from tandem_operator.observed import Pod, observe
+from tandem_operator.store import Key, Store
+from tandem_operator.unreadable import MOST_LINES, SECONDS, Unreadable
+from tandem_operator.watching import NESTING, Watching
+from tests.support import manifests
+from tests.support.worlds.operator_job import TASK
+
+DIGITS = "1" * 5_000
+"""More than Python makes a number of."""
+
+
+def pod(name: str = "p", version: int = 1, job: str = "j", **annotations: Any) -> dict[str, Any]:
+    labels = {names.JOB: job, names.ROLE: names.WORKER}
+    metadata = {"name": name, "namespace": "n", "uid": f"uid-{name}", "resourceVersion": str(version)}
+    return {"metadata": {**metadata, "labels": labels, "annotations": annotations}}
+
+
+def job(name: str = "digits", version: int = 1, **spec: Any) -> dict[str, Any]:
+    whole = manifests.manifest(name, namespace="n", trainer=TASK, **spec)
+    whole["metadata"] |= {"uid": f"uid-{name}", "resourceVersion": str(version), "generation": version}
+    return whole
+
+
+def nested(depth: int) -> Any:
+    found: Any = 1
+    for _ in range(depth):
+        found = {"a": found}
+    return found
+
+
+@pytest.mark.parametrize("digits", [DIGITS, "9" * 10, "٣", "-1", ""])
+def test_a_number_that_nobody_of_ours_writes_is_none(digits: str) -> None:
+    body = pod(**{names.FAILURES: digits, names.GROUP_SIZE: digits})
+    body["metadata"]["labels"] |= {names.INDEX: digits, names.GROUP: "g"}
+    found = observe(kinds.POD, body)
+    assert isinstance(found, Pod)
+    assert found.group is not None
+    assert (found.index, found.failures, found.group.size) == (0, 0, 0)
+
+
+class Lists:
+    """An API server that lists what a test has put there."""
+
+    def __init__(self, **objects: list[Any]) -> None:
+        self.objects, self.version = objects, 10
+
+    async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> Any:
+        yield Page(self.objects.get(kind.plural, []), self.version)
+
+
+async def listed(api: Any, store: Store) -> list[Key]:
+    news: list[Key] = []
+    await Watching(api, store, news.append, ())._list_all()
+    return news
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pod("bad", **{names.FAILURES: DIGITS}),
+        {},
+        None,
+        {"metadata": None},
+        {"metadata": {"name": "x"}},
+        {**pod("bad"), "status": {"conditions": [{}]}},
+        {**pod("bad"), "status": "odd"},
+        {"metadata": {**pod("bad")["metadata"], "labels": [], "resourceVersion": DIGITS}},
+    ],
+)
+async def test_an_object_that_cannot_be_read_does_not_end_the_sweep(bad: Any) -> None:
+    store = Store()
+    news = await listed(Lists(pods=[pod("a"), bad, pod("b", job="other")]), store)
+    assert {("n", "j"), ("n", "other")} <= set(news)
+    Watching(Lists(), store, news.append, ()).take(kinds.POD, "MODIFIED", bad or {})  # type: ignore[arg-type]
+
+
+def test_it_is_told_and_counted_once_for_each_version(caplog: pytest.LogCaptureFixture) -> None:
+    store = Store()
+    bad = {**pod("bad"), "status": "odd"}
+    for body in (bad, bad, {**pod("bad", 2), "status": "odd"}):
+        assert store.see(kinds.POD, body) == []
+    assert store.unreadable.counts[kinds.POD.name] == 2
+    assert [record.message.partition(" error")[0] for record in caplog.records] == [
+        "event=unreadable kind=Pod object=n/bad"
+    ] * 2
+
+
+def test_thousands_of_them_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    told = Unreadable(lambda: now)
+    for number in range(5_000):
+        told.note(kinds.POD, pod(str(number)), "x" * 10_000)
+    assert len(caplog.records) == MOST_LINES
+    assert max(len(record.message) for record in caplog.records) < 500
+    now = SECONDS
+    told.note(kinds.POD, pod("last"), "why")
+    assert caplog.records[-2].message == f"event=unreadable-untold count={5_000 - MOST_LINES}"
+    assert told.counts[kinds.POD.name] == 5_001
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        (nested(9_000), "is nested more than"),
+        ({"spec": [{} for _ in range(100_000)]}, "has more than"),
+        ({"x" * 2_000_000: 1}, "has more than"),
+    ],
+)
+def test_a_template_without_measure_is_not_kept_and_its_job_says_why(
+    template: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store()
+    body = job()
+    body["spec"]["workers"] = {"template": template}
+    assert store.see(kinds.JOB, body) == [("n", "digits")]
+    found = store.job(("n", "digits"))
+    assert found is not None
+    with pytest.raises(jobs.InvalidSpec, match=f"spec {why}"):
+        jobs.parsed(found)
+    assert len(json.dumps(found)) < 1_000
+    assert "event=unreadable kind=DistributedTrainingJob object=n/digits" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        (nested(40), "a pod template is nested more than 32 levels deep"),
+        ({"spec": []}, "spec of a pod template must be a group of fields"),
+        ({"metadata": {"labels": "x"}}, "metadata.labels of a pod template must be a group of fields"),
+    ],
+)
+def test_a_template_that_is_none_is_refused_in_words(template: dict[str, Any], why: str) -> None:
+    with pytest.raises(jobs.InvalidSpec, match=why):
+        jobs.parsed(job(workers={"template": template}))
+
+
+def test_nothing_but_what_is_needed_is_kept_of_a_status_without_measure() -> None:
+    store = Store()
+    conditions = [{"type": "Running", "status": "True", "message": "x" * 2**19}]
+    store.see(kinds.JOB, {**job(), "status": {"phase": "Succeeded", "conditions": conditions}})
+    found = store.job(("n", "digits"))
+    assert found is not None
+    assert found["status"] == {"phase": "Succeeded"}
+
+
+def test_what_the_api_server_takes_can_be_parsed() -> None:
+    Watching(Lists(), Store(), lambda key: None, ())  # type: ignore[arg-type]
+    assert NESTING > 10_000
+
+
+def test_a_pod_that_is_given_to_another_job_is_that_ones_alone() -> None:
+    store = Store()
+    store.see(kinds.POD, pod(job="a"))
+    assert store.see(kinds.POD, pod(version=2, job="b")) == [("n", "b"), ("n", "a")]
+    assert store.children(("n", "a")).things == {}
+    assert store.lose(kinds.POD, "n", "p", "uid-p") == ("n", "b")
+    assert store.children(("n", "b")).things == {}
+
+
+async def test_after_a_restore_of_etcd_what_is_listed_is_so(caplog: pytest.LogCaptureFixture) -> None:
+    store = Store()
+    api = Lists(pods=[pod("a", 900), pod("gone", 950)], distributedtrainingjobs=[job(version=1_000)])
+    api.version = 1_000
+    await listed(api, store)
+    restored = job(version=40, workers={"replicas": 7})
+    api.objects, api.version = {"pods": [pod("a", 30, job="b")], "distributedtrainingjobs": [restored]}, 50
+    assert set(await listed(api, store)) == {("n", "digits"), ("n", "b"), ("n", "j")}
+    found = store.job(("n", "digits"))
+    assert found is not None
+    assert found["spec"]["workers"] == {"replicas": 7}
+    assert [thing.name for thing in store.children(("n", "b")).things.values()] == ["a"]
+    assert store.children(("n", "j")).things == {}
+    assert "event=versions-went-back kind=Pod known=950 listed=50" in caplog.text
+    # From here on what watches tell is newer again.
+    assert store.see(kinds.POD, pod("a", 51, job="b", **{names.FAILURES: "3"})) == [("n", "b")]
+
+
+async def test_a_list_does_not_undo_what_a_watch_told_meanwhile() -> None:
+    store = Store()
+
+    class Slow(Lists):
+        async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> Any:
+            store.see(kinds.POD, pod("a", 12, **{names.FAILURES: "2"}))
+            store.see(kinds.POD, pod("new", 13))
+            yield Page(self.objects.get(kind.plural, []), 10)
+
+    await listed(Slow(pods=[pod("a", 9)]), store)
+    found = {thing.name: thing for thing in store.children(("n", "j")).things.values()}
+    assert (found["a"].version, set(found)) == (12, {"a", "new"})
+
+
+@pytest.fixture(autouse=True)
+def _warnings(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "tandem.operator")
