@@ -24,7 +24,7 @@ from tandem.difference import differences
 from tandem.durable import temporary_beside
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
-from tandem.launch import INCARNATION, JOB, RUN_DIR, TOKEN
+from tandem.launch import INCARNATION, JOB, RUN_DIR, TOKEN, TOKEN_DIGEST
 from tandem.mistake import UserError
 from tandem.reading import read_job
 from tandem.rundir import RunDir
@@ -113,7 +113,7 @@ async def _serve(
 
     coordinator = Coordinator(job, rundir, ledger, remembered)
     runner = web.AppRunner(
-        application(coordinator, token, rundir),
+        application(coordinator, token, rundir, os.environ.get(TOKEN_DIGEST, "")),
         access_log=None,
         handler_cancellation=True,
         shutdown_timeout=GRACE_SECONDS,

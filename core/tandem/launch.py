@@ -3,6 +3,7 @@
 Only builds values; `tandem.local` runs them as child processes, the operator puts them into pod templates.
 """
 
+import hashlib
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from tandem.job import DistributedTrainingJob
 
 RUN_DIR = "TANDEM_RUN_DIR"
 TOKEN = "TANDEM_TOKEN"  # noqa: S105 - the variable's name
+TOKEN_DIGEST = "TANDEM_TOKEN_DIGEST"  # noqa: S105 - the variable's name
+"""The SHA-256, in hexadecimal digits, of another token that is as good: the operator's."""
 COORDINATOR = "TANDEM_COORDINATOR"
 REPLICA = "TANDEM_REPLICA"
 GENERATION = "TANDEM_GENERATION"
@@ -23,6 +26,11 @@ first one left, is a new try."""
 
 AGENT_RESTARTS = 1_000_000_000
 """torchrun counts every restart of its own workers; the budget that matters is the coordinator's."""
+
+
+def token_digest(token: str) -> str:
+    """What TANDEM_TOKEN_DIGEST is for a token."""
+    return hashlib.sha256(token.encode(errors="replace")).hexdigest()
 
 
 def coordinator_command(

@@ -4,6 +4,7 @@
 --pull-secret NAME                                     what these are pulled with (may be repeated)
 --storage-class NAME, --access-mode MODE               of claims whose job does not say
 --namespace NAME                                       only there (may be repeated); default: everywhere
+--key-secret NAMESPACE/NAME                            what the tokens of jobs follow from; made if it is not there
 --port PORT                                            /metrics, /healthz and /readyz
 """
 
@@ -20,7 +21,7 @@ from importlib.metadata import version
 from kubernetes.aio.config import ConfigException
 
 from tandem.exitcode import ExitCode
-from tandem_operator.api import ApiServer
+from tandem_operator.api import ApiServer, Unavailable
 from tandem_operator.controller import Controller
 from tandem_operator.coordinators import Coordinators
 from tandem_operator.gauges import Gauges
@@ -29,7 +30,12 @@ from tandem_operator.objects import Volumes
 from tandem_operator.pods import Images
 from tandem_operator.reconcile import ANY_VOLUMES
 from tandem_operator.store import Store
+from tandem_operator.tokens import NoKey, operator_key
 from tandem_operator.watching import Watching
+
+KEY_SECRET = "tandem-operator-key"  # noqa: S105 - a name
+"""What the Secret is called where it is not said."""
+RETRY_SECONDS = 1.0
 
 log = logging.getLogger("tandem.operator")
 
@@ -42,6 +48,8 @@ class Options:
     volumes: Volumes
     namespaces: tuple[str, ...]
     port: int
+    key_secret: tuple[str, str]
+    """Namespace and name."""
 
 
 def main() -> int:
@@ -55,6 +63,9 @@ def main() -> int:
     except ConfigException as error:
         print(f"tandem_operator: no cluster to operate in: {error}; set KUBECONFIG", file=sys.stderr)
         return ExitCode.USAGE
+    except NoKey as error:
+        print(f"tandem_operator: {error}", file=sys.stderr)
+        return ExitCode.USAGE
     return ExitCode.DONE
 
 
@@ -65,7 +76,8 @@ async def _operate(options: Options) -> None:
         loop.add_signal_handler(number, stopping.set)
     store, gauges = Store(), Gauges()
     async with await ApiServer.connect() as api, Coordinators() as coordinators:
-        controller = Controller(api, coordinators, store, options.images, gauges, options.volumes)
+        key = await _key(api, options)
+        controller = Controller(api, coordinators, store, options.images, gauges, key, options.volumes)
         watching = Watching(api, store, controller.backlog.add, options.namespaces)
         gauges.depth, gauges.requests = lambda: len(controller.backlog), lambda: api.requests
         gauges.age, gauges.unreadable = lambda: watching.age, lambda: store.unreadable.counts
@@ -86,6 +98,15 @@ async def _operate(options: Options) -> None:
             error = None if task.cancelled() else task.exception()
             raise RuntimeError(f"{task.get_name()} has ended") from error
     log.info("event=stopped")
+
+
+async def _key(api: ApiServer, options: Options) -> bytes:
+    while True:
+        try:
+            return await operator_key(api, *options.key_secret)
+        except Unavailable as error:
+            log.warning("event=no-key-yet error=%r", str(error))
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 async def _control(watching: Watching, controller: Controller) -> None:
@@ -114,6 +135,12 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
     )
     parser.add_argument("--namespace", action="append", default=[], help="operate only there; may be repeated")
     parser.add_argument("--port", type=int, default=8080, help="for /metrics, /healthz, /readyz (default: 8080)")
+    parser.add_argument(
+        "--key-secret",
+        metavar="NAMESPACE/NAME",
+        type=_place,
+        help=f"with what the tokens of jobs follow from (default: {KEY_SECRET} in the first --namespace, or `default`)",
+    )
     given = parser.parse_args(arguments)
     images = Images(
         operator=given.operator_image,
@@ -122,7 +149,15 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
         pull_secrets=tuple(given.pull_secret),
     )
     volumes = Volumes(given.storage_class, tuple(given.access_mode or ANY_VOLUMES.access_modes))
-    return Options(images, volumes, tuple(given.namespace), given.port)
+    key_secret = given.key_secret or (next(iter(given.namespace), "default"), KEY_SECRET)
+    return Options(images, volumes, tuple(given.namespace), given.port, key_secret)
+
+
+def _place(text: str) -> tuple[str, str]:
+    namespace, _, name = text.partition("/")
+    if not namespace or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAMESPACE/NAME")
+    return namespace, name
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ and writes. What a write answers is known at once, so that the next look does no
 """
 
 import asyncio
-import base64
 import logging
 import secrets
 import time
@@ -13,10 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tandem.job import GPU, DistributedTrainingJob
+from tandem.launch import token_digest
 from tandem.snapshot import Snapshot
 from tandem.status import Status
 from tandem.times import rfc3339, seconds
-from tandem_operator import jobs, kinds, names, objects, pods, reporting
+from tandem_operator import jobs, kinds, names, objects, pods, reporting, tokens
 from tandem_operator.api import ApiServer, Refused, Unavailable
 from tandem_operator.backlog import Backlog
 from tandem_operator.coordinators import Coordinators, Unreached
@@ -38,6 +38,8 @@ AT_ONCE = 48
 """Jobs that are looked at side by side. Most of a look is waiting for an answer, and where nodes were lost, in vain."""
 LEAST_SECONDS = 0.2
 """Between two looks at one job."""
+LEFT_SECONDS = 10.0
+"""For the Secret of an earlier job of that name to be collected: pods must not be given its token."""
 PODS_AT_ONCE = 8
 """Pods of a job that are made side by side."""
 LIVELY_SECONDS = 10.0
@@ -53,7 +55,8 @@ class _Memory:
     """What is only kept to save requests; all of it can be lost."""
 
     uid: str
-    token: str = ""
+    has_token: bool = False
+    """The Secret was there when it was last seen to."""
     written: float = 0.0
     """When the status was written last."""
     endpoint: str = ""
@@ -77,6 +80,7 @@ class Controller:
 
     Args:
         images: what pods run, unless the job says something else.
+        key: what the tokens of jobs follow from.
         volumes: what claims ask for, unless the job says something else.
     """
 
@@ -87,10 +91,11 @@ class Controller:
         store: Store,
         images: Images,
         gauges: Gauges,
+        key: bytes,
         volumes: Volumes = ANY_VOLUMES,
     ) -> None:
         self._api, self._coordinators, self._store = api, coordinators, store
-        self._images, self._gauges, self._volumes = images, gauges, volumes
+        self._images, self._gauges, self._key, self._volumes = images, gauges, key, volumes
         self.backlog: Backlog[Key] = Backlog(LEAST_SECONDS)
         self._memories: dict[Key, _Memory] = {}
         self._silence: Silence[Key] = Silence()
@@ -146,8 +151,6 @@ class Controller:
         except InvalidSpec as error:
             await self._stall(key, body, "InvalidSpec", str(error))
             return None
-        # Who does not know the token yet cannot ask, and silence would look like an answer.
-        has_token = bool(memory.token) or await self._read_token(job, memory)
         heard = await self._ask(job, memory, key)
         memory.idle = idle(memory.idle, heard, time.time())
         children = self._store.children(key)
@@ -162,7 +165,8 @@ class Controller:
             idle=memory.idle,
             fallen=self._silence.fallen(key, time.monotonic()),
             answering=len(self._silence),
-            has_token=has_token,
+            has_token=memory.has_token,
+            token_digest=token_digest(tokens.token(self._key, uid)),
             now=time.time(),
             entropy=secrets.token_hex(8),
         )
@@ -212,7 +216,7 @@ class Controller:
         found = [
             pod for pod in self._store.children(key).pods(names.COORDINATOR, memory.uid) if pod.live and pod.address
         ]
-        if over or not found or not memory.token:
+        if over or not found:
             self._silence.forget(key)
             return None
         pod = found[-1]
@@ -220,19 +224,11 @@ class Controller:
         asked = time.monotonic()
         heard, reached = None, True
         try:
-            heard = await self._coordinators.ask(memory.endpoint, memory.token)
+            heard = await self._coordinators.ask(memory.endpoint, tokens.token(self._key, memory.uid))
         except Unreached:
             reached = False
         self._silence.note(key, pod.uid, asked, heard is not None, reached)
         return heard
-
-    async def _read_token(self, job: DistributedTrainingJob, memory: _Memory) -> bool:
-        name = names.token(job.metadata.name)
-        found = await self._api.get(kinds.SECRET, job.metadata.namespace, name)
-        if found is None or observe(kinds.SECRET, found).owner != memory.uid:
-            return False
-        memory.token = base64.b64decode(found["data"]["token"]).decode()
-        return True
 
     # Doing
 
@@ -240,9 +236,12 @@ class Controller:
         """Returns what the API server refused."""
         troubles: list[Trouble] = []
         if plan.needs_token:
-            token = secrets.token_urlsafe(32)
+            token = tokens.token(self._key, at.uid)
             made, trouble = await self._create(kinds.SECRET, objects.secret(at.job, at.uid, token))
-            memory.token = token if made else ""
+            if not made and not trouble and _is_new(at):
+                name = names.token(at.job.metadata.name)
+                raise Unavailable(f"the Secret {name} of an earlier job is there still; its end is waited for")
+            memory.has_token = not trouble
             troubles += trouble
         for manifest in plan.create:
             if _kind(manifest) is not kinds.POD:
@@ -267,7 +266,7 @@ class Controller:
             await self._api.delete(kinds.POD, key[0], pod.name, pod.uid)
             log.info("event=removed job=%s/%s kind=%s name=%s", *key, pod.kind.name, pod.name)
         if plan.target is not None:
-            await self._coordinators.tell(memory.endpoint, memory.token, plan.target)
+            await self._coordinators.tell(memory.endpoint, tokens.token(self._key, at.uid), plan.target)
         return troubles
 
     async def _create(self, kind: kinds.Kind, manifest: Object) -> tuple[bool, list[Trouble]]:
@@ -277,8 +276,9 @@ class Controller:
         except Refused as error:
             if error.code != 409 or error.reason != "AlreadyExists":
                 return False, [_trouble(manifest, error)]
-            if kind == kinds.POD:
-                return False, []  # the next look gives it another name
+            # The next look gives a pod another name. A Secret is not read: what is there serves the job's own pods.
+            if kind in (kinds.POD, kinds.SECRET):
+                return False, []
             # Ours, and the watch has not told of it yet; or somebody else's.
             there = await self._api.get(kind, metadata["namespace"], metadata["name"])
             if there is not None and not is_ours(observe(kind, there), manifest):
@@ -388,6 +388,12 @@ def _holding(job: DistributedTrainingJob, status: Status) -> Holding:
     asked = workers.resources.get("requests", {}) | workers.resources.get("limits", {})
     ready = 0 if status.workers is None else status.workers.ready
     return Holding(status.phase, int(asked.get(GPU, 0)), workers.replicas, ready)
+
+
+def _is_new(at: Situation) -> bool:
+    """Whether nothing of a job can be there yet, so that what has the name of its Secret is about to go."""
+    theirs = any(thing.owner == at.uid for thing in at.children.things.values())
+    return not theirs and at.now - at.created < LEFT_SECONDS
 
 
 def _trouble(manifest: Object, error: Refused) -> Trouble:

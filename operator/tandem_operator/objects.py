@@ -33,7 +33,7 @@ class Volumes:
 
 
 def secret(job: DistributedTrainingJob, uid: str, token: str) -> Manifest:
-    """The job's token. Made once and never changed."""
+    """The job's token, for its pods and for people. Never changed."""
     name = names.token(job.metadata.name)
     data = {"token": base64.b64encode(token.encode()).decode()}
     return _object(kinds.SECRET, job, uid, name, {"type": "Opaque", "immutable": True, "data": data})
@@ -78,21 +78,24 @@ def service(job: DistributedTrainingJob, uid: str) -> Manifest:
     return _object(kinds.SERVICE, job, uid, name, {"spec": {"selector": selector, "ports": [port]}})
 
 
-def coordinator(job: DistributedTrainingJob, uid: str, images: Images, new: New, entropy: str) -> Manifest:
+def coordinator(
+    job: DistributedTrainingJob, uid: str, images: Images, token_digest: str, new: New, entropy: str
+) -> Manifest:
     """The coordinator's pod.
 
     Args:
+        token_digest: by which it knows the operator.
         new: the failures before it.
         entropy: makes its name unique.
     """
-    asked = {names.TEMPLATE: asked_of_coordinator(job, images)}
-    return _pod(job, uid, names.COORDINATOR, pods.coordinator(job, images), new, entropy, {}, asked)
+    asked = {names.TEMPLATE: asked_of_coordinator(job, images, token_digest)}
+    return _pod(job, uid, names.COORDINATOR, pods.coordinator(job, images, token_digest), new, entropy, {}, asked)
 
 
-def asked_of_coordinator(job: DistributedTrainingJob, images: Images) -> str:
+def asked_of_coordinator(job: DistributedTrainingJob, images: Images, token_digest: str = "") -> str:
     """A hash of what a coordinator is and of what of the job it reads at its start alone: where that changes, another
     one takes its place."""
-    return digest([pods.coordinator(job, images), _read_at_the_start(job)])
+    return digest([pods.coordinator(job, images, token_digest), _read_at_the_start(job)])
 
 
 def worker(

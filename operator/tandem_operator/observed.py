@@ -11,12 +11,14 @@ from tandem.times import seconds
 from tandem_operator import kinds, names
 from tandem_operator.kinds import Kind
 
+NO_CONFIGURATION = "CreateContainerConfigError"
+"""Of a container that needs a Secret or a ConfigMap that is not there."""
 BROKEN_WAITING = {
     "ErrImagePull",
     "ImagePullBackOff",
     "InvalidImageName",
     "ErrImageNeverPull",
-    "CreateContainerConfigError",
+    NO_CONFIGURATION,
     "CreateContainerError",
     "RunContainerError",
     "CrashLoopBackOff",

@@ -36,7 +36,9 @@ class Situation:
     answering: int = 0
     """How many coordinators the operator asks, over all jobs."""
     has_token: bool = False
-    """The Secret is there, and it is this job's."""
+    """The Secret was there when it was last seen to."""
+    token_digest: str = ""
+    """By which coordinators know the operator (tandem.launch.TOKEN_DIGEST)."""
     now: float
     """Seconds since the epoch."""
     entropy: str

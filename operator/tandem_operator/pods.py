@@ -59,15 +59,20 @@ def run_dir(job: DistributedTrainingJob) -> Path:
     return Path(VOLUME, job.metadata.name)
 
 
-def coordinator(job: DistributedTrainingJob, images: Images) -> dict[str, Any]:
-    """The pod template of the coordinator."""
+def coordinator(job: DistributedTrainingJob, images: Images, token_digest: str) -> dict[str, Any]:
+    """The pod template of the coordinator.
+
+    Args:
+        token_digest: by which it knows the operator, whatever token it and the workers were given.
+    """
     everywhere = "0.0.0.0"  # noqa: S104
     command = launch.coordinator_command(everywhere, PORT, python=PYTHON, metrics_port=METRICS_PORT)
     command += ["--job", f"{JOB_FOLDER}/{JOB_FILE}"]
+    own = {launch.RUN_DIR: str(run_dir(job)), launch.TOKEN_DIGEST: token_digest}
     probe = {"httpGet": {"path": "/healthz", "port": PORT}}
     container = {
         **_container(names.COORDINATOR, images.operator, command),
-        "env": [*_literal(HOME | {launch.RUN_DIR: str(run_dir(job))}), _token(job)],
+        "env": [*_literal(HOME | own), _token(job)],
         "ports": [
             {"name": name, "containerPort": port, "protocol": "TCP"}
             for name, port in {"http": PORT, "metrics": METRICS_PORT}.items()

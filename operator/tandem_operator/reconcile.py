@@ -2,7 +2,7 @@
 
 The objects of a job NAME (tandem_operator.names shortens long names):
 
-    Secret NAME-token                   made once with a random token; owned by the job
+    Secret NAME-token                   the token (tandem_operator.tokens), made and never read; owned by the job
     ConfigMap NAME-job                  the resolved job, which the coordinator writes into the run directory; owned
     PersistentVolumeClaim
       NAME-checkpoints                  unless the job names a claim; owned only if storage.retain is false
@@ -49,7 +49,7 @@ from tandem_operator.course import DRAIN_SECONDS, Course, course, deadline, is_i
 from tandem_operator.fleet import Fleet
 from tandem_operator.kinds import Kind
 from tandem_operator.objects import Manifest, Volumes
-from tandem_operator.observed import BROKEN_WAITING, Pod, Service, Thing
+from tandem_operator.observed import BROKEN_WAITING, NO_CONFIGURATION, Pod, Service, Thing
 from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
 from tandem_operator.queueing import group_of
@@ -98,7 +98,7 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES, ref
     seats = _evaluator_fleet(at, images, ahead, evaluators)
     create, update, taken = _compared(at, list(_wanted(at, ahead)))
     create = [objects.completed(one, volumes) for one in create]
-    create += [objects.coordinator(job, at.uid, images, new, at.entropy) for new in chair.make]
+    create += [objects.coordinator(job, at.uid, images, at.token_digest, new, at.entropy) for new in chair.make]
     create += [objects.evaluator(job, at.uid, images, new, at.entropy) for new in seats.make]
     remove = [pod for pod in (*_leaving(at, ahead, workers, places), *seats.remove, *chair.remove) if not pod.deleting]
     way = giving_way(at, ahead, workers)
@@ -115,7 +115,7 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES, ref
     told += notices(job.status or Status(), new, at.heard)
     expires = _expires(job, new)
     return Plan(
-        needs_token=not at.has_token and ahead.mood != "end",
+        needs_token=ahead.mood != "end" and (not at.has_token or _lacks_token(at)),
         create=tuple(create),
         update=tuple(update),
         remove=tuple(remove),
@@ -139,6 +139,13 @@ def _is_initialized(at: Situation) -> bool:
     return at.heard is not None or is_initialized(at.job.status)
 
 
+def _lacks_token(at: Situation) -> bool:
+    """Whether a pod cannot start because somebody has deleted the Secret: those that run do not say."""
+    name = names.token(at.job.metadata.name)
+    waiting = (pod for pod in all_pods(at) if pod.waiting == NO_CONFIGURATION and not pod.deleting)
+    return any(f'"{name}"' in pod.words for pod in waiting)
+
+
 def _coordinator_fails(at: Situation) -> bool:
     """Whether the coordinator has never answered, and what is known of its pod says that it will not soon."""
     if _is_initialized(at):
@@ -149,7 +156,7 @@ def _coordinator_fails(at: Situation) -> bool:
 
 def _coordinator_fleet(at: Situation, images: Images, ahead: Course, workers: Sequence[Pod]) -> Fleet:
     """What to do with the coordinator. At the end workers hear from it that it is over, so it is the last to go."""
-    asked = objects.asked_of_coordinator(at.job, images)
+    asked = objects.asked_of_coordinator(at.job, images, at.token_digest)
     needed = ahead.mood in ("train", "drain") or any(not (pod.ended or pod.silent) for pod in workers)
     return fleet.plan(
         at.pods(names.COORDINATOR),

@@ -1,7 +1,7 @@
 """What the operator may do: exactly what it does, by kind. The chart's roles are made from this.
 
-Secrets can be read by name and not listed. Nothing is needed on nodes, namespaces or CRDs, so that the operator can be
-confined to namespaces: then the same rules stand in a Role of each.
+Secrets can be made and not read, but for one: the operator's own key, in its own namespace. Nothing is needed on nodes,
+namespaces or CRDs, so that the operator can be confined to namespaces: then the same rules stand in a Role of each.
 
 `python -m tandem_operator.rights` prints the rules as YAML.
 """
@@ -23,7 +23,7 @@ VERBS: dict[tuple[Kind, str], tuple[str, ...]] = {
     (kinds.JOB, ""): (*_SEEN, "delete"),
     (kinds.JOB, "status"): ("patch",),
     (kinds.POD, ""): (*_MADE, "delete"),
-    (kinds.SECRET, ""): ("create", "get"),
+    (kinds.SECRET, ""): ("create",),
     (kinds.CONFIG_MAP, ""): (*_OWNED, "patch"),
     (kinds.CLAIM, ""): (*_OWNED, "patch"),
     (kinds.SERVICE, ""): (*_OWNED, "patch"),
@@ -42,6 +42,12 @@ def rules() -> list[dict[str, Any]]:
         }
         for (kind, subresource), verbs in VERBS.items()
     ]
+
+
+def key_rules(name: str) -> list[dict[str, Any]]:
+    """What it may do in its own namespace: make its key, and read that alone."""
+    resource = {"apiGroups": [kinds.SECRET.group], "resources": [kinds.SECRET.plural]}
+    return [{**resource, "verbs": ["create"]}, {**resource, "resourceNames": [name], "verbs": ["get"]}]
 
 
 if __name__ == "__main__":

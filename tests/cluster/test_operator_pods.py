@@ -5,7 +5,7 @@ from datetime import datetime
 
 import pytest
 
-from tests.support.cluster.operated import LONG, Job, Operator, manifest
+from tests.support.cluster.operated import LONG, Job, Operator, manifest, secret
 from tests.support.cluster.pods import Manifest, Namespace
 
 
@@ -44,6 +44,24 @@ def test_a_job_on_the_volume_of_one_that_failed_begins_anew_and_one_that_trains_
     job.becomes(lambda: "trains something else" in str(job.status.get("message")), "its reason")
     job.becomes(lambda: not job.live("worker"), "no workers", 60.0)
     namespace("delete", "dtj", "again")
+
+
+@pytest.mark.timeout(400)
+def test_a_deleted_token_comes_back_as_it_was_and_the_job_goes_on(namespace: Namespace, operator: Operator) -> None:
+    job = Job(namespace, "token")
+    job.apply(manifest("token", trainer=LONG))
+    job.trains()
+    before, generation = secret(namespace, "token-token"), job.status["generation"]
+    namespace("delete", "secret", "token-token")
+    operator.kill()
+    operator.start()
+    job.trains(beyond=job.step)
+    assert job.status["generation"] == generation, job.describe()
+    victim = job.live("worker")[0]
+    namespace("delete", "pod", victim)
+    job.becomes(lambda: job.status.get("worldSize") == 2 and job.status["generation"] > generation, "its full size")
+    assert secret(namespace, "token-token") == before
+    namespace("delete", "dtj", "token")
 
 
 def _made(pod: Manifest) -> datetime:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tandem_operator import names, rights
+from tandem_operator.__main__ import KEY_SECRET
 from tests.support.cluster import ON_OUR_OWN
 from tests.support.cluster.machine.places import AUDIT
 from tests.support.cluster.operated import ACCOUNT, LONG, Job, Operator, manifest
@@ -26,7 +27,10 @@ UPDATED = {
 
 def granted() -> Verbs:
     """What the rules allow."""
-    return {(rule["apiGroups"][0], rule["resources"][0]): set(rule["verbs"]) for rule in rights.rules()}
+    found: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for rule in [*rights.rules(), *rights.key_rules(KEY_SECRET)]:
+        found[rule["apiGroups"][0], rule["resources"][0]] |= set(rule["verbs"])
+    return dict(found)
 
 
 def used(namespace: Namespace) -> tuple[Verbs, list[str]]:
@@ -50,7 +54,6 @@ def used(namespace: Namespace) -> tuple[Verbs, list[str]]:
 def strangers(job: str) -> Iterator[tuple[str, Manifest]]:
     """Somebody else's objects under all the names that a job's objects have."""
     for kind, name, rest in (
-        ("Secret", names.token(job), {}),
         ("ConfigMap", names.job_file(job), {}),
         ("Service", names.coordinator(job), {"spec": {"ports": [{"port": 1}], "selector": {"app": "nobody"}}}),
     ):

@@ -92,6 +92,19 @@ def test_without_the_token_nothing_is_answered(idle: Coordinator, path: str, hea
     assert TOKEN not in answer["error"]
 
 
+def test_another_token_is_as_good_if_the_coordinator_was_given_its_digest(tmp_path: Path) -> None:
+    digest = launch.token_digest("the operator's")
+    found = Coordinator(tmp_path).start(**{launch.TOKEN_DIGEST: digest})
+    try:
+        for token in (TOKEN, "the operator's"):
+            with found.client(token) as client:
+                assert client.status().job == "digits"
+        with found.client(digest) as client, pytest.raises(Refused, match="token"):
+            client.status()
+    finally:
+        found.kill()
+
+
 def test_liveness_needs_no_token_and_other_paths_do_not_exist(idle: Coordinator) -> None:
     assert idle.raw("GET", "/healthz", Authorization="")[0] == 200
     assert idle.raw("GET", "/nowhere")[0] == 404

@@ -33,10 +33,11 @@ class Coordinator:
         self.rundir = manifests.run_directory(path / "run", manifests.job("digits", "lab", **whole))
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> "Coordinator":
+    def start(self, **environment: str) -> "Coordinator":
         port_file = self.path / "port"
         port_file.unlink(missing_ok=True)
-        self.process = spawn(self.rundir, launch.coordinator_command("127.0.0.1", self.port, port_file))
+        command = launch.coordinator_command("127.0.0.1", self.port, port_file)
+        self.process = spawn(self.rundir, command, **environment)
         self.port = int(until(lambda: port_file.exists() and port_file.read_text(), "the coordinator's start"))
         return self
 

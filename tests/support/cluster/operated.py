@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from tandem_operator import names, rights
+from tandem_operator.__main__ import KEY_SECRET
 from tandem_operator.pods import VOLUME
 from tests.support import ROOT, manifests
 from tests.support.cluster.background import Background, answers
@@ -94,7 +95,12 @@ def account() -> list[Manifest]:
     api = "rbac.authorization.k8s.io/v1"
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT}},
-        {"apiVersion": api, "kind": "Role", "metadata": {"name": ACCOUNT}, "rules": rights.rules()},
+        {
+            "apiVersion": api,
+            "kind": "Role",
+            "metadata": {"name": ACCOUNT},
+            "rules": [*rights.rules(), *rights.key_rules(KEY_SECRET)],
+        },
         {
             "apiVersion": api,
             "kind": "RoleBinding",

@@ -38,7 +38,7 @@ class World:
         """A new operator, which knows nothing."""
         self.store = Store()
         api: Any = self.cluster
-        self.controller = Controller(api, api, self.store, IMAGES, Gauges())
+        self.controller = Controller(api, api, self.store, IMAGES, Gauges(), b"key")
         self.relist()
 
     def relist(self) -> None:
@@ -81,7 +81,7 @@ class World:
 
     def hurt(self, what: str, index: int) -> None:
         """Something happens to one of the job's objects."""
-        mine = [place for place in self.cluster.objects if place[0] not in (kinds.JOB, kinds.SECRET, kinds.CLAIM)]
+        mine = [place for place in self.cluster.objects if place[0] not in (kinds.JOB, kinds.CLAIM)]
         pods = [(kinds.POD, NAMESPACE, pod["metadata"]["name"]) for pod in self.cluster.pods()]
         if what == "delete" and mine:
             self.cluster.end(mine[index % len(mine)])

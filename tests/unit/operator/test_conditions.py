@@ -147,7 +147,7 @@ def test_conditions_of_other_writers_are_kept_as_they_are() -> None:
 async def test_a_condition_that_somebody_writes_meanwhile_is_not_lost() -> None:
     cluster, store = Cluster(), Store()
     api: Any = cluster
-    controller = Controller(api, api, store, IMAGES, Gauges())
+    controller = Controller(api, api, store, IMAGES, Gauges(), b"key")
     cluster.put(kinds.JOB, manifests.manifest("digits", NAMESPACE, trainer=TASK))
     store.see(kinds.JOB, cluster.objects[kinds.JOB, *KEY])
     await cluster.patch_status(kinds.JOB, *KEY, {"conditions": [FOREIGN]})

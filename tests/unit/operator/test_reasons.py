@@ -147,7 +147,7 @@ class Operated:
     def __init__(self, spec: dict[str, Any], status: dict[str, Any] | None = None) -> None:
         self.cluster, self.store = Cluster(), Store()
         api: Any = self.cluster
-        self.controller = Controller(api, api, self.store, IMAGES, Gauges())
+        self.controller = Controller(api, api, self.store, IMAGES, Gauges(), b"key")
         self.cluster.put(kinds.JOB, manifests.manifest("digits", NAMESPACE, status, trainer=TASK) | {"spec": spec})
 
     async def look(self) -> float | None:

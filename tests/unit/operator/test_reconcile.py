@@ -71,6 +71,16 @@ def test_workers_do_not_hold_gpus_for_a_coordinator_that_does_not_come_up(state:
     assert removed(decided(trains, surroundings(trains, broken, worker(0), worker(1)))) == []
 
 
+def test_a_token_that_somebody_has_deleted_is_made_again_once_a_pod_misses_it() -> None:
+    of, there = running()
+    assert not decided(of, there, heard=heard()).needs_token
+    words = 'secret "digits-token" not found'
+    waits = worker(1, phase="Pending", ready=False, waiting="CreateContainerConfigError", words=words)
+    assert decided(of, surroundings(of, worker(0), waits), heard=heard()).needs_token
+    other = replace(waits, words='configmap "of-the-users" not found')
+    assert not decided(of, surroundings(of, worker(0), other), heard=heard()).needs_token
+
+
 def test_that_it_has_answered_is_remembered() -> None:
     of = job(status=initialized())
     assert made(decided(of, heard=None)) == ["worker 0", "worker 1"]

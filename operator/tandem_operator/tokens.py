@@ -1,0 +1,62 @@
+"""The token of each job, which follows from a key of the operator's and the UID of the job.
+
+So it can be made again whenever it is needed: a Secret that somebody has deleted comes back as it was, and the operator
+reads nobody's Secrets but its own key (docs/decisions/0020-tokens-of-jobs.md).
+
+The key is in a Secret of the operator's own namespace. Whoever starts first makes it.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+
+from tandem_operator import kinds
+from tandem_operator.api import ApiServer, Refused
+
+KEY_BYTES = 32
+FIELD = "key"
+
+
+class NoKey(Exception):  # noqa: N818 - reads as the sentence it is
+    """The operator's key cannot be had, and why."""
+
+
+def token(key: bytes, uid: str) -> str:
+    """A job's token: 43 characters that nobody can guess who does not have the key."""
+    made = hmac.new(key, f"tandem.dev/token/{uid}".encode(), hashlib.sha256).digest()
+    return base64.urlsafe_b64encode(made).decode().rstrip("=")
+
+
+async def operator_key(api: ApiServer, namespace: str, name: str) -> bytes:
+    """The key in the operator's Secret; makes one where there is none.
+
+    Raises:
+        NoKey: the Secret holds none, or may neither be read nor made.
+        Unavailable: the API server did not answer.
+    """
+    try:
+        found = await api.get(kinds.SECRET, namespace, name)
+        if found is None:
+            data = {FIELD: base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()}
+            metadata = {"name": name, "namespace": namespace}
+            whole = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "immutable": True, "data": data}
+            try:
+                found = await api.create(kinds.SECRET, {**whole, "metadata": metadata})
+            except Refused as error:
+                if error.reason != "AlreadyExists":
+                    raise
+                # Another one was faster.
+                found = await api.get(kinds.SECRET, namespace, name)
+    except Refused as error:
+        raise NoKey(f"the Secret {namespace}/{name} with the operator's key: {error}") from error
+    try:
+        key = base64.b64decode(((found or {}).get("data") or {})[FIELD], validate=True)
+    except (KeyError, TypeError, binascii.Error):
+        key = b""
+    if len(key) < KEY_BYTES:
+        raise NoKey(
+            f"the Secret {namespace}/{name} has no field {FIELD} of {KEY_BYTES} bytes; delete it to get a new one"
+        )
+    return key
