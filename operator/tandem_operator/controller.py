@@ -55,8 +55,6 @@ class _Memory:
     """What is only kept to save requests; all of it can be lost."""
 
     uid: str
-    has_token: bool = False
-    """The Secret was there when it was last seen to."""
     written: float = 0.0
     """When the status was written last."""
     endpoint: str = ""
@@ -165,7 +163,6 @@ class Controller:
             idle=memory.idle,
             fallen=self._silence.fallen(key, time.monotonic()),
             answering=len(self._silence),
-            has_token=memory.has_token,
             token_digest=token_digest(tokens.token(self._key, uid)),
             now=time.time(),
             entropy=secrets.token_hex(8),
@@ -174,7 +171,7 @@ class Controller:
         refused = await self._carry_out(key, plan, situation, memory)
         if not refused and any(_kind(manifest) is kinds.SERVICE for manifest in plan.create):
             # Workers are told the address that the Service has just been given, and are made in the same look.
-            situation = replace(situation, children=self._store.children(key), has_token=True)
+            situation = replace(situation, children=self._store.children(key))
             then = reconcile(situation, self._images, self._volumes)
             plan = replace(then, notices=(*plan.notices, *(one for one in then.notices if one not in plan.notices)))
             refused = await self._carry_out(key, plan, situation, memory)
@@ -241,7 +238,6 @@ class Controller:
             if not made and not trouble and _is_new(at):
                 name = names.token(at.job.metadata.name)
                 raise Unavailable(f"the Secret {name} of an earlier job is there still; its end is waited for")
-            memory.has_token = not trouble
             troubles += trouble
         for manifest in plan.create:
             if _kind(manifest) is not kinds.POD:

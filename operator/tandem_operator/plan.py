@@ -35,8 +35,6 @@ class Situation:
     """The UID of the coordinator's pod if that has stopped answering (tandem_operator.silence)."""
     answering: int = 0
     """How many coordinators the operator asks, over all jobs."""
-    has_token: bool = False
-    """The Secret was there when it was last seen to."""
     token_digest: str = ""
     """By which coordinators know the operator (tandem.launch.TOKEN_DIGEST)."""
     now: float

@@ -115,7 +115,7 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES, ref
     told += notices(job.status or Status(), new, at.heard)
     expires = _expires(job, new)
     return Plan(
-        needs_token=ahead.mood != "end" and (not at.has_token or _lacks_token(at)),
+        needs_token=ahead.mood != "end" and _lacks_token(at),
         create=tuple(create),
         update=tuple(update),
         remove=tuple(remove),
@@ -140,7 +140,11 @@ def _is_initialized(at: Situation) -> bool:
 
 
 def _lacks_token(at: Situation) -> bool:
-    """Whether a pod cannot start because somebody has deleted the Secret: those that run do not say."""
+    """Whether the Secret was not made yet, or a pod cannot start because somebody has deleted it."""
+    # What is made next after it.
+    made = at.children.get(kinds.CONFIG_MAP, names.job_file(at.job.metadata.name))
+    if made is None or made.owner != at.uid:
+        return True
     name = names.token(at.job.metadata.name)
     waiting = (pod for pod in all_pods(at) if pod.waiting == NO_CONFIGURATION and not pod.deleting)
     return any(f'"{name}"' in pod.words for pod in waiting)

@@ -99,7 +99,7 @@ def running(*more: Thing, status: dict[str, Any] | None = None, **spec: Any) -> 
 def situation(of: DistributedTrainingJob, there: Children | None = None, **facts: Any) -> Situation:
     """All that there is to know."""
     there = surroundings(of) if there is None else there
-    whole: dict[str, Any] = {"uid": UID, "has_token": True, "now": NOW, "entropy": "e", **facts}
+    whole: dict[str, Any] = {"uid": UID, "now": NOW, "entropy": "e", **facts}
     return Situation(job=of, children=there, **whole)
 
 

@@ -48,7 +48,7 @@ EVERYTHING = [
 
 
 def test_a_new_job_gets_everything_but_workers_which_are_told_the_address_of_its_service() -> None:
-    plan = decided(job(), Children(), has_token=False)
+    plan = decided(job(), Children())
     assert plan.needs_token
     assert made(plan) == EVERYTHING
     assert plan.status.phase == "Pending"
