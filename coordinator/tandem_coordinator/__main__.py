@@ -25,6 +25,7 @@ from tandem.durable import temporary_beside
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
 from tandem.launch import INCARNATION, JOB, RUN_DIR, TOKEN, TOKEN_DIGEST
+from tandem.listening import EVERYWHERE, listen
 from tandem.mistake import UserError
 from tandem.reading import read_job
 from tandem.rundir import RunDir
@@ -54,7 +55,7 @@ def main() -> None:
     """Coordinate one job until SIGTERM."""
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s level=%(levelname)s %(message)s")
     parser = argparse.ArgumentParser(prog="python -m tandem_coordinator", description="Coordinate one training job.")
-    parser.add_argument("--host", default="0.0.0.0", help="address to listen on (default: all)")  # noqa: S104
+    parser.add_argument("--host", default=EVERYWHERE, help="address to listen on (default: all)")
     parser.add_argument("--port", type=int, default=7070, help="port to listen on; 0 takes a free one")
     parser.add_argument(
         "--metrics-port",
@@ -125,8 +126,6 @@ async def _serve(
         open_runner = web.AppRunner(metrics_application(coordinator), access_log=None, shutdown_timeout=GRACE_SECONDS)
         await open_runner.setup()
         log.info("event=metrics host=%s port=%d", host, await _listen(open_runner, host, metrics_port))
-    if port_file is not None:
-        _write_port(port_file, bound)
     log.info(
         "event=listening job=%s host=%s port=%d generation=%d", job.metadata.name, host, bound, remembered.generation
     )
@@ -135,6 +134,9 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, running.cancel)
+    # Who reads it may end us.
+    if port_file is not None:
+        _write_port(port_file, bound)
     try:
         with suppress(asyncio.CancelledError):
             await running
@@ -193,9 +195,8 @@ def _is_new_try(rundir: RunDir, job: DistributedTrainingJob) -> bool:
 
 
 async def _listen(runner: web.AppRunner, host: str, port: int) -> int:
-    site = web.TCPSite(runner, host, port, reuse_address=True, backlog=BACKLOG)
     try:
-        await site.start()
+        await web.SockSite(runner, listen(host, port, BACKLOG), backlog=BACKLOG).start()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise CannotStart(f"port {port} on {host} is in use; choose another one, or 0 for a free one") from None

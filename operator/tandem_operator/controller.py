@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from tandem.job import GPU, DistributedTrainingJob
 from tandem.launch import token_digest
+from tandem.listening import endpoint
 from tandem.snapshot import Snapshot
 from tandem.status import Status
 from tandem.times import rfc3339, seconds
@@ -217,7 +218,7 @@ class Controller:
             self._silence.forget(key)
             return None
         pod = found[-1]
-        memory.endpoint = f"[{pod.address}]:{pods.PORT}" if ":" in pod.address else f"{pod.address}:{pods.PORT}"
+        memory.endpoint = endpoint(pod.address, pods.PORT)
         asked = time.monotonic()
         heard, reached = None, True
         try:

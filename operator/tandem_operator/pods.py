@@ -16,6 +16,7 @@ from kubernetes.utils.quantity import parse_quantity
 
 from tandem import launch
 from tandem.job import GPU, DistributedTrainingJob
+from tandem.listening import EVERYWHERE
 from tandem_operator import names
 from tandem_operator.overlay import overlay
 
@@ -65,8 +66,7 @@ def coordinator(job: DistributedTrainingJob, images: Images, token_digest: str) 
     Args:
         token_digest: by which it knows the operator, whatever token it and the workers were given.
     """
-    everywhere = "0.0.0.0"  # noqa: S104
-    command = launch.coordinator_command(everywhere, PORT, python=PYTHON, metrics_port=METRICS_PORT)
+    command = launch.coordinator_command(EVERYWHERE, PORT, python=PYTHON, metrics_port=METRICS_PORT)
     command += ["--job", f"{JOB_FOLDER}/{JOB_FILE}"]
     own = {launch.RUN_DIR: str(run_dir(job)), launch.TOKEN_DIGEST: token_digest}
     probe = {"httpGet": {"path": "/healthz", "port": PORT}}

@@ -41,6 +41,7 @@ the objects are by themselves); server-side apply without the hash (a write for 
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from tandem import listening
 from tandem.job import DistributedTrainingJob
 from tandem.status import Status
 from tandem.times import seconds
@@ -131,8 +132,7 @@ def _endpoint(at: Situation) -> str:
     service = at.children.get(kinds.SERVICE, names.coordinator(at.job.metadata.name))
     if not isinstance(service, Service) or service.owner != at.uid or not service.address:
         return ""
-    host = f"[{service.address}]" if ":" in service.address else service.address
-    return f"{host}:{pods.PORT}"
+    return listening.endpoint(service.address, pods.PORT)
 
 
 def _is_initialized(at: Situation) -> bool:

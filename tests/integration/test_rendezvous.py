@@ -1,5 +1,6 @@
 """Real torchrun agents under a real coordinator, and the deaths they must survive."""
 
+import socket
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -146,6 +147,15 @@ def test_a_coordinator_that_holds_a_heartbeat_for_long_is_not_taken_for_away(tmp
         # Held for eleven seconds at least.
         group.step_after(first.at + heartbeats["heartbeatSeconds"], world=1)
         assert "coordinator-unreachable" not in group.output("worker-0")
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_a_group_that_has_ipv6_addresses_alone_trains(tmp_path: Path) -> None:
+    with Elastic(tmp_path, host="::1").start("worker-0", "worker-1") as group:
+        group.step_after(0.0, world=2)
+        found = group.snapshot()
+    assert found is not None
+    assert [member.address for member in found.members] == ["::1", "::1"]
 
 
 def test_an_agent_with_a_wrong_token_ends_with_a_sentence(tmp_path: Path) -> None:

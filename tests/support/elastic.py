@@ -13,6 +13,7 @@ import psutil
 
 from tandem import launch
 from tandem.coordinator_client import CoordinatorClient, Unreachable
+from tandem.listening import endpoint
 from tandem.snapshot import Snapshot
 from tests.support import SCRIPTS, manifests
 from tests.support.ports import reserved_port
@@ -40,8 +41,16 @@ class Step:
 class Elastic:
     """One job: a run directory, its coordinator, its agents."""
 
-    def __init__(self, path: Path, replicas: int = 2, aware: bool = True, total: int = 1_000_000, **spec: Any) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        replicas: int = 2,
+        aware: bool = True,
+        total: int = 1_000_000,
+        host: str = "127.0.0.1",
+        **spec: Any,
+    ) -> None:
+        self.path, self.host = path, host
         elasticity = {"heartbeatSeconds": HEARTBEAT_SECONDS, "lostAfterSeconds": 3.0, "growCooldownSeconds": 0.5}
         elasticity |= {"growAfterSeconds": 0.5}
         whole = {
@@ -69,11 +78,11 @@ class Elastic:
     def start_coordinator(self) -> None:
         port_file = self.path / "port"
         port_file.unlink(missing_ok=True)
-        self.coordinator = self._spawn("coordinator", launch.coordinator_command("127.0.0.1", self.port, port_file))
+        self.coordinator = self._spawn("coordinator", launch.coordinator_command(self.host, self.port, port_file))
         self.port = int(until(lambda: port_file.exists() and port_file.read_text(), "the coordinator's start"))
 
     def start_agent(self, replica: str) -> None:
-        command = launch.agent_command(self.job, f"127.0.0.1:{self.port}", "127.0.0.1", shutdown_seconds=2)
+        command = launch.agent_command(self.job, endpoint(self.host, self.port), self.host, shutdown_seconds=2)
         if not self.job.spec.elasticity.warm_start:
             self.agents[replica] = self._spawn(replica, command)
             return
@@ -130,7 +139,7 @@ class Elastic:
     # What can be seen
 
     def client(self, token: str = TOKEN) -> CoordinatorClient:
-        return CoordinatorClient(f"127.0.0.1:{self.port}", token)
+        return CoordinatorClient(endpoint(self.host, self.port), token)
 
     def snapshot(self) -> Snapshot | None:
         with self.client() as client, suppress(Unreachable):
