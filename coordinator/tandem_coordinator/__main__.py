@@ -24,7 +24,7 @@ from tandem.difference import differences
 from tandem.durable import temporary_beside
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
-from tandem.launch import INCARNATION, JOB, RUN_DIR, TOKEN, TOKEN_DIGEST
+from tandem.launch import INCARNATION, JOB, POD, RUN_DIR, TOKEN, TOKEN_DIGEST
 from tandem.listening import EVERYWHERE, listen
 from tandem.mistake import UserError
 from tandem.reading import read_job
@@ -98,7 +98,7 @@ async def _serve(
         raise CannotStart(f"set {TOKEN} to the job's secret; without one anybody could steer the job")
     rundir = _rundir()
     job = _job(rundir) if manifest is None else _given_job(rundir, manifest)
-    ledger = Ledger(rundir)
+    ledger = Ledger(rundir, os.environ.get(POD) or None)
     try:
         rundir.create()
         is_new_try = manifest is not None and _is_new_try(rundir, job)

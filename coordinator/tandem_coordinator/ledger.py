@@ -1,7 +1,8 @@
 """What the coordinator must remember over its own death: `coordinator.json` in the run directory.
 
 It is written before a generation is handed out, so that a number is never given twice. It also says who writes it: a
-coordinator whose node was cut off while another took over finds the other's name there and ends.
+coordinator whose node was cut off while another took over finds the other's name there and ends. Its kubelet then starts
+it again in the same pod; so the page also remembers which pods were taken over from, and none of them gets it back.
 """
 
 import secrets
@@ -15,13 +16,34 @@ from tandem.messages import Membership
 from tandem.model import Model
 from tandem.rundir import RunDir
 from tandem.snapshot import GenerationView
+from tandem_coordinator.group import State
 
 HISTORY = 20
 """So many generations survive a restart of the coordinator with their reasons."""
 
 
+PODS = 20
+"""So many pods that were taken over from are remembered."""
+
+
 class TakenOver(Exception):  # noqa: N818 - it is a state of the job
     """Another coordinator has claimed the run directory since."""
+
+
+class Absent(Model):
+    """What the others go on without (see `blame`)."""
+
+    replica: str
+    """Empty: the whole node."""
+    node: str
+    why: str
+    seconds: float
+    """So long ago that was decided when the page was written."""
+
+
+def remembered_left_out(state: State, now: float) -> list[Absent]:
+    """What to remember of those that are left out."""
+    return [Absent(replica=one.replica, node=one.node, why=one.why, seconds=now - one.at) for one in state.left_out]
 
 
 class Page(Model):
@@ -29,6 +51,10 @@ class Page(Model):
 
     owner: str
     """The coordinator that wrote it."""
+    pod: str | None = None
+    """The uid of its pod, where it has one."""
+    taken_from: list[str] | None = None
+    """The pods that others have taken over from, oldest first."""
     generation: int
     """The highest number given out."""
     membership: Membership | None = None
@@ -41,6 +67,8 @@ class Page(Model):
     """Replicas wished for."""
     started_at: float | None = None
     """When the first generation opened, seconds since the epoch."""
+    left_out: list[Absent] | None = None
+    """What the others go on without, if there is anything."""
     history: list[GenerationView] = Field(default=[])
     """The last generations, oldest first."""
 
@@ -54,14 +82,16 @@ class Remembered:
     failures: int = 0
     target: int | None = None
     started_at: float | None = None
+    left_out: list[Absent] = field(default_factory=list)
     history: list[GenerationView] = field(default_factory=list)
 
 
 class Ledger:
     """Reads and writes `coordinator.json`. Every method may block for as long as the disk does."""
 
-    def __init__(self, rundir: RunDir) -> None:
-        self._rundir = rundir
+    def __init__(self, rundir: RunDir, pod: str | None = None) -> None:
+        self._rundir, self._pod = rundir, pod
+        self._taken_from: list[str] | None = None
         self.owner = f"{time.time():.3f}-{secrets.token_hex(4)}"
 
     def claim(self, replicas: int) -> Remembered:
@@ -71,9 +101,13 @@ class Ledger:
             replicas: what the job says now.
 
         Raises:
+            TakenOver: a coordinator in another pod has claimed it since this pod had it.
             OSError: the run directory cannot be written.
         """
         page = self._read()
+        self._taken_from = _taken_from(page, self._pod)
+        if self._pod is not None and self._pod in (self._taken_from or ()):
+            raise TakenOver(f"a coordinator in another pod has taken over this job from pod {self._pod}")
         newest = self._rundir.newest_generation()
         if page is None:
             remembered = Remembered(generation=newest)
@@ -86,6 +120,7 @@ class Ledger:
                 failures=page.failures,
                 target=page.target if page.replicas == replicas else None,
                 started_at=page.started_at,
+                left_out=page.left_out or [],
                 history=page.history,
             )
         self._write(
@@ -97,6 +132,7 @@ class Ledger:
                 replicas=replicas,
                 target=remembered.target or replicas,
                 started_at=remembered.started_at,
+                left_out=remembered.left_out or None,
                 history=remembered.history,
             )
         )
@@ -122,4 +158,14 @@ class Ledger:
             return None
 
     def _write(self, page: Page) -> None:
+        page = page.model_copy(update={"pod": self._pod, "taken_from": self._taken_from})
         replace_json(self._rundir.coordinator_file, page.dump_brief())
+
+
+def _taken_from(page: Page | None, pod: str | None) -> list[str] | None:
+    if page is None:
+        return None
+    before = page.taken_from or []
+    if page.pod is None or page.pod == pod:
+        return before or None
+    return [*before, page.pod][-PODS:]

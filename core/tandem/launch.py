@@ -15,6 +15,8 @@ TOKEN_DIGEST = "TANDEM_TOKEN_DIGEST"  # noqa: S105 - the variable's name
 """The SHA-256, in hexadecimal digits, of another token that is as good: the operator's."""
 COORDINATOR = "TANDEM_COORDINATOR"
 REPLICA = "TANDEM_REPLICA"
+NODE = "TANDEM_NODE"
+POD = "TANDEM_POD"
 GENERATION = "TANDEM_GENERATION"
 PULSE = "TANDEM_PULSE"
 JOB = "TANDEM_JOB"

@@ -72,7 +72,7 @@ def coordinator(job: DistributedTrainingJob, images: Images, token_digest: str) 
     probe = {"httpGet": {"path": "/healthz", "port": PORT}}
     container = {
         **_container(names.COORDINATOR, images.operator, command),
-        "env": [*_literal(HOME | own), _token(job)],
+        "env": [*_of_pod({launch.POD: "metadata.uid"}), *_literal(HOME | own), _token(job)],
         "ports": [
             {"name": name, "containerPort": port, "protocol": "TCP"}
             for name, port in {"http": PORT, "metrics": METRICS_PORT}.items()
@@ -115,7 +115,7 @@ def worker(job: DistributedTrainingJob, uid: str, images: Images, endpoint: str)
     command = command[:begin] + [word.replace("$(", "$$(") for word in command[begin:]]
     variables = {"OMP_NUM_THREADS": str(threads(job))} | launch.environment(job, run_dir(job), "")
     variables |= {launch.COORDINATOR: endpoint, launch.UID: uid}
-    fields = {launch.REPLICA: "metadata.name", ADDRESS: "status.podIP"}
+    fields = {launch.REPLICA: "metadata.name", launch.NODE: "spec.nodeName", ADDRESS: "status.podIP"}
     container = {
         **_container(names.WORKER, spec.trainer.image or images.trainer, command),
         "env": [*_of_pod(fields), _token(job), *_literal(HOME | variables, fields, launch.TOKEN)],

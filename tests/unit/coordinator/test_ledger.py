@@ -1,0 +1,33 @@
+"""What a coordinator remembers, and from whom it takes over."""
+
+from pathlib import Path
+
+import pytest
+
+from tandem_coordinator.ledger import Ledger, Page, TakenOver
+from tests.support.manifests import job, run_directory
+
+
+def test_a_pod_that_was_taken_over_from_does_not_get_the_job_back_when_it_starts_again(tmp_path: Path) -> None:
+    rundir = run_directory(tmp_path / "run", job())
+    first = Ledger(rundir, "pod-1")
+    first.claim(2)
+    Ledger(rundir, "pod-1").claim(2)  # its kubelet has started it again
+    second = Ledger(rundir, "pod-2")
+    second.claim(2)
+    with pytest.raises(TakenOver):
+        first.record(Page(owner=first.owner, generation=1, replicas=2, target=2))
+    with pytest.raises(TakenOver, match="pod-1"):
+        Ledger(rundir, "pod-1").claim(2)
+    second.record(Page(owner=second.owner, generation=7, replicas=2, target=2))
+    assert Ledger(rundir, "pod-2").claim(2).generation == 7
+    Ledger(rundir, "pod-3").claim(2)
+    for gone in ("pod-1", "pod-2"):
+        with pytest.raises(TakenOver):
+            Ledger(rundir, gone).claim(2)
+
+
+def test_without_pods_whoever_starts_last_has_the_job(tmp_path: Path) -> None:
+    rundir = run_directory(tmp_path / "run", job())
+    for _ in range(3):
+        Ledger(rundir).claim(2)
