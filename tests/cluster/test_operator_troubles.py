@@ -101,7 +101,8 @@ def test_a_deadline_and_a_time_after_the_end(job: Job, namespace: Namespace) -> 
 @pytest.mark.timeout(400)
 def test_a_script_of_ones_own(job: Job) -> None:
     code = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)"
-    job.apply(manifest(job.name, trainer={"command": ["python", "-c", code]}, evaluators={"replicas": 0}))
+    both = {"replicas": 2, "minReplicas": 2}
+    job.apply(manifest(job.name, trainer={"command": ["python", "-c", code]}, workers=both, evaluators={"replicas": 0}))
     job.reaches("Succeeded")
     said = " ".join(job.namespace("logs", pod["metadata"]["name"]) for pod in job.pods("worker"))
     assert "rank 0 of 2" in said
