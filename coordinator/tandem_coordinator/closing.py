@@ -15,7 +15,8 @@ as the first member is back (the rest may still be writing).
 
 from dataclasses import replace
 
-from tandem_coordinator.group import Action, Cause, Close, Fail, Next, Saving, Say, State, is_inside, listed
+from tandem_coordinator.blame import cut_off, silent_members, strike
+from tandem_coordinator.group import Action, Cause, Close, Complete, Fail, Next, Saving, Say, State, is_inside, listed
 
 SAVE_SECONDS = 30.0
 """How long a generation may take to stop before it is closed anyway, not counting the steps below."""
@@ -31,14 +32,14 @@ FIRST_WORD_SECONDS = 1.0
 def close(state: State, cause: Cause, now: float) -> Next:
     """Close the open generation now; while none is open, explain why the last one ended, if nobody knew."""
     if not state.open:
-        if state.cause.reason != "PeerLost" or cause.reason == "PeerLost":
+        if not state.cause.is_consequence or cause.is_consequence:
             return state, ()
         # The connections broke because of this: now the reason is known.
         state = replace(state, cause=cause)
         return count_failure(state, now) if cause.is_failure else (state, ())
     assert state.latest is not None
     actions: tuple[Action, ...] = (Close(state.latest.generation, cause),)
-    state = replace(state, open=False, saving=None, training=False, cause=cause, changed=now)
+    state = replace(state, open=False, saving=None, training=False, cause=cause, changed=now, finished=frozenset())
     if cause.is_failure:
         state, more = count_failure(state, now)
         actions += more
@@ -91,9 +92,39 @@ def finish_saving(state: State, now: float) -> Next:
     return close(state, Cause(saving.cause.reason, late), now)
 
 
+def finish(state: State, replica: str) -> Next:
+    """A member of the open generation has gone because all of its ranks ended with exit code 0. Once all have, the job
+    is complete: whoever comes now must not begin it anew."""
+    assert state.latest is not None, "a generation is open"
+    finished = state.finished | {replica}
+    complete = finished.issuperset(member.replica for member in state.latest.members)
+    state = replace(state, finished=finished)
+    if not complete:
+        return state, ()
+    cause = Cause("Completed", f"all ranks of generation {state.number} ended with exit code 0")
+    return replace(state, completing=cause), (Complete(cause),)
+
+
+def explain(state: State, now: float) -> Next:
+    """Connections broke, and nobody explained why before the next generation: count that, or it could go on for
+    ever. Not if a member is silent: that it is lost is likely, and known soon."""
+    if silent := silent_members(state, now):
+        state = replace(state, cause=Cause("MemberLost", f"{listed(silent)} gave no sign of life"))
+        return strike(state, silent[0], state.cause.detail, now) if len(silent) == 1 else (state, ())
+    if state.cause.reason == "StoreUnreachable":
+        culprit, detail = cut_off(state, now)
+        state = replace(state, cause=Cause("StoreUnreachable", detail, culprit))
+    return count_failure(replace(state, cause=replace(state.cause, explained=True)), now)
+
+
 def count_failure(state: State, now: float) -> Next:
-    """Take a failure off the restart budget; the job fails when it is used up."""
+    """Take a failure off the restart budget, and hold it against the replica it is due to; the job fails when the
+    budget is used up."""
     state = replace(state, failures=state.failures + 1, failed_at=now)
+    if state.cause.culprit:
+        state, left_out = strike(state, state.cause.culprit, state.cause.detail, now)
+        if left_out:
+            return state, left_out
     if state.failures <= state.rules.max_restarts:
         return state, (Say(f"failure {state.failures} of {state.rules.max_restarts} that are forgiven", warning=True),)
     cause = Cause(

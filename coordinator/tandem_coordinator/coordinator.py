@@ -25,6 +25,7 @@ from tandem_coordinator.group import (
     Action,
     Cause,
     Close,
+    Complete,
     Disconnected,
     Fail,
     Hung,
@@ -37,7 +38,7 @@ from tandem_coordinator.group import (
 )
 from tandem_coordinator.hang import HangWatch
 from tandem_coordinator.history import History
-from tandem_coordinator.ledger import HISTORY, Ledger, Page, Remembered, TakenOver
+from tandem_coordinator.ledger import HISTORY, Ledger, Page, Remembered, TakenOver, remembered_left_out
 from tandem_coordinator.observer import Observed, Observer, RunDirectory
 from tandem_coordinator.progress import Reports
 from tandem_coordinator.straggler import StragglerWatch
@@ -74,6 +75,7 @@ class Coordinator:
             number=remembered.generation,
             latest=remembered.membership,
             failures=remembered.failures,
+            left_out=remembered.left_out,
         )
         self._account = Account(time.monotonic())
         self._rundir, self._ledger = rundir, ledger
@@ -242,7 +244,7 @@ class Coordinator:
                 )
             )
             if self.state.open and (hang := self._hangs.verdict()) is not None:
-                self._apply(Hung(self._hangs.generation, hang))
+                self._apply(Hung(self._hangs.generation, hang, self._hangs.culprit()))
                 continue
             # A tick looks at every agent. When thousands arrive at once, one tick serves many of them.
             await asyncio.sleep(min(TICK_SECONDS, TICK_PAUSE * (time.monotonic() - began)))
@@ -339,6 +341,8 @@ class Coordinator:
             case Fail(cause):
                 self._history.say(cause.detail, "error")
                 self._loop.create_task(self._mark_failed(cause))
+            case Complete(cause):
+                self._loop.create_task(self._mark_complete(cause))
 
     def _opened(self, opened: Membership, detail: str, adopted: bool) -> None:
         self._reports.begin(opened.generation)
@@ -353,13 +357,18 @@ class Coordinator:
         if self.state.cause.reason == "Hung":
             # The end aborts all ranks at once, and these stacks are what somebody will want to read.
             await asyncio.sleep(STACKS_SECONDS)
+        await self._end(cause, lambda: self._rundir.mark_failed(cause.reason, cause.detail, int(ExitCode.FAILED)))
+
+    async def _mark_complete(self, cause: Cause) -> None:
+        self._history.say(cause.detail, "info")
+        await self._end(cause, lambda: self._rundir.mark_done(None))
+
+    async def _end(self, cause: Cause, mark: Callable[[], None]) -> None:
         while True:
             try:
-                await self._loop.run_in_executor(
-                    self._disk, self._rundir.mark_failed, cause.reason, cause.detail, int(ExitCode.FAILED)
-                )
+                await self._loop.run_in_executor(self._disk, mark)
             except OSError as error:
-                self._history.say(f"FAILED.json cannot be written: {error}", "error")
+                self._history.say(f"the end of the job cannot be recorded: {error}", "error")
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 self._apply(Over(cause))
@@ -383,6 +392,7 @@ class Coordinator:
             replicas=self.job.spec.workers.replicas,
             target=self.state.target,
             started_at=self._started_at,
+            left_out=remembered_left_out(self.state, time.monotonic()) or None,
             history=list(self._history.generations)[-HISTORY:],
         )
 

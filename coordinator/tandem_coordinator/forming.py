@@ -1,10 +1,13 @@
 """When a generation is formed, of whom, and when an open one makes room for another size. Pure; a part of the machine
 in `membership`.
 
-**Growth loses nothing.** Ranks that are known to save when asked make a checkpoint for it (see `closing`), so a group
-grows as soon as its cool-down is over. A script that nobody knows to do so is ended at once, which costs the steps
-since its last checkpoint: it grows when one is committed where we see it, or after newcomers have waited for
-`growAfterSeconds`, because a group that stays too small for ever costs more.
+**Growth loses nothing, or less than waiting.** Ranks that are known to save when asked make a checkpoint for it (see
+`closing`), so a group grows as soon as its cool-down is over. A script that nobody knows to do so is ended at once,
+which costs the steps since its last checkpoint. Shortly after a change or a checkpoint that is next to nothing, and it
+only becomes more: so the group grows at once as long as at most `growAfterSeconds` of work are at stake. Where its
+checkpoints are seen to come regularly, it waits for the next one if waiting costs less than the work at stake: the
+newcomers' time against the members'. With more at stake and no checkpoint in sight, newcomers wait for one, but for
+`growAfterSeconds` at most, because a group that stays too small for ever costs more.
 
 The cool-down is between two growths. Counted from any change, as it was at first, it had a group wait for it also when
 what it had lost was back after a second; and it still holds back a member that comes and goes.
@@ -13,18 +16,28 @@ what it had lost was back after a second; and it still holds back a member that 
 from dataclasses import replace
 
 from tandem.messages import Membership
-from tandem_coordinator.closing import close_saved, count_failure
-from tandem_coordinator.group import Agent, Cause, Next, Open, State, is_inside, listed, natural, replicas, waiting
+from tandem_coordinator.closing import close_saved, explain
+from tandem_coordinator.group import (
+    Action,
+    Agent,
+    Cause,
+    Next,
+    Open,
+    State,
+    is_inside,
+    listed,
+    natural,
+    replicas,
+    waiting,
+)
 
 STOPPING_SECONDS = 10.0
 """How long a new generation waits for an agent that is alive but has not stopped its ranks yet."""
 STACKS_SECONDS = 2.0
 """So much longer after a hang, because the ranks write their stacks first."""
-START_SETTLE_SECONDS = 3.0
-"""The first generation waits so long after the last arrival for the full target: agents started together arrive
-apart."""
-START_MOST_SECONDS = 15.0
-"""… and at most so long after the first arrival."""
+START_MOST = 5
+"""The first generation waits for `startAfterSeconds` after the last arrival for the full target, because agents started
+together arrive apart; at most so many times that long after the first one."""
 GRACE_SECONDS = 0.3
 """Newcomers that arrive within so short a time of each other join together."""
 
@@ -32,6 +45,9 @@ GRACE_SECONDS = 0.3
 def resize(state: State, now: float) -> Next:
     """Close the open generation if it is larger than wished for, or if it may grow."""
     if not state.open or state.latest is None or state.saving is not None:
+        return state, ()
+    if state.finished:
+        # Some have done their work already. Another group would do it again.
         return state, ()
     size = len(state.latest.members)
     if size > state.target:
@@ -47,17 +63,18 @@ def resize(state: State, now: float) -> Next:
 
 def form(state: State, now: float) -> Next:
     """Form the next generation of those that wait, if none is open and they are enough."""
-    if state.open or state.adopting_until is not None or state.failing is not None:
+    if state.open or state.adopting_until is not None or state.failing is not None or state.completing is not None:
         return state, ()
     candidates = waiting(state)
     if len(candidates) < state.rules.minimum:
         return state, ()
     if len(candidates) < state.target and _worth_waiting(state, candidates, now):
         return state, ()
-    if state.cause.reason == "PeerLost":
-        # Connections broke and nobody explained why: without a limit this could go on for ever.
-        state, actions = count_failure(state, now)
-        if state.failing is not None:
+    actions: tuple[Action, ...] = ()
+    if state.cause.is_consequence:
+        state, actions = explain(state, now)
+        candidates = waiting(state)
+        if state.failing is not None or len(candidates) < state.rules.minimum:
             return state, actions
     chosen = sorted(candidates, key=lambda agent: (not is_inside(state, agent), natural(agent.member.replica)))
     members = sorted((agent.member for agent in chosen[: state.target]), key=lambda member: natural(member.replica))
@@ -65,14 +82,14 @@ def form(state: State, now: float) -> Next:
     before = 0 if state.latest is None else len(state.latest.members)
     grown = now if len(members) > before else state.grown
     state = replace(with_latest(state, membership), number=membership.generation, open=True, changed=now, grown=grown)
-    return state, (Open(membership, state.cause.detail),)
+    return state, (*actions, Open(membership, state.cause.detail))
 
 
 def with_latest(state: State, latest: Membership | None) -> State:
     """Another newest generation, not open yet."""
     members = () if latest is None else latest.members
     inside = {(member.replica, member.incarnation): member for member in members}
-    return replace(state, latest=latest, inside=inside, open=False)
+    return replace(state, latest=latest, inside=inside, open=False, cut_off=frozenset(), checkpoint_every=None)
 
 
 def _may_grow(state: State, newcomers: list[Agent], size: int, now: float) -> bool:
@@ -88,7 +105,13 @@ def _may_grow(state: State, newcomers: list[Agent], size: int, now: float) -> bo
         return state.training
     if state.checkpoint_at is not None and state.checkpoint_at >= ready:
         return True
-    return now - max(state.changed, min(arrived)) >= state.rules.grow_after
+    begun = max(state.changed, state.checkpoint_at or 0.0)
+    at_stake = now - begun
+    if state.checkpoint_every is not None and (due := begun + state.checkpoint_every) > now:
+        joining = min(len(newcomers), state.target - size)
+        if at_stake * size > (due - now) * joining and now - min(arrived) < state.rules.grow_after:
+            return False
+    return at_stake <= state.rules.grow_after or now - min(arrived) >= state.rules.grow_after
 
 
 def _worth_waiting(state: State, candidates: list[Agent], now: float) -> bool:
@@ -102,4 +125,5 @@ def _worth_waiting(state: State, candidates: list[Agent], now: float) -> bool:
     arrived = [agent.since for agent in newcomers]
     if len(newcomers) < len(candidates):
         return now - max(arrived) < GRACE_SECONDS
-    return now - max(arrived) < START_SETTLE_SECONDS and now - min(arrived) < START_MOST_SECONDS
+    settling = state.rules.start_after
+    return now - max(arrived) < settling and now - min(arrived) < START_MOST * settling

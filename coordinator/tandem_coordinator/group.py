@@ -4,8 +4,8 @@ Values and simple questions about them; what follows from what is decided in `me
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from tandem.job import Spec
 from tandem.messages import Member, Membership, Sync
@@ -28,9 +28,14 @@ class Rules:
     max_restarts: int
     """Failures that are forgiven."""
     restart_window: float
-    """Healthy seconds that restore the budget."""
+    """Seconds without a failure that restore the budget."""
+    start_after: float = 3.0
+    """Seconds after the last arrival after which the first group starts without those that are missing."""
     heartbeat: float = 1.0
     """Longest time in seconds between two signs of life."""
+    ends_with_zero: bool = False
+    """Whether the job is complete when all ranks of a generation have ended with exit code 0: a script of the user's
+    own has no other way to say so."""
 
     @classmethod
     def of(cls, spec: Spec) -> "Rules":
@@ -44,7 +49,9 @@ class Rules:
             grow_after=elasticity.grow_after_seconds,
             max_restarts=elasticity.max_restarts,
             restart_window=elasticity.restart_window_seconds,
+            start_after=elasticity.start_after_seconds,
             heartbeat=elasticity.heartbeat_seconds,
+            ends_with_zero=spec.trainer.command is not None,
         )
 
 
@@ -64,6 +71,32 @@ class Agent:
     """When it began to wait or to run."""
     leaves: bool = False
     """Whether it runs, has to go, and wants its group to save first."""
+    node: str = ""
+    """The node it runs on, where that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """A failure of the group, and the replica that it is due to."""
+
+    replica: str
+    node: str
+    """The node of that replica, empty where it is not known."""
+    why: str
+    """What it did, in a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A replica, or all replicas of a node, that the others go on without (see `blame`)."""
+
+    replica: str
+    """Empty: the whole node."""
+    node: str
+    why: str
+    """The reason in a sentence."""
+    at: float
+    """When that was decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +107,20 @@ class Cause:
     """One CamelCase word."""
     detail: str
     """The reason in a sentence."""
+    culprit: str = ""
+    """The replica that it is due to, where one is known."""
+    explained: bool = False
+    """Of broken connections: whether it is settled what they count for."""
 
     @property
     def is_failure(self) -> bool:
         """Whether it counts against the restart budget."""
         return self.reason in ("WorkerFailed", "Hung")
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether something else may be behind it that is not known yet."""
+        return self.reason in ("PeerLost", "StoreUnreachable") and not self.explained
 
     @property
     def is_planned(self) -> bool:
@@ -124,6 +166,14 @@ class State:
     the first agent is heard."""
     agents: Mapping[str, Agent] = field(default_factory=dict)
     """Agents that are alive, by replica."""
+    finished: frozenset[str] = frozenset()
+    """Replicas of the open generation that have gone because all of their ranks ended with exit code 0."""
+    cut_off: frozenset[str] = frozenset()
+    """Replicas of the newest generation that could not reach the store of its first member."""
+    strikes: tuple[Strike, ...] = ()
+    """The last failures that are due to one replica, oldest first."""
+    left_out: tuple[LeftOut, ...] = ()
+    """What the others go on without."""
     retired: tuple[tuple[str, str], ...] = ()
     """(replica, incarnation) of agents that were replaced: they must not come back."""
     failures: int = 0
@@ -142,10 +192,14 @@ class State:
     """Whether they are known to save and leave when asked."""
     step_seconds: float = 0.0
     """How long a step takes, lately."""
-    checkpoint: int | None = None
-    """Step of the newest committed checkpoint."""
+    checkpoint: Hashable = None
+    """The newest checkpoint, of ours or of a kind that is recognised."""
     checkpoint_at: float | None = None
     """When that was first seen."""
+    checkpoint_every: float | None = None
+    """Seconds between it and the one before, if both are of the open generation."""
+    completing: Cause | None = None
+    """Why the job is complete: nothing is formed any more, and `Over` follows once the run directory says so."""
     failing: Cause | None = None
     """Why the job has failed: nothing is formed any more, and `Over` follows once the run directory says so."""
     end: Cause | None = None
@@ -180,8 +234,8 @@ class Tick:
 
     heard: Mapping[str, float] = field(default_factory=dict)
     """Replicas whose heartbeat said nothing new, and when (see `says_nothing_new`)."""
-    checkpoint: int | None = None
-    """Step of the newest committed checkpoint."""
+    checkpoint: Hashable = None
+    """The newest checkpoint: anything that tells it from the one before."""
     training: bool = False
     """Whether the ranks of the open generation say that they make steps."""
     can_save: bool = False
@@ -203,6 +257,8 @@ class Hung:
     generation: int
     detail: str
     """Which, where and for how long, in a sentence."""
+    culprit: str = ""
+    """The replica whose ranks alone seem to be stuck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +303,14 @@ class Fail:
     cause: Cause
 
 
-Action = Open | Close | Say | Fail
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Every rank of a generation has ended with exit code 0. Say so in the run directory, and then `Over`."""
+
+    cause: Cause
+
+
+Action = Open | Close | Say | Fail | Complete
 
 Next = tuple[State, tuple[Action, ...]]
 """What follows from an event."""
@@ -261,6 +324,12 @@ def is_inside(state: State, agent: Agent) -> bool:
 def waiting(state: State) -> list[Agent]:
     """Agents that wait and are not in the open generation."""
     return [agent for agent in state.agents.values() if agent.waits and not (state.open and is_inside(state, agent))]
+
+
+def without(state: State, gone: Iterable[str]) -> State:
+    """These replicas have no living agent any more."""
+    names = set(gone)
+    return replace(state, agents={name: agent for name, agent in state.agents.items() if name not in names})
 
 
 def natural(name: str) -> list[tuple[int, str]]:

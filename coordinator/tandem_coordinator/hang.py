@@ -51,6 +51,9 @@ class _Mark:
         return "ending" if self.complete else "at the first step"
 
 
+_Marks = dict[tuple[int, str], _Mark]
+
+
 class HangWatch:
     """Watches the ranks of one generation.
 
@@ -112,6 +115,13 @@ class HangWatch:
             told = f"no rank has gone on for {still:.0f} s; {_names(busy)} {_is(busy)} still {doing}"
         return f"{told}; {self._where()}"
 
+    def culprit(self) -> str:
+        """The replica whose ranks alone seem to be stuck; empty if that is not one."""
+        marks = {(rank, replica): mark for replica, ranks in self._marks.items() for rank, mark in ranks.items()}
+        blamed = self._stopped(marks) or _behind(marks) or self._oldest(marks)
+        replicas = {replica for _, replica in blamed}
+        return replicas.pop() if len(replicas) == 1 and len(self._marks) > 1 else ""
+
     def _halt(self) -> str | None:
         """Whose process is stopped for too long, though others seem to go on."""
         for (rank, replica), since in self._halted.items():
@@ -142,25 +152,34 @@ class HangWatch:
             return _Mark(report.step, phase, self._clock, seen, complete)
         return before
 
-    def _blamed(self, marks: dict[tuple[int, str], _Mark]) -> str:
+    def _blamed(self, marks: _Marks) -> str:
         steps = {mark.step for mark in marks.values()}
-        newest = max(mark.at for mark in marks.values())
-        stopped = {key: mark for key, mark in marks.items() if key in self._halted}
-        behind = {key: mark for key, mark in marks.items() if mark.step == min(steps)} if len(steps) > 1 else {}
-        oldest = {key: mark for key, mark in marks.items() if newest - mark.at > self._most_between}
-        if stopped:
+        oldest = self._oldest(marks)
+        if stopped := self._stopped(marks):
             return f"{_names(stopped)} {_is(stopped)} stopped at step {min(m.step for m in stopped.values())}"
-        if behind:
+        if behind := _behind(marks):
             return f"{_names(behind)} {_is(behind)} stuck at step {min(steps)}, others at {max(steps)}"
         if oldest:
             return f"{_names(oldest)} seem{'s' if len(oldest) == 1 else ''} to be stuck at step {max(steps)}"
         return f"all ranks are stuck at step {max(steps)}"
 
+    def _stopped(self, marks: _Marks) -> _Marks:
+        return {key: mark for key, mark in marks.items() if key in self._halted}
 
-def _names(marks: dict[tuple[int, str], _Mark]) -> str:
+    def _oldest(self, marks: _Marks) -> _Marks:
+        newest = max((mark.at for mark in marks.values()), default=0.0)
+        return {key: mark for key, mark in marks.items() if newest - mark.at > self._most_between}
+
+
+def _behind(marks: _Marks) -> _Marks:
+    steps = {mark.step for mark in marks.values()}
+    return {key: mark for key, mark in marks.items() if mark.step == min(steps)} if len(steps) > 1 else {}
+
+
+def _names(marks: _Marks) -> str:
     names = [f"rank {rank} ({replica})" for rank, replica in sorted(marks)]
     return ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
 
 
-def _is(marks: dict[tuple[int, str], _Mark]) -> str:
+def _is(marks: _Marks) -> str:
     return "is" if len(marks) == 1 else "are"

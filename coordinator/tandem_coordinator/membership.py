@@ -18,9 +18,9 @@ generations are created exclusively, so even a number recorded twice within that
 
 **Why nobody waits for ever.** Agents repeat their wish until it is answered, and say which generation they were given
 last, so that a lost answer is given again and a repeated wish is not taken for a new one. Silence ends in loss, and
-every wait is limited: STOPPING_SECONDS for an agent that is slow to stop, START_MOST_SECONDS for newcomers, and a limit
-of its own for a group that saves (tandem_coordinator.closing). After that, the agents that wait form a group if there
-are at least `minReplicas` of them. A smaller group never waits for a replacement.
+every wait is limited: STOPPING_SECONDS for an agent that is slow to stop, START_MOST times `startAfterSeconds` for
+newcomers, and a limit of its own for a group that saves (tandem_coordinator.closing). After that, the agents that wait
+form a group if there are at least `minReplicas` of them. A smaller group never waits for a replacement.
 
 **Our own blindness is nobody's death.** When the coordinator itself was stopped or cut off, everybody seems silent.
 Time in which it did not tick is not counted, and while no agent at all is heard nobody is declared lost: closing
@@ -32,12 +32,13 @@ leases that make an agent stop by its own clock (a stopped process does not look
 waiting for the lost member's acknowledgement (that is what it cannot give).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
 from tandem.messages import Answer, Member, Membership, Order, Sync
-from tandem_coordinator.closing import close, finish_saving, preempt
+from tandem_coordinator.blame import forgive, why_left_out
+from tandem_coordinator.closing import close, finish, finish_saving, preempt
 from tandem_coordinator.forming import form, resize, with_latest
 from tandem_coordinator.group import (
     Action,
@@ -47,6 +48,7 @@ from tandem_coordinator.group import (
     Disconnected,
     Event,
     Hung,
+    LeftOut,
     Next,
     Open,
     Over,
@@ -59,7 +61,9 @@ from tandem_coordinator.group import (
     is_inside,
     listed,
     replicas,
+    without,
 )
+from tandem_coordinator.ledger import Absent
 
 STALLED_SECONDS = 1.0
 """Between two ticks more than this means that the coordinator itself stood still."""
@@ -74,7 +78,13 @@ RETIRED = 1_000
 
 
 def start(
-    rules: Rules, target: int, now: float, number: int = 0, latest: Membership | None = None, failures: int = 0
+    rules: Rules,
+    target: int,
+    now: float,
+    number: int = 0,
+    latest: Membership | None = None,
+    failures: int = 0,
+    left_out: Iterable[Absent] = (),
 ) -> State:
     """The state of a coordinator that has just started, with what its predecessor left behind, if there was one."""
     state = State(
@@ -86,6 +96,7 @@ def start(
         ticked=now,
         failures=failures,
         failed_at=now,
+        left_out=tuple(LeftOut(one.replica, one.node, one.why, now - one.seconds) for one in left_out),
     )
     if number == 0:
         return state
@@ -106,8 +117,8 @@ def step(state: State, event: Event, now: float) -> Next:
             return _retarget(state, replicas)
         case Tick():
             return _tick(state, event, now)
-        case Hung(generation, detail):
-            return _hung(state, generation, detail, now)
+        case Hung(generation, detail, culprit):
+            return _hung(state, generation, detail, culprit, now)
         case Over(cause):
             return _over(state, cause)
 
@@ -116,6 +127,8 @@ def answer(state: State, sync: Sync, recorded: int) -> Answer:
     """What an agent that has spoken so is told. Generations above `recorded` are not durable yet and stay secret."""
     if _is_retired(state, sync.replica, sync.incarnation):
         return _told("end", f"another process is {sync.replica} now")
+    if state.end is None and (absent := why_left_out(state, sync.replica, sync.node or "")) is not None:
+        return Answer(order="end", why=absent.why, left_out=True)
     if state.end is not None:
         return _told("end", state.end.detail)
     current = _membership_of(state, sync.replica, sync.incarnation)
@@ -128,7 +141,7 @@ def answer(state: State, sync: Sync, recorded: int) -> Answer:
     runs = current is not None and current.generation == sync.generation
     if state.saving is not None and runs:
         return _told("save", state.saving.cause.detail)
-    if sync.reason in ("WorkerFailed", "MembershipChanged"):
+    if sync.reason:
         return _rejoin(state)
     return _told("run") if runs or state.adopting_until is not None else _rejoin(state)
 
@@ -151,7 +164,9 @@ def _synced(state: State, sync: Sync, now: float) -> Next:
     if _is_retired(state, sync.replica, sync.incarnation):
         return state, ()
     if state.end is not None:
-        return (_without(state, [sync.replica]) if sync.state == "leaving" else state), ()
+        return (without(state, [sync.replica]) if sync.state == "leaving" else state), ()
+    if why_left_out(state, sync.replica, sync.node or "") is not None:
+        return without(state, [sync.replica]), ()
     actions: tuple[Action, ...] = ()
     known = state.agents.get(sync.replica)
     if known is not None and known.member.incarnation != sync.incarnation:
@@ -164,7 +179,7 @@ def _synced(state: State, sync: Sync, now: float) -> Next:
         return state, actions
     waits = sync.state == "joining"
     since = known.since if known is not None and known.waits == waits else now
-    agent = Agent(sync.member, waits, sync.generation or 0, now, since, sync.leaving)
+    agent = Agent(sync.member, waits, sync.generation or 0, now, since, sync.leaving, sync.node or "")
     return replace(state, agents={**state.agents, sync.replica: agent}), actions
 
 
@@ -188,7 +203,11 @@ def _wish(state: State, sync: Sync, now: float) -> Next:
             return close(state, Cause("MembershipChanged", detail), now)
         return state, ()
     if sync.reason == "WorkerFailed":
-        return close(state, Cause("WorkerFailed", f"a training process of {sync.replica} failed"), now)
+        return close(state, Cause("WorkerFailed", f"a training process of {sync.replica} failed", sync.replica), now)
+    if sync.reason == "StoreUnreachable":
+        first = current.members[0].replica
+        state = replace(state, cut_off=state.cut_off | {sync.replica})
+        return close(state, Cause("StoreUnreachable", f"{sync.replica} cannot reach the store of {first}"), now)
     if state.saving is not None:
         return state, ()
     if sync.state == "joining" or sync.reason == "MembershipChanged":
@@ -198,7 +217,7 @@ def _wish(state: State, sync: Sync, now: float) -> Next:
 
 def _replaced(state: State, agent: Agent, now: float) -> Next:
     replica, incarnation = agent.member.replica, agent.member.incarnation
-    state = replace(_without(state, [replica]), retired=(*state.retired, (replica, incarnation))[-RETIRED:])
+    state = replace(without(state, [replica]), retired=(*state.retired, (replica, incarnation))[-RETIRED:])
     if (replica, incarnation) not in state.inside or _is_done(state, agent):
         return state, ()
     return close(state, Cause("MemberLost", f"{replica} was replaced by a new process"), now)
@@ -207,9 +226,11 @@ def _replaced(state: State, agent: Agent, now: float) -> Next:
 def _leave(state: State, sync: Sync, now: float) -> Next:
     agent = state.agents.get(sync.replica)
     saved = state.saving is not None and agent is not None and (agent.waits or agent.leaves)
-    state = _without(state, [sync.replica])
+    state = without(state, [sync.replica])
     if (sync.replica, sync.incarnation) not in state.inside or saved:
         return state, ()
+    if sync.finished and state.rules.ends_with_zero and state.open and sync.generation == state.number:
+        return finish(state, sync.replica)
     return close(state, Cause("MemberLeft", f"{sync.replica} left"), now)
 
 
@@ -227,7 +248,9 @@ def _disconnected(state: State, replica: str, incarnation: str, now: float) -> S
 def _tick(state: State, tick: Tick, now: float) -> Next:
     state = _hear(state, tick.heard, now)
     if tick.checkpoint is not None and tick.checkpoint != state.checkpoint:
-        state = replace(state, checkpoint_at=now)
+        before = state.checkpoint_at
+        regular = state.open and before is not None and before > state.changed
+        state = replace(state, checkpoint_at=now, checkpoint_every=now - before if regular and before else None)
     # A rank that has ended, or is late, does not take its step back.
     training = state.open and (tick.training or state.training)
     saving = state.saving
@@ -245,6 +268,7 @@ def _tick(state: State, tick: Tick, now: float) -> Next:
         step_seconds=tick.step_seconds,
         saving=saving,
     )
+    state = forgive(state, now)
     actions: tuple[Action, ...] = ()
     changes = () if tick.finishing else (preempt, resize, finish_saving)
     for decide in (_lose_silent, _restore_budget, _adopt, *changes, form):
@@ -289,7 +313,7 @@ def _lose_silent(state: State, now: float) -> Next:
     inside = [agent for agent in lost if is_inside(state, agent) and not _is_done(state, agent)]
     seconds = max(now - agent.heard for agent in lost)
     text = f"{listed(silent)} sent no sign of life for {seconds:.1f} s"
-    state, actions = _without(state, silent), (Say(text, warning=True),)
+    state, actions = without(state, silent), (Say(text, warning=True),)
     if not inside:
         return state, actions
     state, closed = close(state, Cause("MemberLost", text), now)
@@ -301,10 +325,10 @@ def _return_time(rules: Rules) -> float:
 
 
 def _restore_budget(state: State, now: float) -> Next:
-    healthy_since = max(state.changed, state.failed_at)
-    if not state.open or state.failures == 0 or now - healthy_since < state.rules.restart_window:
+    # Not since the last change: where members come and go by the hour, no failure would ever be forgiven.
+    if not state.open or state.failures == 0 or now - state.failed_at < state.rules.restart_window:
         return state, ()
-    return replace(state, failures=0), (Say("the restart budget is full again after a healthy time"),)
+    return replace(state, failures=0, strikes=()), (Say("the restart budget is full again after a healthy time"),)
 
 
 def _adopt(state: State, now: float) -> Next:
@@ -341,10 +365,10 @@ def _retarget(state: State, wished: int) -> Next:
     return replace(state, target=target), (Say(f"{replicas(target)} {verb} wished for instead of {state.target}"),)
 
 
-def _hung(state: State, generation: int, detail: str, now: float) -> Next:
+def _hung(state: State, generation: int, detail: str, culprit: str, now: float) -> Next:
     if not state.open or state.latest is None or state.latest.generation != generation:
         return state, ()
-    return close(state, Cause("Hung", detail), now)
+    return close(state, Cause("Hung", detail, culprit), now)
 
 
 def _over(state: State, cause: Cause) -> Next:
@@ -385,11 +409,6 @@ def _runs(state: State, member: Member, generation: int) -> bool:
 def _is_done(state: State, agent: Agent) -> bool:
     """Whether the group saves and this member of it has: its ranks have ended, nobody depends on it any more."""
     return state.saving is not None and agent.waits
-
-
-def _without(state: State, replicas: list[str]) -> State:
-    gone = set(replicas)
-    return replace(state, agents={name: agent for name, agent in state.agents.items() if name not in gone})
 
 
 def _waiting_for(state: State) -> str:

@@ -22,8 +22,8 @@ from tandem_coordinator.page.routes import LivePage
 
 log = logging.getLogger("tandem.coordinator")
 
-MOST_AGENTS = 20_000
-"""More replicas than any job has; what comes on top is refused."""
+SPARE_AGENTS = 16
+"""So many replicas beyond twice `maxReplicas` may be there: a replacement starts beside what it replaces."""
 LARGEST_LEAP = 1_000_000
 """A generation number so far above ours was never given out by anybody."""
 WORTH_PACKING_BYTES = 8_192
@@ -112,9 +112,11 @@ class _Server:
             )
         if sync.generation is not None and sync.generation > coordinator.state.number + LARGEST_LEAP:
             raise _refused(f"no generation {sync.generation} was ever given out")
-        agents = coordinator.state.agents
-        if sync.replica not in agents and len(agents) >= MOST_AGENTS:
-            raise web.HTTPServiceUnavailable(text=f"there are {MOST_AGENTS} agents already")
+        if len(sync.ranks) > sync.processes:
+            raise _refused(f"{sync.replica} has {sync.processes} processes and tells of {len(sync.ranks)}")
+        agents, most = coordinator.state.agents, 2 * coordinator.job.spec.workers.most + SPARE_AGENTS
+        if sync.replica not in agents and len(agents) >= most:
+            raise web.HTTPServiceUnavailable(text=f"there are {most} agents already, more than this job can have")
 
     def _encode(self, answer: Answer, protocol: int) -> bytes:
         """The answer's JSON. Most answers are the same for many agents: a thousand times they are encoded once."""

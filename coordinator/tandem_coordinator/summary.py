@@ -123,6 +123,8 @@ def _phase(job: DistributedTrainingJob, state: State, reports: Reports, observed
             return "Failed"
         waits_for_evaluation = job.spec.evaluation.processes > 0 and not observed.final_is_evaluated
         return "Draining" if waits_for_evaluation and observed.ready_evaluators > 0 else "Succeeded"
+    if state.completing is not None:
+        return "Succeeded"
     if state.end is not None or state.failing is not None:
         return "Failed"
     if state.open:
@@ -142,7 +144,7 @@ def _all_run(state: State) -> bool:
 def _message(state: State, clock: Clock, observed: Observed) -> str | None:
     if observed.ending is not None:
         return observed.ending.message if observed.ending.failed else None
-    if (end := state.end or state.failing) is not None:
+    if state.completing is None and (end := state.end or state.failing) is not None:
         return end.detail
     if state.open and state.blind:
         heard = max((agent.heard for agent in state.agents.values()), default=clock.steady)

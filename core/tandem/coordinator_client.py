@@ -24,6 +24,8 @@ CONNECT_SECONDS = 1.0
 """A coordinator that is there answers a connection at once; one that is cut off must not hold a heartbeat for long. And
 while it moves to another pod, the kernel would repeat a try to the old one: a new try is needed to find the new."""
 
+REFUSALS = (400, 401, 413)
+"""What a coordinator answers to a request that is wrong. Anything else comes from something in between."""
 STALL_SECONDS = 1.5
 """A connection on which nothing is acknowledged for so long is given up for a new one: on the old one TCP would repeat
 ever more slowly, and a network that heals would not be noticed for as long as it was interrupted."""
@@ -142,6 +144,8 @@ class CoordinatorClient:
             raise Unreachable(f"what answers at {self.endpoint} is not a coordinator") from error
         if status >= 500:
             raise Unreachable(f"the coordinator at {self.endpoint} answered {status}: {_why(answer)}")
+        if status not in REFUSALS and status != 200:
+            raise Unreachable(f"something at {self.endpoint} answered {status} for the coordinator: {_why(answer)}")
         if status != 200:
             raise Refused(status, f"the coordinator at {self.endpoint} refused {path}: {_why(answer)}")
         return answer

@@ -21,6 +21,8 @@ class ExitCode(IntEnum):
     """The loss became useless; the next generation starts from an older checkpoint and leaves data out."""
     HUNG = 70
     """No step within the hang time."""
+    LEFT_OUT = 71
+    """Groups failed again and again because of this replica, and the others go on without it."""
     SUPERSEDED = 74
     """A newer generation exists; this process must not write any more. Counted against nothing."""
     PREEMPTED = 75

@@ -256,16 +256,20 @@ class Elasticity(Model):
     """Without a step for so long, the stacks of all ranks are saved and the group restarts."""
     hang_start_seconds: Seconds = 1200.0
     """The same for ranks that start, restore, save, or make their first step, which may compile."""
+    start_after_seconds: Annotated[float, Field(ge=0.1, le=3600)] = 10.0
+    """The first group starts with fewer than `replicas`, but `minReplicas` at least, when no other worker has come for
+    so long."""
     grow_cooldown_seconds: Annotated[float, Field(ge=0)] = 30.0
     """A group grows at the earliest so long after it grew the last time (or began): what replaces a lost member joins
     at once, and one that comes and goes does not have the group start again each time."""
     grow_after_seconds: Annotated[float, Field(ge=0)] = 60.0
-    """A script of your own that cannot save when asked grows at its next checkpoint, or once a newcomer has waited for
-    so long."""
+    """A group that cannot save when asked loses the work since its last checkpoint when it grows. It grows at once as
+    long as that is so many seconds at most; otherwise at its next checkpoint, or once a newcomer has waited for so
+    long."""
     max_restarts: Count = 10
     """Failures of training processes that are forgiven. Lost nodes and membership changes do not count."""
     restart_window_seconds: Seconds = 3600.0
-    """Healthy time after which the whole budget is restored."""
+    """Time without a failure after which the whole budget is restored."""
     warm_start: bool = True
     """Fork ranks that are Python from a process that has imported torch already, which takes seconds off every start.
     Linux only; elsewhere it has no effect."""

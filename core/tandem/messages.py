@@ -109,15 +109,19 @@ class Sync(Model):
     state: Literal["joining", "running", "leaving"]
     """`joining`: its workers are stopped and it waits for a generation. `running`: it runs `generation`. `leaving`:
     this is its last message."""
-    reason: Literal["", "Started", "WorkerFailed", "MembershipChanged"] = ""
+    reason: Literal["", "Started", "WorkerFailed", "MembershipChanged", "StoreUnreachable"] = ""
     """Why it joins. Said by a running agent, it asks for a new generation: a worker of its own failed, or lost its
-    peers."""
+    peers. `StoreUnreachable`: it was given a generation, and could not reach the store of its first member."""
     generation: Generation | None = None
     """The last generation it was given, null before the first."""
     membership: Membership | None = None
     """What it runs, told once on each new connection: the coordinator may have restarted."""
     leaving: bool = False
     """Said by a running agent that has to go (SIGTERM): it leaves once its group has saved."""
+    finished: bool | None = None
+    """Said by an agent that leaves: whether it does because all of its ranks have ended with exit code 0."""
+    node: Name | None = None
+    """The node it runs on, where it knows."""
     ranks: Annotated[list[RankReport], Field(max_length=64)] = []
     """Its training processes."""
 
@@ -159,6 +163,8 @@ class Answer(Model):
     """The reason in a sentence."""
     stacks: bool = False
     """With `rejoin`: the group hangs, so have every rank write its stacks into the run directory before it stops."""
+    left_out: bool | None = None
+    """With `end`: the job goes on without this replica, because groups failed again and again because of it."""
 
 
 class Target(Model):

@@ -268,9 +268,10 @@ class RunDir:
         content = _object(read_json_or_none(self.broken_off_file)) or {}
         return not self.done_file.exists() and content.get("final") == reference.dump()
 
-    def mark_done(self, final: CheckpointRef, **facts: Any) -> None:
-        """Say that training is complete and which checkpoint is its last."""
-        create_json(self.done_file, {"final": final.dump(), "at": time.time(), **facts})
+    def mark_done(self, final: CheckpointRef | None, **facts: Any) -> None:
+        """Say that training is complete and which checkpoint is its last; None: whether there is one is not known. What
+        was said first stays."""
+        create_json(self.done_file, {"final": None if final is None else final.dump(), "at": time.time(), **facts})
 
     def mark_failed(self, reason: str, message: str, exit_code: int) -> None:
         """Say that the job has failed for good: a CamelCase reason and a sentence for people. The first one stays."""

@@ -69,6 +69,7 @@ def test_impossible_agents_are_refused(idle: Coordinator) -> None:
         ({"port": 0}, "port"),
         ({"address": "evil host"}, "address"),
         ({"ranks": [{"rank": 0, "step": 1}] * 65}, "ranks"),
+        ({"ranks": [{"rank": 0, "step": 1}] * 2}, "has 1 processes and tells of 2"),
         ({"ranks": [{"rank": 0, "step": 1, "loss": "NaN"}]}, "ranks.0.loss"),
     ]:
         status, answer = idle.raw("POST", "/v1/sync", json.dumps(sound | wrong).encode())

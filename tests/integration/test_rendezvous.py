@@ -95,6 +95,24 @@ def test_a_script_that_knows_nothing_of_tandem_recovers_and_completes(tmp_path: 
         # What led to another generation, should there be one, is in these words.
         said = "\n".join([*(event.text for event in snapshot.events), *map(group.output, ("worker-0", "worker-1"))])
         assert snapshot.status.generation == 2, said
+        assert snapshot.status.phase == "Succeeded"
+        group.start_agent("worker-2")
+        assert group.agents["worker-2"].wait(SECONDS) == 0
+        assert len(group.steps()) == len(steps), "a late newcomer does not begin it anew"
+
+
+def test_the_others_go_on_without_a_replica_that_fails_whatever_it_is_given(tmp_path: Path) -> None:
+    with Elastic(tmp_path, replicas=3) as group:
+        group.start("worker-0", "worker-1")
+        group.extra["STEPS_FAIL_AFTER"] = "3"
+        group.start_agent("worker-2")
+        assert group.agents["worker-2"].wait(SECONDS) == ExitCode.LEFT_OUT
+        group.step_after(time.time(), world=2)
+        snapshot = group.snapshot()
+        assert snapshot is not None
+        (told,) = [event.text for event in snapshot.events if "left out" in event.text and event.kind == "warning"]
+        assert told.startswith("worker-2 is left out: the group failed 3 times in a row because of it")
+        assert snapshot.generations[-1].members == ["worker-0", "worker-1"]
 
 
 def test_a_job_that_has_failed_ends_its_agents_with_the_reason(tmp_path: Path) -> None:
@@ -163,6 +181,6 @@ def test_an_agent_with_a_wrong_token_ends_with_a_sentence(tmp_path: Path) -> Non
         group.start_coordinator()
         group.extra["TANDEM_TOKEN"] = "wrong"
         group.start_agent("worker-0")
-        assert group.agents["worker-0"].wait(SECONDS) == ExitCode.CONFIGURATION
+        assert group.agents["worker-0"].wait(SECONDS) == ExitCode.FAILED, "another one may be given the right one"
         assert "token is missing or wrong" in group.output("worker-0")
         assert "Traceback" not in group.output("worker-0")

@@ -50,6 +50,8 @@ FINISH_SECONDS = 30.0
 LINGER_SECONDS = 10.0
 """How long an agent whose ranks are done may wait for others; torchrun's exit barrier would wait 300 s for a dead
 one."""
+REFUSED_SECONDS = 10.0
+"""How long an agent that is refused tries again: whoever refused it may have been a proxy, or be replaced."""
 STACKS_SECONDS = 2.0
 """How long a group that hangs is kept for the stacks of its ranks."""
 LEAVE_SECONDS = 2.0
@@ -75,6 +77,7 @@ class _Wish:
     port: int = 1
     reason: str = ""
     generation: int | None = None
+    finished: bool | None = None
 
 
 class Heartbeat(threading.Thread):
@@ -83,19 +86,29 @@ class Heartbeat(threading.Thread):
     Args:
         client: the connection, used by this thread alone.
         rundir: asked for the end of the job.
-        replica, address, processes: see tandem.messages.Sync.
+        replica, address, processes, node: see tandem.messages.Sync.
     """
 
-    def __init__(self, client: CoordinatorClient, rundir: RunDir, replica: str, address: str, processes: int) -> None:
+    def __init__(
+        self,
+        client: CoordinatorClient,
+        rundir: RunDir,
+        replica: str,
+        address: str,
+        processes: int,
+        node: str | None = None,
+    ) -> None:
         super().__init__(name="tandem-heartbeat", daemon=True)
         self.replica, self.incarnation = replica, secrets.token_hex(6)
+        self.address = address
         self._client, self._rundir = client, rundir
-        self._address, self._processes = address, processes
+        self._processes, self._node = processes, node
         self._changed = threading.Condition()
         self._wish = _Wish()
         self._membership: Membership | None = None
         self._ranks: LocalRanks | None = None
         self._closed = False
+        self._closed_at: float | None = None
         self._leaving = False
         self._asked: signal.Signals | None = None
         self._stacks: threading.Thread | None = None
@@ -105,6 +118,7 @@ class Heartbeat(threading.Thread):
         self._refused: Refused | None = None
         self._unreachable_since: float | None = None
         self._told_unreachable = 0.0
+        self._refused_since: float | None = None
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         self._signals_read, self._signals_write = os.pipe()
@@ -169,11 +183,15 @@ class Heartbeat(threading.Thread):
                 self._finish(End(code, "a training process said that trying again is of no use"))
             return "MembershipChanged" if self._closed else verdict
 
-    def leave(self) -> None:
-        """Say good-bye, if the coordinator answers in time, and stop."""
+    def leave(self, finished: bool = False) -> None:
+        """Say good-bye, if the coordinator answers in time, and stop.
+
+        Args:
+            finished: all ranks have ended with exit code 0.
+        """
         with self._changed:
             self._drop_ranks()
-            self._wish = replace(self._wish, state="leaving")
+            self._wish = replace(self._wish, state="leaving", finished=finished or None)
             self._wake()
         if self.is_alive():
             self.join(LEAVE_SECONDS)
@@ -213,6 +231,7 @@ class Heartbeat(threading.Thread):
             return RETRY_SECONDS
         except Refused as error:
             return self._was_refused(error, message)
+        self._refused_since = None
         if self._unreachable_since is not None:
             silent, self._unreachable_since = time.monotonic() - self._unreachable_since, None
             log.info("event=coordinator-answers-again seconds=%.1f", silent)
@@ -224,7 +243,7 @@ class Heartbeat(threading.Thread):
         if wish.state == "idle":
             return None
         if wish.state != "running":
-            return self._sync(wish.state, reason=wish.reason)
+            return self._sync(wish.state, reason=wish.reason, finished=wish.finished)
         return self._sync(
             "running",
             reason=self._verdict() or "",
@@ -235,15 +254,19 @@ class Heartbeat(threading.Thread):
 
     def _obey(self, message: Sync, answer: Answer) -> float:
         if answer.order == "end":
-            self._over(answer.why)
+            self._over(answer.why, bool(answer.left_out))
             return PAUSE_SECONDS
         if message.state == "joining":
             # torchrun's thread may have asked for something else since the message was sent.
             if answer.order == "run" and answer.membership is not None and self._wish.state == "joining":
                 self._joined(answer.membership)
             return 0.0
-        if message.generation != self._wish.generation or self._closed:
-            return PAUSE_SECONDS if self._closed else 0.0
+        if self._closed:
+            self._look_at_exit_barrier()
+            return PAUSE_SECONDS
+        if (message.state, message.generation) != (self._wish.state, self._wish.generation):
+            # torchrun's thread has entered again while this answer was on its way: it is about the generation before.
+            return 0.0
         if answer.order == "save" and self._ranks is not None:
             self._ranks.order("save-and-leave")
         elif answer.order == "rejoin":
@@ -252,6 +275,14 @@ class Heartbeat(threading.Thread):
             log.info("event=generation-closed generation=%s why=%r", message.generation, answer.why)
             self._close_generation()
         return PAUSE_SECONDS if self._closed else 0.0
+
+    def _look_at_exit_barrier(self) -> None:
+        """torchrun waits there for minutes after its own ranks have ended well, and would not hear that the others
+        begin anew: end, so that another agent takes this place."""
+        if self._ranks is None or not self._ranks.gone or self._ranks.verdict() is not None:
+            return
+        if self._closed_at is not None and time.monotonic() - self._closed_at > LINGER_SECONDS:
+            self._leave_exit_barrier(ExitCode.PEER_LOST)
 
     def _stacks_are_taken(self) -> bool:
         """Have the stacks written, once; whether that is done, or has taken too long."""
@@ -267,23 +298,29 @@ class Heartbeat(threading.Thread):
         self._wish = replace(self._wish, state="running", generation=membership.generation, reason="")
         self._changed.notify_all()
 
-    def _over(self, why: str) -> None:
-        """The job is over. Ranks may finish by themselves after success; otherwise they must not go on."""
+    def _over(self, why: str, left_out: bool) -> None:
+        """The job is over, at least for us. Ranks may finish by themselves after success; otherwise they must not go
+        on."""
         if self._end is None:
-            self._finish(_end(self._rundir, why))
+            self._finish(End(ExitCode.LEFT_OUT, why) if left_out else _end(self._rundir, why))
         assert self._end is not None
         over_for = time.monotonic() - self._ended_at
         if self._end.code != ExitCode.DONE or over_for > FINISH_SECONDS:
             self._close_generation()
         elif over_for > LINGER_SECONDS and self._ranks is not None and self._ranks.gone:
             # torchrun waits in its exit barrier for an agent that will not come. Nothing is left to do here.
-            log.warning("event=left-exit-barrier generation=%s", self._wish.generation)
-            self._drop_ranks()
-            with suppress(Unreachable, Refused):
-                self._client.sync(self._sync("leaving"))
-            os._exit(ExitCode.DONE)
+            self._leave_exit_barrier(ExitCode.DONE)
+
+    def _leave_exit_barrier(self, code: ExitCode) -> None:
+        log.warning("event=left-exit-barrier generation=%s", self._wish.generation)
+        self._drop_ranks()
+        with suppress(Unreachable, Refused):
+            self._client.sync(self._sync("leaving"))
+        os._exit(code)
 
     def _close_generation(self) -> None:
+        if not self._closed:
+            self._closed_at = time.monotonic()
         self._closed = True
         if self._ranks is not None:
             self._ranks.order("abort")
@@ -293,11 +330,12 @@ class Heartbeat(threading.Thread):
             {
                 "replica": self.replica,
                 "incarnation": self.incarnation,
-                "address": self._address,
+                "address": self.address,
                 "port": self._wish.port,
                 "processes": self._processes,
                 "state": state,
                 "generation": self._wish.generation,
+                "node": self._node,
                 **more,
             }
         )
@@ -308,7 +346,9 @@ class Heartbeat(threading.Thread):
 
     def _was_refused(self, error: Refused, message: Sync) -> float:
         log.error("event=refused error=%r", str(error))
-        if message.state == "joining":
+        if self._refused_since is None:
+            self._refused_since = time.monotonic()
+        if message.state == "joining" and time.monotonic() - self._refused_since > REFUSED_SECONDS:
             with self._changed:
                 self._refused = error
                 self._changed.notify_all()

@@ -39,7 +39,7 @@ from tandem.arrival import wait_for_job
 from tandem.coordinator_client import CoordinatorClient, Refused
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
-from tandem.launch import GENERATION, PULSE, REPLICA, RUN_DIR, TOKEN, UID
+from tandem.launch import GENERATION, NODE, PULSE, REPLICA, RUN_DIR, TOKEN, UID
 from tandem.messages import Membership
 from tandem.rundir import RunDir
 from tandem_trainer.heartbeat import Heartbeat
@@ -53,6 +53,8 @@ CONNECT_SECONDS = 2.0
 """For one try to reach the first member's store, so that a generation that is closed meanwhile is noticed."""
 STORE_SECONDS = 20.0
 """For all tries; a first member that is alive and not reached in this time is taken for cut off."""
+CUT_OFF_SECONDS = 8.0
+"""After so long in vain it is no slow start any more."""
 OPERATION_SECONDS = 300.0
 """For the store's own operations, torchrun's default."""
 LEFT_TO_TORCHRUN = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT"}
@@ -69,9 +71,13 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
     _log_to_stderr()
     try:
         return TandemRendezvous(parameters)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         log.error("%s", error)  # noqa: TRY400 - the sentence is enough
         raise SystemExit(ExitCode.CONFIGURATION) from None
+    except OSError as error:
+        # A mount that is stale, a name that does not resolve: another try, perhaps on another node, may find it sound.
+        log.error("%s", error)  # noqa: TRY400 - the sentence is enough
+        raise SystemExit(ExitCode.FAILED) from None
 
 
 class TandemRendezvous(RendezvousHandler):
@@ -96,7 +102,10 @@ class TandemRendezvous(RendezvousHandler):
             os.environ.get(REPLICA) or socket.gethostname(),
             parameters.local_addr or socket.gethostbyname(socket.gethostname()),
             self._processes,
+            os.environ.get(NODE) or None,
         )
+        self._address = self._heartbeat.address
+        self._cut_off = False
         remove_leavings()
         self._heartbeat.hear_signals()
         self._heartbeat.start()
@@ -116,8 +125,9 @@ class TandemRendezvous(RendezvousHandler):
         """Wait for a generation with this agent in it, and connect to its store."""
         while True:
             self._obey()
-            reason = self._heartbeat.why_again()
-            listener = _listen()
+            reason = "StoreUnreachable" if self._cut_off else self._heartbeat.why_again()
+            self._cut_off = False
+            listener = _listen(self._address)
             try:
                 membership = self._heartbeat.enter(listener.getsockname()[1], reason)
                 if membership is None:
@@ -126,7 +136,7 @@ class TandemRendezvous(RendezvousHandler):
                 store = _serve(membership, listener) if rank == 0 else self._connect(membership)
             except Refused as error:
                 log.error("%s", error)  # noqa: TRY400 - the sentence is enough
-                raise SystemExit(ExitCode.CONFIGURATION) from None
+                raise SystemExit(ExitCode.FAILED) from None
             finally:
                 listener.close()
             if store is None:
@@ -156,8 +166,8 @@ class TandemRendezvous(RendezvousHandler):
         return self._run_id
 
     def shutdown(self) -> bool:
-        """This agent leaves for good."""
-        self._heartbeat.leave()
+        """This agent leaves for good. torchrun calls it on its way out, also with an exception."""
+        self._heartbeat.leave(finished=sys.exception() is None and not self._heartbeat.closed)
         return True
 
     def _obey(self) -> None:
@@ -171,7 +181,7 @@ class TandemRendezvous(RendezvousHandler):
     def _connect(self, membership: Membership) -> Store | None:
         """The store of the first member; None if the generation is closed before that is reached."""
         first = membership.members[0]
-        deadline = time.monotonic() + STORE_SECONDS
+        began = time.monotonic()
         while not self._heartbeat.closed:
             self._obey()
             try:
@@ -183,12 +193,15 @@ class TandemRendezvous(RendezvousHandler):
                     timeout=timedelta(seconds=CONNECT_SECONDS),
                 )
             except DistError as error:
-                if time.monotonic() > deadline:
+                if time.monotonic() - began > STORE_SECONDS:
                     log.warning("event=store-unreachable replica=%s error=%r", first.replica, str(error))
+                    self._cut_off = True
                     return None
                 continue
             store.set_timeout(timedelta(seconds=OPERATION_SECONDS))
             return store
+        # Another one gave up first. Who has tried in vain for long says so, too: it tells whose fault it is.
+        self._cut_off = time.monotonic() - began > CUT_OFF_SECONDS
         return None
 
     def _start(self, membership: Membership) -> None:
@@ -212,8 +225,14 @@ def _serve(membership: Membership, listener: socket.socket) -> Store:
     )
 
 
-def _listen() -> socket.socket:
-    """A socket that listens on a free port, for both families where the machine has both."""
+def _listen(address: str) -> socket.socket:
+    """A socket that listens on a free port of the address that the others are told, and of no other: a store is open to
+    whoever reaches it. Of all addresses where that one is not the machine's own, as behind a translation."""
+    try:
+        family, _, _, _, own = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(own[:2], family=family, backlog=4096)
+    except OSError as error:
+        log.warning("event=listening-everywhere address=%s error=%r", address, str(error))
     if socket.has_dualstack_ipv6():
         try:
             return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096)

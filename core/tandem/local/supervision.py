@@ -166,6 +166,9 @@ def _train(children: Sequence[Child], facts: Facts, now: float) -> list[Action]:
     for child in children:
         if child.running or (child.role == "agent" and not facts.reachable):
             continue
+        if child.role == "agent" and child.code == ExitCode.LEFT_OUT:
+            # On this machine it would be the same again.
+            continue
         if is_given_up(child) and child.role != "evaluator":
             return [_failure(child)]
         if child.role == "agent" and is_through(child):

@@ -1,6 +1,7 @@
 """The smallest training script: counts steps with its group, and says so in a file. Rank 0 keeps the count on the disk.
 
 `STEPS_AWARE` makes it speak and listen through its pulse, as the trainer does; without, it knows nothing of Tandem.
+`STEPS_FAIL_AFTER` makes it fail after so many steps, whatever group it is in, as with a GPU that is broken.
 """
 
 import os
@@ -28,6 +29,7 @@ generation = os.environ["TANDEM_GENERATION"]
 folder = Path(os.environ["TANDEM_RUN_DIR"])
 saved, total = folder / "saved-step", int(os.environ.get("STEPS_TOTAL", "1000000"))
 step = int(saved.read_text()) if saved.exists() else 0
+fails_at = step + int(os.environ.get("STEPS_FAIL_AFTER", "1000000000"))
 with (folder / f"steps-{generation}-{rank}.txt").open("a", buffering=1) as said:
     try:
         while step < total:
@@ -42,6 +44,8 @@ with (folder / f"steps-{generation}-{rank}.txt").open("a", buffering=1) as said:
             print(f"{time.time():.4f} {step} {world} {os.getpid()}", file=said)
             if pulse is not None:
                 pulse.beat(step=step, total_steps=total, loss=1.0 / step, throughput=50.0)
+            if step >= fails_at:
+                os._exit(ExitCode.FAILED)
             if pulse is not None and asked[0]:
                 pulse.last_word(ExitCode.PREEMPTED)
                 os._exit(ExitCode.PREEMPTED)

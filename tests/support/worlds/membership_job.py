@@ -6,17 +6,26 @@ from tandem.messages import Answer, Sync
 from tandem_coordinator.group import (
     Action,
     Close,
+    Complete,
     Event,
     Fail,
     Over,
     Rules,
+    Say,
     Synced,
     Tick,
 )
 from tandem_coordinator.membership import answer, start, step
 
 RULES = Rules(
-    minimum=1, maximum=4, lost_after=3.0, grow_cooldown=10.0, grow_after=30.0, max_restarts=2, restart_window=100.0
+    minimum=1,
+    maximum=4,
+    lost_after=3.0,
+    grow_cooldown=10.0,
+    grow_after=30.0,
+    max_restarts=2,
+    restart_window=100.0,
+    start_after=3.0,
 )
 
 
@@ -33,6 +42,7 @@ class Job:
         self.checkpoint: int | None = None
         self.leaving: set[str] = set()
         self.rejoins: list[str] = []
+        self.nodes: dict[str, str] = {}
 
     def tick(self) -> None:
         self.tell(
@@ -51,11 +61,11 @@ class Job:
         self.state, actions = step(self.state, event, self.now)
         self.actions += actions
         for action in actions:
-            if isinstance(action, Fail):
+            if isinstance(action, Fail | Complete):
                 self.tell(Over(action.cause))
 
     def say(self, replica: str, state: str, **more: Any) -> Answer:
-        sync = message(replica, state, **more)
+        sync = self.message(replica, state, **more)
         self.tell(Synced(sync))
         if state == "leaving":
             self.beats.pop(replica, None)
@@ -82,8 +92,10 @@ class Job:
             for replica, sync in list(self.beats.items()):
                 self.tell(Synced(sync))
                 told = answer(self.state, sync, recorded=self.state.number)
-                if told.order == "run" and told.membership is not None:
-                    self.beats[replica] = message(
+                if told.order == "end":
+                    del self.beats[replica]
+                elif told.order == "run" and told.membership is not None:
+                    self.beats[replica] = self.message(
                         replica,
                         "running",
                         incarnation=sync.incarnation,
@@ -92,7 +104,7 @@ class Job:
                     )
                 elif told.order == "rejoin":
                     self.rejoins.append(replica)
-                    self.beats[replica] = message(
+                    self.beats[replica] = self.message(
                         replica,
                         "joining",
                         incarnation=sync.incarnation,
@@ -128,6 +140,12 @@ class Job:
                 self.say(replica, "leaving", generation=number)
             else:
                 self.joins(replica, generation=number, reason="MembershipChanged")
+
+    def message(self, replica: str, state: str, **more: Any) -> Sync:
+        return message(replica, state, node=self.nodes.get(replica), **more)
+
+    def said(self) -> list[str]:
+        return [action.text for action in self.actions if isinstance(action, Say)]
 
     def members(self) -> list[str]:
         if not self.state.open or self.state.latest is None:

@@ -136,7 +136,7 @@ class World(RuleBasedStateMachine):
         if not heard:
             return
         if told.order == "end":
-            assert self.over or (agent.replica, agent.incarnation) in self.state.retired
+            assert self.over or told.left_out or (agent.replica, agent.incarnation) in self.state.retired
             agent.finished = True
         elif told.order == "run" and told.membership is not None:
             assert agent.state == "joining"

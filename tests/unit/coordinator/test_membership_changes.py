@@ -71,13 +71,13 @@ def test_a_group_that_has_not_made_a_step_yet_is_not_disturbed_by_newcomers() ->
 
 
 def a_script_with_a_newcomer() -> Job:
-    """A script that cannot be asked to save trains alone beyond its cool-down, and a newcomer waits."""
+    """A script that cannot be asked to save has more to lose than it may, and a newcomer waits."""
     job = Job(target=2)
     job.joins("worker-0")
     job.passes(20.0)
     assert job.members() == ["worker-0"]
     job.checkpoint = 500
-    job.passes(1.0)
+    job.passes(40.0)
     job.joins("worker-1")
     return job
 
@@ -106,11 +106,56 @@ def test_a_checkpoint_within_the_cool_down_is_no_reason_to_grow_long_after_it() 
     job.joins("worker-1")
     job.passes(1.0)
     job.checkpoint = 500
-    job.passes(20.0)
+    job.passes(10.0)
     assert job.members() == ["worker-0"]
-    job.checkpoint = 1000
+    job.passes(10.0)
+    assert job.members() == ["worker-0", "worker-1"], "less is at stake than growAfterSeconds"
+
+
+@pytest.mark.parametrize("at_stake", [0.0, 5.0, 29.0])
+def test_a_script_grows_at_once_as_long_as_little_is_at_stake(at_stake: float) -> None:
+    job = Job(target=2)
+    job.forms("worker-0", "worker-1")
+    job.passes(100.0)
+    job.falls_silent("worker-1")
+    job.passes(3.5)
+    assert job.members() == ["worker-0"]
+    job.passes(at_stake)
+    job.joins("worker-2")
     job.passes(0.5)
+    assert job.members() == ["worker-0", "worker-2"]
+
+
+def a_script_that_saves_every(seconds: float) -> Job:
+    job = Job(target=3)
+    job.forms("worker-0", "worker-1", "worker-2")
+    job.passes(100.0)
+    job.falls_silent("worker-2")
+    job.passes(3.5)
+    for number in range(3):
+        job.checkpoint = number
+        job.passes(seconds)
+    job.checkpoint = 3
+    return job
+
+
+def test_where_checkpoints_come_regularly_a_script_waits_for_the_next_if_that_costs_less() -> None:
+    job = a_script_that_saves_every(20.0)
+    job.passes(8.0)
+    job.joins("worker-3")
+    job.passes(0.5)
+    assert job.members() == ["worker-0", "worker-1"], "16 s of work against 12 s of waiting"
+    job.passes(11.0)
     assert job.members() == ["worker-0", "worker-1"]
+    job.checkpoint = 4
+    job.passes(0.5)
+    assert job.members() == ["worker-0", "worker-1", "worker-3"]
+
+    job = a_script_that_saves_every(20.0)
+    job.passes(6.0)
+    job.joins("worker-3")
+    job.passes(0.5)
+    assert job.members() == ["worker-0", "worker-1", "worker-3"], "12 s of work against 14 s of waiting"
 
 
 def test_a_member_that_must_go_leaves_when_the_group_has_saved_and_the_rest_go_on() -> None:

@@ -1,0 +1,97 @@
+"""Whose fault the failures of a group are, and when the others go on without it. Pure; a part of the machine in
+`membership`.
+
+One bad node (a broken GPU, a network that reaches the coordinator and not the other members) fails every group that it
+is in. Left alone it uses up the restart budget, and the job fails although all others are sound. So each failure that
+is due to one replica is a *strike* against it, and against the node it runs on. After STRIKES in a row against the same
+replica, or against replicas of the same node, the others go on without it, if they are enough: its agents are told to
+end, its failures are given back to the budget, and whoever places pods finds another node for it.
+
+Who is to blame is a guess, so little is staked on it. Whoever reports a failed process first is blamed for it: the
+processes of the others fail because of it, and later. A store that one member cannot reach is that member's fault, a
+store that most cannot reach its owner's. A mistake in the user's code fails whatever replica it meets; therefore at
+most a quarter of the replicas are left out (one of a small group), and failures go on being counted.
+
+Rejected: leaving out at the first failure (a process may fail for a reason that passes), and asking the nodes alone
+(a node that is Ready with a broken GPU is the case this is for).
+"""
+
+from dataclasses import replace
+
+from tandem_coordinator.group import LeftOut, Next, Say, State, Strike, is_inside, listed
+
+STRIKES = 3
+"""So many failures in a row, and the others go on without whom they are due to."""
+MOST_LEFT_OUT = 0.25
+"""At most so much of the replicas wished for, and one in any case."""
+MOST_STRIKES = 20
+"""So many are remembered."""
+
+
+def strike(state: State, replica: str, why: str, now: float) -> Next:
+    """A failure is due to this replica: leave it out, or its node, if it was the last straw."""
+    agent = state.agents.get(replica)
+    node = "" if agent is None else agent.node
+    strikes = (*state.strikes, Strike(replica, node, why))[-MOST_STRIKES:]
+    state = replace(state, strikes=strikes)
+    found = _suspect(strikes, now)
+    if found is None or len(state.left_out) >= max(1, int(MOST_LEFT_OUT * state.target)):
+        return state, ()
+    sound = [agent for agent in state.agents.values() if not _is_meant(found, agent.member.replica, agent.node)]
+    if len(sound) < state.rules.minimum:
+        return state, ()
+    gone = [name for name, agent in state.agents.items() if _is_meant(found, name, agent.node)]
+    agents = {name: agent for name, agent in state.agents.items() if name not in gone}
+    forgiven = max(0, state.failures - STRIKES)
+    left_out = (*state.left_out, found)
+    state = replace(state, agents=agents, strikes=(), left_out=left_out, failures=forgiven)
+    return state, (Say(found.why, warning=True),)
+
+
+def why_left_out(state: State, replica: str, node: str) -> LeftOut | None:
+    """Why this replica is left out, None if it is not."""
+    return next((one for one in state.left_out if _is_meant(one, replica, node)), None)
+
+
+def forgive(state: State, now: float) -> State:
+    """Let them in again after a time as long as that which restores the budget: a node may have been repaired."""
+    if not state.left_out or now - state.left_out[0].at < state.rules.restart_window:
+        return state
+    return replace(state, left_out=state.left_out[1:])
+
+
+def cut_off(state: State, now: float) -> tuple[str, str]:
+    """Which replica it is due to that the store was not reached, and what it did, in a sentence."""
+    assert state.latest is not None, "a generation was joined"
+    first, *others = [member.replica for member in state.latest.members]
+    reporters = [name for name in others if name in state.cut_off]
+    if len(others) > 1 and len(reporters) > len(others) / 2:
+        return first, f"{len(reporters)} of {len(others)} members cannot reach the store of {first}"
+    return reporters[0] if reporters else "", f"{listed(reporters)} cannot reach the store of {first}"
+
+
+def silent_members(state: State, now: float) -> list[str]:
+    """Members of the newest generation that have not come back and give no sign of life: they may be lost soon."""
+    late = 1.5 * state.rules.heartbeat
+    members = [agent for agent in state.agents.values() if is_inside(state, agent) and not agent.waits]
+    return [agent.member.replica for agent in members if now - agent.heard > late]
+
+
+def _suspect(strikes: tuple[Strike, ...], now: float) -> LeftOut | None:
+    recent = strikes[-STRIKES:]
+    if len(recent) < STRIKES:
+        return None
+    last = recent[-1]
+    group = f"the group failed {STRIKES} times in a row because of"
+    finally_ = f"the last time because {last.why}"
+    if {one.replica for one in recent} == {last.replica}:
+        where = f" (node {last.node})" if last.node else ""
+        return LeftOut(last.replica, last.node, f"{last.replica}{where} is left out: {group} it, {finally_}", now)
+    if last.node and {one.node for one in recent} == {last.node}:
+        names = listed({one.replica for one in recent})
+        return LeftOut("", last.node, f"node {last.node} is left out: {group} {names}, {finally_}", now)
+    return None
+
+
+def _is_meant(one: LeftOut, replica: str, node: str) -> bool:
+    return one.replica == replica if one.replica else one.node == node

@@ -1,0 +1,211 @@
+"""Failures that are due to one replica or node, and ends that mean that the job is complete."""
+
+from dataclasses import replace
+
+import pytest
+
+from tandem_coordinator.group import Complete, Hung
+from tandem_coordinator.ledger import remembered_left_out
+from tests.support.worlds.membership_job import RULES, Job
+
+FOUR = ("worker-0", "worker-1", "worker-2", "worker-3")
+PATIENT = replace(RULES, max_restarts=10)
+
+
+EACH_ON_ITS_OWN = {name: f"node-{name[-1]}" for name in FOUR}
+
+
+def group_of_four(nodes: dict[str, str] = EACH_ON_ITS_OWN, **rules: object) -> Job:
+    job = Job(target=4, rules=replace(PATIENT, **rules))  # type: ignore[arg-type]
+    job.nodes = dict(nodes)
+    job.forms(*FOUR)
+    return job
+
+
+def fails(job: Job, replica: str, reason: str = "WorkerFailed") -> str:
+    """A failure of this replica, told by it first; what it is told once the next generation runs."""
+    number = job.state.number
+    job.runs(replica, number, reason=reason)
+    told = job.joins(replica, generation=number, reason=reason)
+    job.passes(12.0)
+    return told.order
+
+
+def test_after_three_failures_in_a_row_the_others_go_on_without_the_replica() -> None:
+    job = group_of_four()
+    assert fails(job, "worker-2") == "wait"
+    assert fails(job, "worker-2") == "wait"
+    assert job.members() == list(FOUR)
+    assert fails(job, "worker-2") == "end"
+    assert job.members() == ["worker-0", "worker-1", "worker-3"]
+    assert job.state.failures == 0, "what was due to it is given back"
+    assert not job.failed()
+    told = job.joins("worker-2", incarnation="b")
+    assert (told.order, told.left_out) == ("end", True)
+    assert "worker-2 (node node-2) is left out: the group failed 3 times in a row" in told.why
+    assert "a training process of worker-2 failed" in told.why
+
+
+def test_failures_of_different_replicas_leave_nobody_out() -> None:
+    job = group_of_four()
+    for number in range(10):
+        fails(job, FOUR[number % 3])
+    assert job.members() == list(FOUR)
+    fails(job, "worker-0")
+    assert job.failed(), "the budget is what ends a job whose code is wrong"
+
+
+def test_a_node_is_left_out_whose_replicas_fail_in_turn() -> None:
+    job = group_of_four(dict.fromkeys(FOUR[:2], "bad") | dict.fromkeys(FOUR[2:], "good"))
+    for replica in ("worker-0", "worker-1", "worker-0"):
+        fails(job, replica)
+    assert job.members() == ["worker-2", "worker-3"]
+    job.nodes["worker-4"] = "bad"
+    assert job.joins("worker-4").order == "end", "whatever is placed there"
+    job.nodes["worker-5"] = "good"
+    job.joins("worker-5")
+    job.passes(31.0)
+    assert job.members() == ["worker-2", "worker-3", "worker-5"]
+
+
+def test_nobody_is_left_out_if_too_few_would_remain() -> None:
+    job = group_of_four(minimum=4)
+    for _ in range(10):
+        fails(job, "worker-2")
+    assert job.members() == list(FOUR)
+
+
+def test_at_most_a_quarter_is_left_out_whatever_fails() -> None:
+    job = group_of_four(restart_window=3600.0)
+    for _ in range(3):
+        fails(job, "worker-0")
+    assert job.members() == list(FOUR[1:])
+    for _ in range(11):
+        fails(job, "worker-1")
+    assert job.members() == []
+    assert job.failed(), "a mistake in the code meets every replica"
+
+
+def test_who_is_left_out_may_come_back_after_a_healthy_time() -> None:
+    job = group_of_four()
+    for _ in range(3):
+        fails(job, "worker-2")
+    assert job.joins("worker-2", incarnation="b").order == "end"
+    job.falls_silent("worker-2")
+    job.passes(PATIENT.restart_window)
+    job.joins("worker-2", incarnation="c")
+    job.passes(31.0)
+    assert job.members() == list(FOUR)
+
+
+def test_a_member_that_cannot_reach_the_store_is_to_blame_and_not_its_owner() -> None:
+    job = group_of_four()
+    for _ in range(3):
+        fails(job, "worker-3", reason="StoreUnreachable")
+    assert job.members() == list(FOUR[:3])
+    assert any("left out" in text and "worker-3 cannot reach the store of worker-0" in text for text in job.said())
+    assert not job.failed()
+
+
+def test_a_store_that_most_cannot_reach_is_its_owners_fault() -> None:
+    job = group_of_four()
+    for _ in range(3):
+        number = job.state.number
+        for replica in ("worker-2", "worker-1"):
+            job.joins(replica, generation=number, reason="StoreUnreachable")
+        job.passes(12.0)
+    assert job.members() == list(FOUR[1:])
+    assert any("2 of 3 members cannot reach the store of worker-0" in text for text in job.said())
+
+
+def test_the_replica_whose_ranks_alone_are_stuck_is_to_blame_for_a_hang() -> None:
+    job = group_of_four()
+    for _ in range(3):
+        job.tell(Hung(job.state.number, "no step", "worker-1"))
+        job.passes(20.0)
+    assert job.members() == ["worker-0", "worker-2", "worker-3"]
+
+
+def test_a_silent_member_explains_broken_connections_however_late_its_loss_is_known() -> None:
+    job = group_of_four(lost_after=60.0)
+    job.falls_silent("worker-3")
+    number = job.state.number
+    job.passes(2.0)
+    job.runs("worker-0", number, reason="MembershipChanged")
+    for replica in FOUR[:3]:
+        job.joins(replica, generation=number, reason="MembershipChanged")
+    job.passes(15.0)
+    assert job.members() == list(FOUR[:3])
+    assert job.state.failures == 0
+    assert job.state.cause.reason == "MemberLost"
+
+
+def test_a_failure_is_forgiven_in_time_however_often_members_come_and_go() -> None:
+    job = group_of_four()
+    fails(job, "worker-2")
+    assert job.state.failures == 1
+    for _ in range(5):
+        job.say("worker-3", "leaving", generation=job.state.number)
+        job.passes(15.0)
+        job.joins("worker-3")
+        job.passes(15.0)
+    assert job.state.failures == 0
+
+
+def test_what_was_left_out_is_remembered_over_the_death_of_the_coordinator() -> None:
+    job = group_of_four()
+    for _ in range(3):
+        fails(job, "worker-2")
+    again = Job(target=4, rules=PATIENT, number=job.state.number, left_out=remembered_left_out(job.state, job.now))
+    told = again.joins("worker-2")
+    assert (told.order, told.left_out) == ("end", True)
+
+
+# Scripts that end
+
+
+def a_script() -> Job:
+    return group_of_four(ends_with_zero=True)
+
+
+def ends_well(job: Job, replica: str) -> None:
+    job.say(replica, "leaving", generation=job.state.number, finished=True)
+
+
+def test_a_script_is_complete_when_all_ranks_of_a_generation_have_ended_with_zero() -> None:
+    job = a_script()
+    for replica in FOUR[:3]:
+        ends_well(job, replica)
+        job.passes(0.5)
+    assert job.closings() == [], "the last one may still be at work"
+    ends_well(job, "worker-3")
+    assert [action.cause.reason for action in job.actions if isinstance(action, Complete)] == ["Completed"]
+    assert job.joins("worker-4").order == "end", "a late newcomer must not begin it anew"
+
+
+def test_a_newcomer_does_not_have_a_script_begin_again_that_is_about_to_end() -> None:
+    job = a_script()
+    job.passes(100.0)
+    job.falls_silent("worker-3")
+    job.passes(4.0)
+    assert job.members() == list(FOUR[:3])
+    ends_well(job, "worker-0")
+    job.joins("worker-4")
+    job.passes(60.0)
+    assert job.closings() == ["MemberLost"]
+
+
+def test_a_script_of_which_a_part_failed_is_not_complete() -> None:
+    job = a_script()
+    for replica in FOUR[:3]:
+        ends_well(job, replica)
+    fails(job, "worker-3")
+    assert not any(isinstance(action, Complete) for action in job.actions)
+    assert job.members() == ["worker-3"]
+
+
+@pytest.mark.parametrize("finished", [None, False])
+def test_who_leaves_without_having_finished_closes_the_group(finished: bool | None) -> None:
+    job = a_script()
+    job.say("worker-1", "leaving", generation=job.state.number, finished=finished)
+    assert job.closings() == ["MemberLeft"]

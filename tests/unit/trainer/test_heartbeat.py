@@ -1,0 +1,98 @@
+"""The agent's conversation with its coordinator, where answers and wishes cross."""
+
+import threading
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from tandem.coordinator_client import CoordinatorClient, Refused
+from tandem.exitcode import ExitCode
+from tandem.messages import Answer, Member, Membership, Sync
+from tandem.rundir import RunDir
+from tandem_trainer import heartbeat
+from tandem_trainer.heartbeat import Heartbeat
+from tests.support.waiting import SECONDS
+
+
+class Coordinator:
+    """Answers as it is told, and holds what a running agent says until it may be answered."""
+
+    connected = True
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.held, self.may_answer = threading.Event(), threading.Event()
+        self.refuses = self.leaves_out = False
+
+    def sync(self, message: Sync, until: object = None) -> Answer:
+        if self.refuses:
+            raise Refused(400, "no")
+        if self.leaves_out:
+            return Answer(order="end", why="it fails again and again", left_out=True)
+        if message.state == "running":
+            self.held.set()
+            assert self.may_answer.wait(SECONDS)
+            return Answer(order="rejoin", why="worker-1 failed") if message.generation == 1 else Answer(order="run")
+        if message.state == "leaving":
+            return Answer(order="end")
+        self.number += 1
+        return Answer(order="run", membership=Membership(generation=self.number, members=[message.member], reason="a"))
+
+    def close(self) -> None:
+        pass
+
+
+def agent(tmp_path: Path, coordinator: Coordinator) -> Heartbeat:
+    return Heartbeat(cast(CoordinatorClient, coordinator), RunDir(tmp_path), "worker-0", "127.0.0.1", 1, "node-0")
+
+
+def test_what_is_said_of_the_last_generation_does_not_close_the_next(tmp_path: Path) -> None:
+    coordinator = Coordinator()
+    speaker = agent(tmp_path, coordinator)
+    speaker.start()
+    first = speaker.enter(4000, "Started")
+    assert first is not None
+    assert coordinator.held.wait(SECONDS)
+    again: list[Membership | None] = []
+    torchrun = threading.Thread(target=lambda: again.append(speaker.enter(4001, "WorkerFailed")))
+    torchrun.start()
+    while speaker._wish.state != "joining":
+        pass
+    coordinator.may_answer.set()
+    torchrun.join(SECONDS)
+    assert [membership.generation for membership in again if membership] == [2]
+    assert not speaker.closed
+    speaker.leave()
+
+
+def test_who_is_refused_tries_again_before_it_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "REFUSED_SECONDS", 0.5)
+    coordinator = Coordinator()
+    coordinator.refuses = True
+    speaker = agent(tmp_path, coordinator)
+    speaker.start()
+    threading.Timer(0.2, lambda: setattr(coordinator, "refuses", False)).start()
+    assert speaker.enter(4000, "Started") is not None, "another coordinator has taken its place"
+    coordinator.may_answer.set()
+    coordinator.refuses = True
+    with pytest.raises(Refused):
+        speaker.enter(4000, "MembershipChanged")
+
+
+def test_who_is_left_out_ends_with_a_code_of_its_own(tmp_path: Path) -> None:
+    coordinator = Coordinator()
+    coordinator.leaves_out = True
+    speaker = agent(tmp_path, coordinator)
+    speaker.start()
+    with pytest.raises(SystemExit) as ended:
+        speaker.enter(4000, "Started")
+    assert ended.value.code == ExitCode.LEFT_OUT
+
+
+def test_it_says_on_which_node_it_is(tmp_path: Path) -> None:
+    sync = agent(tmp_path, Coordinator())._sync("joining")
+    assert sync.node == "node-0"
+    assert sync.member == Member(
+        replica="worker-0", incarnation=sync.incarnation, address="127.0.0.1", port=1, processes=1
+    )
