@@ -1,8 +1,8 @@
 """What the coordinator must remember over its own death: `coordinator.json` in the run directory.
 
 It is written before a generation is handed out, so that a number is never given twice. It also says who writes it: a
-coordinator whose node was cut off while another took over finds the other's name there and ends. Its kubelet then starts
-it again in the same pod; so the page also remembers which pods were taken over from, and none of them gets it back.
+coordinator whose node was cut off while another took over finds the other's name there and ends. Its kubelet then
+starts it again in the same pod; so the page also remembers which pods were taken over from: none gets it back.
 """
 
 import secrets

@@ -152,6 +152,8 @@ def says_nothing_new(state: State, sync: Sync) -> bool:
     agent = state.agents.get(sync.replica)
     if agent is None or agent.member.incarnation != sync.incarnation or agent.generation != (sync.generation or 0):
         return False
+    if agent.node != (sync.node or ""):
+        return False
     if sync.state == "joining":
         return agent.waits and agent.member == sync.member
     return sync.state == "running" and not sync.reason and not agent.waits and agent.leaves == sync.leaving

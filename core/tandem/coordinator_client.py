@@ -73,7 +73,7 @@ class CoordinatorClient:
         self._host, self._port = parse_endpoint(endpoint)
         self._token = token
         self._connection: http.client.HTTPConnection | None = None
-        # Of the coordinator, as far as this connection has shown: the next one may lead to another version.
+        # Of the coordinator, as far as its last answer has shown. After an error the next may be of another version.
         self._protocol = FIRST
 
     @property
@@ -118,9 +118,13 @@ class CoordinatorClient:
 
     def close(self) -> None:
         """Close the connection; the next request opens a new one."""
+        self._hang_up()
+        self._protocol = FIRST
+
+    def _hang_up(self) -> None:
         if self._connection is not None:
             self._connection.close()
-            self._connection, self._protocol = None, FIRST
+            self._connection = None
 
     def __enter__(self) -> Self:
         return self
@@ -135,7 +139,8 @@ class CoordinatorClient:
             self.close()
             raise Unreachable(f"the coordinator at {self.endpoint} does not answer: {error or type(error)}") from error
         except BaseException:
-            self.close()
+            # Nothing is wrong with the other side, which is asked again at once.
+            self._hang_up()
             raise
         try:
             answer = json.loads(content)

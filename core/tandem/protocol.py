@@ -44,6 +44,9 @@ FIRST_FIELDS: Mapping[type[Model], str] = {
 }
 """The fields of the first protocol. They never change; nothing is added here."""
 
+FIRST_WORDS: Mapping[str, str] = {"StoreUnreachable": "MembershipChanged"}
+"""Reasons that the first protocol does not know, in its own words."""
+
 
 class Headers(Protocol):
     """Of a request or an answer, whichever library holds them."""
@@ -77,6 +80,8 @@ def _of_the_first(message: Model, whole: Mapping[str, Any]) -> dict[str, Any]:
 def _pruned(value: object, whole: Any) -> Any:
     if isinstance(value, Model):
         return _of_the_first(value, whole)
+    if isinstance(value, str):
+        return FIRST_WORDS.get(value, whole)
     if isinstance(value, list):
         return [_pruned(one, part) for one, part in zip(value, whole, strict=True)]
     return whole

@@ -13,9 +13,11 @@ from unittest import mock
 import pytest
 
 from tandem import launch
-from tandem.coordinator_client import Refused
+from tandem.coordinator_client import GivenUp, Refused
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
+from tandem.messages import Sync
+from tandem.protocol import PROTOCOL
 from tandem.rundir import RunDir
 from tests.support.coordinator_process import Agent, Coordinator, spawn
 from tests.support.elastic import TOKEN
@@ -76,6 +78,33 @@ def test_impossible_agents_are_refused(idle: Coordinator) -> None:
         assert status == 400, wrong
         assert complaint in answer["error"]
     assert idle.snapshot().members == []
+
+
+def test_who_gives_up_a_request_still_knows_what_the_coordinator_reads(idle: Coordinator) -> None:
+    """An agent that ends gives up its heartbeat, and then says whether it has finished."""
+    wish = Sync(
+        replica="worker-9", incarnation="a", address="127.0.0.1", port=4000, processes=1, state="joining", node="node-1"
+    )
+    with idle.client() as client:
+        client.status()
+        with pytest.raises(GivenUp):
+            client.sync(wish, until=lambda *_: False)
+        assert client._protocol == PROTOCOL
+        client.sync(wish.model_copy(update={"state": "leaving", "finished": True}))
+
+
+def test_no_more_agents_are_taken_in_than_the_job_can_have(tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path).start()
+    most = 2 * coordinator.rundir.read_job().spec.workers.most + 16
+    agents = [Agent(coordinator, f"worker-{number}") for number in range(most)]
+    until(lambda: len(coordinator.snapshot().members) == most, "all that it can have")
+    wish = {"replica": "one-more", "incarnation": "a", "address": "10.0.0.1", "port": 4000, "processes": 1}
+    status, answer = coordinator.raw("POST", "/v1/sync", json.dumps(wish | {"state": "joining"}).encode())
+    assert status == 503
+    assert f"there are {most} agents already" in answer["error"]
+    for agent in agents:
+        agent.vanish()
+    coordinator.kill()
 
 
 def test_a_large_request_is_refused(idle: Coordinator) -> None:

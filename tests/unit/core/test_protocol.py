@@ -86,3 +86,21 @@ def test_a_snapshot_for_an_older_operator_has_every_part_that_it_knows() -> None
 )
 def test_a_peer_that_does_not_say_reads_the_first(headers: dict[str, str], known: int) -> None:
     assert spoken(headers) == known
+
+
+def test_a_reason_that_an_older_coordinator_does_not_know_is_told_in_its_words() -> None:
+    wish = Sync(
+        replica="a",
+        incarnation="b",
+        address="c",
+        port=4000,
+        processes=1,
+        state="joining",
+        generation=3,
+        reason="StoreUnreachable",
+        node="node-1",
+    )
+    assert worded(wish, PROTOCOL)["reason"] == "StoreUnreachable"
+    first = worded(wish, FIRST)
+    assert first["reason"] == "MembershipChanged"
+    assert of_the_first(Sync).parse(first)
