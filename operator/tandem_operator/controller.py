@@ -9,7 +9,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tandem.job import GPU, DistributedTrainingJob
 from tandem.launch import token_digest
@@ -19,6 +19,7 @@ from tandem.status import Status
 from tandem.times import rfc3339, seconds
 from tandem_operator import jobs, kinds, names, objects, pods, reporting, tokens
 from tandem_operator.api import ApiServer, Refused, Unavailable
+from tandem_operator.attempts import Attempts, place, removing, tried, writing
 from tandem_operator.backlog import Backlog
 from tandem_operator.coordinators import Coordinators, Unreached
 from tandem_operator.course import Idle, idle
@@ -43,6 +44,8 @@ LEFT_SECONDS = 10.0
 """For the Secret of an earlier job of that name to be collected: pods must not be given its token."""
 PODS_AT_ONCE = 8
 """Pods of a job that are made side by side."""
+AGAIN_SECONDS = 600.0
+"""The same Event is not posted again sooner."""
 LIVELY_SECONDS = 10.0
 """Between two writes of a status of which only step, loss and the like have changed."""
 MOST_WORDS = 500
@@ -61,6 +64,10 @@ class _Memory:
     endpoint: str = ""
     idle: Idle | None = None
     """Since when its coordinator has said that nobody trains."""
+    attempts: Attempts = field(default_factory=dict)
+    """What was tried and has not come to rest."""
+    told: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Reason and message of the last Events, and when each was posted."""
 
 
 def soonest(again_in: float | None, written_in: float) -> float:
@@ -167,24 +174,26 @@ class Controller:
             token_digest=token_digest(tokens.token(self._key, uid)),
             now=time.time(),
             entropy=secrets.token_hex(8),
+            attempts=memory.attempts,
         )
         plan = reconcile(situation, self._images, self._volumes)
         refused = await self._carry_out(key, plan, situation, memory)
         if not refused and any(_kind(manifest) is kinds.SERVICE for manifest in plan.create):
             # Workers are told the address that the Service has just been given, and are made in the same look.
-            situation = replace(situation, children=self._store.children(key))
+            situation = replace(situation, children=self._store.children(key), attempts=memory.attempts)
             then = reconcile(situation, self._images, self._volumes)
             plan = replace(then, notices=(*plan.notices, *(one for one in then.notices if one not in plan.notices)))
             refused = await self._carry_out(key, plan, situation, memory)
         if refused:
-            plan = reconcile(situation, self._images, self._volumes, refused)
+            # What was not done is not told, and what was answered instead stands in the status.
+            done = [one for one in plan.notices if one.place not in refused]
+            then = reconcile(replace(situation, attempts=memory.attempts), self._images, self._volumes)
+            plan = replace(then, notices=(*done, *(one for one in then.notices if not one.place and one not in done)))
         wrote = await self._report(key, job, plan, memory)
         self._gauges.holds(key, _holding(job, plan.status))
         if plan.expired:
             log.info("event=expired job=%s/%s", *key)
             await self._api.delete(kinds.JOB, *key, uid)
-        if refused:
-            raise Unavailable("; ".join(trouble.message for trouble in refused))
         return plan.again_in if wrote else soonest(plan.again_in, memory.written + LIVELY_SECONDS - time.monotonic())
 
     def _claimants(self, key: Key, uid: str, job: DistributedTrainingJob, of: Children) -> list[Claimant]:
@@ -230,65 +239,94 @@ class Controller:
 
     # Doing
 
-    async def _carry_out(self, key: Key, plan: Plan, at: Situation, memory: _Memory) -> list[Trouble]:
-        """Returns what the API server refused."""
-        troubles: list[Trouble] = []
+    async def _carry_out(self, key: Key, plan: Plan, at: Situation, memory: _Memory) -> set[str]:
+        """Returns what was tried in vain (tandem_operator.attempts); what was answered is in the memory then."""
+        attempts = {what: one for what, one in at.attempts.items() if what not in plan.settled}
+        memory.attempts, vain = attempts, set[str]()
+
+        def note(what: str, trouble: Trouble | None, done: bool = True) -> None:
+            attempts[what] = tried(attempts.get(what), at.now, trouble)
+            if not done:
+                vain.add(what)
+            if trouble is not None:
+                log.warning("event=refused job=%s/%s what=%r why=%r", *key, what, trouble.message)
+
         if plan.needs_token:
-            token = tokens.token(self._key, at.uid)
-            made, trouble = await self._create(kinds.SECRET, objects.secret(at.job, at.uid, token))
-            if not made and not trouble and _is_new(at):
-                name = names.token(at.job.metadata.name)
+            manifest = objects.secret(at.job, at.uid, tokens.token(self._key, at.uid))
+            name = manifest["metadata"]["name"]
+            made, trouble = await self._create(kinds.SECRET, manifest)
+            if not made and trouble is None and _is_new(at):
                 raise Unavailable(f"the Secret {name} of an earlier job is there still; its end is waited for")
-            troubles += trouble
+            note(writing(kinds.SECRET, name), trouble, trouble is None)
+            if trouble is not None:
+                # That it is there is seen from what is made after it.
+                return vain
         for manifest in plan.create:
-            if _kind(manifest) is not kinds.POD:
-                troubles += (await self._create(_kind(manifest), manifest))[1]
-        # They need all of the former, and none of each other.
-        new = [manifest for manifest in plan.create if _kind(manifest) is kinds.POD]
-        for first in range(0, len(new), PODS_AT_ONCE):
-            some = new[first : first + PODS_AT_ONCE]
-            for _, trouble in await asyncio.gather(*(self._create(kinds.POD, manifest) for manifest in some)):
-                troubles += trouble
+            made, trouble = await self._create(_kind(manifest), manifest)
+            note(writing(_kind(manifest), manifest["metadata"]["name"]), trouble, made or trouble is None)
         for manifest in plan.update:
-            try:
-                self._store.see(_kind(manifest), await self._api.apply(_kind(manifest), manifest))
-            except Refused as error:
-                if error.code == 409:
-                    # It is not the one that we know any more; the next look finds out what is there.
-                    self._store.lose(_kind(manifest), key[0], manifest["metadata"]["name"], manifest["metadata"]["uid"])
-                    self.backlog.add(key)
-                else:
-                    troubles.append(_trouble(manifest, error))
+            updated, trouble = await self._update(key, manifest)
+            note(writing(_kind(manifest), manifest["metadata"]["name"]), trouble, updated)
+        if vain:
+            # Pods read these as they start, and the next look decides which can go without.
+            self.backlog.add(key)
+            return vain
+        # They need all of the former, and none of each other.
+        for first in range(0, len(plan.make), PODS_AT_ONCE):
+            some = plan.make[first : first + PODS_AT_ONCE]
+            answers = await asyncio.gather(*(self._create(kinds.POD, manifest) for manifest in some))
+            for manifest, (made, trouble) in zip(some, answers, strict=True):
+                note(_place(manifest), trouble, made)
         for pod in plan.remove:
-            await self._api.delete(kinds.POD, key[0], pod.name, pod.uid)
-            log.info("event=removed job=%s/%s kind=%s name=%s", *key, pod.kind.name, pod.name)
+            try:
+                await self._api.delete(kinds.POD, key[0], pod.name, pod.uid)
+            except Refused as error:
+                note(removing(pod.name), _trouble(pod.kind, pod.name, error), done=False)
+            else:
+                log.info("event=removed job=%s/%s kind=%s name=%s", *key, pod.kind.name, pod.name)
         if plan.target is not None:
             await self._coordinators.tell(memory.endpoint, tokens.token(self._key, at.uid), plan.target)
-        return troubles
+        return vain
 
-    async def _create(self, kind: kinds.Kind, manifest: Object) -> tuple[bool, list[Trouble]]:
+    async def _create(self, kind: kinds.Kind, manifest: Object) -> tuple[bool, Trouble | None]:
+        """Whether it was made, and if not what speaks against it."""
         metadata = manifest["metadata"]
         try:
             made = await self._api.create(kind, manifest)
         except Refused as error:
-            if error.code != 409 or error.reason != "AlreadyExists":
-                return False, [_trouble(manifest, error)]
+            if error.code != 409:
+                return False, _trouble(kind, metadata["name"], error, _place(manifest) if kind is kinds.POD else "")
             # The next look gives a pod another name. A Secret is not read: what is there serves the job's own pods.
-            if kind in (kinds.POD, kinds.SECRET):
-                return False, []
+            # Any other conflict is of two that a quota counted at once.
+            if kind in (kinds.POD, kinds.SECRET) or error.reason != "AlreadyExists":
+                return False, None
             # Ours, and the watch has not told of it yet; or somebody else's.
             there = await self._api.get(kind, metadata["namespace"], metadata["name"])
-            if there is not None and not is_ours(observe(kind, there), manifest):
-                return False, [name_taken(kind, metadata["name"])]
-            if there is not None and kind in kinds.WATCHED:
-                return False, await self._take_in(kind, manifest, there)
-            return False, []
+            if there is None:
+                return False, None
+            seen = observe(kind, there)
+            if not is_ours(seen, manifest):
+                return False, name_taken(kind, metadata["name"], seen.owner)
+            return False, await self._take_in(kind, manifest, there) if kind in kinds.WATCHED else None
         if kind in kinds.WATCHED:
             self._store.see(kind, made)
         log.info("event=made job=%s/%s kind=%s name=%s", *_job(metadata), kind.name, metadata["name"])
-        return True, []
+        return True, None
 
-    async def _take_in(self, kind: kinds.Kind, manifest: Object, there: Object) -> list[Trouble]:
+    async def _update(self, key: Key, manifest: Object) -> tuple[bool, Trouble | None]:
+        """Whether it is now as it should be, and if not what speaks against it."""
+        kind, metadata = _kind(manifest), manifest["metadata"]
+        try:
+            self._store.see(kind, await self._api.apply(kind, manifest))
+        except Refused as error:
+            if error.code != 409:
+                return False, _trouble(kind, metadata["name"], error)
+            # It is not the one that we know any more; the next look finds out what is there.
+            self._store.lose(kind, key[0], metadata["name"], metadata["uid"])
+            return False, None
+        return True, None
+
+    async def _take_in(self, kind: kinds.Kind, manifest: Object, there: Object) -> Trouble | None:
         """Know an object of the job's. A claim that was made beforehand has none of the labels that we watch for."""
         metadata = manifest["metadata"]
         if not metadata["labels"].items() <= _labels(there).items():
@@ -297,9 +335,9 @@ class Controller:
             try:
                 there = await self._api.apply(kind, named)
             except Refused as error:
-                return [_trouble(manifest, error)]
+                return _trouble(kind, metadata["name"], error)
         self._store.see(kind, there)
-        return []
+        return None
 
     # Telling
 
@@ -317,10 +355,15 @@ class Controller:
         if waits and not plan.notices:
             return False
         if changes:
-            if not await self._write(key, body, changes):
+            memory.written = now
+            try:
+                wrote = await self._write(key, body, changes)
+            except Refused as error:
+                log.warning("event=status-refused job=%s/%s error=%r", *key, str(error))
+                return False
+            if not wrote:
                 memory.written = 0.0  # at the next look, when the watch has told
                 return False
-            memory.written = now
             before = job.status.phase if job.status else "none"
             if before != plan.status.phase:
                 log.info("event=phase job=%s/%s from=%s to=%s", *key, before, plan.status.phase)
@@ -328,8 +371,13 @@ class Controller:
         return True
 
     async def _tell(self, key: Key, body: Object, notices: Iterable[Notice]) -> None:
-        now = rfc3339(time.time())
+        clock, now = time.monotonic(), rfc3339(time.time())
+        memory = self._memories.setdefault(key, _Memory(body["metadata"]["uid"]))
+        memory.told = {words: at for words, at in memory.told.items() if clock - at < AGAIN_SECONDS}
         for notice in notices:
+            if (notice.reason, notice.message) in memory.told:
+                continue
+            memory.told[notice.reason, notice.message] = clock
             event = objects.event(body, notice, now, secrets.token_hex(8))
             try:
                 await self._api.create(kinds.EVENT, event)
@@ -393,13 +441,23 @@ def _is_new(at: Situation) -> bool:
     return not theirs and at.now - at.created < LEFT_SECONDS
 
 
-def _trouble(manifest: Object, error: Refused) -> Trouble:
+def _trouble(kind: kinds.Kind, name: str, error: Refused, shown: str = "") -> Trouble:
+    """What was refused, and why.
+
+    Args:
+        shown: what a pod is called instead, whose name is another one at each try.
+    """
     reason = "QuotaExceeded" if error.code == 403 and "exceeded quota" in str(error) else "Refused"
-    return Trouble(reason, f"{manifest['kind']} {manifest['metadata']['name']}: {error}")
+    return Trouble(reason, f"{kind.name} {name}: {error}".replace(name, shown or name))
 
 
 def _kind(manifest: Object) -> kinds.Kind:
     return next(kind for kind in kinds.WATCHED if kind.name == manifest["kind"])
+
+
+def _place(pod: Object) -> str:
+    labels = pod["metadata"]["labels"]
+    return place(labels[names.ROLE], int(labels[names.INDEX]))
 
 
 def _labels(body: Object) -> dict[str, str]:

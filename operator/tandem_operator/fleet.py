@@ -54,6 +54,8 @@ class Fleet:
     """Seconds until something is due that no event announces."""
     stuck: tuple[Pod, ...] = ()
     """The last pods of places whose pods failed too often in a row."""
+    settled: tuple[int, ...] = ()
+    """Places whose pod is at work."""
 
 
 def plan(
@@ -64,6 +66,7 @@ def plan(
     proven: Container[str] = (),
     ends_by_itself: bool = False,
     beside: bool = True,
+    held: Callable[[int], float | None] = lambda index: None,
 ) -> Fleet:
     """What to do so that every place is taken.
 
@@ -73,11 +76,13 @@ def plan(
         proven: names of pods that were in the group: what ends them is not that they cannot start.
         ends_by_itself: a pod that ended well is done, and not replaced.
         beside: a replacement may start before the old pod has ended.
+        held: until when a place gets no other pod, seconds since the epoch; None: it may. What it has stays meanwhile.
     """
     make: list[New] = []
     remove: list[Pod] = []
     stuck: list[Pod] = []
     again: list[float] = []
+    settled: list[int] = []
     places: dict[int, list[Pod]] = {index: [] for index in range(replicas)}
     for pod in pods:
         if pod.index in places:
@@ -87,11 +92,14 @@ def plan(
     for index, candidates in places.items():
         fit = [pod for pod in candidates if pod.live and useful(pod)]
         best = min(fit, key=_merit, default=None)
-        remove += [pod for pod in candidates if not pod.ended and not pod.deleting and pod is not best]
+        until = held(index)
+        stays = [pod for pod in candidates if pod.live] if best is None and until is not None else [best]
+        remove += [pod for pod in candidates if not pod.ended and not pod.deleting and pod not in stays]
         ended = [pod for pod in candidates if pod.ended and not pod.deleting]
         last = max(ended, key=lambda pod: (pod.finished or pod.created, pod.name), default=None)
         remove += [pod for pod in ended if pod is not last]
         if best is not None:
+            settled += [index] if best.started is not None else []
             continue
         gone = [pod for pod in candidates if not pod.ended]
         if gone and not beside:
@@ -101,13 +109,14 @@ def plan(
             stuck.append(last)
         if due is None:
             continue
+        due = due if until is None else max(due, until)
         if due <= now:
             make.append(New(index, failures))
         else:
             again.append(due - now)
     # The highest places go first: ranks are given out in the order of names, and the others keep theirs.
     remove.sort(key=lambda pod: -pod.index)
-    return Fleet(tuple(make), tuple(remove), min(again, default=None), tuple(stuck))
+    return Fleet(tuple(make), tuple(remove), min(again, default=None), tuple(stuck), tuple(settled))
 
 
 def is_done(pods: Sequence[Pod], replicas: int) -> bool:

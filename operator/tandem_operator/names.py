@@ -35,6 +35,8 @@ ENDPOINT = "tandem.dev/coordinator"
 """Annotation of worker pods: where they were told that the coordinator is."""
 APPLIED = "tandem.dev/applied"
 """Annotation: a hash of what the operator wanted of the object when it wrote it last."""
+ADOPT = "tandem.dev/adopt"
+"""Annotation of a claim that nobody owns: "true" lets the job whose claim has its name take it."""
 TEMPLATE = "tandem.dev/template"
 """Annotation of coordinator and evaluator pods: a hash of all that was asked of them; what has changed since takes
 other pods."""

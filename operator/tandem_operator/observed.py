@@ -128,6 +128,8 @@ class Claim(Thing):
 
     kind: Kind = kinds.CLAIM
     phase: str = "Pending"
+    adoptable: bool = False
+    """Somebody has written on it that the job whose name it has may take it."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,8 @@ def observe(kind: Kind, body: Mapping[str, Any]) -> Thing:
     if kind is kinds.SERVICE:
         return Service(**common, address=(body.get("spec") or {}).get("clusterIP") or "")
     if kind is kinds.CLAIM:
-        return Claim(**common, phase=status.get("phase", "Pending"))
+        adoptable = annotations.get(names.ADOPT) == "true"
+        return Claim(**common, phase=status.get("phase", "Pending"), adoptable=adoptable)
     return Thing(kind=kind, **common)
 
 

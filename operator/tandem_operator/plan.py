@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from tandem.job import DistributedTrainingJob
 from tandem.snapshot import Snapshot
 from tandem.status import Status
+from tandem_operator.attempts import Attempts
 from tandem_operator.course import Idle
 from tandem_operator.objects import Manifest
 from tandem_operator.observed import Children, Pod
@@ -41,6 +42,8 @@ class Situation:
     """Seconds since the epoch."""
     entropy: str
     """Makes the names of new pods unique."""
+    attempts: Attempts = field(default_factory=dict)
+    """What has been tried lately and has not come to rest."""
 
     @property
     def nobody_trains(self) -> bool:
@@ -59,9 +62,11 @@ class Plan:
     needs_token: bool = False
     """Make the Secret."""
     create: tuple[Manifest, ...] = ()
-    """Objects that are not there."""
+    """Objects other than pods that are not there."""
     update: tuple[Manifest, ...] = ()
     """Objects that are there and should be different."""
+    make: tuple[Manifest, ...] = ()
+    """Pods that are not there. They read all of the former as they start."""
     remove: tuple[Pod, ...] = ()
     """Pods to delete."""
     target: int | None = None
@@ -70,5 +75,7 @@ class Plan:
     notices: tuple[Notice, ...] = ()
     expired: bool = False
     """Delete the job: its time after the end is over."""
+    settled: frozenset[str] = frozenset()
+    """What has come to rest, of all that was tried (tandem_operator.attempts)."""
     again_in: float | None = None
     """Seconds until something may be due that no event announces."""

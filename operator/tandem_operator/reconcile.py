@@ -39,18 +39,20 @@ do it); state in the operator's memory or in a ConfigMap of its own (it would ha
 the objects are by themselves); server-side apply without the hash (a write for every object each time).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from tandem import listening
 from tandem.job import DistributedTrainingJob
 from tandem.status import Status
 from tandem.times import seconds
 from tandem_operator import fleet, kinds, names, objects, pods
+from tandem_operator.attempts import later, place, removing, writing
 from tandem_operator.course import DRAIN_SECONDS, Course, course, deadline, is_initialized
 from tandem_operator.fleet import Fleet
 from tandem_operator.kinds import Kind
 from tandem_operator.objects import Manifest, Volumes
-from tandem_operator.observed import BROKEN_WAITING, NO_CONFIGURATION, Pod, Service, Thing
+from tandem_operator.observed import BROKEN_WAITING, NO_CONFIGURATION, Claim, Pod, Service, Thing
 from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
 from tandem_operator.queueing import group_of
@@ -74,14 +76,14 @@ ANY_VOLUMES = Volumes()
 """Of the cluster's default class, for many nodes at once."""
 
 
-def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES, refused: Sequence[Trouble] = ()) -> Plan:
+def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> Plan:
     """What to do about the job.
 
     Args:
         volumes: what claims ask for where the job leaves it open.
-        refused: what the API server answered to the last plan, to be told in the status.
     """
     job = at.job
+    needed = _needed(at)
     workers, evaluators = at.pods(names.WORKER), at.pods(names.EVALUATOR)
     endpoint = _endpoint(at)
     group = group_of(job, workers, at.entropy)
@@ -89,18 +91,19 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES, ref
         workers,
         job.spec.workers.replicas,
         at.now,
-        useful=lambda pod: (pod.endpoint, pod.group) == (endpoint, group) and not pod.abandoned,
+        # While the Service is missing, nobody knows a better address.
+        useful=lambda pod: pod.endpoint == (endpoint or pod.endpoint) and pod.group == group and not pod.abandoned,
         proven={name for view in (at.heard.generations if at.heard else []) for name in view.members},
         ends_by_itself=job.spec.trainer.command is not None,
         beside=group is None,
+        held=_held(at, names.WORKER, needed),
     )
     ahead = course(job, at.heard, at.nobody_trains, workers, places.stuck, evaluators, at.now)
-    chair = _coordinator_fleet(at, images, ahead, workers)
-    seats = _evaluator_fleet(at, images, ahead, evaluators)
-    create, update, taken = _compared(at, list(_wanted(at, ahead)))
-    create = [objects.completed(one, volumes) for one in create]
-    create += [objects.coordinator(job, at.uid, images, at.token_digest, new, at.entropy) for new in chair.make]
-    create += [objects.evaluator(job, at.uid, images, new, at.entropy) for new in seats.make]
+    over = ahead.mood == "end"
+    chair = _coordinator_fleet(at, images, ahead, workers, needed)
+    seats = _evaluator_fleet(at, images, ahead, evaluators, needed)
+    make = [objects.coordinator(job, at.uid, images, at.token_digest, new, at.entropy) for new in chair.make]
+    make += [objects.evaluator(job, at.uid, images, new, at.entropy) for new in seats.make]
     remove = [pod for pod in (*_leaving(at, ahead, workers, places), *seats.remove, *chair.remove) if not pod.deleting]
     way = giving_way(at, ahead, workers)
     told = list(replacements(names.COORDINATOR, at.pods(names.COORDINATOR), chair.make, at.fallen))
@@ -109,22 +112,27 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES, ref
         known = {one.uid for one in remove}
         remove += [pod for pod in workers if pod.live and pod.uid not in known]
     elif ahead.mood == "train" and endpoint:
-        create += [objects.worker(job, at.uid, images, endpoint, group, new, at.entropy) for new in places.make]
+        make += [objects.worker(job, at.uid, images, endpoint, group, new, at.entropy) for new in places.make]
         told += replacements(names.WORKER, workers, places.make)
-    troubles = [*([way] if way is not None else []), *taken, *refused, *waiting(at)]
+    fleets = {names.WORKER: places, names.EVALUATOR: seats, names.COORDINATOR: chair}
+    settled = _settled(at, ahead, needed, fleets)
+    refused = [one.trouble for what, one in at.attempts.items() if one.trouble is not None and what not in settled]
+    troubles = [*([way] if way is not None else []), *([] if over else needed.taken), *refused, *waiting(at)]
     new = status(job, at.generation, at.heard, ahead, workers, troubles, at.now)
     told += notices(job.status or Status(), new, at.heard)
     expires = _expires(job, new)
     return Plan(
-        needs_token=ahead.mood != "end" and _lacks_token(at),
-        create=tuple(create),
-        update=tuple(update),
-        remove=tuple(remove),
+        needs_token=needed.token and not over,
+        create=() if over else tuple(objects.completed(one, volumes) for one in needed.create),
+        update=() if over else needed.update,
+        make=tuple(make),
+        remove=tuple(pod for pod in remove if later(at.attempts, removing(pod.name), at.now) is None),
         target=_target(at, ahead, workers),
         status=new,
         notices=tuple(told),
         expired=expires is not None and at.now >= expires,
-        again_in=_again(at, ahead, new, (places, seats, chair), expires),
+        settled=settled,
+        again_in=_again(at, ahead, new, fleets.values(), expires),
     )
 
 
@@ -158,7 +166,85 @@ def _coordinator_fails(at: Situation) -> bool:
     return any(pod.restarts > 0 or pod.waiting in BROKEN_WAITING for pod in there)
 
 
-def _coordinator_fleet(at: Situation, images: Images, ahead: Course, workers: Sequence[Pod]) -> Fleet:
+@dataclass(frozen=True)
+class _Needed:
+    """The objects that a job needs beside its pods."""
+
+    create: tuple[Manifest, ...] = ()
+    update: tuple[Manifest, ...] = ()
+    token: bool = False
+    """The Secret is to be made."""
+    taken: tuple[Trouble, ...] = ()
+    """Names that somebody else has taken."""
+    settled: tuple[str, ...] = ()
+    """Which are as they should be."""
+    lacking: bool = False
+    """What pods read or mount cannot be had now: new ones would wait for it, or begin with what the job was before."""
+
+
+def _needed(at: Situation) -> _Needed:
+    """How the objects are, beside what they should be."""
+    create: list[Manifest] = []
+    update: list[Manifest] = []
+    taken: list[Trouble] = []
+    settled: list[str] = []
+    secret = writing(kinds.SECRET, names.token(at.job.metadata.name))
+    lacks_token = _lacks_token(at)
+    token_waits = lacks_token and later(at.attempts, secret, at.now) is not None
+    if token_waits:
+        # That it is there is seen from what is made after it.
+        return _Needed(lacking=True)
+    lacking = False
+    for manifest in _wanted(at):
+        kind, name = _key(manifest)
+        what, there = writing(kind, name), at.children.get(kind, name)
+        waits = later(at.attempts, what, at.now) is not None
+        if there is not None and not is_ours(there, manifest):
+            taken.append(name_taken(kind, name, there.owner))
+            waits = True
+        elif there is not None and (there.deleting or there.applied == objects.applied(manifest)):
+            settled.append(what)
+            waits = False
+        elif there is None and not waits:
+            create.append(manifest)
+        elif there is not None and not waits:
+            # The UID keeps the API server from making what is gone, or changing what has taken its name.
+            update.append({**manifest, "metadata": {**manifest["metadata"], "uid": there.uid}})
+        # Workers wait for the Service's address; nobody else needs it.
+        lacking |= waits and kind is not kinds.SERVICE
+    settled += [] if lacks_token else [secret]
+    return _Needed(tuple(create), tuple(update), lacks_token, tuple(taken), tuple(settled), lacking)
+
+
+def _held(at: Situation, role: str, needed: _Needed) -> Callable[[int], float | None]:
+    """Until when a place gets no other pod."""
+
+    def until(index: int) -> float | None:
+        due = later(at.attempts, place(role, index), at.now)
+        return max(due or 0.0, at.now + LAZY_SECONDS) if needed.lacking else due
+
+    return until
+
+
+def _settled(at: Situation, ahead: Course, needed: _Needed, fleets: Mapping[str, Fleet]) -> frozenset[str]:
+    """What need not be remembered as tried any more: it is as it should be, or nobody wants it now."""
+    at_work = {place(role, index) for role, one in fleets.items() for index in one.settled}
+    wanted = {removing(pod.name) for pod in all_pods(at)}
+    if ahead.mood != "end":
+        counts = {
+            names.WORKER: at.job.spec.workers.replicas if ahead.mood == "train" else 0,
+            names.EVALUATOR: at.job.spec.evaluation.replicas,
+            names.COORDINATOR: 1,
+        }
+        wanted |= {place(role, index) for role, count in counts.items() for index in range(count)}
+        wanted |= {writing(*_key(manifest)) for manifest in _wanted(at)}
+        wanted.add(writing(kinds.SECRET, names.token(at.job.metadata.name)))
+    return frozenset({what for what in at.attempts if what not in wanted} | at_work.union(needed.settled))
+
+
+def _coordinator_fleet(
+    at: Situation, images: Images, ahead: Course, workers: Sequence[Pod], objects_needed: _Needed
+) -> Fleet:
     """What to do with the coordinator. At the end workers hear from it that it is over, so it is the last to go."""
     asked = objects.asked_of_coordinator(at.job, images, at.token_digest)
     needed = ahead.mood in ("train", "drain") or any(not (pod.ended or pod.silent) for pod in workers)
@@ -168,10 +254,13 @@ def _coordinator_fleet(at: Situation, images: Images, ahead: Course, workers: Se
         at.now,
         # Where it is not ready, its kubelet knows what is the matter, and starts it again.
         useful=lambda pod: pod.template == asked and not (pod.ready and pod.uid == at.fallen),
+        held=_held(at, names.COORDINATOR, objects_needed),
     )
 
 
-def _evaluator_fleet(at: Situation, images: Images, ahead: Course, evaluators: Sequence[Pod]) -> Fleet:
+def _evaluator_fleet(
+    at: Situation, images: Images, ahead: Course, evaluators: Sequence[Pod], objects_needed: _Needed
+) -> Fleet:
     """What to do with the evaluators."""
     if ahead.mood in ("train", "drain"):
         asked = objects.asked_of_evaluator(at.job, at.uid, images)
@@ -182,6 +271,7 @@ def _evaluator_fleet(at: Situation, images: Images, ahead: Course, evaluators: S
             useful=lambda pod: pod.template == asked,
             # Before, what they took for the end was that of an earlier training.
             ends_by_itself=ahead.mood == "drain",
+            held=_held(at, names.EVALUATOR, objects_needed),
         )
     if ahead.mood == "suspend":
         return Fleet(remove=tuple(evaluators))
@@ -195,37 +285,20 @@ def _ended_at(at: Situation) -> float | None:
     return seconds((at.job.status or Status()).completion_time)
 
 
-def _wanted(at: Situation, ahead: Course) -> Iterator[Manifest]:
-    """Everything that should be there but the token and the pods."""
+def _wanted(at: Situation) -> Iterator[Manifest]:
+    """Everything that should be there but the token and the pods, until the job has ended."""
     job, uid = at.job, at.uid
-    if ahead.mood == "end":
-        return
     yield objects.job_file(job, uid)
     if job.spec.checkpoint.storage.claim_name is None:
         yield objects.claim(job, uid)
     yield objects.service(job, uid)
 
 
-def _compared(at: Situation, wanted: Sequence[Manifest]) -> tuple[list[Manifest], list[Manifest], list[Trouble]]:
-    """What to create, what to update, and which names somebody else has taken."""
-    create: list[Manifest] = []
-    update: list[Manifest] = []
-    taken: list[Trouble] = []
-    for manifest in wanted:
-        kind, name = _key(manifest)
-        there = at.children.get(kind, name)
-        if there is None:
-            create.append(manifest)
-        elif not is_ours(there, manifest):
-            taken.append(name_taken(kind, name))
-        elif there.applied != objects.applied(manifest) and not there.deleting:
-            # The UID keeps the API server from making what is gone, or changing what has taken its name.
-            update.append({**manifest, "metadata": {**manifest["metadata"], "uid": there.uid}})
-    return create, update, taken
-
-
 def is_ours(thing: Thing, manifest: Manifest) -> bool:
-    """Whether an object that has the name of the one we want is this job's."""
+    """Whether an object that has the name of the one we want is this job's. A claim that nobody owns is, if an earlier
+    job of that name has left it, or if it says that it may be taken."""
+    if isinstance(thing, Claim) and not thing.owner and not (thing.applied or thing.adoptable):
+        return False
     return thing.owner in _owners(manifest)
 
 
@@ -292,6 +365,7 @@ def _pause(at: Situation) -> float:
 def _again(at: Situation, ahead: Course, new: Status, fleets: Iterable[Fleet], expires: float | None) -> float | None:
     due = [expires - at.now] if expires is not None else []
     due += [one.again_in for one in fleets if one.again_in is not None]
+    due += [one.due - at.now for one in at.attempts.values() if one.trouble is not None]
     if ahead.mood == "train":
         running = sum(pod.live and pod.ready for pod in at.pods(names.WORKER))
         whole = new.workers is not None and new.workers.ready >= running

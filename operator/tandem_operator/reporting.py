@@ -43,6 +43,8 @@ class Notice:
     """One CamelCase word."""
     message: str
     warning: bool = False
+    place: str = ""
+    """Whose new pod it tells of (tandem_operator.attempts); where none could be made, there is nothing to tell."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from tandem_operator import names
+from tandem_operator import kinds, names
+from tandem_operator.attempts import place
 from tandem_operator.course import Course, condition, is_initialized
 from tandem_operator.fleet import HEALTHY_SECONDS, New
 from tandem_operator.kinds import Kind
@@ -15,10 +16,17 @@ PLACING_SECONDS = 5.0
 """A pod that has no node for so long is worth a word; before, its volume may just be in the making."""
 
 
-def name_taken(kind: Kind, name: str) -> Trouble:
-    """Somebody else has an object of that name, which is left alone."""
-    words = f"{kind.name} {name} exists and is not this job's; remove or rename it, or give the job another name"
-    return Trouble("NameTaken", words)
+def name_taken(kind: Kind, name: str, owner: str) -> Trouble:
+    """Somebody else has an object of that name, which is left alone.
+
+    Args:
+        owner: the UID of the job that owns it, empty for nobody.
+    """
+    words = f"{kind.name} {name} exists and is not this job's"
+    if kind is kinds.CLAIM and not owner:
+        given = f'to have this job train on it, annotate it with {names.ADOPT}="true"'
+        return Trouble("NameTaken", f"{words}; {given}; else remove it, or give the job another name")
+    return Trouble("NameTaken", f"{words}; remove or rename it, or give the job another name")
 
 
 def giving_way(at: Situation, ahead: Course, workers: Sequence[Pod]) -> Trouble | None:
@@ -74,8 +82,9 @@ def replacements(role: str, pods: Sequence[Pod], made: Iterable[New], fallen: st
             pod = before[-1]
             lost = not pod.live or pod.uid == fallen
             why = _way_of(pod) if lost else "was made for what the job was before"
-            place = role if role == names.COORDINATOR else f"{role} {new.index}"
-            yield Notice(f"{role.capitalize()}Replaced", f"{place} is replaced: {pod.name} {why}", warning=lost)
+            where = place(role, new.index)
+            words = f"{where} is replaced: {pod.name} {why}"
+            yield Notice(f"{role.capitalize()}Replaced", words, warning=lost, place=where)
 
 
 def _way_of(pod: Pod) -> str:

@@ -6,7 +6,7 @@ has to be true of the real ones is tested on a real cluster, in tests/cluster/te
 """
 
 import copy
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,8 @@ class Cluster:
     requests: int = 0
     known: set[str] = field(default_factory=set)
     """Workers that were in the group."""
+    refuses: Callable[[str, Place, Object], Exception | None] = lambda verb, place, body: None
+    """What is answered to a write instead of doing it: to its verb, its object's place, and what was sent."""
 
     # What the operator asks
 
@@ -67,7 +69,7 @@ class Cluster:
             self.told.append(manifest["reason"])
             return manifest
         place = (kind, NAMESPACE, manifest["metadata"]["name"])
-        with_effect = self._before("create", place)
+        with_effect = self._before("create", place, manifest)
         if place in self.objects:
             raise Refused(409, "AlreadyExists", f"{place[2]} exists")
         owners = manifest["metadata"].get("ownerReferences", [])
@@ -84,7 +86,7 @@ class Cluster:
 
     async def apply(self, kind: Kind, manifest: Object) -> Object:
         place = (kind, NAMESPACE, manifest["metadata"]["name"])
-        with_effect = self._before("apply", place)
+        with_effect = self._before("apply", place, manifest)
         body = self.objects.get(place)
         if body is None or body["metadata"]["uid"] != manifest["metadata"]["uid"]:
             raise Refused(409, "Conflict", "no such object")
@@ -103,7 +105,7 @@ class Cluster:
         self, kind: Kind, namespace: str, name: str, changes: Object, version: str = ""
     ) -> Object | None:
         place = (kind, namespace, name)
-        with_effect = self._before("status", place)
+        with_effect = self._before("status", place, changes)
         body = self.objects.get(place)
         if body is None:
             return None
@@ -118,7 +120,7 @@ class Cluster:
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         place = (kind, namespace, name)
-        with_effect = self._before("delete", place)
+        with_effect = self._before("delete", place, {})
         body = self.objects.get(place)
         if body is not None and body["metadata"]["uid"] == uid and with_effect:
             self.end(place)
@@ -245,10 +247,12 @@ class Cluster:
 
     # Its death
 
-    def _before(self, verb: str, place: Place) -> bool:
+    def _before(self, verb: str, place: Place, body: Object) -> bool:
         """Count a write; whether it happens."""
         self.requests += 1
         self.written.append((verb, place[0], place[2]))
+        if (answer := self.refuses(verb, place, body)) is not None:
+            raise answer
         return self.dies_in is None or self.dies_in > 1 or self.last_counts
 
     def _after(self) -> None:

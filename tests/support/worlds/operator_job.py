@@ -110,7 +110,7 @@ def decided(of: DistributedTrainingJob, there: Children | None = None, **facts: 
 
 def made(plan: Plan) -> list[str]:
     """What it creates."""
-    return [called(manifest) for manifest in plan.create]
+    return [called(manifest) for manifest in (*plan.create, *plan.make)]
 
 
 def removed(plan: Plan) -> list[str]:

@@ -18,7 +18,7 @@ def names_of(pods: tuple[Pod, ...]) -> list[str]:
 def test_every_place_is_filled() -> None:
     assert planned().make == (New(0, 0), New(1, 0))
     assert planned(worker(0)).make == (New(1, 0),)
-    assert planned(worker(0), worker(1)) == Fleet()
+    assert planned(worker(0), worker(1)) == Fleet(settled=(0, 1))
 
 
 @pytest.mark.parametrize(
@@ -101,4 +101,4 @@ def test_an_agent_that_ended_well_is_waited_for_because_the_coordinator_may_not_
     done = ended(0, code=0)
     assert planned(done, worker(1)).make == ()
     assert planned(done, worker(1), now=NOW + 60).make == (New(0, 0),)
-    assert planned(done, worker(1), now=NOW + 60, ends_by_itself=True) == Fleet()
+    assert planned(done, worker(1), now=NOW + 60, ends_by_itself=True) == Fleet(settled=(1,))

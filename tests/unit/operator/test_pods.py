@@ -14,7 +14,7 @@ from tests.support.worlds.operator_job import IMAGES, called, decided, heard, in
 
 def pods_of(plan: Plan) -> dict[str, Manifest]:
     """The pods that it creates."""
-    return {called(one): one["spec"] for one in plan.create if one["kind"] == "Pod"}
+    return {called(one): one["spec"] for one in plan.make if one["kind"] == "Pod"}
 
 
 def test_every_pod_is_restricted_and_holds_no_service_account() -> None:
@@ -57,7 +57,7 @@ def test_a_template_of_the_users_is_laid_over_ours() -> None:
         },
     }
     of = job(status=initialized(), workers={"replicas": 1, "template": template})
-    pod = decided(of).create[0]
+    pod = decided(of).make[0]
     spec, labels = pod["spec"], pod["metadata"]["labels"]
     assert (labels["team"], labels[names.JOB], spec["restartPolicy"]) == ("vision", "digits", "Never")
     assert spec["nodeSelector"] == {"disk": "fast"}
@@ -77,7 +77,7 @@ def test_an_evaluator_never_holds_a_gpu() -> None:
 
 
 def test_a_coordinator_prefers_a_node_without_gpus_and_one_that_has_not_lost_its_forerunner() -> None:
-    (pod,) = [one for one in decided(job(), Children()).create if called(one) == "coordinator 0"]
+    (pod,) = [one for one in decided(job(), Children()).make if called(one) == "coordinator 0"]
     affinity = pod["spec"]["affinity"]
     (preferred,) = affinity["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     keys = [one["key"] for one in preferred["preference"]["matchExpressions"]]
@@ -90,14 +90,14 @@ def test_a_coordinator_prefers_a_node_without_gpus_and_one_that_has_not_lost_its
 
 def test_what_a_user_writes_into_a_command_is_not_replaced_by_kubernetes() -> None:
     script = {"command": ["python", "train.py"], "args": ["$(HOME)"], "env": [{"name": "HOME", "value": "/home/$(X)"}]}
-    pod = decided(job(status=initialized(), trainer=script)).create[0]
+    pod = decided(job(status=initialized(), trainer=script)).make[0]
     container = pod["spec"]["containers"][0]
     assert container["args"][-1] == "$$(HOME)"
     assert [one["value"] for one in container["env"] if one["name"] == "HOME"] == ["/home/$$(X)"]
 
 
 def test_pods_of_a_job_with_a_queue_are_a_group_for_kueue() -> None:
-    pod = decided(job(status=initialized(), runPolicy={"queueName": "gpus"})).create[0]["metadata"]
+    pod = decided(job(status=initialized(), runPolicy={"queueName": "gpus"})).make[0]["metadata"]
     assert pod["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
     assert pod["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "2"
     assert pod["annotations"]["kueue.x-k8s.io/retriable-in-group"] == "false"
@@ -113,7 +113,7 @@ def test_pods_of_a_job_with_a_queue_are_a_group_for_kueue() -> None:
     ],
 )
 def test_ranks_have_as_many_threads_as_the_pod_has_cores_for_them(workers: dict[str, object], threads: str) -> None:
-    pod = decided(job(status=initialized(), workers=workers)).create[0]
+    pod = decided(job(status=initialized(), workers=workers)).make[0]
     env = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
     assert env["OMP_NUM_THREADS"] == threads
 
@@ -141,5 +141,5 @@ def test_long_names_stay_different() -> None:
 @pytest.mark.parametrize(("grace", "seconds"), [(None, 30), (20, 30), (60, 30), (600, 570)])
 def test_a_longer_grace_period_is_time_for_ranks_to_save(grace: int | None, seconds: int) -> None:
     template = {} if grace is None else {"spec": {"terminationGracePeriodSeconds": grace}}
-    pod = decided(job(status=initialized(), workers={"replicas": 1, "template": template})).create[0]
+    pod = decided(job(status=initialized(), workers={"replicas": 1, "template": template})).make[0]
     assert f"--shutdown-timeout={seconds}" in pod["spec"]["containers"][0]["args"]

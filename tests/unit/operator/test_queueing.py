@@ -28,7 +28,7 @@ def queued() -> DistributedTrainingJob:
 def groups(*workers: Pod) -> set[Group | None]:
     """Those of the workers that are made beside these."""
     of = queued()
-    made = [observe(POD, one) for one in decided(of, surroundings(of, *workers), heard=heard()).create]
+    made = [observe(POD, one) for one in decided(of, surroundings(of, *workers), heard=heard()).make]
     return {pod.group for pod in made if isinstance(pod, Pod)}
 
 
@@ -66,7 +66,7 @@ def test_who_joined_a_group_that_was_over_is_replaced_by_one_of_a_new_group() ->
     of, left = queued(), worker(0, group=OURS, phase="Pending", ready=False, abandoned=True)
     plan = decided(of, surroundings(of, left, ended(1, group=OURS, disrupted=True)), heard=heard())
     assert removed(plan) == [left.name]
-    (found,) = (pod.group for one in plan.create if isinstance(pod := observe(POD, one), Pod))
+    (found,) = (pod.group for one in plan.make if isinstance(pod := observe(POD, one), Pod))
     assert found not in (None, OURS)
 
 

@@ -8,6 +8,7 @@ import pytest
 from tandem.snapshot import GenerationView
 from tandem.times import rfc3339
 from tandem_operator import kinds, names
+from tandem_operator.attempts import Attempt, place
 from tandem_operator.course import DRAIN_SECONDS
 from tandem_operator.fleet import LONGEST_PAUSE
 from tandem_operator.objects import Volumes
@@ -89,7 +90,7 @@ def test_that_it_has_answered_is_remembered() -> None:
 def test_there_is_nothing_to_do_about_a_job_that_trains() -> None:
     of, there = running()
     plan = decided(of, there, heard=heard())
-    assert (plan.create, plan.update, plan.remove, plan.target, plan.expired) == ((), (), (), None, False)
+    assert (made(plan), plan.update, plan.remove, plan.target, plan.expired) == ([], (), (), None, False)
 
 
 def test_what_somebody_removed_is_made_again() -> None:
@@ -416,8 +417,9 @@ def test_why_pods_do_not_start_stands_in_the_status() -> None:
 
 def test_what_the_api_server_refused_stands_in_the_status() -> None:
     trouble = Trouble("QuotaExceeded", "Pod digits-worker-0-x: exceeded quota")
-    plan = reconcile(situation(job(status=initialized())), IMAGES, refused=[trouble])
-    assert plan.status.message == trouble.message
+    attempts = {place(names.WORKER, 0): Attempt(3, NOW, trouble)}
+    plan = decided(job(status=initialized()), attempts=attempts)
+    assert (plan.status.message, made(plan)) == (trouble.message, ["worker 1"])
 
 
 def test_step_and_loss_come_from_the_coordinator_and_stay_when_it_is_silent() -> None:
