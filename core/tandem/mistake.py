@@ -3,13 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tandem.printable import printable
+
 SETTING = "--set"
 """Stands for the file's name in problems of a setting from the command line."""
-
-
-def printable(text: str) -> str:
-    """A text without control characters: what a manifest holds must not steer the terminal it is quoted in."""
-    return "".join(character if character.isprintable() or character == "\n" else "�" for character in text)
 
 
 def enumerated(names: Sequence[str], most: int = 4) -> str:

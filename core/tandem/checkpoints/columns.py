@@ -10,7 +10,7 @@ from textwrap import wrap
 
 from rich.text import Text
 
-from tandem.mistake import printable
+from tandem.printable import one_line
 
 GAP = 2
 LEAST = 16
@@ -88,7 +88,7 @@ def _wrapped(text: str, width: int | None) -> list[str]:
 
 def plain(text: str) -> str:
     """A text as it may stand in a line: without control characters, line breaks and no-break spaces."""
-    return printable(text.replace("\u00a0", " ")).replace("\n", " ")
+    return one_line(text.replace("\u00a0", " "))
 
 
 def _width(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], shown: Sequence[int]) -> int:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from string import Formatter
 
 from tandem.fields import nearest
-from tandem.mistake import UserError, printable
+from tandem.mistake import UserError
+from tandem.printable import printable
 
 MOST_CHARACTERS = 200
 """A file's name may have 255 bytes, and ours gets a suffix and, while it is written, a prefix."""

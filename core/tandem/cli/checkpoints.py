@@ -1,13 +1,12 @@
 """`tandem checkpoints ls | show | verify | diff | export | prune`: the checkpoints of a run, for their keepers."""
 
-import json
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -22,11 +21,14 @@ from tandem.checkpoints.entry import Entry, Inventory
 from tandem.checkpoints.exporting import Dtype, Format, Order
 from tandem.checkpoints.inventory import look
 from tandem.cli import needing
+from tandem.cli.echo import echo, echo_json
 from tandem.cli.runs import RunArgument, opened
 from tandem.job import Checkpoint
 from tandem.manifest import Broken, Manifest
 from tandem.mistake import UserError
+from tandem.printable import one_line
 from tandem.report.words import several, size
+from tandem.view.console import PrintableConsole
 
 checkpoints = typer.Typer(
     help="List, verify, compare, export and delete the checkpoints of a run, also while it goes on.",
@@ -53,7 +55,7 @@ def list_(run: RunArgument, as_json: JsonOption = False) -> None:
     """
     inventory = _inventory(run)
     if as_json:
-        _say_json(listing.as_json(inventory))
+        echo_json(listing.as_json(inventory))
     else:
         _say(lambda width: listing.lines(inventory, width))
 
@@ -64,7 +66,7 @@ def show(run: RunArgument, name: NameArgument, as_json: JsonOption = False) -> N
     inventory = _inventory(run)
     entry = choose(inventory, name)
     if as_json:
-        _say_json(story.as_json(entry, inventory))
+        echo_json(story.as_json(entry, inventory))
     else:
         _say(lambda width: story.lines(entry, inventory, width))
 
@@ -93,7 +95,7 @@ def verify(
             if not as_json:
                 tell(partial(telling.verdict, verdict))
     if as_json:
-        _say_json([telling.verdict_json(verdict) for verdict in verdicts])
+        echo_json([telling.verdict_json(verdict) for verdict in verdicts])
     if not all(verdict.is_good for verdict in verdicts):
         raise typer.Exit(1)
 
@@ -131,7 +133,7 @@ def diff(
     names = [side[0].name if one[0].parent == other[0].parent else str(side[0]) for side in (one, other)]
     found = contrast.Contrast(names[0], names[1], tuple(facts(one[1], other[1])), tuple(files))
     if as_json:
-        _say_json(contrast.as_json(found))
+        echo_json(contrast.as_json(found))
     else:
         _say(lambda width: contrast.lines(found, most, with_state, width))
 
@@ -167,13 +169,13 @@ def export(
     filled = naming.filled(pattern, known) if pattern is not None else None
     path = exporting.target(to, form, filled, f"{known['job'] or run.resolve().name}-{entry.name}", run)
     written = copying.copy(inventory, entry, manifest, Order(path, form, dtype, force))
-    typer.echo(f"exported  {written.path}")
-    typer.echo(
+    echo(f"exported  {written.path}")
+    echo(
         f"          {entry.name}, verified: {several(written.tensors, 'tensor')}, "
         f"{several(written.parameters, 'element')}, {', '.join(written.dtypes)}, {plain(size(written.size))}"
     )
     if written.note:
-        typer.echo(f"note      {written.note}")
+        echo(one_line(f"note      {written.note}"))
 
 
 @checkpoints.command()
@@ -211,8 +213,8 @@ def prune(
     for one, spared in pruning.carry_out(inventory.rundir, agreed, again):
         freed += 0 if spared else one.size
         if spared:
-            typer.echo(f"spared {one.name}: {spared}")
-    typer.echo(f"deleted; {plain(size(freed))} came free")
+            echo(one_line(f"spared {one.name}: {spared}"))
+    echo(f"deleted; {plain(size(freed))} came free")
 
 
 def _inventory(run: Path) -> Inventory:
@@ -247,7 +249,7 @@ def _side(run: Path, word: str) -> tuple[Path, Manifest]:
 
 def _confirmed(plan: pruning.Plan) -> bool:
     if not sys.stdin.isatty():
-        typer.echo("nothing was deleted; --yes deletes them")
+        echo("nothing was deleted; --yes deletes them")
         return False
     return typer.confirm(f"Delete {several(len(plan.doomed), 'folder')} and free {plain(size(plan.size))}?")
 
@@ -257,7 +259,7 @@ Lines = Callable[[int | None], list[Text]]
 
 
 def _say(lines: Lines) -> None:
-    _print(Console(highlight=False), lines)
+    _print(PrintableConsole(highlight=False), lines)
 
 
 def _print(console: Console, lines: Lines) -> None:
@@ -265,14 +267,10 @@ def _print(console: Console, lines: Lines) -> None:
         console.print(line, soft_wrap=True)
 
 
-def _say_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2))
-
-
 @contextmanager
 def _progress(total: int, wanted: bool) -> Iterator[tuple[Callable[[int], None], Callable[[Lines], None]]]:
     """A bar on a terminal while bytes are read: what to call with bytes, and what to print lines with."""
-    console = Console(highlight=False)
+    console = PrintableConsole(highlight=False)
     bar = Progress(
         TextColumn("reading"),
         BarColumn(),

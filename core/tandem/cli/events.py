@@ -1,6 +1,5 @@
 """`tandem events NAME`: what happened to a job on a cluster, in sentences."""
 
-import json
 import time
 from typing import Annotated
 
@@ -8,6 +7,7 @@ import typer
 from rich.console import Console
 
 from tandem.cli.cluster import INTERRUPTED, ContextOption, JobArgument, NamespaceOption, named
+from tandem.cli.echo import echo, echo_json
 from tandem.cli.status import WATCH_SECONDS, Output
 from tandem.cluster import picture
 from tandem.cluster.complaint import ClusterError, NotFound
@@ -15,7 +15,9 @@ from tandem.cluster.happenings import Happening, news
 from tandem.cluster.kubectl import Kubectl
 from tandem.cluster.records import happening_record
 from tandem.cluster.sight import Sight, look
-from tandem.mistake import UserError, printable
+from tandem.mistake import UserError
+from tandem.printable import printable
+from tandem.view.console import PrintableConsole
 
 
 def events(
@@ -31,14 +33,14 @@ def events(
     """
     if watch and output is Output.JSON:
         raise UserError("-o json says what has happened so far; leave --watch out")
-    kubectl, console = Kubectl(namespace, context), Console(highlight=False)
+    kubectl, console = Kubectl(namespace, context), PrintableConsole(highlight=False)
     sight = look(kubectl, named(name))
     if output is Output.JSON:
-        typer.echo(json.dumps([happening_record(one) for one in sight.happenings], indent=2))
+        echo_json([happening_record(one) for one in sight.happenings])
         return
     _print(console, sight.happenings)
     if not sight.happenings and not watch:
-        typer.echo(f"nothing is told of {name}; Kubernetes forgets events after an hour or so", err=True)
+        echo(f"nothing is told of {name}; Kubernetes forgets events after an hour or so", err=True)
     if watch:
         raise typer.Exit(_followed(kubectl, name, console, sight))
 
@@ -52,11 +54,11 @@ def _followed(kubectl: Kubectl, name: str, console: Console, sight: Sight) -> in
             try:
                 before, sight = sight, look(kubectl, name)
             except NotFound:
-                typer.echo(f"{name} was deleted", err=True)
+                echo(f"{name} was deleted", err=True)
                 return 0
             except ClusterError as error:
                 if not away:
-                    typer.echo(f"trying again: {printable(str(error)).splitlines()[0]}", err=True)
+                    echo(f"trying again: {printable(str(error)).splitlines()[0]}", err=True)
                 away = True
                 continue
             away = False

@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 from tandem.cli.cluster import INTERRUPTED, ContextOption, JobArgument, NamespaceOption, named
+from tandem.cli.echo import echo
 from tandem.cluster.following import Follower
 from tandem.cluster.kubectl import Kubectl
 from tandem.cluster.lines import Line
 from tandem.cluster.pods import Pod
 from tandem.cluster.sight import ask_job, ask_pods
 from tandem.cluster.streams import Choice, check, chosen, whole
-from tandem.mistake import printable
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 NARROWEST = len("coordinator")
@@ -56,7 +56,7 @@ def logs(
     wanted, seen = chosen(there, choice), dict[str, int]()
     printed = _Printed(there)
     if not wanted and not follow:
-        typer.echo(f"no pod of {name} has a log: see tandem status {name}{kubectl.options()}", err=True)
+        echo(f"no pod of {name} has a log: see tandem status {name}{kubectl.options()}", err=True)
         return
     follower = None
     try:
@@ -83,10 +83,10 @@ class _Printed:
     def write(self, line: Line) -> None:
         colour = self._colours.setdefault(line.who, COLOURS[len(self._colours) % len(COLOURS)])
         self._width = max(self._width, len(line.who))
-        typer.echo(f"{typer.style(line.who.ljust(self._width), fg=colour)} │ {line.text}")
+        echo(f" │ {line.text}", mark=line.who.ljust(self._width), colour=colour)
 
 
 def _tell(text: str) -> None:
     """What is no line of a log goes elsewhere, so that a log in a file holds nothing else."""
     sys.stdout.flush()
-    typer.echo(typer.style(printable(text), fg="yellow"), err=True)
+    echo("", mark=text, colour="yellow", err=True)

@@ -2,15 +2,16 @@
 
 import sys
 
-from rich.console import Console
 from rich.text import Text
 
-from tandem.mistake import ManifestError, Problem, UserError, printable
+from tandem.mistake import ManifestError, Problem, UserError
+from tandem.printable import printable
+from tandem.view.console import PrintableConsole
 
 
 def tell(error: UserError) -> None:
     """Write a mistake to standard error."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = PrintableConsole(stderr=True, soft_wrap=True, highlight=False)
     if sys.stdout is not None:  # None if the command was started without an output (`>&-`)
         sys.stdout.flush()
     if not isinstance(error, ManifestError):
@@ -36,7 +37,7 @@ def drawn(problem: Problem) -> Text:
     if problem.suggestion:
         text.append(f"\n {gutter} = ", "blue").append(f"did you mean {printable(problem.suggestion)}?", "green")
     if problem.allowed and problem.allowed.rstrip(".") not in problem.message:
-        text.append(f"\n {gutter} = ", "blue").append(f"allowed: {problem.allowed}")
+        text.append(f"\n {gutter} = ", "blue").append(f"allowed: {printable(problem.allowed)}")
     return text
 
 

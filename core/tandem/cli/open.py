@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tandem.cli.cluster import INTERRUPTED, ContextOption, NamespaceOption, named
+from tandem.cli.echo import echo
 from tandem.cli.runs import RUNS
 from tandem.cluster import forwarding
 from tandem.cluster.complaint import ClusterError, NotFound
@@ -97,13 +98,13 @@ def _invited(endpoint: str, token: str) -> str:
 
 def _show(address: str, print_only: bool) -> None:
     if print_only:
-        typer.echo(address)
+        echo(address)
         return
     page = address.partition("/open")[0]
     if webbrowser.open(address):
-        typer.echo(f"opened {page}")
+        echo(f"opened {page}")
     else:
-        typer.echo(f"there is no browser here; open this, which is good for once: {address}")
+        echo(f"there is no browser here; open this, which is good for once: {address}")
 
 
 def _on_a_cluster(kubectl: Kubectl, name: str, port: int, print_only: bool) -> int:
@@ -113,9 +114,9 @@ def _on_a_cluster(kubectl: Kubectl, name: str, port: int, print_only: bool) -> i
     try:
         with Forward(kubectl, name, port) as forward:
             _show(_invited(forward.endpoint, token), print_only)
-            typer.echo(f"http://{forward.endpoint} leads to {name}; Ctrl-C closes it", err=True)
+            echo(f"http://{forward.endpoint} leads to {name}; Ctrl-C closes it", err=True)
             over = forwarding.until_it_ends(forward, lambda: _ended_if_known(kubectl, name), _tell)
-            typer.echo(over, err=True)
+            echo(over, err=True)
             return 0
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -137,4 +138,4 @@ def _ended_if_known(kubectl: Kubectl, name: str) -> str:
 
 
 def _tell(text: str) -> None:
-    typer.echo(text, err=True)
+    echo(text, err=True)

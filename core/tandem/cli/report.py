@@ -6,8 +6,10 @@ from typing import Annotated
 import matplotlib  # noqa: F401 - whoever lacks it is told which extra brings it, before numpy is missed
 import typer
 
+from tandem.cli.echo import echo
 from tandem.cli.runs import RunArgument, other_runs
 from tandem.mistake import UserError
+from tandem.printable import one_line
 from tandem.report.folder import NoRun
 from tandem.report.writing import Report, write
 
@@ -34,7 +36,7 @@ def report(
         raise UserError(f"{error}{other_runs(run)}") from error
     except OSError as error:
         raise UserError(f"the report cannot be written to {error.filename}: {error.strerror}") from error
-    typer.echo(_told(written))
+    echo(_told(written))
 
 
 def _told(written: Report) -> str:
@@ -42,7 +44,7 @@ def _told(written: Report) -> str:
     if written.pictures:
         names = ", ".join(path.name for path in written.pictures)
         lines.append(f"pictures  {written.pictures[0].parent}/ ({names})")
-    lines += [f"note      {fault}" for fault in written.run.faults[:10]]
+    lines += [f"note      {one_line(fault)}" for fault in written.run.faults[:10]]
     if len(written.run.faults) > 10:
         lines.append(f"note      {len(written.run.faults) - 10} more are on the page")
     return "\n".join(lines)

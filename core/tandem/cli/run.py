@@ -32,6 +32,7 @@ from tandem.mistake import UserError
 from tandem.reading import read_job
 from tandem.snapshot import Event
 from tandem.view import summary
+from tandem.view.console import PrintableConsole
 from tandem.view.lines import event_line
 
 TAIL = 15
@@ -73,7 +74,7 @@ def run(
         raise typer.Exit(_Run(command, job, requests, _Output(highlight=False, soft_wrap=False)).until_its_end(fresh))
 
 
-class _Output(Console):
+class _Output(PrintableConsole):
     """Where nobody reads any more, nothing more is shown: the run goes on, and its exit code says how it went."""
 
     def on_broken_pipe(self) -> None:

@@ -13,13 +13,16 @@ from rich.text import Text
 
 from tandem.checkpoints.columns import plain
 from tandem.cli.cluster import INTERRUPTED, ContextOption, NamespaceOption, named
+from tandem.cli.echo import echo, echo_json
 from tandem.cluster import picture
 from tandem.cluster.complaint import ClusterError, NotFound
 from tandem.cluster.kubectl import Kubectl
 from tandem.cluster.records import job_record, sight_record
 from tandem.cluster.sight import JobSight, Sight, ask_jobs, look
-from tandem.mistake import UserError, printable
+from tandem.mistake import UserError
+from tandem.printable import printable
 from tandem.snapshot import Snapshot
+from tandem.view.console import PrintableConsole
 from tandem.view.lines import state_line
 from tandem.view.scene import Scene
 
@@ -60,25 +63,25 @@ def status(
         raise UserError("--watch follows one job: give its NAME; for all of them: kubectl get dtj --watch")
     if watch and output is Output.JSON:
         raise UserError("-o json says how it is now; leave --watch out, or call it again and again")
-    console = Console(highlight=False)
+    console = PrintableConsole(highlight=False)
     width = console.width if console.is_terminal else None
     if watch:
         raise typer.Exit(_watched(kubectl, name, console))
     if name:
         sight = look(kubectl, name)
         if output is Output.JSON:
-            _say_json(sight_record(sight))
+            echo_json(sight_record(sight))
         else:
             _print(console, picture.picture(sight, width, time.time()))
         return
     found = ask_jobs(kubectl, everywhere)
     if output is Output.JSON:
-        _say_json([job_record(job) for job in found])
+        echo_json([job_record(job) for job in found])
     elif found:
         _print(console, picture.jobs(found, width, time.time(), everywhere))
     else:
         where = "any namespace" if everywhere else namespace or "this namespace"
-        typer.echo(f"no jobs in {where}; give it one with: tandem submit FILE{kubectl.options()}", err=True)
+        echo(f"no jobs in {where}; give it one with: tandem submit FILE{kubectl.options()}", err=True)
 
 
 def _watched(kubectl: Kubectl, name: str, console: Console) -> int:
@@ -96,7 +99,7 @@ def _watched(kubectl: Kubectl, name: str, console: Console) -> int:
                 sight, notice = _look_again(kubectl, sight, with_events), ""
             except NotFound:
                 close()
-                typer.echo(f"{name} was deleted", err=True)
+                echo(f"{name} was deleted", err=True)
                 return 1
             except ClusterError as error:
                 notice = f"trying again: {printable(str(error)).splitlines()[0]}"
@@ -157,7 +160,3 @@ def _line(job: JobSight, message: str, now: float) -> str:
 def _print(console: Console, lines: Any) -> None:
     for line in lines:
         console.print(line, soft_wrap=True)
-
-
-def _say_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2))

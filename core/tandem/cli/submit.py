@@ -6,12 +6,14 @@ from typing import Annotated, Any
 import typer
 
 from tandem.cli.cluster import ContextOption, NamespaceOption
+from tandem.cli.echo import echo
 from tandem.cli.mistakes import tell
 from tandem.cli.validate import summary
 from tandem.cluster.kubectl import Answer, Kubectl
 from tandem.cluster.sight import RESOURCE
 from tandem.job import DistributedTrainingJob
 from tandem.mistake import UserError
+from tandem.printable import one_line
 from tandem.reading import apply_overrides, job_of, read_source
 
 MANAGER = "tandem"
@@ -45,7 +47,7 @@ def submit(
         before = kubectl.ask("get", RESOURCE, job.metadata.name, "--ignore-not-found", "-o", "json").text
         after = _applied(kubectl, data, dry_run, force)
         for warning in after.warnings:
-            typer.echo(f"{typer.style('warning:', fg='yellow')} {warning}", err=True)
+            echo(f" {warning}", mark="warning:", colour="yellow", err=True)
         _tell(job, json.loads(before or "null"), json.loads(after.text), dry_run, kubectl.options())
 
 
@@ -93,7 +95,7 @@ def _tell(
     job: DistributedTrainingJob, before: dict[str, Any] | None, after: dict[str, Any], dry_run: bool, options: str
 ) -> None:
     name, place = job.metadata.name, after["metadata"].get("namespace", "default")
-    typer.echo(f"{typer.style(told(before, after, dry_run), fg='green')} in namespace {place}: {summary(job)}")
+    echo(f" in namespace {place}: {one_line(summary(job))}", mark=told(before, after, dry_run), colour="green")
     if not dry_run:
-        typer.echo(f"  tandem status {name}{options} --watch")
-        typer.echo(f"  tandem logs {name}{options} --follow")
+        echo(f"  tandem status {name}{options} --watch")
+        echo(f"  tandem logs {name}{options} --follow")

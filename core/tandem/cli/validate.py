@@ -1,14 +1,15 @@
 """`tandem validate FILE…`: all that is wrong with manifests, before a cluster or a GPU is involved."""
 
-import json
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
+from tandem.cli.echo import echo, echo_json
 from tandem.job import DistributedTrainingJob
 from tandem.mistake import ManifestError, Problem, UserError
+from tandem.printable import one_line
 from tandem.reading import read_job
 
 
@@ -32,9 +33,7 @@ def validate(
     """
     outcomes = [_checked(file) for file in files]
     if output is Output.JSON:
-        typer.echo(
-            json.dumps([_record(file, outcome) for file, outcome in zip(files, outcomes, strict=True)], indent=2)
-        )
+        echo_json([_record(file, outcome) for file, outcome in zip(files, outcomes, strict=True)])
     else:
         for file, outcome in zip(files, outcomes, strict=True):
             _show(file, outcome)
@@ -78,7 +77,7 @@ def _show(file: str, outcome: DistributedTrainingJob | UserError) -> None:
 
         tell(outcome)
     else:
-        typer.echo(f"{typer.style('OK', fg='green')} {file}: {summary(outcome)}")
+        echo(f" {file}: {one_line(summary(outcome))}", mark="OK", colour="green")
 
 
 def _record(file: str, outcome: DistributedTrainingJob | UserError) -> dict[str, Any]:

@@ -6,7 +6,8 @@ with 1.35). What is not known is passed on as it is: a wrong advice is worse tha
 
 import re
 
-from tandem.mistake import UserError, printable
+from tandem.mistake import UserError
+from tandem.printable import printable
 
 CHART = "charts/tandem"
 CRD = f"{CHART}/files/crd.yaml"

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from tandem.cluster.complaint import ClusterError, WrongContext, complaint, warnings
 from tandem.fields import nearest
-from tandem.mistake import printable
+from tandem.printable import printable
 
 ANSWER_SECONDS = 60.0
 """For one question. kubectl itself asks an API server that refuses five times."""

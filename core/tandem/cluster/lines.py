@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from tandem.mistake import printable
+from tandem.printable import one_line
 
 MOST = 2**16
 """Bytes of a line that are kept: what is longer is no line for people."""
@@ -60,7 +60,7 @@ def shown(text: str) -> str:
     nothing that could steer the terminal."""
     plain = _COLOURS.sub("", text).rstrip("\r\n")
     last = next((part for part in reversed(plain.split("\r")) if part), "")
-    return printable(last.expandtabs()).replace("\n", " ")
+    return one_line(last.expandtabs())
 
 
 def lines_of(child: subprocess.Popen[bytes], silence: float | None) -> Iterator[bytes]:

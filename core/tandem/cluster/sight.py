@@ -14,7 +14,8 @@ from tandem.cluster.kubectl import Kubectl
 from tandem.cluster.pods import Pod, pods
 from tandem.fields import nearest
 from tandem.job import GROUP
-from tandem.mistake import UserError, printable
+from tandem.mistake import UserError
+from tandem.printable import printable
 from tandem.status import Status
 from tandem.times import seconds
 

@@ -3,9 +3,9 @@
 import json
 import time
 
+from tandem.printable import one_line
 from tandem.snapshot import Event
 from tandem.view.scene import Scene
-from tandem.view.words import printable
 
 Value = str | int | float | None
 
@@ -69,5 +69,5 @@ def _line(at: float, **fields: Value) -> str:
 def _written(value: Value) -> str:
     if not isinstance(value, str):
         return str(value)
-    plain = printable(value)
+    plain = one_line(value)
     return plain if plain and not set(plain) & set(' "=\\') else json.dumps(plain, ensure_ascii=False)

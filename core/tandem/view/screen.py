@@ -8,10 +8,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tandem.printable import one_line
 from tandem.snapshot import Event, Snapshot
 from tandem.status import Phase, Score, Status
 from tandem.view.scene import Scene
-from tandem.view.words import count, duration, number, printable, spaced, sparkline
+from tandem.view.words import count, duration, number, spaced, sparkline
 
 LABEL = 14
 """Width of the column of labels."""
@@ -157,7 +158,7 @@ def _bar(done: float, total: float) -> ProgressBar:
 def _event(event: Event) -> Text:
     at = time.strftime("%H:%M:%S", time.localtime(event.at))
     mark, style = EVENT_MARKS[event.kind]
-    words = (f"{mark} {printable(event.text)}", style)
+    words = (f"{mark} {one_line(event.text)}", style)
     return Text.assemble((f"  {at} ", "dim"), words, no_wrap=True, overflow="ellipsis")
 
 

@@ -10,8 +10,9 @@ from rich.text import Text
 
 from tandem.durable import read_json_or_none
 from tandem.manifest import Manifest
+from tandem.printable import one_line
 from tandem.rundir import RunDir
-from tandem.view.words import count, duration, number, printable, spaced
+from tandem.view.words import count, duration, number, spaced
 
 _MERGED = re.compile(r"^g\d+\.json$")
 _SKIPPED = re.compile(r"^g\d+\.skipped\.json$")
@@ -107,7 +108,7 @@ def failed(name: str, message: str, log: str, tail: Sequence[str], again: str) -
     """
     rows = [("log", log)] if log else []
     rows += [("try again", again)] if again else []
-    quoted = [Text(f"    {printable(line)}", "dim") for line in tail]
+    quoted = [Text(f"    {one_line(line)}", "dim") for line in tail]
     head = Text.assemble((name, "bold"), (" failed", "red"), f": {message}")
     return Group(*_lines(head, []).renderables, *quoted, *_lines(None, rows).renderables)
 

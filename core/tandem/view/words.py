@@ -64,8 +64,3 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if high - low < 1e-12:
         return SPARKS[0] * cells
     return "".join(SPARKS[round((mean - low) / (high - low) * (len(SPARKS) - 1))] for mean in means)
-
-
-def printable(text: str) -> str:
-    """One line without control characters, whatever a process put into it."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
