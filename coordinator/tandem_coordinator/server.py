@@ -12,10 +12,11 @@ from aiohttp.typedefs import Middleware
 from pydantic import ValidationError
 
 from tandem.launch import token_digest
-from tandem.messages import MOST_BODY_BYTES, Answer, Sync, Target
+from tandem.messages import BRIEF, MOST_BODY_BYTES, Answer, Sync, Target
 from tandem.model import Model
 from tandem.protocol import FIRST, OURS, spoken, worded
 from tandem.rundir import RunDir
+from tandem_coordinator.brief import brief
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.export import CONTENT_TYPE, Scrapes, prometheus_text
 from tandem_coordinator.page.routes import LivePage
@@ -52,6 +53,7 @@ def application(coordinator: Coordinator, token: str, rundir: RunDir, digest: st
             web.post("/v1/sync", server.sync),
             web.post("/v1/target", server.target),
             web.get("/status", server.status),
+            web.get(BRIEF, server.brief),
             web.get("/metrics", server.metrics),
             web.get("/healthz", server.healthz),
         ]
@@ -96,6 +98,9 @@ class _Server:
 
     async def status(self, request: web.Request) -> web.Response:
         return web.json_response(worded(self._coordinator.snapshot(), spoken(request.headers)))
+
+    async def brief(self, _: web.Request) -> web.Response:
+        return web.json_response(brief(self._coordinator.snapshot(most=0)).dump())
 
     async def metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._scrapes.text(), headers={"Content-Type": CONTENT_TYPE})

@@ -12,6 +12,10 @@ from tandem.model import Model
 MOST_BODY_BYTES = 64 * 2**10
 """A larger request is refused."""
 
+BRIEF = "/v1/brief"
+"""Where the operator asks: a snapshot without members, of MOST_BRIEF_BYTES at most. Older coordinators have none."""
+MOST_BRIEF_BYTES = 2**17
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=253)]
 Address = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.:%_-]*[A-Za-z0-9])?$|^::1?$", max_length=253)]
 Port = Annotated[int, Field(ge=1, le=65_535)]

@@ -9,10 +9,27 @@ validate` evaluates the first, the API server the second; `tests/` feed both the
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
+
+
+def cut(most: int) -> BeforeValidator:
+    """A text or a list that is longer loses its end: what people read may be of any length, and nobody keeps it all."""
+
+    def shortened(value: Any) -> Any:
+        return value[:most] if isinstance(value, str | list) else value
+
+    return BeforeValidator(shortened)
+
+
+Whole = Annotated[int, Field(ge=0, le=2**53)]
+"""A count. Above, a JSON number is not exact any more."""
+PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=253)]
+"""The name of a file or a folder, and no path."""
+Words = Annotated[str, cut(2_000)]
+"""A sentence or a few."""
 
 
 class Rule(NamedTuple):

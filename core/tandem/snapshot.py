@@ -1,23 +1,28 @@
 """One look at a running job: what the coordinator's `/status` answers and every view of the job is drawn from."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from tandem.model import Model
+from pydantic import Field
+
+from tandem.model import Model, Whole, Words, cut
 from tandem.status import Status
+
+Name = Annotated[str, Field(max_length=316)]
+MOST_MEMBERS = 20_000
 
 
 class RankView(Model):
     """One training process."""
 
-    rank: int
+    rank: Whole
     """Global rank."""
-    step: int
+    step: Whole
     """Optimizer steps completed."""
     cpu: float | None = None
     """Busy cores over the last second or so."""
     gpu: float | None = None
     """GPU utilization, 0 to 1."""
-    gpu_memory_bytes: int | None = None
+    gpu_memory_bytes: Whole | None = None
     """GPU memory in use."""
     busy_seconds: float | None = None
     """Mean seconds of its own work in a step, without waiting for others."""
@@ -26,43 +31,45 @@ class RankView(Model):
 class MemberView(Model):
     """One replica, as the coordinator sees it."""
 
-    replica: str
+    replica: Name
     """Its name."""
-    address: str
+    address: Name
     """Where its processes listen."""
     state: Literal["joining", "running", "leaving"]
     """What it is about."""
     silent_seconds: float
     """Time since its last sign of life."""
-    ranks: list[RankView] = []
+    ranks: Annotated[list[RankView], Field(max_length=64)] = []
     """Its training processes."""
 
 
 class GenerationView(Model):
     """One membership, running or past."""
 
-    generation: int
+    generation: Whole
     """Its number."""
-    world_size: int
+    world_size: Whole
     """Ranks in it."""
-    members: list[str]
-    """Replicas in rank order."""
+    members: Annotated[list[Name], Field(max_length=MOST_MEMBERS)]
+    """Replicas in rank order; in a brief answer, those that no newer generation has named."""
+    replicas: Whole | None = None
+    """How many there are, where not all are named."""
     opened_at: float
     """Seconds since the epoch."""
     closed_at: float | None = None
     """Seconds since the epoch; None while it runs."""
-    reason: str
+    reason: Words
     """Why it was formed: Started, WorkerFailed, Hung, MemberLost, MemberLeft, Preempted, MemberJoined, …"""
-    detail: str = ""
+    detail: Words = ""
     """The reason in a sentence."""
 
 
 class EvaluatorView(Model):
     """One evaluator process."""
 
-    name: str
+    name: Name
     """Its name."""
-    state: str
+    state: Words
     """`idle`, or what it is evaluating."""
     cpu: float | None = None
     """Busy cores over the last second or so."""
@@ -77,24 +84,24 @@ class Event(Model):
     """Seconds since the epoch."""
     kind: Literal["info", "warning", "error"]
     """How much it matters."""
-    text: str
+    text: Words
     """One sentence."""
 
 
 class Snapshot(Model):
     """Everything the coordinator knows of the job now."""
 
-    job: str
+    job: Name
     """The job's name."""
     time: float
     """Seconds since the epoch, of the coordinator's clock."""
     status: Status
     """The status as the resource shows it."""
-    members: list[MemberView] = []
+    members: Annotated[list[MemberView], Field(max_length=MOST_MEMBERS)] = []
     """Replicas that are known."""
-    generations: list[GenerationView] = []
+    generations: Annotated[list[GenerationView], Field(max_length=100)] = []
     """The last memberships, oldest first; at most 100."""
-    evaluators: list[EvaluatorView] = []
+    evaluators: Annotated[list[EvaluatorView], cut(4_096)] = []
     """Evaluator processes that gave a sign of life lately."""
-    events: list[Event] = []
+    events: Annotated[list[Event], cut(200)] = []
     """The last events, oldest first; at most 200."""

@@ -7,9 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tandem.model import Model
+from tandem.model import Model, PlainName, Whole, Words, cut
 
 Phase = Literal["Pending", "Starting", "Running", "Restarting", "Draining", "Suspended", "Succeeded", "Failed"]
+
+Word = Annotated[str, cut(316)]
+"""A name, a reason, a time."""
 
 KSTATUS = ("Ready", "Reconciling", "Stalled")
 """Types of conditions by which kstatus, and with it Flux, judges: Stalled is failed, Reconciling or not Ready is in
@@ -24,13 +27,13 @@ class Condition(Model):
     Stalled; or another writer's."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
-    reason: str = ""
+    reason: Word = ""
     """One CamelCase word."""
-    message: str = ""
+    message: Words = ""
     """A sentence for people."""
-    observed_generation: int | None = None
+    observed_generation: Whole | None = None
     """metadata.generation that this speaks of."""
-    last_transition_time: str | None = None
+    last_transition_time: Word | None = None
     """When `status` last changed, RFC 3339."""
 
 
@@ -41,24 +44,24 @@ def _of_desired(members: dict[str, Any]) -> str:
 class Members(Model):
     """Replicas of one kind."""
 
-    desired: int
+    desired: Whole
     """Wished for."""
-    ready: int
+    ready: Whole
     """There and at work."""
-    min: int | None = None
+    min: Whole | None = None
     """Fewest to go on with."""
-    max: int | None = None
+    max: Whole | None = None
     """Most there may be."""
-    summary: str = Field(default_factory=_of_desired)
+    summary: Word = Field(default_factory=_of_desired)
     """ready/desired in one word, for `kubectl get`; filled in by itself."""
 
 
 class Progress(Model):
     """How far training is."""
 
-    step: int
+    step: Whole
     """Optimizer steps completed."""
-    total_steps: int | None = None
+    total_steps: Whole | None = None
     """Optimizer steps of the whole run."""
     epoch: float | None = None
     """Passes over the data, with its fraction."""
@@ -77,16 +80,16 @@ class Utilization(Model):
     """Busy cores of all evaluator processes together."""
     gpu: float | None = None
     """Mean GPU utilization, 0 to 1."""
-    gpu_memory_bytes: int | None = None
+    gpu_memory_bytes: Whole | None = None
     """GPU memory in use over all ranks."""
 
 
 class Straggler(Model):
     """A rank that is slower than the others, which all wait for it."""
 
-    rank: int
+    rank: Whole
     """Global rank."""
-    replica: str
+    replica: Word
     """Its replica."""
     ratio: float
     """Its own time of a step over the median of all ranks."""
@@ -95,22 +98,22 @@ class Straggler(Model):
 class CheckpointRef(Model):
     """A committed checkpoint."""
 
-    name: str
+    name: PlainName
     """Its folder's name, for instance step-000000500."""
-    step: int
+    step: Whole
     """The step after which it was taken."""
-    generation: int
+    generation: Whole
     """The generation that wrote it."""
 
 
 class Score(Model):
     """The merged evaluation of one checkpoint."""
 
-    name: str
+    name: Word
     """The checkpoint's name."""
-    step: int
+    step: Whole
     """The checkpoint's step."""
-    metric: str
+    metric: Word
     """Which metric `value` is."""
     value: float
     """The score."""
@@ -123,10 +126,11 @@ class Status(Model):
     """One word for the whole."""
     conditions: Annotated[
         list[Condition],
+        cut(64),
         Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
     ] = []
     """Each aspect with its reason."""
-    observed_generation: int | None = None
+    observed_generation: Whole | None = None
     """metadata.generation that this status speaks of."""
     selector: str | None = None
     """Label selector of the worker pods, for autoscalers."""
@@ -134,11 +138,11 @@ class Status(Model):
     """The training group."""
     evaluators: Members | None = None
     """The evaluator processes."""
-    world_size: int | None = None
+    world_size: Whole | None = None
     """Ranks in the current generation."""
-    generation: int | None = None
+    generation: Whole | None = None
     """Number of the current membership."""
-    restarts: int = 0
+    restarts: Whole = 0
     """Generations after the first."""
     progress: Progress | None = None
     """How far training is."""
@@ -148,7 +152,7 @@ class Status(Model):
     """Samples a second over all ranks."""
     utilization: Utilization | None = None
     """Processor use."""
-    stragglers: list[Straggler] = []
+    stragglers: Annotated[list[Straggler], cut(20)] = []
     """Ranks that have been much slower than the others for a while."""
     latest_checkpoint: CheckpointRef | None = None
     """The newest committed checkpoint."""
@@ -156,11 +160,11 @@ class Status(Model):
     """The evaluation of the newest evaluated checkpoint."""
     best_checkpoint: Score | None = None
     """The checkpoint with the best score."""
-    evaluation_lag_steps: int | None = None
+    evaluation_lag_steps: Whole | None = None
     """Steps between the newest checkpoint and the newest evaluated one."""
-    start_time: str | None = None
+    start_time: Word | None = None
     """When the first generation opened, RFC 3339."""
-    completion_time: str | None = None
+    completion_time: Word | None = None
     """When the job ended, RFC 3339."""
-    message: str | None = None
+    message: Words | None = None
     """Why the job is in this phase, where that needs words."""

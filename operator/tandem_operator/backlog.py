@@ -1,12 +1,22 @@
-"""Which jobs have to be looked at, and when: each at most once at a time, with a growing pause after errors."""
+"""Which jobs have to be looked at, and when: each at most once at a time, with a growing pause after errors.
+
+Keys that take long, and keys of one group, have some of the places alone: whoever has a hundred coordinators that take
+each question and never answer waits for himself. What is due and finds no place is due again once one is free.
+"""
 
 import asyncio
 import heapq
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 """Seconds after an error, doubled for each further one in a row."""
+
+QUICK_LOOKS = 10
+"""So many in a row, and a key that took long counts as quick again."""
+SLOW = object()
+"""The lane of those that take long; a group's lane is the group."""
 
 K = TypeVar("K", bound=Hashable)
 
@@ -16,10 +26,24 @@ class Backlog(Generic[K]):
 
     Args:
         least: seconds between two times that a key is given out, so that a burst of news is looked at once.
+        most_slow: so many keys that take long are given out at a time; None: any number.
+        most_of_group: so many keys of one group; None likewise.
+        group: the group of a key.
     """
 
-    def __init__(self, least: float = 0.0) -> None:
+    def __init__(
+        self,
+        least: float = 0.0,
+        most_slow: int | None = None,
+        most_of_group: int | None = None,
+        group: Callable[[K], Hashable] = lambda key: key,
+    ) -> None:
         self._least = least
+        self._most_slow, self._most_of_group, self._group = most_slow, most_of_group, group
+        self._slow: dict[K, int] = {}
+        self._lanes: dict[K, tuple[Hashable, ...]] = {}
+        self._taken: Counter[Hashable] = Counter()
+        self._barred: dict[Hashable, list[tuple[float, int, K]]] = {}
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
         self._count = 0
@@ -49,7 +73,12 @@ class Backlog(Generic[K]):
             while self._heap and not self._counts(*self._heap[0]):
                 heapq.heappop(self._heap)
             if self._heap and self._heap[0][0] <= now:
-                key = heapq.heappop(self._heap)[2]
+                entry = heapq.heappop(self._heap)
+                key = entry[2]
+                if (full := self._full(key)) is not None:
+                    self._barred.setdefault(full, []).append(entry)
+                    continue
+                self._enter(key)
                 del self._due[key]
                 self._busy.add(key)
                 self._given[key] = now
@@ -62,9 +91,20 @@ class Backlog(Generic[K]):
             except TimeoutError:
                 continue
 
-    def done(self, key: K, again_in: float | None = None, failed: bool = False) -> None:
-        """It was looked at, and wants to be again in so many seconds, or soon because that failed."""
+    def done(self, key: K, again_in: float | None = None, failed: bool = False, slow: bool = False) -> None:
+        """It was looked at, and wants to be again in so many seconds, or soon because that failed.
+
+        Args:
+            slow: that took long.
+        """
         self._busy.discard(key)
+        self._leave(key)
+        if slow:
+            self._slow[key] = QUICK_LOOKS
+        elif key in self._slow:
+            self._slow[key] -= 1
+            if self._slow[key] <= 0:
+                del self._slow[key]
         if failed:
             count = self._failures[key] = self._failures.get(key, 0) + 1
             again_in = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (count - 1))
@@ -80,6 +120,30 @@ class Backlog(Generic[K]):
         self._due.pop(key, None)
         self._given.pop(key, None)
         self._failures.pop(key, None)
+        self._slow.pop(key, None)
+
+    def _wanted(self, key: K) -> Iterator[tuple[Hashable, int]]:
+        """The lanes that a key goes in, and how many each holds."""
+        if self._most_slow is not None and key in self._slow:
+            yield SLOW, self._most_slow
+        if self._most_of_group is not None:
+            yield self._group(key), self._most_of_group
+
+    def _full(self, key: K) -> Hashable | None:
+        return next((lane for lane, most in self._wanted(key) if self._taken[lane] >= most), None)
+
+    def _enter(self, key: K) -> None:
+        self._lanes[key] = tuple(lane for lane, _ in self._wanted(key))
+        self._taken.update(self._lanes[key])
+
+    def _leave(self, key: K) -> None:
+        for lane in self._lanes.pop(key, ()):
+            self._taken[lane] -= 1
+            if self._taken[lane] <= 0:
+                del self._taken[lane]
+            for entry in self._barred.pop(lane, ()):
+                heapq.heappush(self._heap, entry)
+                self._changed.set()
 
     def _counts(self, due: float, _: int, key: K) -> bool:
         """Whether an entry of the heap is the one that says when its key is due, and the key may be given out."""

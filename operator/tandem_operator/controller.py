@@ -21,7 +21,7 @@ from tandem_operator import jobs, kinds, names, objects, pods, reporting, tokens
 from tandem_operator.api import ApiServer, Refused, Unavailable
 from tandem_operator.attempts import Attempts, place, removing, tried, writing
 from tandem_operator.backlog import Backlog
-from tandem_operator.coordinators import Coordinators, Unreached
+from tandem_operator.coordinators import LEAST_PATIENCE, Coordinators, Unreached
 from tandem_operator.course import Idle, idle
 from tandem_operator.gauges import Gauges, Holding
 from tandem_operator.jobs import InvalidSpec, Object
@@ -36,8 +36,12 @@ from tandem_operator.silence import Silence
 from tandem_operator.store import Key, Store
 from tandem_operator.troubles import name_taken
 
-AT_ONCE = 48
+AT_ONCE = 96
 """Jobs that are looked at side by side. Most of a look is waiting for an answer, and where nodes were lost, in vain."""
+SLOW_AT_ONCE = 48
+"""Of those, so many whose coordinator takes long to answer, or does not: the others do not wait for them."""
+OF_A_NAMESPACE = 72
+"""Of those, so many of one namespace."""
 LEAST_SECONDS = 0.2
 """Between two looks at one job."""
 LEFT_SECONDS = 10.0
@@ -62,6 +66,8 @@ class _Memory:
     written: float = 0.0
     """When the status was written last."""
     endpoint: str = ""
+    waited: float = 0.0
+    """Seconds for the last answer of its coordinator."""
     idle: Idle | None = None
     """Since when its coordinator has said that nobody trains."""
     attempts: Attempts = field(default_factory=dict)
@@ -102,7 +108,7 @@ class Controller:
     ) -> None:
         self._api, self._coordinators, self._store = api, coordinators, store
         self._images, self._gauges, self._key, self._volumes = images, gauges, key, volumes
-        self.backlog: Backlog[Key] = Backlog(LEAST_SECONDS)
+        self.backlog: Backlog[Key] = Backlog(LEAST_SECONDS, SLOW_AT_ONCE, OF_A_NAMESPACE, lambda key: key[0])
         self._memories: dict[Key, _Memory] = {}
         self._silence: Silence[Key] = Silence()
 
@@ -131,7 +137,8 @@ class Controller:
             await self._admit(key, error)
         finally:
             self._gauges.looked(time.monotonic() - began, failed)
-            self.backlog.done(key, again_in, failed)
+            memory = self._memories.get(key)
+            self.backlog.done(key, again_in, failed, memory is not None and memory.waited >= LEAST_PATIENCE)
         if self._store.job(key) is None:
             self.backlog.forget(key)
 
@@ -223,6 +230,7 @@ class Controller:
         found = [
             pod for pod in self._store.children(key).pods(names.COORDINATOR, memory.uid) if pod.live and pod.address
         ]
+        memory.waited = 0.0
         if over or not found:
             self._silence.forget(key)
             return None
@@ -234,6 +242,7 @@ class Controller:
             heard = await self._coordinators.ask(memory.endpoint, tokens.token(self._key, memory.uid))
         except Unreached:
             reached = False
+        memory.waited = time.monotonic() - asked
         self._silence.note(key, pod.uid, asked, heard is not None, reached)
         return heard
 

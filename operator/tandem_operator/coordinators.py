@@ -2,13 +2,16 @@
 
 import errno
 import logging
+from typing import Annotated
 
 import aiohttp
-from pydantic import ValidationError
+from pydantic import FailFast, Field, ValidationError
 
-from tandem.messages import Target
+from tandem.messages import BRIEF, MOST_BRIEF_BYTES, Target
+from tandem.model import Model
 from tandem.protocol import OURS
-from tandem.snapshot import Snapshot
+from tandem.snapshot import GenerationView, Snapshot
+from tandem.status import Status
 
 PATIENCE_SECONDS = 3.0
 """A coordinator that is there answers in milliseconds; one that restarts must not hold up other jobs."""
@@ -16,10 +19,25 @@ PATIENCE_SECONDS = 3.0
 CONNECT_SECONDS = 1.1
 """A node that lives takes a connection or refuses it within milliseconds, however busy its coordinator is. After a
 second the kernel asks once more, so that one lost packet does not count."""
-MOST_BYTES = 32 * 2**20
-"""Of an answer: 10,000 workers of eight ranks make 10 MB."""
+MOST_BYTES = 2**20
+"""Of the whole status of a coordinator that has no brief one, because it is of the version before: that of 800 workers
+of eight ranks. It takes some 10 ms, and only until that coordinator is replaced."""
+MOST_REFUSAL_BYTES = 4_096
+"""Of what an error says, and of any other answer."""
+MOST_WORDS = 200
+LEAST_PATIENCE = 0.5
+"""Whoever takes longer to answer is asked apart from the others (tandem_operator.backlog)."""
 
 log = logging.getLogger("tandem.operator")
+
+
+class _Heard(Model):
+    """What is read of an answer; the rest is passed over."""
+
+    job: Annotated[str, Field(max_length=316)]
+    time: float
+    status: Status
+    generations: Annotated[list[GenerationView], Field(max_length=100), FailFast()] = []
 
 
 class Coordinators:
@@ -32,7 +50,9 @@ class Coordinators:
         timeout = aiohttp.ClientTimeout(total=PATIENCE_SECONDS, sock_connect=CONNECT_SECONDS)
         # Each question has a connection of its own: on one that was kept, a dead node looks like a slow answer.
         connector = aiohttp.TCPConnector(limit=256, force_close=True, use_dns_cache=False)
-        self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
+        self._session = aiohttp.ClientSession(
+            timeout=timeout, connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -45,34 +65,56 @@ class Coordinators:
         Raises:
             Unreached: see there.
         """
-        assert self._session is not None
         try:
-            async with self._session.get(f"http://{endpoint}/status", headers=_headers(token)) as answer:
-                if answer.status != 200:
-                    log.warning("event=coordinator-refused endpoint=%s status=%d", endpoint, answer.status)
-                    return None
-                return Snapshot.read_json(await _read(answer))
+            body = await self._get(f"http://{endpoint}{BRIEF}", token, MOST_BRIEF_BYTES)
+            if body is None:
+                body = await self._get(f"http://{endpoint}/status", token, MOST_BYTES)
+            heard = _Heard.read_json(body or b"")
+            return Snapshot(job=heard.job, time=heard.time, status=heard.status, generations=heard.generations)
+        except Turned as error:
+            log.warning("event=coordinator-refused endpoint=%s status=%d", endpoint, error.status)
+            return None
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             log.debug("event=coordinator-silent endpoint=%s error=%r", endpoint, error)
             if _is_unreached(error):
                 raise Unreached(endpoint) from error
             return None
         except (ValidationError, TooMuch) as error:
-            log.warning("event=coordinator-unreadable endpoint=%s error=%r", endpoint, str(error).splitlines()[0])
+            why = f"{error.error_count()} mistakes" if isinstance(error, ValidationError) else str(error)
+            log.warning("event=coordinator-unreadable endpoint=%s error=%r", endpoint, why)
             return None
 
     async def tell(self, endpoint: str, token: str, replicas: int) -> bool:
         """Tell it how many replicas are wished for; whether it took that."""
         assert self._session is not None
-        body = Target(replicas=replicas).dump()
+        body, headers = Target(replicas=replicas).dump(), _headers(token)
+        where = f"http://{endpoint}/v1/target"
         try:
-            async with self._session.post(f"http://{endpoint}/v1/target", json=body, headers=_headers(token)) as answer:
+            async with self._session.post(where, json=body, headers=headers, allow_redirects=False) as answer:
                 if answer.status != 200:
-                    log.warning("event=target-refused endpoint=%s why=%r", endpoint, await answer.text())
+                    why = (await _read(answer, MOST_REFUSAL_BYTES)).decode(errors="replace")[:MOST_WORDS]
+                    log.warning("event=target-refused endpoint=%s why=%r", endpoint, why)
                 return answer.status == 200
+        except TooMuch as error:
+            log.warning("event=target-refused endpoint=%s why=%r", endpoint, str(error))
+            return False
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             log.debug("event=coordinator-silent endpoint=%s error=%r", endpoint, error)
             return False
+
+    async def _get(self, where: str, token: str, most: int) -> bytes | None:
+        """A whole body, None if there is no such page.
+
+        Raises:
+            Turned, TooMuch, aiohttp.ClientError, OSError, TimeoutError: see there.
+        """
+        assert self._session is not None
+        async with self._session.get(where, headers=_headers(token), allow_redirects=False) as answer:
+            if answer.status == 404:
+                return None
+            if answer.status != 200:
+                raise Turned(answer.status)
+            return await _read(answer, most)
 
 
 class Unreached(Exception):  # noqa: N818 - it is a state of the network
@@ -80,7 +122,15 @@ class Unreached(Exception):  # noqa: N818 - it is a state of the network
 
 
 class TooMuch(Exception):  # noqa: N818 - it is what is wrong with the answer
-    """An answer is larger than any coordinator's."""
+    """An answer is larger than any coordinator's, or packed, which nobody has asked for."""
+
+
+class Turned(Exception):  # noqa: N818 - it is the answer
+    """The answer is neither what was asked for nor that there is none; a redirection, which is not followed, too."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(str(status))
+        self.status = status
 
 
 def _is_unreached(error: BaseException) -> bool:
@@ -88,19 +138,21 @@ def _is_unreached(error: BaseException) -> bool:
     return lost or isinstance(error, aiohttp.ConnectionTimeoutError)
 
 
-async def _read(answer: aiohttp.ClientResponse) -> bytes:
+async def _read(answer: aiohttp.ClientResponse, most: int) -> bytes:
     """The whole body.
 
     Raises:
-        TooMuch: it has more than MOST_BYTES.
+        TooMuch: it has more than so many bytes.
     """
+    if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
+        raise TooMuch(f"it is packed: {packed[:MOST_WORDS]}")
     found = bytearray()
     async for piece in answer.content.iter_any():
         found += piece
-        if len(found) > MOST_BYTES:
-            raise TooMuch(f"more than {MOST_BYTES} bytes")
+        if len(found) > most:
+            raise TooMuch(f"more than {most} bytes")
     return bytes(found)
 
 
 def _headers(token: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}", **OURS}
+    return {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity", **OURS}

@@ -284,7 +284,7 @@ def _news(old: Status, heard: Snapshot | None) -> Sequence[GenerationView]:
 
 
 def _generation(view: GenerationView) -> Notice:
-    count = len(view.members)
+    count = len(view.members) if view.replicas is None else view.replicas
     size = "1 worker" if count == 1 else f"{count} workers"
     planned = view.reason in ("Started", "MemberJoined", "TargetChanged", "Preempted", "MemberLeft")
     detail = f": {view.detail}" if view.detail else ""

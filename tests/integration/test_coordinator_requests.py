@@ -114,7 +114,7 @@ def test_a_large_request_is_refused(idle: Coordinator) -> None:
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer \xe9"])
-@pytest.mark.parametrize("path", ["/status", "/metrics", "/v1/sync", "/v1/target", "/nowhere"])
+@pytest.mark.parametrize("path", ["/status", "/v1/brief", "/metrics", "/v1/sync", "/v1/target", "/nowhere"])
 def test_without_the_token_nothing_is_answered(idle: Coordinator, path: str, header: str) -> None:
     status, answer = idle.raw("GET" if "v1" not in path else "POST", path, Authorization=header)
     assert status == 401

@@ -149,9 +149,10 @@ def _operator() -> list[Panel]:
     return [
         graph(
             "Looks at jobs",
-            "A second, and those that failed.",
+            "A second, those that failed, and objects that could not be read and were passed over.",
             Query(f"sum(rate({looks}[{WINDOW}]))", "looks"),
             Query(f"sum(rate({errors}[{WINDOW}]))", "failed"),
+            Query(f"sum(rate({metrics.OPERATOR_UNREADABLE.name}[{WINDOW}]))", "unreadable"),
             width=6,
         ),
         graph(

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from tests.bench.operators.cast import Cast
 
+from tandem.messages import BRIEF
 from tandem_operator.pods import PORT
 
 
@@ -25,7 +26,7 @@ async def coordinators(cast: Cast, address: str) -> AsyncIterator[None]:
         return web.json_response(await request.json())
 
     app = web.Application()
-    app.add_routes([web.get("/status", status), web.post("/v1/target", target)])
+    app.add_routes([web.get(BRIEF, status), web.get("/status", status), web.post("/v1/target", target)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:

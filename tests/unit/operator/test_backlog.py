@@ -1,10 +1,13 @@
 """Which job is looked at, and when. The clock is the event loop's own, made to jump."""
 
 import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from tandem_operator.backlog import FIRST_PAUSE, LONGEST_PAUSE, Backlog
+from tandem_operator.backlog import FIRST_PAUSE, LONGEST_PAUSE, QUICK_LOOKS, Backlog
 from tests.support.clock import jumping
 
 
@@ -117,3 +120,59 @@ def test_how_many_wait() -> None:
         return counts
 
     assert jumping(work()) == [3, 2]
+
+
+def slots(backlog: Backlog[str], count: int, seconds: Callable[[str], float], begun: dict[str, list[float]]) -> Any:
+    """So many that take keys, each for as long as that takes, until cancelled."""
+
+    async def serve() -> None:
+        while True:
+            key = await backlog.take()
+            begun.setdefault(key, []).append(now())
+            await asyncio.sleep(seconds(key))
+            backlog.done(key, again_in=1.0, slow=seconds(key) > 0.5)
+
+    return [asyncio.create_task(serve()) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "lanes",
+    [{"most_slow": 4}, {"most_of_group": 4, "group": lambda key: key.partition("/")[0]}],
+    ids=["that take long", "of one namespace"],
+)
+def test_a_hundred_that_never_answer_slow_nobody_but_themselves(lanes: dict[str, Any]) -> None:
+    async def work() -> tuple[float, int]:
+        backlog: Backlog[str] = Backlog(0.2, **lanes)
+        begun: dict[str, list[float]] = {}
+        for number in range(100):
+            backlog.add(f"evil/{number}")
+        tasks = slots(backlog, 8, lambda key: 3.0 if key.startswith("evil") else 0.01, begun)
+        # Nobody knows yet who takes long.
+        await asyncio.sleep(60.0)
+        backlog.add("good/job")
+        await asyncio.sleep(600.0)
+        for task in tasks:
+            task.cancel()
+        looks = begun["good/job"]
+        looked = [len(times) for key, times in begun.items() if key.startswith("evil")]
+        return max(later - earlier for earlier, later in itertools.pairwise(looks)), min(looked)
+
+    longest, fewest = jumping(work())
+    assert longest < 1.1
+    assert fewest > 5, "they have their turns all the same"
+
+
+def test_what_took_long_is_quick_again_after_some_quick_looks() -> None:
+    async def work() -> list[str]:
+        backlog: Backlog[str] = Backlog(most_slow=1)
+        for key in ("a", "b"):
+            backlog.add(key)
+            backlog.done(await backlog.take(), slow=True)
+        for _ in range(QUICK_LOOKS):
+            backlog.add("a")
+            backlog.done(await backlog.take())
+        backlog.add("b")
+        backlog.add("a")
+        return sorted([await backlog.take(), await backlog.take()])
+
+    assert jumping(work()) == ["a", "b"]
