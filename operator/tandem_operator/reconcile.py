@@ -106,23 +106,25 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
     make += [objects.evaluator(job, at.uid, images, new, at.entropy) for new in seats.make]
     remove = [pod for pod in (*_leaving(at, ahead, workers, places), *seats.remove, *chair.remove) if not pod.deleting]
     way = giving_way(at, ahead, workers)
-    told = list(replacements(names.COORDINATOR, at.pods(names.COORDINATOR), chair.make, at.fallen))
-    told += replacements(names.EVALUATOR, evaluators, seats.make)
+    needing = list(replacements(names.COORDINATOR, at.pods(names.COORDINATOR), chair.make, at.fallen))
+    told = list(replacements(names.EVALUATOR, evaluators, seats.make))
     if way is not None or (ahead.mood == "train" and _coordinator_fails(at)):
         known = {one.uid for one in remove}
         remove += [pod for pod in workers if pod.live and pod.uid not in known]
     elif ahead.mood == "train" and endpoint:
         make += [objects.worker(job, at.uid, images, endpoint, group, new, at.entropy) for new in places.make]
-        told += replacements(names.WORKER, workers, places.make)
+        needing += replacements(names.WORKER, workers, places.make)
     fleets = {names.WORKER: places, names.EVALUATOR: seats, names.COORDINATOR: chair}
     settled = _settled(at, ahead, needed, fleets)
     refused = [one.trouble for what, one in at.attempts.items() if one.trouble is not None and what not in settled]
     troubles = [*([way] if way is not None else []), *([] if over else needed.taken), *refused, *waiting(at)]
     new = status(job, at.generation, at.heard, ahead, workers, troubles, at.now)
+    # Those that replace others read the Secret, which somebody may have deleted since.
+    told += needing
     told += notices(job.status or Status(), new, at.heard)
     expires = _expires(job, new)
     return Plan(
-        needs_token=needed.token and not over,
+        needs_token=not over and (needed.token or bool(needing)),
         create=() if over else tuple(objects.completed(one, volumes) for one in needed.create),
         update=() if over else needed.update,
         make=tuple(make),

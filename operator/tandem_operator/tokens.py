@@ -1,7 +1,7 @@
 """The token of each job, which follows from a key of the operator's and the UID of the job.
 
 So it can be made again whenever it is needed: a Secret that somebody has deleted comes back as it was, and the operator
-reads nobody's Secrets but its own key (docs/decisions/0020-tokens-of-jobs.md).
+reads nobody's Secrets but its own key (docs/decisions/0021-tokens-of-jobs.md).
 
 The key is in a Secret of the operator's own namespace. Whoever starts first makes it.
 """

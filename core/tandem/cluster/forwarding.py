@@ -59,7 +59,10 @@ def token(kubectl: Kubectl, job: str) -> str:
     try:
         return base64.b64decode(found["data"]["token"], validate=True).decode()
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
-        raise ClusterError(f"the Secret {name} holds no token; the operator makes it anew if it is deleted") from error
+        words = (
+            f"the Secret {name} holds no token; if it is deleted, the operator makes it again with the job's next pod"
+        )
+        raise ClusterError(words) from error
 
 
 class Forward:
