@@ -57,6 +57,11 @@ def removing(pod: str) -> str:
     return f"without {pod}"
 
 
+def ending(pod: str) -> str:
+    """That a pod has ended."""
+    return f"end of {pod}"
+
+
 def later(attempts: Attempts, what: str, now: float) -> float | None:
     """When it may be tried again if that is not yet, seconds since the epoch."""
     known = attempts.get(what)

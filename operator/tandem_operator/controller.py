@@ -19,7 +19,7 @@ from tandem.status import Status
 from tandem.times import rfc3339, seconds
 from tandem_operator import jobs, kinds, names, objects, pods, reporting, tokens
 from tandem_operator.api import ApiServer, Refused, Unavailable
-from tandem_operator.attempts import Attempts, place, removing, tried, writing
+from tandem_operator.attempts import Attempts, ending, place, removing, tried, writing
 from tandem_operator.backlog import Backlog
 from tandem_operator.coordinators import LEAST_PATIENCE, Coordinators, Unreached
 from tandem_operator.course import Idle, idle
@@ -293,6 +293,14 @@ class Controller:
                 note(removing(pod.name), _trouble(pod.kind, pod.name, error), done=False)
             else:
                 log.info("event=removed job=%s/%s kind=%s name=%s", *key, pod.kind.name, pod.name)
+        for pod in plan.end:
+            try:
+                await self._api.terminate(kinds.POD, key[0], pod.name, pod.uid)
+            except Refused as error:
+                note(ending(pod.name), _trouble(pod.kind, pod.name, error), done=False)
+            else:
+                note(ending(pod.name), None)
+                log.info("event=ended job=%s/%s kind=%s name=%s", *key, pod.kind.name, pod.name)
         if plan.target is not None:
             await self._coordinators.tell(memory.endpoint, tokens.token(self._key, at.uid), plan.target)
         return vain

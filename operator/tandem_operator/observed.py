@@ -94,6 +94,8 @@ class Pod(Thing):
     ready: bool = False
     silent: bool = False
     """Its containers are ready and it is not: its node does not answer any more."""
+    lingers: bool = False
+    """Its container has ended, and others of the user's own in it have not."""
     disrupted: bool = False
     """It was evicted, preempted, or lost with its node."""
     address: str = ""
@@ -104,8 +106,8 @@ class Pod(Thing):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of it runs any more."""
-        return self.phase in ("Succeeded", "Failed")
+        """Whether it is over: the end of our container is the end, whatever a sidecar does."""
+        return self.phase in ("Succeeded", "Failed") or self.lingers
 
     @property
     def live(self) -> bool:
@@ -216,6 +218,7 @@ def _pod(
     state = container.get("state") or {}
     terminated = state.get("terminated") or {}
     ended = status.get("phase") in ("Succeeded", "Failed")
+    lingers = bool(terminated) and not ended and spec.get("restartPolicy") == "Never"
     finished = seconds(terminated.get("finishedAt"))
     ready, contents = _holds(conditions, "Ready"), _holds(conditions, "ContainersReady")
     last_words = _last_line(((container.get("lastState") or {}).get("terminated") or {}).get("message"))
@@ -237,7 +240,8 @@ def _pod(
         restarts=container.get("restartCount") or 0,
         ending=_short(terminated.get("reason")),
         ready=ready,
-        silent=contents and not ready and status.get("phase") == "Running",
+        silent=contents and not ready and status.get("phase") == "Running" and not _waits_for_a_gate(conditions),
+        lingers=lingers,
         disrupted=_holds(conditions, "DisruptionTarget") or status.get("reason") in DISRUPTED,
         address=_short(status.get("podIP")),
         waiting=waiting,
@@ -264,6 +268,12 @@ def _why_waiting(conditions: Mapping[str, Any], waiting: Mapping[str, Any], last
     if scheduled.get("status") == "False":
         return _short(scheduled.get("reason")) or "Unschedulable", _short(scheduled.get("message"), MOST_WORDS)
     return "", ""
+
+
+def _waits_for_a_gate(conditions: Mapping[str, Any]) -> bool:
+    """Whether a pod is not ready because of a readiness gate, and not because its node does not answer: for that, the
+    node controller takes the condition from it and leaves the reason as it was."""
+    return bool(conditions.get("Ready", {}).get("reason") == "ReadinessGatesNotReady")
 
 
 def _holds(conditions: Mapping[str, Any], kind: str) -> bool:

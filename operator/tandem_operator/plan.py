@@ -69,6 +69,8 @@ class Plan:
     """Pods that are not there. They read all of the former as they start."""
     remove: tuple[Pod, ...] = ()
     """Pods to delete."""
+    end: tuple[Pod, ...] = ()
+    """Pods to end, but to keep, because of their logs: what still runs in them holds what the pod has asked for."""
     target: int | None = None
     """Tell the coordinator how many replicas are wished for."""
     status: Status = field(default_factory=Status)

@@ -47,7 +47,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.status import Status
 from tandem.times import seconds
 from tandem_operator import fleet, kinds, names, objects, pods
-from tandem_operator.attempts import later, place, removing, writing
+from tandem_operator.attempts import ending, later, place, removing, writing
 from tandem_operator.course import DRAIN_SECONDS, Course, course, deadline, is_initialized
 from tandem_operator.fleet import Fleet
 from tandem_operator.kinds import Kind
@@ -129,6 +129,11 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
         update=() if over else needed.update,
         make=tuple(make),
         remove=tuple(pod for pod in remove if later(at.attempts, removing(pod.name), at.now) is None),
+        end=tuple(
+            pod
+            for pod in all_pods(at)
+            if pod.lingers and not pod.deleting and later(at.attempts, ending(pod.name), at.now) is None
+        ),
         target=_target(at, ahead, workers),
         status=new,
         notices=tuple(told),
@@ -231,7 +236,7 @@ def _held(at: Situation, role: str, needed: _Needed) -> Callable[[int], float | 
 def _settled(at: Situation, ahead: Course, needed: _Needed, fleets: Mapping[str, Fleet]) -> frozenset[str]:
     """What need not be remembered as tried any more: it is as it should be, or nobody wants it now."""
     at_work = {place(role, index) for role, one in fleets.items() for index in one.settled}
-    wanted = {removing(pod.name) for pod in all_pods(at)}
+    wanted = {what(pod.name) for pod in all_pods(at) for what in (removing, ending)}
     if ahead.mood != "end":
         counts = {
             names.WORKER: at.job.spec.workers.replicas if ahead.mood == "train" else 0,

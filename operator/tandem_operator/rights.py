@@ -22,14 +22,14 @@ _OWNED = (*_MADE, "get")
 VERBS: dict[tuple[Kind, str], tuple[str, ...]] = {
     (kinds.JOB, ""): (*_SEEN, "delete"),
     (kinds.JOB, "status"): ("patch",),
-    (kinds.POD, ""): (*_MADE, "delete"),
+    (kinds.POD, ""): (*_MADE, "delete", "patch"),
     (kinds.SECRET, ""): ("create",),
     (kinds.CONFIG_MAP, ""): (*_OWNED, "patch"),
     (kinds.CLAIM, ""): (*_OWNED, "patch"),
     (kinds.SERVICE, ""): (*_OWNED, "patch"),
     (kinds.EVENT, ""): ("create",),
 }
-"""By kind and subresource."""
+"""By kind and subresource. Pods are patched to end those whose sidecars do not."""
 
 
 def rules() -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from tandem.exitcode import ExitCode
 from tandem_operator import kinds, names
 from tandem_operator.attempts import place
 from tandem_operator.course import Course, condition, is_initialized
@@ -12,6 +13,8 @@ from tandem_operator.plan import Situation
 from tandem_operator.reporting import Notice, Trouble
 from tandem_operator.rivalry import GAVE_WAY, WAY_SECONDS, Claimant, rival, starved_for, way_ends
 
+NO_FAILURE = (None, ExitCode.DONE, ExitCode.PREEMPTED)
+"""Exit codes of evaluators that did not fail."""
 PLACING_SECONDS = 5.0
 """A pod that has no node for so long is worth a word; before, its volume may just be in the making."""
 
@@ -60,7 +63,7 @@ def waiting(at: Situation) -> Iterator[Trouble]:
     # A pod that failed stays for its logs; it is no trouble any more once the one after it has started well.
     well = {pod.index for pod in evaluators if pod.live and at.now - (pod.started or at.now) >= HEALTHY_SECONDS}
     for pod in evaluators:
-        failed = pod.phase == "Failed" and not pod.disrupted and not pod.deleting and pod.code not in (None, 75)
+        failed = pod.ended and not pod.disrupted and not pod.deleting and pod.code not in NO_FAILURE
         if failed and pod.index not in well:
             yield Trouble("EvaluatorFailed", f"{pod.name} ended with exit code {pod.code}: {pod.words}")
 

@@ -126,6 +126,16 @@ class Cluster:
             self.end(place)
         self._after()
 
+    async def terminate(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        place = (kind, namespace, name)
+        with_effect = self._before("end", place, {})
+        body = self.objects.get(place)
+        if body is not None and body["metadata"]["uid"] == uid and with_effect:
+            new = copy.deepcopy(body)
+            new["status"] |= {"phase": "Failed", "reason": "DeadlineExceeded"}
+            self._store(place, new, "MODIFIED")
+        self._after()
+
     async def ask(self, endpoint: str, token: str) -> Snapshot | None:
         """The coordinator's answer."""
         pod = self._coordinator()

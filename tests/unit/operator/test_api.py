@@ -9,7 +9,7 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 
 from tandem_operator import api, kinds
-from tandem_operator.api import ApiServer, Unavailable
+from tandem_operator.api import ApiServer, Refused, Unavailable
 
 Answer = Callable[[web.Request], web.Response]
 
@@ -48,6 +48,28 @@ async def test_of_large_objects_fewer_are_asked_for_at_once(content: Any, monkey
     assert await listed(answer) == [str(number) for number in range(100)]
     assert (limits[0], min(limits)) == (api.PAGE, 1)
     assert len(limits) < 40
+
+
+async def made(status: int, message: str) -> None:
+    """A pod is made on a server that answers so."""
+
+    async def pods(request: web.Request) -> web.Response:
+        return web.json_response({"message": message, "reason": "InternalError"}, status=status)
+
+    application = web.Application()
+    application.router.add_post("/api/v1/namespaces/n/pods", pods)
+    settings = client.Configuration()
+    async with TestServer(application) as server:
+        settings.host = str(server.make_url("")).rstrip("/")
+        async with ApiServer(client.ApiClient(settings)) as connection:
+            await connection.create(kinds.POD, {"metadata": {"name": "p", "namespace": "n"}})
+
+
+async def test_a_webhook_that_does_not_answer_speaks_against_one_object_and_not_against_all() -> None:
+    with pytest.raises(Unavailable):
+        await made(500, "etcdserver: leader changed")
+    with pytest.raises(Refused):
+        await made(500, 'Internal error occurred: failed calling webhook "pods.example.org": context deadline exceeded')
 
 
 async def test_an_answer_that_cannot_be_parsed_is_no_answer() -> None:

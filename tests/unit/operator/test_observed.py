@@ -98,6 +98,27 @@ def test_an_eviction_is_not_the_pods_own_doing() -> None:
     assert not pod("Failed").disrupted
 
 
+@pytest.mark.parametrize(
+    ("policy", "phase", "found"),
+    [("Never", "Running", (True, True)), ("Always", "Running", (False, False)), ("Never", "Failed", (True, False))],
+    ids=["a sidecar goes on", "its kubelet starts it again", "all have ended"],
+)
+def test_the_end_of_our_container_is_the_end_of_its_pod(policy: str, phase: str, found: tuple[bool, bool]) -> None:
+    ended = {"terminated": {"exitCode": 1, "finishedAt": "1970-01-01T00:02:30Z"}}
+    labels = {names.JOB: "j", names.ROLE: "worker"}
+    status = {"phase": phase, "containerStatuses": [{"name": "worker", "state": ended}]}
+    seen = observe(kinds.POD, {"metadata": {"labels": labels}, "spec": {"restartPolicy": policy}, "status": status})
+    assert isinstance(seen, Pod)
+    assert (seen.ended, seen.lingers) == found
+    assert (seen.code, seen.finished) == (1, 150.0)
+
+
+def test_a_readiness_gate_that_is_not_met_is_no_silent_node() -> None:
+    waits = {"type": "Ready", "status": "False", "reason": "ReadinessGatesNotReady"}
+    found = pod(conditions=[waits, {"type": "ContainersReady", "status": "True"}])
+    assert (found.ready, found.silent, found.live) == (False, False, True)
+
+
 # The store
 
 

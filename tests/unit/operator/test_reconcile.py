@@ -8,7 +8,7 @@ import pytest
 from tandem.snapshot import GenerationView
 from tandem.times import rfc3339
 from tandem_operator import kinds, names
-from tandem_operator.attempts import Attempt, place
+from tandem_operator.attempts import Attempt, ending, place
 from tandem_operator.course import DRAIN_SECONDS
 from tandem_operator.fleet import LONGEST_PAUSE
 from tandem_operator.objects import Volumes
@@ -291,6 +291,32 @@ def test_evaluators_of_a_job_that_has_failed_get_as_long_to_finish() -> None:
     assert "digits-evaluator-0-aaaaa" in removed(decided(of, now=NOW + DRAIN_SECONDS))
     none_left = surroundings(of, evaluators=[])
     assert decided(of, none_left, now=NOW + DRAIN_SECONDS).again_in is None
+
+
+def test_sidecars_that_go_on_keep_neither_a_script_nor_a_drain_from_its_end_and_are_ended() -> None:
+    lingers = {"phase": "Running", "lingers": True}
+    script = job(status=initialized(), trainer=SCRIPT)
+    pods = [ended(index, code=0, **lingers) for index in (0, 1)]
+    plan = decided(script, surroundings(script, *pods, evaluators=[]), heard=heard("Starting", worldSize=None))
+    assert (plan.status.phase, removed(plan), list(plan.end)) == ("Succeeded", ["digits-coordinator-0-aaaaa"], pods)
+
+    of = job(status=initialized(phase="Draining"))
+    done = evaluator(of, code=0, finished=NOW - 1, **lingers)
+    there = surroundings(of, ended(0, code=0), ended(1, code=0), evaluators=[done])
+    plan = decided(of, there, heard=heard("Succeeded"))
+    assert (plan.status.phase, list(plan.end)) == ("Succeeded", [done])
+    assert plan.status.message is None or "EvaluatorFailed" not in plan.status.message
+
+
+def test_a_worker_that_crashed_beside_a_sidecar_is_replaced_at_once_and_ended() -> None:
+    of = job(status=initialized())
+    crashed = ended(0, phase="Running", lingers=True)
+    plan = decided(of, surroundings(of, crashed, worker(1)), heard=heard())
+    assert (made(plan), removed(plan), list(plan.end)) == (["worker 0"], [], [crashed])
+    # Until the kubelet has done so, it is not asked again and again.
+    known = {ending(crashed.name): Attempt(2, NOW)}
+    plan = decided(of, surroundings(of, crashed, worker(1)), heard=heard(), now=NOW + 1, attempts=known)
+    assert plan.end == ()
 
 
 def test_without_evaluators_a_job_succeeds_with_its_training() -> None:
