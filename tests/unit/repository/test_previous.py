@@ -1,0 +1,41 @@
+"""The archive of the previous version is what its commit holds, and nobody's handiwork."""
+
+import io
+import lzma
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from tests.support import ROOT
+from tests.support.previous import ARCHIVE, COMMIT, CONTENT, Previous
+
+
+def test_it_says_which_commit_it_is() -> None:
+    with tarfile.open(ARCHIVE) as archive:
+        assert archive.pax_headers["comment"] == COMMIT
+
+
+def test_it_holds_what_the_commit_holds() -> None:
+    """As far as this clone knows the commit; one that is shallow has the word of those that do."""
+    known = subprocess.run(["git", "cat-file", "-e", f"{COMMIT}^{{commit}}"], cwd=ROOT, capture_output=True)
+    if known.returncode == 0:
+        tree = subprocess.run(
+            ["git", "archive", COMMIT, *CONTENT], cwd=ROOT, capture_output=True, check=True, timeout=60
+        ).stdout
+        assert files(lzma.decompress(ARCHIVE.read_bytes())) == files(tree)
+
+
+def test_python_takes_its_modules_in_the_place_of_ours(tmp_path: Path) -> None:
+    previous = Previous(tmp_path)
+    code = "import tandem, tandem_coordinator, tandem_trainer as last; print(tandem.__file__, last.__file__)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=previous.environment, capture_output=True, text=True, check=True, timeout=60
+    ).stdout.split()
+    assert all(Path(file).is_relative_to(tmp_path) for file in found)
+
+
+def files(tar: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        found = {one.name: archive.extractfile(one) for one in archive if one.isfile()}
+        return {name: file.read() for name, file in found.items() if file is not None}
