@@ -10,6 +10,9 @@ from tandem.numbers import finite
 from tandem.snapshot import EvaluatorView
 
 _NAME = re.compile(r"^evaluator-(.+)\.jsonl$")
+MOST_BYTES = 2**20
+"""Of a log, at one look."""
+MOST_FAILED, MOST_WORDS = 10_000, 200
 _TAIL_BYTES = 64 * 2**10
 """A coordinator that finds a long log begins so far before its end."""
 
@@ -35,12 +38,12 @@ class EvaluatorLog:
 
     def follow(self) -> None:
         """Read what was appended since the last time."""
-        records, self._offset = read_lines(self._path, self._offset)
+        records, self._offset = read_lines(self._path, self._offset, most=MOST_BYTES)
         for record in records:
-            if record.get("kind") == "usage" and finite(record.get("time")) is not None:
-                self._before, self._newest = self._newest, record
-            if record.get("kind") == "bad":
-                self.failed.add(str(record.get("checkpoint")))
+            if record.get("kind") == "usage" and (at := finite(record.get("time"))) is not None:
+                self._before, self._newest = self._newest, {**record, "time": at}
+            if record.get("kind") == "bad" and len(self.failed) < MOST_FAILED:
+                self.failed.add(str(record.get("checkpoint"))[:MOST_WORDS])
             self._ended = record.get("kind") == "end"
 
     def view(self, now: float) -> EvaluatorView | None:
@@ -52,7 +55,7 @@ class EvaluatorLog:
         name = evaluator_name(self._path)
         assert name is not None
         checkpoint = newest.get("checkpoint")
-        state = str(checkpoint or newest.get("state") or "idle")
+        state = str(checkpoint or newest.get("state") or "idle")[:MOST_WORDS]
         return EvaluatorView(name=name, state=state, cpu=self._cpu(), silent_seconds=max(0.0, now - newest["time"]))
 
     def _cpu(self) -> float | None:

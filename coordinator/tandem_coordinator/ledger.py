@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from tandem.durable import read_json_or_none, replace_json
 from tandem.messages import Membership
-from tandem.model import Model
+from tandem.model import Model, Whole
 from tandem.rundir import RunDir
 from tandem.snapshot import GenerationView
 from tandem_coordinator.group import State
@@ -55,15 +55,15 @@ class Page(Model):
     """The uid of its pod, where it has one."""
     taken_from: list[str] | None = None
     """The pods that others have taken over from, oldest first."""
-    generation: int
+    generation: Whole
     """The highest number given out."""
     membership: Membership | None = None
     """The generation with that number."""
-    failures: int = 0
+    failures: Whole = 0
     """How much of the restart budget is used."""
-    replicas: int
+    replicas: Whole
     """What the job said when `target` was set: a job that says something else now counts more."""
-    target: int
+    target: Whole
     """Replicas wished for."""
     started_at: float | None = None
     """When the first generation opened, seconds since the epoch."""

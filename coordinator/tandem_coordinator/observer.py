@@ -14,10 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from tandem.durable import listed, read_json_or_none
 from tandem.job import Evaluators
 from tandem.lineage import Chain, counts
 from tandem.manifest import Broken
+from tandem.numbers import amount, finite, whole
 from tandem.rundir import RunDir
 from tandem.snapshot import EvaluatorView
 from tandem.status import CheckpointRef, Score
@@ -32,9 +35,14 @@ FORGOTTEN_SECONDS = 60.0
 """Silent for so long, it is not shown any more."""
 VOLUME_SECONDS = 10.0
 """Between two questions how much room is left: to a shared disk each is a request."""
-_MERGED = re.compile(r"^g(\d{6,})\.json$")
-_REWIND = re.compile(r"^\d{6,}\.json$")
-_SKIPPED = re.compile(r"^g(\d{6,})\.skipped\.json$")
+MOST_EVALUATORS = 1_000
+"""Of the logs of more nobody is told."""
+MOST_RESULT_BYTES = 16 * 2**20
+MOST_REASON, MOST_WORDS = 100, 2_000
+"""Characters of what FAILED.json says."""
+_MERGED = re.compile(r"^g([0-9]{6,15})\.json$")
+_REWIND = re.compile(r"^[0-9]{6,15}\.json$")
+_SKIPPED = re.compile(r"^g([0-9]{6,15})\.skipped\.json$")
 
 
 @dataclass(frozen=True)
@@ -209,15 +217,18 @@ class RunDirectory:
                 self._listed[folder.name] = changed
 
     def _score(self, path: Path, name: str, generation: int) -> tuple[CheckpointRef, Score] | None:
-        result = read_json_or_none(path)
+        result = read_json_or_none(path, MOST_RESULT_BYTES)
         if not isinstance(result, dict) or not isinstance(result.get("metrics"), dict):
             return None
-        step, value = result.get("step"), result["metrics"].get(self._evaluation.metric)
+        step, value = whole(result.get("step")), finite(result["metrics"].get(self._evaluation.metric))
         # A loss that is not finite stands as null: such a checkpoint has no score that could be compared.
-        if not isinstance(step, int) or not isinstance(value, int | float) or result["metrics"].get("loss") is None:
+        if step is None or value is None or result["metrics"].get("loss") is None:
             return None
-        score = Score(name=name, step=step, metric=self._evaluation.metric, value=float(value))
-        return CheckpointRef(name=name, step=step, generation=generation), score
+        try:
+            reference = CheckpointRef(name=name, step=step, generation=generation)
+        except ValidationError:
+            return None
+        return reference, Score(name=name, step=step, metric=self._evaluation.metric, value=value)
 
     def _best(self, scores: list[Score]) -> Score | None:
         """Of equals the earlier one, as the evaluators decide."""
@@ -247,8 +258,10 @@ class RunDirectory:
             if name is None:
                 continue
             with suppress(FileNotFoundError):
-                if name not in self._logs:
+                if name not in self._logs and len(self._logs) < MOST_EVALUATORS:
                     self._logs[name] = EvaluatorLog(path)
+                if name not in self._logs:
+                    continue
                 self._logs[name].follow()
                 view = self._logs[name].view(now)
                 if view is not None and view.silent_seconds < FORGOTTEN_SECONDS:
@@ -257,11 +270,10 @@ class RunDirectory:
 
     def _ending(self) -> Ending | None:
         if (done := self._rundir.done()) is not None:
-            final = CheckpointRef.read(done["final"]) if isinstance(done.get("final"), dict) else None
-            return Ending(False, "Done", "training is complete", _time(done), final)
+            return Ending(False, "Done", "training is complete", _time(done), _reference(done.get("final")))
         if (failed := self._rundir.failed()) is not None:
             reason, message = str(failed.get("reason", "Failed")), str(failed.get("message", "the job has failed"))
-            return Ending(True, reason, message, _time(failed))
+            return Ending(True, reason[:MOST_REASON], message[:MOST_WORDS], _time(failed))
         return None
 
 
@@ -289,9 +301,10 @@ class Observer(threading.Thread):
             try:
                 self._told(self._directory.look(time.time()))
                 complaint = ""
-            except (OSError, ValueError) as error:
-                if str(error) != complaint:
-                    complaint = str(error)
+            except Exception as error:
+                told = str(error)[:MOST_WORDS] or type(error).__name__
+                if told != complaint:
+                    complaint = told
                     self._complained(f"the run directory cannot be read: {complaint}")
             self._wake.wait(SECONDS)
 
@@ -306,5 +319,12 @@ class Observer(threading.Thread):
 
 
 def _time(content: dict[str, object]) -> float | None:
-    at = content.get("at")
-    return float(at) if isinstance(at, int | float) else None
+    return amount(content.get("at"))
+
+
+def _reference(value: object) -> CheckpointRef | None:
+    """The checkpoint that DONE names; one that no trainer names is none."""
+    try:
+        return CheckpointRef.read(value) if isinstance(value, dict) else None
+    except ValidationError:
+        return None

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tandem.durable import listed, read_lines
+from tandem.durable import listed, open_regular, read_lines
 from tandem.metrics import STEP_BUCKETS
 from tandem.numbers import amount, whole
 from tandem.rundir import TRAIN_LOG
@@ -25,6 +25,8 @@ _STEP_LINE = b'{"kind": "step"'
 """One for each step, and nothing in it that a rate does not sum up."""
 _TAIL_BYTES = 256 * 2**10
 """Of a log that was there before, so much of the end is searched for the last save."""
+_MOST_BYTES = 2**20
+"""Of a log, at one look."""
 _FIRST_BYTES = 2**16
 _FOLLOWED = 2
 WORK = ("data", "compute", "checkpoint")
@@ -81,7 +83,7 @@ class TrainingLogs:
             paths: what is in the folder of logs, by name.
         """
         for generation, path in _logs(paths)[-_FOLLOWED:]:
-            records, end = read_lines(path, self._offsets.get(generation, 0), skip=_STEP_LINE)
+            records, end = read_lines(path, self._offsets.get(generation, 0), skip=_STEP_LINE, most=_MOST_BYTES)
             self._offsets[generation] = end
             for record in records:
                 self._take(record)
@@ -102,7 +104,10 @@ class TrainingLogs:
 
     def _skip(self, generation: int, path: Path) -> None:
         """Remember the state that a log leaves, and count nothing of it."""
-        size = path.stat().st_size
+        try:
+            size = path.stat().st_size
+        except OSError:
+            return
         records, end = read_lines(path, max(0, size - _TAIL_BYTES), skip=_STEP_LINE)
         self._offsets[generation] = end
         self._costs(_first(path))
@@ -152,11 +157,10 @@ class TrainingLogs:
 
 def _first(path: Path) -> dict[str, Any]:
     """The first record of a log that was there before; an empty one if it is damaged."""
-    with path.open("rb") as file:
-        line = file.readline(_FIRST_BYTES)
     try:
-        record = json.loads(line)
-    except ValueError:
+        with open_regular(path) as file:
+            record = json.loads(file.readline(_FIRST_BYTES))
+    except (OSError, ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 

@@ -8,9 +8,10 @@ import errno
 import json
 import os
 import secrets
+import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 TEMPORARY = ".tmp-"
 """Prefix of names that are not committed; readers pass over them, and retention removes old ones."""
@@ -101,27 +102,47 @@ def _is_same(one: Path, other: Path) -> bool:
         return False
 
 
-def read_json(path: Path) -> Any:
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read it. Does not wait for who writes into a pipe that has its name.
+
+    Raises:
+        FileNotFoundError, IsADirectoryError: there is none, or a folder.
+        ValueError: it is no file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise ValueError(f"{path} is no file")
+
+
+def read_json(path: Path, most: int = MOST_JSON_BYTES) -> Any:
     """Read a JSON file.
+
+    Args:
+        most: bytes that it may have.
 
     Raises:
         FileNotFoundError: there is none.
         ValueError: it is too large, or not JSON.
     """
-    with path.open("rb") as file:
-        data = file.read(MOST_JSON_BYTES + 1)
-    if len(data) > MOST_JSON_BYTES:
-        raise ValueError(f"{path} is larger than {MOST_JSON_BYTES} bytes")
+    with open_regular(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"{path} is larger than {most} bytes")
     try:
         return json.loads(data)
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply") from None
 
 
-def read_json_or_none(path: Path) -> Any:
-    """Read a JSON file that may be missing, half gone or garbage; None then."""
+def read_json_or_none(path: Path, most: int = MOST_JSON_BYTES) -> Any:
+    """Read a JSON file that may be missing, too large, half gone or garbage; None then."""
     try:
-        return read_json(path)
+        return read_json(path, most)
     except (OSError, ValueError):
         return None
 
@@ -180,19 +201,24 @@ class Lines:
         self._file.close()
 
 
-def read_lines(path: Path, offset: int = 0, skip: bytes | None = None) -> tuple[list[dict[str, Any]], int]:
-    """Complete records from a byte offset on, and the offset to go on from. A missing file has none.
+def read_lines(
+    path: Path, offset: int = 0, skip: bytes | None = None, most: int | None = None
+) -> tuple[list[dict[str, Any]], int]:
+    """Complete records from a byte offset on, and the offset to go on from. What is missing, or no file, has none.
 
     Args:
         skip: lines that begin so are passed over unread.
+        most: bytes that are read at a time, None for all; a longer line is passed over.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(offset)
-            data = file.read()
-    except FileNotFoundError:
+            data = file.read(-1 if most is None else most)
+    except (FileNotFoundError, IsADirectoryError, ValueError):
         return [], offset
     end = data.rfind(b"\n") + 1
+    if not end and len(data) == most:
+        return [], offset + len(data)
     records = []
     for line in data[:end].splitlines():
         if skip is not None and line.startswith(skip):

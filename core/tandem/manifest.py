@@ -22,7 +22,7 @@ import xxhash
 from pydantic import Field, ValidationError, model_validator
 
 from tandem.durable import read_json
-from tandem.model import Model
+from tandem.model import Model, PlainName, Whole
 from tandem.status import CheckpointRef
 
 FILE = "manifest.json"
@@ -85,11 +85,11 @@ class Manifest(Model):
 
     format: Literal[3, 4] = 4
     """Version of this layout."""
-    name: str
+    name: PlainName
     """The folder's name."""
-    step: int
+    step: Whole
     """Optimizer steps completed."""
-    generation: int
+    generation: Whole
     """The generation that wrote it."""
     parent: str | None = None
     """The checkpoint its generation resumed from."""

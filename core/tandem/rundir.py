@@ -37,9 +37,11 @@ from tandem.status import CheckpointRef
 FOLDERS = ("generations", "rewinds", "checkpoints", "evaluations", "leases", "log")
 TRAIN_LOG = re.compile(r"^train-g([0-9]{6,9})\.jsonl$")
 """What the log of a generation's rank 0 is called."""
-_STEP = re.compile(r"^step-(\d{9,})$")
+_STEP = re.compile(r"^step-([0-9]{9,15})$")
 _LEASE = re.compile(r"^([a-z]+)-(step-\d{9,})[-.]")
-_GENERATION = re.compile(r"^(\d{6,})\.json$")
+_GENERATION = re.compile(r"^([0-9]{6,15})\.json$")
+MOST_END_BYTES = 2**20
+"""Of DONE and FAILED.json."""
 BAD = ".bad"
 STALE = ".stale"
 ASIDE = re.compile(rf"^step-(?P<step>\d{{9,}})(?P<mark>{re.escape(BAD)}|{re.escape(STALE)})(?:\.\d+)?$")
@@ -288,11 +290,11 @@ class RunDir:
 
     def done(self) -> dict[str, Any] | None:
         """The content of DONE, None while training is not complete."""
-        return _object(read_json_or_none(self.done_file))
+        return _object(read_json_or_none(self.done_file, MOST_END_BYTES))
 
     def failed(self) -> dict[str, Any] | None:
         """The content of FAILED.json, None while the job has not failed."""
-        return _object(read_json_or_none(self.failed_file))
+        return _object(read_json_or_none(self.failed_file, MOST_END_BYTES))
 
     def ended(self) -> bool:
         """Whether training is over, either way."""

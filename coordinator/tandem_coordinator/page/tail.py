@@ -2,9 +2,11 @@
 
 import json
 from contextlib import suppress
-from math import isfinite
 from pathlib import Path
 from typing import Any
+
+from tandem.durable import open_regular
+from tandem.numbers import finite
 
 BITE = 32 * 2**10
 """Bytes that are read and parsed in one go: a millisecond or so."""
@@ -27,8 +29,10 @@ class Tail:
             OSError: the log cannot be read.
         """
         data = self._read(BITE)
-        while data and b"\n" not in data and BITE <= len(data) < LONGEST_LINE:
-            data = self._read(min(LONGEST_LINE, 4 * len(data)))
+        size = BITE
+        while b"\n" not in data and len(data) == size < LONGEST_LINE:
+            size = min(LONGEST_LINE, 4 * size)
+            data = self._read(size)
         end = data.rfind(b"\n") + 1
         if not end:
             # Go past a line that is too long; one that is not complete yet is left for later.
@@ -43,10 +47,10 @@ class Tail:
 
     def _read(self, size: int) -> bytes:
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(self._offset)
                 return file.read(size)
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError, ValueError):
             return b""
 
     @property
@@ -69,5 +73,4 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict):
         return None
-    at = record.get("time")
-    return record if isinstance(at, int | float) and isfinite(at) else None
+    return record if finite(record.get("time")) is not None else None
