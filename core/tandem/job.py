@@ -4,6 +4,7 @@ The CRD, the JSON schema for editors and the reference page are generated from t
 (`make generate`); a test fails when one of them is stale. Field names follow Kubernetes Job and PyTorchJob habits.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
@@ -28,6 +29,10 @@ Word = Annotated[str, Field(max_length=4096)]
 Quantity = Annotated[str, Field(pattern=QUANTITY, max_length=64)] | Count
 """An amount as Kubernetes writes it: `2`, `500m`, `16Gi`."""
 Resources = dict[Literal["limits", "requests"], dict[str, Quantity]]
+KUEUE = "kueue.x-k8s.io/"
+KUEUE_OPEN = (f"{KUEUE}priority-class", f"{KUEUE}podset-")
+"""How Kueue's labels and annotations begin that anybody may set: how urgent pods are, and how near each other."""
+_INSTEAD = "a queue is chosen with runPolicy.queueName"
 MOST_TEMPLATE = Extent(depth=32, values=10_000, characters=2**18)
 """The largest pod templates in use have some hundred entries, ten levels deep."""
 
@@ -42,7 +47,26 @@ def _sound(template: dict[str, Any]) -> dict[str, Any]:
     places |= {f"metadata.{name}": inside.get(name) for name in ("labels", "annotations")}
     if wrong := [name for name, value in places.items() if not isinstance(value, dict | None)]:
         raise ValueError(f"{wrong[0]} of a pod template must be a group of fields")
+    if taken := next(filter(_is_reserved, _claimed(template)), None):
+        raise ValueError(f"a pod template must not set {taken}, by which pods are found and queued; {_INSTEAD}")
     return template
+
+
+def _claimed(template: dict[str, Any]) -> Iterator[str]:
+    """The names of labels, annotations and scheduling gates that a pod template sets."""
+    metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
+    for part in ("labels", "annotations"):
+        yield from (str(key) for key in metadata.get(part) or {})
+    gates = spec.get("schedulingGates")
+    for gate in gates if isinstance(gates, list) else []:
+        yield str(gate.get("name")) if isinstance(gate, dict) else ""
+
+
+def _is_reserved(name: str) -> bool:
+    """Whether pods are found by it, told apart or queued: the operator's own names, and those of Kueue's that say to
+    which queue and group a pod belongs. With another value than the operator's, its pods would never be what it asked
+    for."""
+    return name.startswith(f"{GROUP}/") or (name.startswith(KUEUE) and not name.startswith(KUEUE_OPEN))
 
 
 Template = Annotated[dict[str, Any], AfterValidator(_sound)]

@@ -64,6 +64,8 @@ def _worded(detail: ErrorDetails, data: dict[str, Any]) -> Iterator[tuple[Path, 
             for rule in broken.broken:
                 inner = (*path, rule.field) if rule.field else path
                 yield inner, f"{name}: {rule.message}", {}
+        case "value_error" if isinstance(error := detail.get("ctx", {}).get("error"), ValueError):
+            yield path, f"{name}: {error}", {}
         case _ if is_key:
             parent = at(_root(), path[:-1])
             keys = parent.keys if parent else ()

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from tandem.extent import Extent, excess
 from tandem.job import DistributedTrainingJob
+from tandem.model import RuleBroken
 from tandem.status import Status
 
 Object = dict[str, Any]
@@ -87,5 +88,8 @@ def _ends(status: Mapping[str, Any]) -> Object:
 def _first(error: ValidationError) -> str:
     """The first of the mistakes. It may be an older CRD that let it pass, or a newer one."""
     first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where[:MOST_WORDS]}: {first['msg'][:MOST_WORDS]}; the CRD and the operator may be of different versions"
+    where = ".".join(str(part) for part in first["loc"])[:MOST_WORDS]
+    if first["type"] == "value_error" and not isinstance(first["ctx"]["error"], RuleBroken):
+        # Of what a template holds, the CRD knows nothing.
+        return f"{where}: {str(first['ctx']['error'])[:MOST_WORDS]}"
+    return f"{where}: {first['msg'][:MOST_WORDS]}; the CRD and the operator may be of different versions"

@@ -86,6 +86,33 @@ def test_members_tell_themselves_in_one_word() -> None:
     assert Members.parse(Members(desired=4, ready=3).dump()).summary == "3/4"
 
 
+@pytest.mark.parametrize("role", ["workers", "evaluators"])
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ({"metadata": {"labels": {"kueue.x-k8s.io/pod-group-name": "x"}}}, "kueue.x-k8s.io/pod-group-name"),
+        ({"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "x"}}}, "kueue.x-k8s.io/queue-name"),
+        ({"metadata": {"annotations": {"kueue.x-k8s.io/pod-group-total-count": "9"}}}, "pod-group-total-count"),
+        ({"metadata": {"labels": {"tandem.dev/job": "another"}}}, "tandem.dev/job"),
+        ({"metadata": {"annotations": {"tandem.dev/failures": "9"}}}, "tandem.dev/failures"),
+        ({"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}}, "kueue.x-k8s.io/admission"),
+    ],
+)
+def test_a_template_does_not_set_what_pods_are_found_and_queued_by(
+    role: str, template: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(ValidationError, match=f"must not set .*{name}.*runPolicy.queueName"):
+        job(**{role: {"template": template}})
+
+
+def test_a_template_may_set_any_other_label_and_gate() -> None:
+    labels = {"kueue.x-k8s.io/priority-class": "urgent", "team": "vision"}
+    annotations = {"kueue.x-k8s.io/podset-required-topology": "rack", "sidecar.istio.io/inject": "false"}
+    gates = [{"name": "example.org/ready"}]
+    template = {"metadata": {"labels": labels, "annotations": annotations}, "spec": {"schedulingGates": gates}}
+    assert job(workers={"template": template}).spec.workers.template == template
+
+
 def test_a_job_survives_being_written_and_read() -> None:
     original = job(workers={"replicas": 3, "template": {"spec": {"nodeSelector": {"a": None}}}})
     assert DistributedTrainingJob.parse(original.dump()).spec.workers.replicas == 3

@@ -188,6 +188,16 @@ async def test_what_the_api_server_took_and_the_operator_cannot_read_is_told_and
     assert world.written == ["status DistributedTrainingJob"], "it is told once"
 
 
+async def test_what_a_template_must_not_set_is_told_in_the_words_of_tandem_validate() -> None:
+    template = {"metadata": {"labels": {"kueue.x-k8s.io/pod-group-name": "theirs"}}}
+    world = Operated({"trainer": TASK, "workers": {"template": template}})
+    assert await world.look() is None
+    _, reason, message = why(world.status, "Initialized")
+    assert (reason, world.written) == ("InvalidSpec", ["status DistributedTrainingJob"])
+    assert message.startswith("spec.workers.template: a pod template must not set kueue.x-k8s.io/pod-group-name")
+    assert "different versions" not in message
+
+
 async def test_a_job_that_can_be_read_after_all_goes_on() -> None:
     world = Operated({"trainer": TASK, "workers": {"replicas": "2"}})
     await world.look()
