@@ -5,6 +5,7 @@
 --storage-class NAME, --access-mode MODE               of claims whose job does not say
 --namespace NAME                                       only there (may be repeated); default: everywhere
 --key-secret NAMESPACE/NAME                            what the tokens of jobs follow from; made if it is not there
+--patience SECONDS                                     until a job that cannot begin gives way to another
 --port PORT                                            /metrics, /healthz and /readyz
 """
 
@@ -29,6 +30,7 @@ from tandem_operator.health import serve_health
 from tandem_operator.objects import Volumes
 from tandem_operator.pods import Images
 from tandem_operator.reconcile import ANY_VOLUMES
+from tandem_operator.rivalry import PATIENCE_SECONDS
 from tandem_operator.store import Store
 from tandem_operator.tokens import NoKey, operator_key
 from tandem_operator.watching import Watching
@@ -50,6 +52,8 @@ class Options:
     port: int
     key_secret: tuple[str, str]
     """Namespace and name."""
+    patience: float
+    """Seconds, see tandem_operator.rivalry."""
 
 
 def main() -> int:
@@ -77,7 +81,9 @@ async def _operate(options: Options) -> None:
     store, gauges = Store(), Gauges()
     async with await ApiServer.connect() as api, Coordinators() as coordinators:
         key = await _key(api, options)
-        controller = Controller(api, coordinators, store, options.images, gauges, key, options.volumes)
+        controller = Controller(
+            api, coordinators, store, options.images, gauges, key, options.volumes, options.patience
+        )
         watching = Watching(api, store, controller.backlog.add, options.namespaces)
         gauges.depth, gauges.requests = lambda: len(controller.backlog), lambda: api.requests
         gauges.age, gauges.unreadable = lambda: watching.age, lambda: store.unreadable.counts
@@ -134,6 +140,14 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
         help="of claims whose job names none; may be repeated (default: ReadWriteMany)",
     )
     parser.add_argument("--namespace", action="append", default=[], help="operate only there; may be repeated")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=PATIENCE_SECONDS,
+        metavar="SECONDS",
+        help="for which a job that holds some of its workers and cannot begin keeps them from another; longer than an"
+        f" autoscaler takes for a node (default: {PATIENCE_SECONDS:g})",
+    )
     parser.add_argument("--port", type=int, default=8080, help="for /metrics, /healthz, /readyz (default: 8080)")
     parser.add_argument(
         "--key-secret",
@@ -150,7 +164,7 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
     )
     volumes = Volumes(given.storage_class, tuple(given.access_mode or ANY_VOLUMES.access_modes))
     key_secret = given.key_secret or (next(iter(given.namespace), "default"), KEY_SECRET)
-    return Options(images, volumes, tuple(given.namespace), given.port, key_secret)
+    return Options(images, volumes, tuple(given.namespace), given.port, key_secret, given.patience)
 
 
 def _place(text: str) -> tuple[str, str]:

@@ -31,7 +31,7 @@ from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
 from tandem_operator.reconcile import ANY_VOLUMES, is_ours, reconcile
 from tandem_operator.reporting import Notice, Trouble
-from tandem_operator.rivalry import Claimant, starved_for, way_ends
+from tandem_operator.rivalry import PATIENCE_SECONDS, Claimant, claimant, starved_for, way_ends
 from tandem_operator.silence import Silence
 from tandem_operator.store import Key, Store
 from tandem_operator.troubles import name_taken
@@ -94,6 +94,7 @@ class Controller:
         images: what pods run, unless the job says something else.
         key: what the tokens of jobs follow from.
         volumes: what claims ask for, unless the job says something else.
+        patience: how long a job that holds some of its workers and cannot begin keeps them, seconds.
     """
 
     def __init__(
@@ -105,9 +106,11 @@ class Controller:
         gauges: Gauges,
         key: bytes,
         volumes: Volumes = ANY_VOLUMES,
+        patience: float = PATIENCE_SECONDS,
     ) -> None:
         self._api, self._coordinators, self._store = api, coordinators, store
         self._images, self._gauges, self._key, self._volumes = images, gauges, key, volumes
+        self._patience = patience
         self.backlog: Backlog[Key] = Backlog(LEAST_SECONDS, SLOW_AT_ONCE, OF_A_NAMESPACE, lambda key: key[0])
         self._memories: dict[Key, _Memory] = {}
         self._silence: Silence[Key] = Silence()
@@ -172,6 +175,7 @@ class Controller:
             uid=uid,
             created=seconds(body["metadata"].get("creationTimestamp")) or 0.0,
             others=self._claimants(key, uid, job, children),
+            patience=self._patience,
             generation=body["metadata"].get("generation", 1),
             children=children,
             heard=heard,
@@ -222,7 +226,7 @@ class Controller:
             starved = starved_for(theirs, workers, now) is not None
             if starved or way_ends(theirs.status) is not None:
                 created = seconds(metadata.get("creationTimestamp")) or 0.0
-                found.append(Claimant(created, metadata["uid"], metadata["name"], starved))
+                found.append(claimant(theirs, created, metadata["uid"], workers, starved))
         return found
 
     async def _ask(self, job: DistributedTrainingJob, memory: _Memory, key: Key) -> Snapshot | None:

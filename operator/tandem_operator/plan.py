@@ -11,7 +11,7 @@ from tandem_operator.course import Idle
 from tandem_operator.objects import Manifest
 from tandem_operator.observed import Children, Pod
 from tandem_operator.reporting import Notice
-from tandem_operator.rivalry import Claimant
+from tandem_operator.rivalry import PATIENCE_SECONDS, Claimant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,8 @@ class Situation:
     """When the job was made, seconds since the epoch."""
     others: Sequence[Claimant] = ()
     """Other jobs that are starved or have given way (tandem_operator.rivalry)."""
+    patience: float = PATIENCE_SECONDS
+    """How long a starved job keeps what it has, seconds."""
     heard: Snapshot | None = None
     """What the coordinator said just now, None if it did not answer."""
     idle: Idle | None = None

@@ -4,8 +4,13 @@ Nothing in Kubernetes places the pods of a job together (Kueue does, where it is
 jobs that come at the same time can each get some of their workers placed, fewer than they need to begin, and then both
 wait for ever on what the other holds. A job that holds pods and cannot begin is *starved*.
 
-    a starved job gives way to an older starved job after half a minute
-    the oldest gives way, too, after five minutes, if others wait: it may want more than the cluster has
+    a starved job gives way to an older starved job after a while (PATIENCE_SECONDS)
+    the oldest gives way, too, after twice as long, if others wait: it may want more than the cluster has
+
+Only *rivals* give way to each other: each lacks something that the other asks for, as the scheduler names it, and no
+node selector keeps their pods apart. Nobody frees a GPU for a job that waits for memory, or for a volume. And it takes
+longer than an autoscaler needs for a node: until then, that may be all they wait for. So what a job that stays partly
+placed for ever can cost another is one such while.
 
 Who gives way deletes its workers, makes none for two minutes, and then tries again. Since when it does is the time of
 its condition Running with the reason GaveWay, so another operator knows it as well.
@@ -14,8 +19,9 @@ Rejected: placing pods by ourselves (a scheduler of our own), and making a job's
 longer always, for a case that is rare).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tandem.job import DistributedTrainingJob
 from tandem.status import Status
@@ -23,12 +29,18 @@ from tandem.times import seconds
 from tandem_operator.course import condition
 from tandem_operator.observed import Pod
 
-PATIENCE_SECONDS = 30.0
-LONGEST_PATIENCE_SECONDS = 300.0
+PATIENCE_SECONDS = 600.0
+"""Autoscalers take one to seven minutes for a node with GPUs. Where the number of nodes is fixed, less will do."""
 WAY_SECONDS = 120.0
 """How long who gave way keeps out of it."""
 GAVE_WAY = "GaveWay"
 UNSCHEDULABLE = "Unschedulable"
+
+
+LACKING = re.compile(r"Insufficient ([A-Za-z0-9](?:[A-Za-z0-9./_-]*[A-Za-z0-9])?)|(Too many pods)")
+"""How the scheduler names what its nodes have too little of."""
+SLOT = "pods"
+"""What every pod takes of its node."""
 
 
 @dataclass(frozen=True, order=True)
@@ -38,28 +50,70 @@ class Claimant:
     created: float
     """When the job was made, seconds since the epoch."""
     uid: str
-    name: str
-    starved: bool = True
+    name: str = field(compare=False)
+    namespace: str = field(default="", compare=False)
+    starved: bool = field(default=True, compare=False)
+    asks: frozenset[str] = field(default=frozenset(), compare=False)
+    """The resources that one of its workers takes."""
+    lacks: frozenset[str] = field(default=frozenset(), compare=False)
+    """Those of which no node has enough for it."""
+    selector: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """The labels that its nodes must have."""
+
+
+def claimant(
+    job: DistributedTrainingJob, created: float, uid: str, workers: Sequence[Pod], starved: bool = True
+) -> Claimant:
+    """The job as others see it.
+
+    Args:
+        workers: all worker pods.
+    """
+    spec = (job.spec.workers.template.get("spec") or {}) if job.spec.workers.template else {}
+    containers = [one for one in spec.get("containers") or [] if isinstance(one, dict)]
+    amounts = [job.spec.workers.resources, *(one.get("resources") or {} for one in containers)]
+    asks = frozenset({SLOT} | {name for one in amounts for part in one.values() for name in part or {}})
+    found = {one or SLOT for pod in _waiting(workers) for one, _ in LACKING.findall(pod.words)}
+    # Who holds nothing wants all of it.
+    lacks = frozenset(found) if starved else asks
+    selector = spec.get("nodeSelector")
+    labels = {str(key): str(value) for key, value in selector.items()} if isinstance(selector, dict) else {}
+    return Claimant(created, uid, job.metadata.name, job.metadata.namespace, starved, asks, lacks, labels)
 
 
 def starved_for(job: DistributedTrainingJob, workers: Sequence[Pod], now: float) -> float | None:
     """How long the job has held workers and not been able to begin, None if it is not so."""
     live = [pod for pod in workers if pod.live]
-    waiting = [pod for pod in live if pod.waiting == UNSCHEDULABLE]
+    waiting = _waiting(workers)
     placed = len(live) - len(waiting)
     if not waiting or not 0 < placed < job.spec.workers.min_replicas:
         return None
     return now - min(pod.created for pod in waiting)
 
 
-def rival(seconds_starved: float, me: Claimant, others: Sequence[Claimant]) -> Claimant | None:
-    """To whom to give way, None for nobody."""
-    older = [other for other in others if other.starved and other < me]
-    if older and seconds_starved >= PATIENCE_SECONDS:
+def rival(seconds_starved: float, me: Claimant, others: Sequence[Claimant], patience: float) -> Claimant | None:
+    """To whom to give way, None for nobody.
+
+    Args:
+        patience: seconds, see PATIENCE_SECONDS.
+    """
+    rivals = [other for other in others if _overlap(me, other)]
+    older = [other for other in rivals if other.starved and other < me]
+    if older and seconds_starved >= patience:
         return min(older)
-    if others and seconds_starved >= LONGEST_PATIENCE_SECONDS:
-        return min(others)
+    if rivals and seconds_starved >= 2 * patience:
+        return min(rivals)
     return None
+
+
+def _overlap(one: Claimant, other: Claimant) -> bool:
+    """Whether each could go on with what the other asks for."""
+    apart = any(other.selector.get(key, value) != value for key, value in one.selector.items())
+    return not apart and bool(one.lacks & other.asks) and bool(other.lacks & one.asks)
+
+
+def _waiting(workers: Sequence[Pod]) -> list[Pod]:
+    return [pod for pod in workers if pod.live and pod.waiting == UNSCHEDULABLE]
 
 
 def way_ends(status: Status | None) -> float | None:

@@ -11,7 +11,7 @@ from tandem_operator.kinds import Kind
 from tandem_operator.observed import BROKEN_WAITING, Pod
 from tandem_operator.plan import Situation
 from tandem_operator.reporting import Notice, Trouble
-from tandem_operator.rivalry import GAVE_WAY, WAY_SECONDS, Claimant, rival, starved_for, way_ends
+from tandem_operator.rivalry import GAVE_WAY, WAY_SECONDS, claimant, rival, starved_for, way_ends
 
 NO_FAILURE = (None, ExitCode.DONE, ExitCode.PREEMPTED)
 """Exit codes of evaluators that did not fail."""
@@ -46,10 +46,13 @@ def giving_way(at: Situation, ahead: Course, workers: Sequence[Pod]) -> Trouble 
     starved = starved_for(at.job, workers, at.now)
     if starved is None:
         return None
-    other = rival(starved, Claimant(at.created, at.uid, at.job.metadata.name), at.others)
+    me = claimant(at.job, at.created, at.uid, workers)
+    other = rival(starved, me, at.others, at.patience)
     if other is None:
         return None
-    words = f"gave its workers back to {other.name}, which waits for them; tries again in {WAY_SECONDS:.0f} s"
+    # Who works elsewhere is nobody's business here.
+    name = other.name if other.namespace == me.namespace else "a job of another namespace"
+    words = f"gave its workers back to {name}, which waits for them; tries again in {WAY_SECONDS:.0f} s"
     return Trouble(GAVE_WAY, words)
 
 

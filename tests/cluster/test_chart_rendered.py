@@ -98,7 +98,14 @@ def test_the_operator_is_one_restricted_pod_that_probes_look_at(helm: Helm) -> N
     ours = container(objects)
     assert [ours[f"{kind}Probe"]["httpGet"]["path"] for kind in ("liveness", "readiness")] == ["/healthz", "/readyz"]
     assert ours["securityContext"]["readOnlyRootFilesystem"] is True
-    assert ours["args"] == ["python", "-m", "tandem_operator", "--port=8080", "--access-mode=ReadWriteMany"]
+    assert ours["args"] == [
+        "python",
+        "-m",
+        "tandem_operator",
+        "--port=8080",
+        "--patience=600",
+        "--access-mode=ReadWriteMany",
+    ]
 
 
 def test_the_crd_is_the_models_and_stays_when_the_release_goes(helm: Helm) -> None:

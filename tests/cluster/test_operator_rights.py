@@ -10,8 +10,9 @@ import pytest
 from tandem_operator import names, rights
 from tandem_operator.__main__ import KEY_SECRET
 from tests.support.cluster import ON_OUR_OWN
+from tests.support.cluster.images import Images
 from tests.support.cluster.machine.places import AUDIT
-from tests.support.cluster.operated import ACCOUNT, LONG, Job, Operator, manifest
+from tests.support.cluster.operated import ACCOUNT, LONG, Job, Operator, manifest, script_beside_a_sidecar
 from tests.support.cluster.pods import Manifest, Namespace
 from tests.support.waiting import until
 
@@ -61,7 +62,9 @@ def strangers(job: str) -> Iterator[tuple[str, Manifest]]:
 
 
 @pytest.mark.timeout(500)
-def test_rights_that_are_used_are_the_rights_that_are_given(namespace: Namespace, operator: Operator) -> None:
+def test_rights_that_are_used_are_the_rights_that_are_given(
+    namespace: Namespace, operator: Operator, images: Images
+) -> None:
     job = Job(namespace, "whole")
     give_its_names_to_strangers(job)
     job.apply(manifest("whole", trainer=LONG, workers={"replicas": 2, "minReplicas": 1}))
@@ -71,6 +74,9 @@ def test_rights_that_are_used_are_the_rights_that_are_given(namespace: Namespace
         is_made_as_this_version_wants_it(job, kind, name(job.name))
     namespace("scale", "dtj/whole", "--replicas=1")
     job.becomes(lambda: len(job.pods("worker")) == 1, "one worker")
+    beside = Job(namespace, "beside")
+    beside.apply(script_beside_a_sidecar("beside", images))
+    beside.reaches("Succeeded")
     before = job.live("evaluator")
     change(job, evaluators={"replicas": 1, "processesPerReplica": 2})
     job.becomes(lambda: job.live("evaluator") not in ([], before), "another evaluator")
@@ -85,9 +91,9 @@ def test_rights_that_are_used_are_the_rights_that_are_given(namespace: Namespace
 
 
 def give_its_names_to_strangers(job: Job) -> None:
-    """Make somebody else's objects, and a claim, which is as good as one that an earlier job left."""
+    """Make somebody else's objects, and a claim that the job may take."""
     claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-    metadata = {"name": names.checkpoints(job.name)}
+    metadata = {"name": names.checkpoints(job.name), "annotations": {names.ADOPT: "true"}}
     left = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim}
     for one in [left, *(one for _, one in strangers(job.name))]:
         job.namespace("create", "-f", "-", stdin=json.dumps(one))

@@ -33,7 +33,7 @@ def waiting(job: Job) -> float:
 
 @pytest.fixture
 def namespace(images: Images, tmp_path: Path) -> Iterator[Namespace]:
-    with restricted() as found, operated(found, images, tmp_path):
+    with restricted() as found, operated(found, images, tmp_path, "--patience=30"):
         yield found
 
 

@@ -73,11 +73,11 @@ class Operator(Background):
 
 
 @contextmanager
-def operated(namespace: Namespace, images: Images, folder: Path) -> Iterator[Operator]:
+def operated(namespace: Namespace, images: Images, folder: Path, *options: str) -> Iterator[Operator]:
     """An operator in a namespace, for a while. It may do there what `tandem_operator.rights` says, and nothing else."""
     install(namespace)
     with Operator(namespace, images, kubeconfig(namespace, folder), folder / "operator.log") as operator:
-        operator.start()
+        operator.start(*options)
         yield operator
 
 
@@ -132,6 +132,14 @@ def manifest(name: str, **spec: Any) -> Manifest:
         **spec,
     }
     return manifests.manifest(name, **whole)
+
+
+def script_beside_a_sidecar(name: str, images: Images, code: str = "pass", **spec: Any) -> Manifest:
+    """A job that runs Python code in one worker, beside a container that never exits."""
+    sidecar = container("proxy", images.operator, "python3", "-c", "import signal; signal.pause()")
+    workers = {"replicas": 1, "template": {"spec": {"containers": [sidecar]}}}
+    script = {"command": ["python", "-c", code]}
+    return manifest(name, **{"trainer": script, "evaluators": {"replicas": 0}, "workers": workers, **spec})
 
 
 class Job:

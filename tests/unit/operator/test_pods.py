@@ -45,7 +45,7 @@ def test_every_pod_is_pulled_with_the_secrets_that_the_operator_was_told_of() ->
 
 def test_a_template_of_the_users_is_laid_over_ours() -> None:
     template = {
-        "metadata": {"labels": {"team": "vision", names.JOB: "another"}},
+        "metadata": {"labels": {"team": "vision", "app.kubernetes.io/name": "another"}},
         "spec": {
             "restartPolicy": "Always",
             "nodeSelector": {"disk": "fast"},
@@ -59,7 +59,7 @@ def test_a_template_of_the_users_is_laid_over_ours() -> None:
     of = job(status=initialized(), workers={"replicas": 1, "template": template})
     pod = decided(of).make[0]
     spec, labels = pod["spec"], pod["metadata"]["labels"]
-    assert (labels["team"], labels[names.JOB], spec["restartPolicy"]) == ("vision", "digits", "Never")
+    assert (labels["team"], labels["app.kubernetes.io/name"], spec["restartPolicy"]) == ("vision", "tandem", "Never")
     assert spec["nodeSelector"] == {"disk": "fast"}
     assert [one["name"] for one in spec["containers"]] == ["worker", "beside"]
     assert [mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]] == [

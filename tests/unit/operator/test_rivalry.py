@@ -1,10 +1,13 @@
 """Two jobs that each hold a part of what the other needs do not wait for ever."""
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from tandem_operator.observed import Pod
 from tandem_operator.plan import Plan
-from tandem_operator.rivalry import GAVE_WAY, LONGEST_PATIENCE_SECONDS, WAY_SECONDS, Claimant
+from tandem_operator.rivalry import GAVE_WAY, PATIENCE_SECONDS, WAY_SECONDS, Claimant, claimant
 from tests.support.worlds.operator_job import (
     IDLE,
     NOW,
@@ -18,20 +21,27 @@ from tests.support.worlds.operator_job import (
     worker,
 )
 
-TWO = {"replicas": 2, "minReplicas": 2}
-OLDER = Claimant(NOW - 5000, "a", "older")
-YOUNGER = Claimant(NOW - 10, "z", "younger")
+GPU = "nvidia.com/gpu"
+TWO = {"replicas": 2, "minReplicas": 2, "resources": {"limits": {GPU: 4}}}
+GPUS = {"asks": frozenset({GPU, "cpu", "pods"}), "lacks": frozenset({GPU})}
+OLDER = Claimant(NOW - 5000, "a", "older", "default", **GPUS)
+YOUNGER = Claimant(NOW - 10, "z", "younger", "default", **GPUS)
+WORDS = f"0/3 nodes are available: 1 Insufficient cpu, 2 Insufficient {GPU}. preemption: 0/3 nodes are available."
+LONG = PATIENCE_SECONDS + 1
 
 
-def half(since: float = 60.0) -> tuple[Pod, Pod]:
+def half(since: float = LONG, words: str = WORDS) -> tuple[Pod, Pod]:
     """One worker is placed, the other finds no node."""
-    return worker(0), worker(1, phase="Pending", ready=False, waiting="Unschedulable", created=NOW - since)
+    waits = {"phase": "Pending", "ready": False, "waiting": "Unschedulable", "words": words}
+    return worker(0), worker(1, created=NOW - since, **waits)
 
 
-def starved(*others: Claimant, since: float = 60.0, status: dict[str, Any] | None = None, **more: Any) -> Plan:
+def starved(
+    *others: Claimant, since: float = LONG, words: str = WORDS, status: dict[str, Any] | None = None, **more: Any
+) -> Plan:
     of = job(status=status or initialized(phase="Starting"), workers=TWO)
     facts: dict[str, Any] = {"heard": heard("Starting", worldSize=None), "idle": IDLE, "created": NOW - 100, **more}
-    return decided(of, surroundings(of, *half(since)), others=others, **facts)
+    return decided(of, surroundings(of, *half(since, words)), others=others, **facts)
 
 
 def test_the_younger_gives_its_pods_back() -> None:
@@ -46,7 +56,8 @@ def test_the_older_keeps_them() -> None:
 
 
 def test_a_moment_is_not_enough() -> None:
-    assert removed(starved(OLDER, since=5.0)) == []
+    assert removed(starved(OLDER, since=PATIENCE_SECONDS - 1)) == [], "an autoscaler may be about to add a node"
+    assert len(removed(starved(OLDER, since=61.0, patience=60.0))) == 2, "where there is none, somebody may say so"
 
 
 def test_a_job_that_waits_alone_keeps_what_it_has() -> None:
@@ -54,7 +65,7 @@ def test_a_job_that_waits_alone_keeps_what_it_has() -> None:
 
 
 def test_the_oldest_gives_way_in_the_end_because_it_may_want_more_than_there_is() -> None:
-    assert len(removed(starved(YOUNGER, since=LONGEST_PATIENCE_SECONDS))) == 2
+    assert len(removed(starved(YOUNGER, since=2 * PATIENCE_SECONDS))) == 2
 
 
 def test_a_job_that_trains_with_what_it_has_never_gives_way() -> None:
@@ -71,3 +82,51 @@ def test_who_gave_way_keeps_out_for_a_while_and_then_tries_again() -> None:
     again = waiting.model_copy(update={"status": during.status})
     after = decided(again, surroundings(of), now=NOW + WAY_SECONDS + 1, **silent)
     assert made(after) == ["worker 0", "worker 1"]
+
+
+# Who is a rival
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(OLDER, asks=frozenset({"cpu", "pods"}), lacks=frozenset({"cpu"})),
+        replace(OLDER, lacks=frozenset()),
+        replace(OLDER, lacks=frozenset({"memory"})),
+        replace(OLDER, asks=frozenset({"amd.com/gpu", "pods"}), lacks=frozenset({"amd.com/gpu"})),
+    ],
+    ids=["it holds no GPU", "no node would do", "it lacks what we do not hold", "other GPUs"],
+)
+def test_a_job_that_could_do_nothing_with_what_it_got_is_no_rival(other: Claimant) -> None:
+    assert removed(starved(other, since=9999.0, words=f"0/3 nodes are available: 2 Insufficient {GPU}.")) == []
+
+
+def test_jobs_whose_nodes_are_others_are_no_rivals() -> None:
+    apart = {"spec": {"nodeSelector": {"pool": "a100"}}}
+    of = job(status=initialized(phase="Starting"), workers=TWO | {"template": apart})
+    there = surroundings(of, *half())
+    facts: dict[str, Any] = {"heard": heard("Starting", worldSize=None), "idle": IDLE, "created": NOW - 100}
+    for pool, gives in (({"pool": "h100"}, False), ({"pool": "a100"}, True), ({"zone": "b"}, True)):
+        plan = decided(of, there, others=[replace(OLDER, selector=pool)], **facts)
+        assert bool(removed(plan)) == gives, pool
+
+
+def test_the_name_of_a_job_in_another_namespace_is_not_told() -> None:
+    plan = starved(replace(OLDER, namespace="secret", name="project-x"))
+    assert len(removed(plan)) == 2
+    told = " ".join([plan.status.message or "", *(one.message for one in plan.notices), str(plan.status.dump())])
+    assert "gave its workers back to a job of another namespace" in told
+    assert "project-x" not in told
+    assert "secret" not in told
+
+
+def test_what_a_job_asks_for_and_lacks_is_seen_from_its_template_and_the_schedulers_words() -> None:
+    sidecar = {"name": "shipper", "resources": {"requests": {"example.org/nic": 1}}}
+    template = {"spec": {"containers": [sidecar, None], "nodeSelector": {"pool": "a100"}}}
+    found = claimant(job(workers=TWO | {"template": template}), NOW, "u", half())
+    assert found.asks == {GPU, "example.org/nic", "pods"}
+    assert found.lacks == {"cpu", GPU}
+    assert found.selector == {"pool": "a100"}
+    full = claimant(job(workers=TWO), NOW, "u", half(words="0/1 nodes are available: 1 Too many pods."))
+    assert full.lacks == {"pods"}
+    assert claimant(job(workers=TWO), NOW, "u", [], starved=False).lacks == {GPU, "pods"}, "it gave all of it back"
