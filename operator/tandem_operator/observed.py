@@ -31,6 +31,8 @@ MOST_WORDS = 500
 """Characters of a container's last line that are kept, and of any other sentence."""
 MOST_LETTERS = 256
 """Characters of a word, an address or a hash that are kept. Nothing of ours has more."""
+MOST_IMAGE = 1024
+"""Characters of the name of an image, as many as a job may say."""
 MOST_DIGITS, MOST_VERSION_DIGITS = 9, 20
 """Of a number in a label or an annotation, and of a resource version. Python refuses thousands of digits."""
 
@@ -78,6 +80,8 @@ class Pod(Thing):
     """It waits in a queue that has done with its group: nothing will start it."""
     template: str = ""
     """A hash of all that was asked of it, if it is a coordinator or an evaluator."""
+    image: str = ""
+    """What its container runs, as it was asked for."""
     created: float = 0.0
     """Seconds since the epoch, as all times here."""
     started: float | None = None
@@ -215,6 +219,7 @@ def _pod(
     # A container of the user's own beside ours (template) does not decide.
     statuses: list[dict[str, Any]] = status.get("containerStatuses") or []
     container = next((one for one in statuses if one.get("name") == role), {})
+    asked: dict[str, Any] = next((one for one in spec.get("containers") or [] if one.get("name") == role), {})
     state = container.get("state") or {}
     terminated = state.get("terminated") or {}
     ended = status.get("phase") in ("Succeeded", "Failed")
@@ -232,6 +237,7 @@ def _pod(
         group=_group(labels, annotations),
         abandoned=_is_gated(spec) and names.HELD not in (metadata.get("finalizers") or []),
         template=_short(annotations.get(names.TEMPLATE)),
+        image=_short(asked.get("image"), MOST_IMAGE),
         created=seconds(metadata.get("creationTimestamp")) or 0.0,
         started=seconds((state.get("running") or terminated).get("startedAt")),
         finished=finished if finished is not None or not ended else seconds(status.get("startTime")),

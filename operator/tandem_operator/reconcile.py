@@ -40,7 +40,7 @@ the objects are by themselves); server-side apply without the hash (a write for 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem import listening
 from tandem.job import DistributedTrainingJob
@@ -85,7 +85,7 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
     job = at.job
     needed = _needed(at)
     workers, evaluators = at.pods(names.WORKER), at.pods(names.EVALUATOR)
-    endpoint = _endpoint(at)
+    endpoint, images = _endpoint(at), _running(images, workers)
     group = group_of(job, workers, at.entropy)
     places = fleet.plan(
         workers,
@@ -141,6 +141,13 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
         settled=settled,
         again_in=_again(at, ahead, new, fleets.values(), expires),
     )
+
+
+def _running(images: Images, workers: Sequence[Pod]) -> Images:
+    """What pods run, with the trainer of those that train: the ranks of a group are of one version, also after the
+    operator was told of another one. What nobody of the job has run yet can be replaced."""
+    there = [pod for pod in workers if pod.live and pod.image and pod.started is not None and pod.finished is None]
+    return replace(images, trainer=there[0].image) if there else images
 
 
 def _endpoint(at: Situation) -> str:
