@@ -105,6 +105,8 @@ class Observed:
     training: Training = field(default_factory=Training)
     saved: Saved | None = None
     evaluations: Evaluations = field(default_factory=Evaluations)
+    evaluated_at: float | None = None
+    """When an evaluator last published a result, also of a part, seconds since the epoch."""
     rewinds: int = 0
     volume: Volume | None = None
 
@@ -133,6 +135,7 @@ class RunDirectory:
         self._scores: dict[CheckpointRef, Score] = {}
         self._skipped: set[tuple[str, int]] = set()
         self._published: float | None = None
+        self._evaluated: float | None = None
         self._listed: dict[str, int] = {}
         self._logs: dict[str, EvaluatorLog] = {}
         self._training = TrainingLogs(rundir.log)
@@ -164,6 +167,7 @@ class RunDirectory:
             training=self._training.follow(logs),
             saved=None if latest is None else self._saved.get(latest),
             evaluations=self._evaluations(checkpoints, evaluated),
+            evaluated_at=self._evaluated,
             rewinds=sum(1 for path in listed(self._rundir.rewinds) if _REWIND.match(path.name)),
             volume=self._room(now),
         )
@@ -207,6 +211,7 @@ class RunDirectory:
             changed = status.st_mtime_ns
             if not stat.S_ISDIR(status.st_mode) or self._listed.get(folder.name) == changed:
                 continue
+            self._evaluated = max(self._evaluated or 0.0, changed / 1e9)
             for path in listed(folder):
                 if (match := _MERGED.match(path.name)) and (found := self._score(path, folder.name, int(match[1]))):
                     self._scores[found[0]] = found[1]

@@ -90,6 +90,7 @@ def status(
         latest_evaluation=observed.latest_evaluation,
         best_checkpoint=observed.best,
         evaluation_lag_steps=observed.lag_steps,
+        evaluated_at=None if observed.evaluated_at is None else rfc3339(observed.evaluated_at),
         start_time=None if started_at is None else rfc3339(started_at),
         completion_time=None if ended_at is None else rfc3339(ended_at),
         message=_message(state, clock, observed) or (reports.pause if state.open else None),

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tandem.job import DistributedTrainingJob, Spec
+from tandem.secrecy import looks_secret
+
+_VARIABLES = "spec.trainer.env."
 
 
 def differences(there: DistributedTrainingJob, given: DistributedTrainingJob) -> list[str]:
@@ -18,6 +21,8 @@ def differences(there: DistributedTrainingJob, given: DistributedTrainingJob) ->
 def _trained(spec: Spec) -> dict[str, Any]:
     whole = spec.trainer.dump()
     whole.pop("image", None)
+    # By name: what one of them is may have to stay hidden.
+    whole["env"] = {one.name: one.dump() | {"name": None} for one in spec.trainer.env}
     if spec.trainer.task is not None:
         whole["config"] = spec.trainer.settings.dump()
     return whole
@@ -28,7 +33,11 @@ def _compare(path: str, there: Any, given: Any) -> Iterator[str]:
         for key in sorted({*there, *given}):
             yield from _compare(f"{path}.{key}", there.get(key), given.get(key))
     elif there != given:
-        yield f"{path}: there {_shown(there)}, now {_shown(given)}"
+        variable = path.removeprefix(_VARIABLES).partition(".")[0] if path.startswith(_VARIABLES) else ""
+        if looks_secret(variable):
+            yield f"{_VARIABLES}{variable}: another value"
+        else:
+            yield f"{path}: there {_shown(there)}, now {_shown(given)}"
 
 
 def _shown(value: Any) -> str:

@@ -10,7 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 
 from tandem.extent import Extent, excess
-from tandem.model import Model, Rule
+from tandem.gpus import WHOLE, asked_in, gpus
+from tandem.model import Model, Rule, Transition
 from tandem.status import Status
 from tandem.tasks import GOALS, ImageClassification, Positive
 
@@ -20,7 +21,6 @@ KIND = "DistributedTrainingJob"
 API_VERSION = f"{GROUP}/{VERSION}"
 
 QUANTITY = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
-GPU = "nvidia.com/gpu"
 
 Count = Annotated[int, Field(ge=0)]
 Replicas = Annotated[int, Field(ge=1, le=10_000)]
@@ -76,13 +76,69 @@ def _is_whole(amount: str | int) -> bool:
     return str(amount).isdecimal()
 
 
+class KeyRef(Model):
+    """One key of an object in the job's namespace."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    """The object's name."""
+    key: Annotated[str, Field(min_length=1, max_length=253)]
+    """Which of its keys."""
+    optional: bool = False
+    """Whether a pod starts without it."""
+
+
+class FieldRef(Model):
+    """One field of the pod."""
+
+    field_path: Annotated[str, Field(min_length=1, max_length=253)]
+    """Which one, such as `spec.nodeName`."""
+
+
+class EnvSource(Model):
+    """Where the value of a variable comes from. `tandem run` takes it from its own environment, by the variable's
+    name."""
+
+    secret_key_ref: KeyRef | None = None
+    """A key of a Secret."""
+    config_map_key_ref: KeyRef | None = None
+    """A key of a ConfigMap."""
+    field_ref: FieldRef | None = None
+    """A field of the pod."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda s: sum(one is not None for one in (s.secret_key_ref, s.config_map_key_ref, s.field_ref)) == 1,
+            "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].filter(one, one).size() == 1",
+            "give exactly one of secretKeyRef, configMapKeyRef and fieldRef",
+            "secretKeyRef",
+        ),
+    )
+
+    @property
+    def optional(self) -> bool:
+        """Whether processes start without it."""
+        reference = self.secret_key_ref or self.config_map_key_ref
+        return reference is not None and reference.optional
+
+
 class EnvVar(Model):
     """An environment variable of the training processes."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
     """The variable's name: letters, digits and underscores, not beginning with a digit."""
     value: Word = ""
-    """Its value, taken literally."""
+    """Its value, taken literally. It stands in the run directory and in reports; a secret belongs into `valueFrom`."""
+    value_from: EnvSource | None = None
+    """Where the value comes from, instead. It is never written down."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda v: not v.value or v.value_from is None,
+            "!has(self.valueFrom) || !has(self.value) || self.value == ''",
+            "give value or valueFrom, not both",
+            "valueFrom",
+        ),
+    )
 
 
 class Trainer(Model):
@@ -129,6 +185,50 @@ class Trainer(Model):
         return self.config or ImageClassification()
 
 
+class Ports(Model):
+    """A range of ports."""
+
+    first: Annotated[int, Field(ge=1024, le=65535)]
+    """The lowest."""
+    last: Annotated[int, Field(ge=1024, le=65535)]
+    """The highest."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda p: p.first <= p.last,
+            "self.first <= self.last",
+            "first must not be greater than last",
+            "last",
+        ),
+    )
+
+
+class Coordinator(Model):
+    """The process that decides who is in the group. Not used by `tandem run`."""
+
+    resources: Resources = {}
+    """Kubernetes resource requests and limits of its pod; default: what so many ranks need."""
+    template: Template = {}
+    """A pod template merged over the operator's own."""
+
+
+def _processes_in_cel(job: str) -> str:
+    """The number of ranks in each replica, as far as the API server can see."""
+
+    def amount(resource: str) -> str:
+        place = f"{job}.resources.{{}}['{resource}']"
+        parts = [
+            f"has({job}.resources.{part}) && '{resource}' in {job}.resources.{part} ? int(string({place.format(part)}))"
+            for part in ("requests", "limits")
+        ]
+        return f"({' : '.join(parts)} : 0)"
+
+    asked = " + ".join(amount(resource) for resource in WHOLE)
+    return (
+        f"(has({job}.processesPerReplica) ? {job}.processesPerReplica : has({job}.resources) ? [1, {asked}].max() : 1)"
+    )
+
+
 class Workers(Model):
     """The elastic group of training pods."""
 
@@ -139,7 +239,11 @@ class Workers(Model):
     max_replicas: Replicas | None = None
     """Upper bound of `replicas`; default: `replicas` itself."""
     processes_per_replica: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Ranks in each pod; default: one for each GPU it asks for, or 1."""
+    """Ranks in each pod; default: one for each GPU it asks for, in `resources` or in `template`, or 1."""
+    gpu_resource: Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", max_length=128)] | None = None
+    """What the cluster calls its GPUs, where they are not NVIDIA's (whole or MIG), AMD's or Intel's."""
+    store_ports: Ports | None = None
+    """Ports for the rendezvous store of a worker, which takes a free one of these; default: any free one."""
     resources: Resources = {}
     """Kubernetes resource requests and limits of one worker pod."""
     template: Template = {}
@@ -159,14 +263,24 @@ class Workers(Model):
             "maxReplicas",
         ),
         Rule(
-            lambda w: all(_is_whole(part[GPU]) for part in w.resources.values() if GPU in part),
+            lambda w: all(_is_whole(part[gpu]) for part in w.resources.values() for gpu in WHOLE if gpu in part),
             " && ".join(
-                f"(!has(self.resources.{part}) || !('{GPU}' in self.resources.{part})"
-                f" || string(self.resources.{part}['{GPU}']).matches('^[0-9]+$'))"
+                f"(!has(self.resources.{part}) || !('{gpu}' in self.resources.{part})"
+                f" || string(self.resources.{part}['{gpu}']).matches('^[0-9]+$'))"
                 for part in ("limits", "requests")
+                for gpu in WHOLE
             ),
-            "GPUs come whole: nvidia.com/gpu must be a plain number",
+            f"GPUs come whole: {', '.join(WHOLE)} must be plain numbers",
             "resources",
+        ),
+    )
+    transitions: ClassVar[tuple[Transition, ...]] = (
+        Transition(
+            lambda old, new: old.processes == new.processes,
+            f"{_processes_in_cel('self')} == {_processes_in_cel('oldSelf')}",
+            "the number of processes in each replica (processesPerReplica, or its GPUs) cannot be changed; "
+            "make a new job of another name",
+            "processesPerReplica",
         ),
     )
 
@@ -180,8 +294,18 @@ class Workers(Model):
         """Ranks in each replica."""
         if self.processes_per_replica:
             return self.processes_per_replica
-        asked = self.resources.get("limits", {}) | self.resources.get("requests", {})
-        return max(1, int(asked.get(GPU, 0)))
+        return max(1, self.gpus)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in each replica."""
+        return sum(gpus(self.asked, self.gpu_resource).values())
+
+    @property
+    def asked(self) -> dict[str, dict[str, Any]]:
+        """What a worker's container asks for: `resources`, with those of the template laid over."""
+        in_template = asked_in(self.template, "worker")
+        return {part: {**self.resources.get(part, {}), **in_template.get(part, {})} for part in ("limits", "requests")}
 
 
 class Evaluators(Model):
@@ -197,6 +321,8 @@ class Evaluators(Model):
     """The score that decides which checkpoint is the best."""
     goal: Literal["Maximize", "Minimize"] | None = None
     """Which way is better; default: what the metric means."""
+    drain_seconds: Seconds = 600.0
+    """After training, the job waits for evaluators for as long as they get on; this long without a result ends it."""
     resources: Resources = {}
     """Kubernetes resource requests and limits of one evaluator pod."""
     template: Template = {}
@@ -332,6 +458,8 @@ class Spec(Model):
     """What is trained."""
     workers: Workers = Workers()
     """The training group."""
+    coordinator: Coordinator = Coordinator()
+    """The coordinator's pod."""
     evaluators: Evaluators | None = None
     """The evaluators; default: one process for a built-in task, none for a command."""
     checkpoint: Checkpoint = Checkpoint()

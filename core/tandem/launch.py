@@ -102,4 +102,4 @@ def environment(
     own = {RUN_DIR: str(run_dir), REPLICA: replica, "PYTHONUNBUFFERED": "1"}
     if token:
         own |= {TOKEN: token, COORDINATOR: coordinator}
-    return {variable.name: variable.value for variable in job.spec.trainer.env} | own
+    return {one.name: one.value for one in job.spec.trainer.env if one.value_from is None} | own

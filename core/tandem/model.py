@@ -41,6 +41,16 @@ class Rule(NamedTuple):
     field: str = ""
 
 
+class Transition(NamedTuple):
+    """A condition on how one model may change once the job exists. `field` is the camelCase field to point at."""
+
+    allows: Callable[[Any, Any], bool]
+    """Of the old one and the new one."""
+    cel: str
+    message: str
+    field: str = ""
+
+
 class RuleBroken(ValueError):  # noqa: N818 - reads as the sentence it is
     """Rules of one model that do not hold; each carries the field that an editor should underline."""
 
@@ -66,6 +76,9 @@ class Model(BaseModel):
 
     rules: ClassVar[tuple[Rule, ...]] = ()
     """Conditions across fields."""
+
+    transitions: ClassVar[tuple[Transition, ...]] = ()
+    """Conditions on changes."""
 
     immutable: ClassVar[tuple[str, ...]] = ()
     """camelCase fields that an update must not change once the job exists."""

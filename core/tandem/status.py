@@ -162,6 +162,8 @@ class Status(Model):
     """The checkpoint with the best score."""
     evaluation_lag_steps: Whole | None = None
     """Steps between the newest checkpoint and the newest evaluated one."""
+    evaluated_at: Word | None = None
+    """When an evaluator last published a result, RFC 3339."""
     start_time: Word | None = None
     """When the first generation opened, RFC 3339."""
     completion_time: Word | None = None

@@ -2,6 +2,7 @@
 
 --operator-image, --trainer-image, --evaluator-image   what the pods of jobs run
 --pull-secret NAME                                     what these are pulled with (may be repeated)
+--cluster-user                                         they run as the user that the cluster gives them (OpenShift)
 --storage-class NAME, --access-mode MODE               of claims whose job does not say
 --namespace NAME                                       only there (may be repeated); default: everywhere
 --key-secret NAMESPACE/NAME                            what the tokens of jobs follow from; made if it is not there
@@ -132,6 +133,11 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument(
         "--pull-secret", action="append", default=[], help="a secret that these are pulled with; may be repeated"
     )
+    parser.add_argument(
+        "--cluster-user",
+        action="store_true",
+        help="pods of jobs run as the user and group that the cluster gives them, as OpenShift wants it",
+    )
     parser.add_argument("--storage-class", default="", help="of claims whose job names none (default: the cluster's)")
     parser.add_argument(
         "--access-mode",
@@ -161,6 +167,7 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
         trainer=given.trainer_image,
         evaluator=given.evaluator_image,
         pull_secrets=tuple(given.pull_secret),
+        own_user=not given.cluster_user,
     )
     volumes = Volumes(given.storage_class, tuple(given.access_mode or ANY_VOLUMES.access_modes))
     key_secret = given.key_secret or (next(iter(given.namespace), "default"), KEY_SECRET)

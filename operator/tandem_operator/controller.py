@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from tandem.job import GPU, DistributedTrainingJob
+from tandem.job import DistributedTrainingJob
 from tandem.launch import token_digest
 from tandem.listening import endpoint
 from tandem.snapshot import Snapshot
@@ -451,9 +451,8 @@ class Controller:
 
 def _holding(job: DistributedTrainingJob, status: Status) -> Holding:
     workers = job.spec.workers
-    asked = workers.resources.get("requests", {}) | workers.resources.get("limits", {})
     ready = 0 if status.workers is None else status.workers.ready
-    return Holding(status.phase, int(asked.get(GPU, 0)), workers.replicas, ready)
+    return Holding(status.phase, workers.gpus, workers.replicas, ready)
 
 
 def _is_new(at: Situation) -> bool:

@@ -25,8 +25,6 @@ from tandem.times import seconds
 from tandem_operator import fleet
 from tandem_operator.observed import Pod
 
-DRAIN_SECONDS = 600.0
-"""How long evaluators may work on after training; a job whose evaluators find no place must still end."""
 LAST_WORDS_SECONDS = 30.0
 """How long to wait for the coordinator's last word once the evaluators are done."""
 IDLE_SECONDS, IDLE_ANSWERS = 30.0, 3
@@ -122,6 +120,17 @@ def course(
     return Course("train")
 
 
+def drained(job: DistributedTrainingJob, heard: Snapshot | None, ended: float) -> float:
+    """Until when evaluators are waited for after training, if they do not get on: a job whose evaluators find no place
+    must still end.
+
+    Args:
+        ended: when training did.
+    """
+    said = [status.evaluated_at for status in (job.status, heard.status if heard is not None else None) if status]
+    return max(ended, *(seconds(stamp) or 0.0 for stamp in said), 0.0) + job.spec.evaluation.drain_seconds
+
+
 def deadline(job: DistributedTrainingJob) -> float | None:
     """When the job is to end as failed, seconds since the epoch. Its time begins when its coordinator has answered for
     the first time, with a queue when its first group has started, and again after a suspension."""
@@ -194,8 +203,8 @@ def _drain(
         return Course("end", "Succeeded", "Completed", "training is complete")
     if fleet.is_done(evaluators, job.spec.evaluation.replicas) and (said or now - ended > LAST_WORDS_SECONDS):
         return Course("end", "Succeeded", "Completed", "training is complete, and its checkpoints are evaluated")
-    if now - ended > DRAIN_SECONDS:
-        words = f"training is complete; its evaluators have not finished within {DRAIN_SECONDS:.0f} s"
+    if now > drained(job, heard, ended):
+        words = f"training is complete; for {job.spec.evaluation.drain_seconds:g} s its evaluators have not got on"
         return Course("end", "Succeeded", "EvaluationUnfinished", words, at_once=True)
     return Course("drain", "Draining", "Draining", "training is complete; evaluators finish what is left")
 

@@ -57,6 +57,13 @@ def claim(job: DistributedTrainingJob, uid: str) -> Manifest:
     return _object(kinds.CLAIM, job, owner, names.checkpoints(job.metadata.name), {"spec": spec})
 
 
+def is_on_one_node(job: DistributedTrainingJob, volumes: Volumes) -> bool:
+    """Whether the claim that is made for a job can be mounted on one node at a time: then that is to be one on which
+    workers can run, whichever of the job's pods is placed first."""
+    storage = job.spec.checkpoint.storage
+    return storage.claim_name is None and "ReadWriteMany" not in (storage.access_modes or volumes.access_modes)
+
+
 def completed(manifest: Manifest, volumes: Volumes) -> Manifest:
     """An object as it is made first: a claim asks for what its job leaves open, too.
 
@@ -79,23 +86,28 @@ def service(job: DistributedTrainingJob, uid: str) -> Manifest:
 
 
 def coordinator(
-    job: DistributedTrainingJob, uid: str, images: Images, token_digest: str, new: New, entropy: str
+    job: DistributedTrainingJob, uid: str, images: Images, token_digest: str, follows: bool, new: New, entropy: str
 ) -> Manifest:
     """The coordinator's pod.
 
     Args:
         token_digest: by which it knows the operator.
+        follows: it has to be where workers can be, for its volume is there.
         new: the failures before it.
         entropy: makes its name unique.
     """
-    asked = {names.TEMPLATE: asked_of_coordinator(job, images, token_digest)}
-    return _pod(job, uid, names.COORDINATOR, pods.coordinator(job, images, token_digest), new, entropy, {}, asked)
+    asked = {names.TEMPLATE: asked_of_coordinator(job, images, token_digest, follows)}
+    return _pod(
+        job, uid, names.COORDINATOR, pods.coordinator(job, images, token_digest, follows), new, entropy, {}, asked
+    )
 
 
-def asked_of_coordinator(job: DistributedTrainingJob, images: Images, token_digest: str = "") -> str:
+def asked_of_coordinator(
+    job: DistributedTrainingJob, images: Images, token_digest: str = "", follows: bool = False
+) -> str:
     """A hash of what a coordinator is and of what of the job it reads at its start alone: where that changes, another
     one takes its place."""
-    return digest([pods.coordinator(job, images, token_digest), _read_at_the_start(job)])
+    return digest([pods.coordinator(job, images, token_digest, follows), _read_at_the_start(job)])
 
 
 def worker(
@@ -116,20 +128,21 @@ def worker(
     return _pod(job, uid, names.WORKER, pods.worker(job, uid, images, endpoint), new, entropy, labels, annotations)
 
 
-def evaluator(job: DistributedTrainingJob, uid: str, images: Images, new: New, entropy: str) -> Manifest:
+def evaluator(job: DistributedTrainingJob, uid: str, images: Images, follows: bool, new: New, entropy: str) -> Manifest:
     """One evaluator pod.
 
     Args:
+        follows: it has to be where workers can be, for its volume is there.
         new: its place, and the failures there before it.
         entropy: makes its name unique.
     """
-    asked = {names.TEMPLATE: asked_of_evaluator(job, uid, images)}
-    return _pod(job, uid, names.EVALUATOR, pods.evaluator(job, uid, images), new, entropy, {}, asked)
+    asked = {names.TEMPLATE: asked_of_evaluator(job, uid, images, follows)}
+    return _pod(job, uid, names.EVALUATOR, pods.evaluator(job, uid, images, follows), new, entropy, {}, asked)
 
 
-def asked_of_evaluator(job: DistributedTrainingJob, uid: str, images: Images) -> str:
+def asked_of_evaluator(job: DistributedTrainingJob, uid: str, images: Images, follows: bool = False) -> str:
     """A hash of what an evaluator is: where that changes, others take their places."""
-    return digest(pods.evaluator(job, uid, images))
+    return digest(pods.evaluator(job, uid, images, follows))
 
 
 def _pod(
@@ -205,11 +218,12 @@ def _read_at_the_start(job: DistributedTrainingJob) -> Manifest:
         **spec.get("workers", {}),
         "maxReplicas": job.spec.workers.most,
         "replicas": 0,
+        "processesPerReplica": job.spec.workers.processes,
         "template": {},
         "resources": {},
     }
-    evaluators = {**job.spec.evaluation.dump_brief(), "template": {}, "resources": {}}
-    return {**spec, "workers": workers, "evaluators": evaluators, "runPolicy": {}}
+    evaluators = {**job.spec.evaluation.dump_brief(), "template": {}, "resources": {}, "drainSeconds": 0}
+    return {**spec, "workers": workers, "evaluators": evaluators, "coordinator": {}, "runPolicy": {}}
 
 
 def _object(kind: Kind, job: DistributedTrainingJob, uid: str, name: str, content: Manifest) -> Manifest:

@@ -15,7 +15,8 @@ from typing import Any
 from kubernetes.utils.quantity import parse_quantity
 
 from tandem import launch
-from tandem.job import GPU, DistributedTrainingJob
+from tandem.gpus import Asked, gpus, is_gpu
+from tandem.job import DistributedTrainingJob, EnvVar
 from tandem.listening import EVERYWHERE
 from tandem_operator import names
 from tandem_operator.overlay import overlay
@@ -32,13 +33,28 @@ PYTHON = "python"
 ADDRESS = "TANDEM_POD_IP"
 SHUTDOWN_SECONDS = 30
 """What ranks get between SIGTERM and SIGKILL; as much more as the job's template gives a pod more than GRACE."""
-HOME = {"HOME": "/tmp"}  # noqa: S108
-"""The root of the file system is read-only; caches go where something may be written."""
+HOME = {"HOME": "/tmp", "USER": "tandem"}  # noqa: S108
+"""The root of the file system is read-only; caches go where something may be written. A user that the cluster has given
+has no name in the image, and torch asks for one."""
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
 GRACE = {names.WORKER: 60, names.COORDINATOR: 10, names.EVALUATOR: 15}
 """Seconds between SIGTERM and SIGKILL of a pod."""
 MOST_CORES = 4_096
 """More than any node has; an amount may be written with any exponent."""
+GPU_NODES = (
+    "nvidia.com/gpu.present",
+    "nvidia.com/gpu.count",
+    "feature.node.kubernetes.io/amd-gpu",
+    "intel.feature.node.kubernetes.io/gpu",
+)
+"""Labels of nodes with GPUs, as the vendors' device plugins and operators set them."""
+COORDINATOR_SHARED_MEMORY = "64Mi"
+SHARED_MEMORY = "16Gi"
+"""The size of /dev/shm where the job does not say what memory a pod has."""
+COORDINATOR_REQUESTS = {"cpu": "50m", "memory": "128Mi"}
+COORDINATOR_MEMORY, RANK_MEMORY = 512, 1 / 16
+"""MiB that a coordinator may use, and what it may use more for each rank. 54 were seen without agents, 329 with 10,000
+(docs/scale.md)."""
 UNREACHABLE_SECONDS = 5
 """A node that is not ready loses our pods after so long; by default it would be five minutes."""
 
@@ -53,6 +69,8 @@ class Images:
     evaluator: str
     pull_secrets: tuple[str, ...] = ()
     """Names of the secrets, of each job's namespace, that these are pulled with."""
+    own_user: bool = True
+    """Pods run as the user and group of the images, and not as those that the cluster gives them."""
 
 
 def run_dir(job: DistributedTrainingJob) -> Path:
@@ -60,12 +78,14 @@ def run_dir(job: DistributedTrainingJob) -> Path:
     return Path(VOLUME, job.metadata.name)
 
 
-def coordinator(job: DistributedTrainingJob, images: Images, token_digest: str) -> dict[str, Any]:
+def coordinator(job: DistributedTrainingJob, images: Images, token_digest: str, follows: bool) -> dict[str, Any]:
     """The pod template of the coordinator.
 
     Args:
         token_digest: by which it knows the operator, whatever token it and the workers were given.
+        follows: it has to be where workers can be, for its volume is there.
     """
+    spec = job.spec
     command = launch.coordinator_command(EVERYWHERE, PORT, python=PYTHON, metrics_port=METRICS_PORT)
     command += ["--job", f"{JOB_FOLDER}/{JOB_FILE}"]
     own = {launch.RUN_DIR: str(run_dir(job)), launch.TOKEN_DIGEST: token_digest}
@@ -79,13 +99,11 @@ def coordinator(job: DistributedTrainingJob, images: Images, token_digest: str) 
         ],
         "readinessProbe": {**probe, "periodSeconds": 1, "failureThreshold": 3},
         "livenessProbe": {**probe, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
-        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
+        "resources": _of_coordinator(job),
     }
     container["volumeMounts"] = [*container["volumeMounts"], {"name": "job", "mountPath": JOB_FOLDER, "readOnly": True}]
-    template = _template(job, names.COORDINATOR, container, images)
+    template = _template(job, names.COORDINATOR, container, images, COORDINATOR_SHARED_MEMORY)
     template["spec"]["volumes"].append({"name": "job", "configMap": {"name": names.job_file(job.metadata.name)}})
-    # Where it crashes, its kubelet is the first to know.
-    template["spec"]["restartPolicy"] = "Always"
     # Not with the workers, whose nodes are the ones that go. And where one was lost with its node, which the scheduler
     # does not know of yet, the next one goes elsewhere: its pod is still seen there.
     its_forerunner = {
@@ -93,12 +111,17 @@ def coordinator(job: DistributedTrainingJob, images: Images, token_digest: str) 
         "topologyKey": "kubernetes.io/hostname",
     }
     template["spec"]["affinity"] = {
-        "nodeAffinity": _without_gpus(),
+        "nodeAffinity": _gpus(follows),
         "podAntiAffinity": {
             "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": its_forerunner}]
         },
     }
-    return template
+    if follows:
+        template = overlay(template, _selection(job))
+    template = overlay(template, spec.coordinator.template)
+    # Where it crashes, its kubelet is the first to know.
+    template["spec"]["restartPolicy"] = "Always"
+    return _labelled(template, job, names.COORDINATOR)
 
 
 def worker(job: DistributedTrainingJob, uid: str, images: Images, endpoint: str) -> dict[str, Any]:
@@ -118,17 +141,30 @@ def worker(job: DistributedTrainingJob, uid: str, images: Images, endpoint: str)
     fields = {launch.REPLICA: "metadata.name", launch.NODE: "spec.nodeName", ADDRESS: "status.podIP"}
     container = {
         **_container(names.WORKER, spec.trainer.image or images.trainer, command),
-        "env": [*_of_pod(fields), _token(job), *_literal(HOME | variables, fields, launch.TOKEN)],
+        "env": [
+            *_of_pod(fields),
+            _token(job),
+            *_literal(HOME | variables, fields, launch.TOKEN),
+            *_from_elsewhere(spec.trainer.env, *fields, *variables, launch.TOKEN),
+        ],
         "resources": spec.workers.resources,
     }
-    template = overlay(_template(job, names.WORKER, container, images), spec.workers.template)
+    template = overlay(
+        _template(job, names.WORKER, container, images, _memory(spec.workers.asked)), spec.workers.template
+    )
     template["spec"]["restartPolicy"] = "Never"
     return _labelled(template, job, names.WORKER)
 
 
-def evaluator(job: DistributedTrainingJob, uid: str, images: Images) -> dict[str, Any]:
+def evaluator(job: DistributedTrainingJob, uid: str, images: Images, follows: bool) -> dict[str, Any]:
     """The pod template of an evaluator. It never holds a GPU, whatever the job says, and goes where none is if it
-    can."""
+    can.
+
+    Args:
+        uid: of the job's object.
+        follows: it has to be where workers can be, for its volume is there.
+    """
+    own_gpu = job.spec.workers.gpu_resource
     evaluation = job.spec.evaluation
     command = [PYTHON, "-m", "tandem_evaluator", "--processes", str(evaluation.processes_per_replica)]
     fields = {launch.REPLICA: "metadata.name"}
@@ -136,16 +172,18 @@ def evaluator(job: DistributedTrainingJob, uid: str, images: Images) -> dict[str
     variables = HOME | {"OMP_NUM_THREADS": "1"} | launch.environment(job, run_dir(job), "") | own
     container = {
         **_container(names.EVALUATOR, images.evaluator, command),
-        "env": [*_of_pod(fields), *_literal(variables, fields)],
-        "resources": {
-            part: {name: amount for name, amount in amounts.items() if name != GPU}
-            for part, amounts in evaluation.resources.items()
-        },
+        "env": [
+            *_of_pod(fields),
+            *_literal(variables, fields),
+            *_from_elsewhere(job.spec.trainer.env, *fields, *variables),
+        ],
+        "resources": evaluation.resources,
     }
-    ours = _template(job, names.EVALUATOR, container, images)
-    ours["spec"]["affinity"] = {"nodeAffinity": _without_gpus()}
-    template = overlay(ours, evaluation.template)
+    ours = _template(job, names.EVALUATOR, container, images, _memory(evaluation.resources))
+    ours["spec"]["affinity"] = {"nodeAffinity": _gpus(follows)}
+    template = overlay(overlay(ours, _selection(job)) if follows else ours, evaluation.template)
     template["spec"]["restartPolicy"] = "Never"
+    template["spec"]["containers"] = [_without_gpus(one, own_gpu) for one in template["spec"].get("containers") or []]
     return _labelled(template, job, names.EVALUATOR)
 
 
@@ -159,20 +197,70 @@ def _shutdown_seconds(job: DistributedTrainingJob) -> int:
 def threads(job: DistributedTrainingJob) -> int:
     """Threads of each rank on CPUs: its share of what the pod asks for, and 1 if it does not say. Left alone, torch
     takes as many as the node has cores, whatever the pod may use, and they get in each other's way."""
-    resources = job.spec.workers.resources
-    asked = {**resources.get("requests", {}), **resources.get("limits", {})}.get("cpu")
+    resources = job.spec.workers.asked
+    asked = {**resources["requests"], **resources["limits"]}.get("cpu")
     cores = Decimal(0) if asked is None else min(parse_quantity(str(asked)), Decimal(MOST_CORES))  # type: ignore[no-untyped-call]
     return max(1, int(cores / job.spec.workers.processes))
 
 
-def _without_gpus() -> dict[str, Any]:
-    """To go where no GPU is, if possible."""
-    without = [{"key": f"{GPU}.{label}", "operator": "DoesNotExist"} for label in ("present", "count")]
-    preferred = [{"weight": 100, "preference": {"matchExpressions": without}}]
+def _without_gpus(container: Any, own: str | None) -> Any:
+    """An evaluator's container as it is, but for GPUs."""
+    if not isinstance(container, dict) or container.get("name") != names.EVALUATOR:
+        return container
+    resources = {
+        part: {name: amount for name, amount in amounts.items() if not is_gpu(name, own)}
+        for part, amounts in (container.get("resources") or {}).items()
+        if isinstance(amounts, dict)
+    }
+    return {**container, "resources": resources}
+
+
+def _of_coordinator(job: DistributedTrainingJob) -> dict[str, Any]:
+    """What the coordinator asks for. Of what the job says itself, nothing is added: the two need not fit together."""
+    given: Asked = {str(part): amounts for part, amounts in job.spec.coordinator.resources.items()}
+    said = {name for amounts in given.values() for name in amounts}
+    memory = COORDINATOR_MEMORY + RANK_MEMORY * job.spec.workers.most * job.spec.workers.processes
+    ours = {"requests": COORDINATOR_REQUESTS, "limits": {"memory": f"{memory:.0f}Mi"}}
+    return {
+        part: {**{name: amount for name, amount in amounts.items() if name not in said}, **given.get(part, {})}
+        for part, amounts in ours.items()
+    }
+
+
+def _memory(asked: Asked) -> str:
+    """What a pod may use of /dev/shm: no more than of memory, which it is a part of."""
+    amounts = {**asked.get("requests", {}), **asked.get("limits", {})}
+    return str(amounts.get("memory", SHARED_MEMORY))
+
+
+def _gpus(wanted: bool) -> dict[str, Any]:
+    """To go where GPUs are, or where none is, if possible."""
+    if wanted:
+        terms = [{"matchExpressions": [{"key": label, "operator": "Exists"}]} for label in GPU_NODES]
+        preferred = [{"weight": 100, "preference": term} for term in terms]
+    else:
+        without = [{"key": label, "operator": "DoesNotExist"} for label in GPU_NODES]
+        preferred = [{"weight": 100, "preference": {"matchExpressions": without}}]
     return {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
 
 
-def _template(job: DistributedTrainingJob, role: str, container: Mapping[str, Any], images: Images) -> dict[str, Any]:
+def _selection(job: DistributedTrainingJob) -> dict[str, Any]:
+    """The part of a template that says on which nodes a job's workers can be."""
+    workers = job.spec.workers
+    given = workers.template.get("spec") or {}
+    # A pod that asks for GPUs is let onto their nodes by an admission plugin; one that asks for none is not.
+    tolerations = [{"key": name, "operator": "Exists"} for name in gpus(workers.asked, workers.gpu_resource)]
+    spec: dict[str, Any] = {"tolerations": [*(given.get("tolerations") or []), *tolerations]}
+    if selector := given.get("nodeSelector"):
+        spec["nodeSelector"] = selector
+    if affinity := (given.get("affinity") or {}).get("nodeAffinity"):
+        spec["affinity"] = {"nodeAffinity": affinity}
+    return {"spec": spec}
+
+
+def _template(
+    job: DistributedTrainingJob, role: str, container: Mapping[str, Any], images: Images, shared_memory: str
+) -> dict[str, Any]:
     policy = job.spec.run_policy
     claim = job.spec.checkpoint.storage.claim_name or names.checkpoints(job.metadata.name)
     spec: dict[str, Any] = {
@@ -181,9 +269,7 @@ def _template(job: DistributedTrainingJob, role: str, container: Mapping[str, An
         "terminationGracePeriodSeconds": GRACE[role],
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
+            **({"runAsUser": USER, "runAsGroup": USER, "fsGroup": USER} if images.own_user else {}),
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
@@ -200,7 +286,7 @@ def _template(job: DistributedTrainingJob, role: str, container: Mapping[str, An
         "volumes": [
             {"name": "checkpoints", "persistentVolumeClaim": {"claimName": claim}},
             {"name": "tmp", "emptyDir": {}},
-            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
         ],
     }
     if images.pull_secrets:
@@ -255,3 +341,9 @@ def _literal(variables: Mapping[str, str], fields: Iterable[str] = (), *more: st
         for name, value in variables.items()
         if name not in elsewhere
     ]
+
+
+def _from_elsewhere(variables: Iterable[EnvVar], *ours: str) -> list[dict[str, Any]]:
+    """Variables whose values are in other objects, but for those that the operator sets itself."""
+    found = {one.name: one.value_from for one in variables if one.value_from is not None and one.name not in ours}
+    return [{"name": name, "valueFrom": source.dump()} for name, source in found.items()]

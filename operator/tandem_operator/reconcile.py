@@ -48,7 +48,7 @@ from tandem.status import Status
 from tandem.times import seconds
 from tandem_operator import fleet, kinds, names, objects, pods
 from tandem_operator.attempts import ending, later, place, removing, writing
-from tandem_operator.course import DRAIN_SECONDS, Course, course, deadline, is_initialized
+from tandem_operator.course import Course, course, deadline, drained, is_initialized
 from tandem_operator.fleet import Fleet
 from tandem_operator.kinds import Kind
 from tandem_operator.objects import Manifest, Volumes
@@ -84,6 +84,7 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
     """
     job = at.job
     needed = _needed(at)
+    follows = objects.is_on_one_node(job, volumes)
     workers, evaluators = at.pods(names.WORKER), at.pods(names.EVALUATOR)
     endpoint, images = _endpoint(at), _running(images, workers)
     group = group_of(job, workers, at.entropy)
@@ -100,10 +101,10 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
     )
     ahead = course(job, at.heard, at.nobody_trains, workers, places.stuck, evaluators, at.now)
     over = ahead.mood == "end"
-    chair = _coordinator_fleet(at, images, ahead, workers, needed)
-    seats = _evaluator_fleet(at, images, ahead, evaluators, needed)
-    make = [objects.coordinator(job, at.uid, images, at.token_digest, new, at.entropy) for new in chair.make]
-    make += [objects.evaluator(job, at.uid, images, new, at.entropy) for new in seats.make]
+    chair = _coordinator_fleet(at, images, follows, ahead, workers, needed)
+    seats = _evaluator_fleet(at, images, follows, ahead, evaluators, needed)
+    make = [objects.coordinator(job, at.uid, images, at.token_digest, follows, new, at.entropy) for new in chair.make]
+    make += [objects.evaluator(job, at.uid, images, follows, new, at.entropy) for new in seats.make]
     remove = [pod for pod in (*_leaving(at, ahead, workers, places), *seats.remove, *chair.remove) if not pod.deleting]
     way = giving_way(at, ahead, workers)
     needing = list(replacements(names.COORDINATOR, at.pods(names.COORDINATOR), chair.make, at.fallen))
@@ -257,10 +258,10 @@ def _settled(at: Situation, ahead: Course, needed: _Needed, fleets: Mapping[str,
 
 
 def _coordinator_fleet(
-    at: Situation, images: Images, ahead: Course, workers: Sequence[Pod], objects_needed: _Needed
+    at: Situation, images: Images, follows: bool, ahead: Course, workers: Sequence[Pod], objects_needed: _Needed
 ) -> Fleet:
     """What to do with the coordinator. At the end workers hear from it that it is over, so it is the last to go."""
-    asked = objects.asked_of_coordinator(at.job, images, at.token_digest)
+    asked = objects.asked_of_coordinator(at.job, images, at.token_digest, follows)
     needed = ahead.mood in ("train", "drain") or any(not (pod.ended or pod.silent) for pod in workers)
     return fleet.plan(
         at.pods(names.COORDINATOR),
@@ -273,11 +274,11 @@ def _coordinator_fleet(
 
 
 def _evaluator_fleet(
-    at: Situation, images: Images, ahead: Course, evaluators: Sequence[Pod], objects_needed: _Needed
+    at: Situation, images: Images, follows: bool, ahead: Course, evaluators: Sequence[Pod], objects_needed: _Needed
 ) -> Fleet:
     """What to do with the evaluators."""
     if ahead.mood in ("train", "drain"):
-        asked = objects.asked_of_evaluator(at.job, at.uid, images)
+        asked = objects.asked_of_evaluator(at.job, at.uid, images, follows)
         return fleet.plan(
             evaluators,
             at.job.spec.evaluation.replicas if at.job.spec.evaluation.processes else 0,
@@ -290,7 +291,7 @@ def _evaluator_fleet(
     if ahead.mood == "suspend":
         return Fleet(remove=tuple(evaluators))
     # They learn from the run directory that it is over, and finish what is left.
-    until = at.now if ahead.at_once else (_ended_at(at) or at.now) + DRAIN_SECONDS
+    until = at.now if ahead.at_once else drained(at.job, at.heard, _ended_at(at) or at.now)
     left = tuple(pod for pod in evaluators if not pod.ended)
     return Fleet(remove=left) if until <= at.now else Fleet(again_in=until - at.now if left else None)
 

@@ -23,6 +23,7 @@ LIVELY = {
     "stragglers",
     "latestCheckpoint",
     "latestEvaluation",
+    "evaluatedAt",
     "evaluationLagSteps",
 }
 """Fields that change all the time; a change of them alone may wait."""
@@ -107,6 +108,7 @@ def status(
         "completion_time": _completion(old, heard, ahead, now),
         "message": message,
         "latest_checkpoint": base.latest_checkpoint or old.latest_checkpoint,
+        "evaluated_at": base.evaluated_at or old.evaluated_at,
         "latest_evaluation": _shown(base.latest_evaluation or old.latest_evaluation),
         "best_checkpoint": _shown(base.best_checkpoint or old.best_checkpoint),
     }

@@ -98,9 +98,27 @@ def test_what_cannot_change_is_refused(change: dict[str, Any], field: str) -> No
     assert f"{field} cannot be changed; make a new job of another name" in result.stderr
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"processesPerReplica": 2},
+        {"resources": {"limits": {"nvidia.com/gpu": 2}}},
+        {"resources": {"limits": {"amd.com/gpu": "4"}}},
+    ],
+    ids=str,
+)
+def test_the_number_of_processes_cannot_change(change: dict[str, Any]) -> None:
+    apply((ROOT / "examples/digits.yaml").read_text())
+    result = patch("digits", {"spec": {"workers": change}})
+    assert result.returncode != 0
+    assert "the number of processes in each replica" in result.stderr
+    assert "cannot be changed" in result.stderr
+
+
 def test_what_can_change_is_taken() -> None:
     apply((ROOT / "examples/digits.yaml").read_text())
-    change = {"workers": {"replicas": 3}, "runPolicy": {"suspend": True}, "checkpoint": {"keepLast": 5}}
+    workers = {"replicas": 3, "processesPerReplica": 1, "resources": {"limits": {"nvidia.com/gpu": 1, "cpu": "2"}}}
+    change = {"workers": workers, "runPolicy": {"suspend": True}, "checkpoint": {"keepLast": 5}}
     assert patch("digits", {"spec": change}).returncode == 0
     assert job("digits")["spec"]["workers"]["replicas"] == 3
 

@@ -18,6 +18,7 @@ it does not have, so the agent would end with a stack trace. SystemExit passes t
 """
 
 import atexit
+import errno
 import logging
 import os
 import socket
@@ -38,8 +39,9 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandlerCreator
 from tandem.arrival import wait_for_job
 from tandem.coordinator_client import CoordinatorClient, Refused
 from tandem.exitcode import ExitCode
-from tandem.job import DistributedTrainingJob
+from tandem.job import DistributedTrainingJob, Ports
 from tandem.launch import GENERATION, NODE, PULSE, REPLICA, RUN_DIR, TOKEN, UID
+from tandem.listening import EVERYWHERE, listen
 from tandem.messages import Membership
 from tandem.rundir import RunDir
 from tandem_trainer.heartbeat import Heartbeat
@@ -57,6 +59,8 @@ CUT_OFF_SECONDS = 8.0
 """After so long in vain it is no slow start any more."""
 OPERATION_SECONDS = 300.0
 """For the store's own operations, torchrun's default."""
+STORE_BACKLOG = 4096
+"""Ranks that connect to a store at the same moment."""
 LEFT_TO_TORCHRUN = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT"}
 """The one signal that its handler may have. It reads the variable whenever it starts ranks."""
 
@@ -92,6 +96,7 @@ class TandemRendezvous(RendezvousHandler):
         rundir = RunDir(_variable(RUN_DIR))
         spec = _job(rundir).spec
         self._processes = spec.workers.processes
+        self._ports = spec.workers.store_ports
         # All replicas have the same number of ranks, so that torchrun need not ask the store for everybody's.
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
         self._heartbeat = Heartbeat(
@@ -127,7 +132,7 @@ class TandemRendezvous(RendezvousHandler):
             self._obey()
             reason = "StoreUnreachable" if self._cut_off else self._heartbeat.why_again()
             self._cut_off = False
-            listener = _listen(self._address)
+            listener = _listen(self._address, self._ports)
             try:
                 membership = self._heartbeat.enter(listener.getsockname()[1], reason)
                 if membership is None:
@@ -225,20 +230,29 @@ def _serve(membership: Membership, listener: socket.socket) -> Store:
     )
 
 
-def _listen(address: str) -> socket.socket:
+def _listen(address: str, ports: Ports | None) -> socket.socket:
     """A socket that listens on a free port of the address that the others are told, and of no other: a store is open to
-    whoever reaches it. Of all addresses where that one is not the machine's own, as behind a translation."""
-    try:
-        family, _, _, _, own = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(own[:2], family=family, backlog=4096)
-    except OSError as error:
-        log.warning("event=listening-everywhere address=%s error=%r", address, str(error))
-    if socket.has_dualstack_ipv6():
-        try:
-            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096)
-        except OSError:
-            log.debug("event=no-ipv6")
-    return socket.create_server(("", 0), backlog=4096)
+    whoever reaches it. Of all addresses where that one is not the machine's own, as behind a translation.
+
+    Raises:
+        OSError: none of the ports is free.
+    """
+    busy = None
+    for port in [0] if ports is None else range(ports.first, ports.last + 1):
+        for host in (address, EVERYWHERE):
+            try:
+                return listen(host, port, STORE_BACKLOG)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    busy = error
+                    break
+                if host == EVERYWHERE:
+                    raise
+                log.warning("event=listening-everywhere address=%s error=%r", address, str(error))
+    assert ports is not None
+    raise OSError(
+        errno.EADDRINUSE, f"no port from {ports.first} to {ports.last} (workers.storePorts) is free"
+    ) from busy
 
 
 def _job(rundir: RunDir) -> DistributedTrainingJob:

@@ -19,7 +19,8 @@ import typer
 from rich.console import Console, RenderableType
 
 from tandem.exitcode import ExitCode
-from tandem.job import GPU, Checkpoint, DistributedTrainingJob, RunPolicy
+from tandem.gpus import is_gpu
+from tandem.job import Checkpoint, Coordinator, DistributedTrainingJob, RunPolicy
 from tandem.launch import TOKEN
 from tandem.local.crew import HOST, Crew
 from tandem.local.display import display_for
@@ -227,6 +228,13 @@ def check(job: DistributedTrainingJob) -> None:
     """
     if importlib.util.find_spec("torch") is None:
         raise UserError("tandem run trains on this machine and needs PyTorch here: pip install 'tandem[trainer]'")
+    for variable in job.spec.trainer.env:
+        source = variable.value_from
+        if source is not None and not source.optional and variable.name not in os.environ:
+            raise UserError(
+                f"spec.trainer.env: {variable.name} comes from a Secret, a ConfigMap or a pod, which a cluster has; "
+                f"here it is taken from the environment: set {variable.name} and try again"
+            )
     if job.spec.trainer.task is None:
         return
     data = job.spec.trainer.settings.data
@@ -245,11 +253,14 @@ def check(job: DistributedTrainingJob) -> None:
 def not_used_here(job: DistributedTrainingJob) -> list[str]:
     """Fields that were set and mean nothing outside a cluster."""
     spec = job.spec
-    resources = [name for part in spec.workers.resources.values() for name in part if name != GPU]
+    resources = [
+        name for part in spec.workers.resources.values() for name in part if not is_gpu(name, spec.workers.gpu_resource)
+    ]
     set_here = {
         "trainer.image": spec.trainer.image is not None,
         "workers.resources": bool(resources),
         "workers.template": bool(spec.workers.template),
+        "coordinator": spec.coordinator != Coordinator(),
         "evaluators.resources": bool(spec.evaluation.resources),
         "evaluators.template": bool(spec.evaluation.template),
         "checkpoint.storage": spec.checkpoint.storage != Checkpoint().storage,

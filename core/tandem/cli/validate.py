@@ -11,6 +11,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.mistake import ManifestError, Problem, UserError
 from tandem.printable import one_line
 from tandem.reading import read_job
+from tandem.secrecy import looks_secret
 
 
 class Output(StrEnum):
@@ -60,6 +61,16 @@ def summary(job: DistributedTrainingJob) -> str:
     return f"{job.metadata.name}: {what}; {workers}; {evaluators}"
 
 
+def warnings(job: DistributedTrainingJob) -> list[str]:
+    """What is allowed and probably not meant."""
+    return [
+        f"spec.trainer.env[{index}].value: {one.name} looks like a secret, and what stands here is written into the "
+        "run directory; keep it in a Secret and name that in valueFrom.secretKeyRef"
+        for index, one in enumerate(job.spec.trainer.env)
+        if one.value and looks_secret(one.name)
+    ]
+
+
 def _count(number: int, thing: str, plural: str = "s") -> str:
     return f"{number} {thing}{plural if number != 1 else ''}"
 
@@ -82,6 +93,6 @@ def _show(file: str, outcome: DistributedTrainingJob | UserError) -> None:
 
 def _record(file: str, outcome: DistributedTrainingJob | UserError) -> dict[str, Any]:
     if isinstance(outcome, DistributedTrainingJob):
-        return {"file": file, "valid": True, "summary": summary(outcome), "problems": []}
+        return {"file": file, "valid": True, "summary": summary(outcome), "problems": [], "warnings": warnings(outcome)}
     found = outcome.problems if isinstance(outcome, ManifestError) else (Problem(0, 0, file, "", str(outcome)),)
-    return {"file": file, "valid": False, "problems": [asdict(problem) for problem in found]}
+    return {"file": file, "valid": False, "problems": [asdict(problem) for problem in found], "warnings": []}

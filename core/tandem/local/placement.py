@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.job import GPU, DistributedTrainingJob
+from tandem.job import DistributedTrainingJob
 from tandem.mistake import UserError
 
 Cores = tuple[int, ...]
@@ -122,7 +122,7 @@ def share_gpus(gpus: Sequence[str], job: DistributedTrainingJob) -> tuple[list[s
     """
     workers, each = job.spec.workers.replicas, job.spec.workers.processes
     ranks = workers * each
-    asked = any(GPU in part for part in job.spec.workers.resources.values())
+    asked = job.spec.workers.gpus > 0
     if not gpus:
         return None, "no GPU on this machine; training runs on CPUs" if asked else ""
     if len(gpus) < ranks:

@@ -32,6 +32,7 @@ from tandem.report.logs import (
 )
 from tandem.report.run import Floats, Generation, Rates, Result, Run, Use
 from tandem.rundir import TRAIN_LOG, RunDir
+from tandem.secrecy import hidden
 
 SILENT_SECONDS = 20.0
 """A run without an end whose logs are silent for so long is not going on: the coordinator writes every second."""
@@ -107,9 +108,9 @@ def _job(rundir: RunDir, faults: list[str]) -> tuple[DistributedTrainingJob | No
         faults.append("job.json is not a job that this version of Tandem knows")
         job = None
     try:
-        return job, yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+        return job, yaml.safe_dump(hidden(data), sort_keys=False, allow_unicode=True, width=100)
     except yaml.YAMLError:
-        return job, json.dumps(data, indent=2)
+        return job, json.dumps(hidden(data), indent=2)
 
 
 def _train_logs(rundir: RunDir, faults: list[str]) -> list[TrainLog]:

@@ -20,6 +20,7 @@ import yaml
 
 from tandem.fields import ABSENT, Node, describe, tree
 from tandem.job import GROUP, KIND, VERSION, DistributedTrainingJob
+from tandem.model import Rule, Transition
 
 PLURAL = "distributedtrainingjobs"
 HEADER = "# Generated from core/tandem/job.py by `make generate`; do not edit.\n"
@@ -133,9 +134,10 @@ def _object(node: Node) -> dict[str, Any]:
         schema["required"] = required
     if node.open:
         schema["x-kubernetes-preserve-unknown-fields"] = True
+    stated: list[Rule | Transition] = [*node.model.rules, *node.model.transitions]
     rules = [
         {"rule": rule.cel, "message": rule.message} | ({"fieldPath": f".{rule.field}"} if rule.field else {})
-        for rule in node.model.rules
+        for rule in stated
     ]
     rules += [_unchanged(name, node.fields[name]) for name in node.model.immutable]
     return schema | ({"x-kubernetes-validations": rules} if rules else {})

@@ -5,6 +5,7 @@ from typing import Any
 
 from tandem.fields import ABSENT, Node, Path, describe, dotted, tree
 from tandem.job import API_VERSION, KIND, DistributedTrainingJob
+from tandem.model import Rule, Transition
 
 INTRODUCTION = f"""\
 <!-- Generated from core/tandem/job.py by `make generate`; do not edit. -->
@@ -43,7 +44,8 @@ def _section(path: Path, node: Node) -> Iterator[str]:
     for name, child in node.fields.items():
         cells = [_name(name, child, path), describe(child), _default(child), child.description]
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-    notes = [f"- {rule.message[0].upper()}{rule.message[1:]}." for rule in node.model.rules]
+    stated: list[Rule | Transition] = [*node.model.rules, *node.model.transitions]
+    notes = [f"- {rule.message[0].upper()}{rule.message[1:]}." for rule in stated]
     notes += [f"- `{name}` cannot be changed once the job exists." for name in node.model.immutable]
     notes += ["- Fields that are not listed are kept as they are."] if node.open else []
     if notes:
@@ -56,6 +58,7 @@ def _name(name: str, child: Node, path: Path) -> str:
     if inner.kind != "object":
         return f"`{name}`"
     title = dotted((*path, name) if inner is child else (*path, f"{name}[]"))
+    title = title.replace("[0]", "[]")
     anchor = "".join(letter for letter in title.lower() if letter.isalnum())
     return f"[`{name}`](#{anchor})"
 

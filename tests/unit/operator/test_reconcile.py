@@ -9,7 +9,6 @@ from tandem.snapshot import GenerationView
 from tandem.times import rfc3339
 from tandem_operator import kinds, names
 from tandem_operator.attempts import Attempt, ending, place
-from tandem_operator.course import DRAIN_SECONDS
 from tandem_operator.fleet import LONGEST_PAUSE
 from tandem_operator.objects import Volumes
 from tandem_operator.observed import Children, Claim, Pod, Thing, children
@@ -38,6 +37,8 @@ from tests.support.worlds.operator_job import (
     worker,
 )
 
+DRAIN_SECONDS = 600.0
+"""How long evaluators are waited for that do not get on, by default."""
 EVERYTHING = [
     "ConfigMap digits-job",
     "PersistentVolumeClaim digits-checkpoints",
@@ -313,6 +314,16 @@ def test_evaluators_that_find_no_place_do_not_keep_a_job_for_ever() -> None:
     condition = next(one for one in late.status.conditions if one.type == "Complete")
     assert (late.status.phase, condition.reason) == ("Succeeded", "EvaluationUnfinished")
     assert "digits-evaluator-0-aaaaa" in removed(late)
+
+
+def test_evaluators_that_get_on_are_waited_for_however_long_that_takes() -> None:
+    ended = {"phase": "Draining", "completionTime": rfc3339(NOW)}
+    of = job(status=initialized(**ended), evaluators={"drainSeconds": 60})
+    at_work = heard("Draining", evaluatedAt=rfc3339(NOW + 5000))
+    assert decided(of, now=NOW + 5059, heard=at_work).status.phase == "Draining"
+    assert decided(of, now=NOW + 5062, heard=at_work).status.phase == "Succeeded"
+    remembered = job(status=initialized(**ended, evaluatedAt=rfc3339(NOW + 5000)), evaluators={"drainSeconds": 60})
+    assert decided(remembered, now=NOW + 5059).status.phase == "Draining"
 
 
 def test_evaluators_of_a_job_that_has_failed_get_as_long_to_finish() -> None:

@@ -1,0 +1,48 @@
+"""Which of the resources that a pod asks for are GPUs, and how many those are."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+WHOLE = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe")
+"""What the device plugins of NVIDIA, AMD and Intel give out."""
+_GPU = re.compile(rf"{'|'.join(map(re.escape, WHOLE))}|nvidia\.com/(gpu\.shared|mig-.+)")
+
+Asked = Mapping[Any, Mapping[str, Any]]
+"""Amounts by `limits` and `requests`, and by the name of the resource."""
+
+
+def is_gpu(resource: str, own: str | None = None) -> bool:
+    """Whether a resource is a GPU, or a part of one that looks like a whole one.
+
+    Args:
+        own: the name of another resource that is one, too.
+    """
+    return resource == own or _GPU.fullmatch(resource) is not None
+
+
+def gpus(asked: Asked, own: str | None = None) -> dict[str, int]:
+    """How many of each are asked for. An amount that is no whole number is none."""
+    amounts = {**asked.get("limits", {}), **asked.get("requests", {})}
+    return {
+        name: int(amount)
+        for name, amount in amounts.items()
+        if is_gpu(name, own) and str(amount).isdecimal() and len(str(amount)) < 10
+    }
+
+
+def asked_in(template: Mapping[str, Any], container: str) -> dict[str, dict[str, Any]]:
+    """What a container of a pod template asks for, whatever else the template holds."""
+    spec = template.get("spec")
+    containers = spec.get("containers") if isinstance(spec, dict) else None
+    found: dict[str, dict[str, Any]] = {}
+    for one in containers if isinstance(containers, list) else []:
+        if isinstance(one, dict) and one.get("name") == container:
+            found |= dict(_parts(one.get("resources")))
+    return found
+
+
+def _parts(resources: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    for part in ("limits", "requests"):
+        if isinstance(resources, dict) and isinstance(amounts := resources.get(part), dict):
+            yield part, amounts
