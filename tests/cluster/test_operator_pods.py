@@ -5,7 +5,7 @@ from datetime import datetime
 
 import pytest
 
-from tests.support.cluster.operated import LONG, Job, Operator, manifest, secret
+from tests.support.cluster.operated import LONG, Job, Operator, kubectl, manifest, secret
 from tests.support.cluster.pods import Manifest, Namespace
 
 
@@ -62,6 +62,81 @@ def test_a_deleted_token_comes_back_as_it_was_and_the_job_goes_on(namespace: Nam
     job.becomes(lambda: job.status.get("worldSize") == 2 and job.status["generation"] > generation, "its full size")
     assert secret(namespace, "token-token") == before
     namespace("delete", "dtj", "token")
+
+
+@pytest.mark.timeout(400)
+def test_a_coordinator_has_a_template_and_all_pods_can_run_as_any_user_of_group_0(
+    namespace: Namespace, operator: Operator
+) -> None:
+    """As OpenShift has it: a user that no image knows, who is in group 0 and in that of the volume."""
+    operator.kill()
+    operator.start("--cluster-user")
+    user = {"runAsUser": 1_000_660_000, "runAsGroup": 0, "fsGroup": 1_000_660_000}
+    template = {"spec": {"securityContext": user}}
+    annotated = {"metadata": {"annotations": {"team": "infra"}}, **template}
+    job = Job(namespace, "any-user")
+    whole = manifest(
+        "any-user",
+        coordinator={"template": annotated, "resources": {"limits": {"memory": "256Mi", "cpu": "1"}}},
+        workers={"replicas": 2, "template": template},
+        evaluators={"template": template},
+    )
+    job.apply(whole)
+    job.becomes(lambda: job.pods("coordinator"), "a coordinator")
+    (pod,) = job.pods("coordinator")
+    job.reaches("Succeeded", seconds=300)
+    operator.kill()
+    operator.start()
+    assert pod["metadata"]["annotations"]["team"] == "infra"
+    assert pod["spec"]["containers"][0]["resources"]["limits"] == {"memory": "256Mi", "cpu": "1"}
+    assert pod["spec"]["securityContext"]["runAsUser"] == user["runAsUser"]
+    namespace("delete", "dtj", "any-user")
+
+
+SHOW = "import os, time; print(os.environ['HF_TOKEN'], os.environ['NODE']); time.sleep(5)"
+
+
+@pytest.mark.timeout(400)
+def test_a_secret_reaches_the_processes_and_is_written_nowhere(namespace: Namespace, operator: Operator) -> None:
+    namespace("create", "secret", "generic", "hub", "--from-literal=token=hf_never_written")
+    job = Job(namespace, "from-secret")
+    env = [
+        {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
+        {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+    ]
+    trainer = {"command": ["python", "-c"], "args": [SHOW], "env": env}
+    storage = {"storage": {"size": "1Gi"}}
+    job.apply(manifest("from-secret", trainer=trainer, workers={"replicas": 1}, evaluators=None, checkpoint=storage))
+    job.reaches("Succeeded")
+    (pod,) = job.pods("worker")
+    assert f"hf_never_written {pod['spec']['nodeName']}" in namespace("logs", pod["metadata"]["name"])
+    written = namespace("get", "configmap,dtj,pods", "-o", "json")
+    assert "hf_never_written" not in written
+    assert '"hub"' in written
+    namespace("delete", "dtj", "from-secret")
+
+
+@pytest.mark.timeout(400)
+def test_a_volume_that_waits_for_its_first_pod_is_bound_where_workers_can_run(
+    namespace: Namespace, operator: Operator
+) -> None:
+    """Whichever pod of the job the scheduler takes first."""
+    job = Job(namespace, "one-node")
+    node = json.loads(kubectl("get", "nodes", "-o", "json"))["items"][-1]["metadata"]["name"]
+    template = {"spec": {"nodeSelector": {"kubernetes.io/hostname": node}}}
+    storage = {"size": "1Gi", "accessModes": ["ReadWriteOnce"]}
+    job.apply(
+        manifest(
+            "one-node",
+            trainer=LONG,
+            workers={"replicas": 1, "template": template},
+            checkpoint={"everySteps": 50, "storage": storage},
+        )
+    )
+    job.trains()
+    pods = [pod for role in ("coordinator", "worker", "evaluator") for pod in job.pods(role)]
+    assert {pod["spec"]["nodeName"] for pod in pods} == {node}, job.describe()
+    namespace("delete", "dtj", "one-node")
 
 
 def _made(pod: Manifest) -> datetime:
