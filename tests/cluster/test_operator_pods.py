@@ -106,7 +106,11 @@ def test_a_secret_reaches_the_processes_and_is_written_nowhere(namespace: Namesp
     ]
     trainer = {"command": ["python", "-c"], "args": [SHOW], "env": env}
     storage = {"storage": {"size": "1Gi"}}
-    job.apply(manifest("from-secret", trainer=trainer, workers={"replicas": 1}, evaluators=None, checkpoint=storage))
+    job.apply(
+        manifest(
+            "from-secret", trainer=trainer, workers={"replicas": 1}, evaluators={"replicas": 0}, checkpoint=storage
+        )
+    )
     job.reaches("Succeeded")
     (pod,) = job.pods("worker")
     assert f"hf_never_written {pod['spec']['nodeName']}" in namespace("logs", pod["metadata"]["name"])
