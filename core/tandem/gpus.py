@@ -42,6 +42,23 @@ def asked_in(template: Mapping[str, Any], container: str) -> dict[str, dict[str,
     return found
 
 
+def processes_in_cel(job: str) -> str:
+    """The number of ranks in each replica, as far as the API server can see."""
+
+    def amount(resource: str) -> str:
+        place = f"{job}.resources.{{}}['{resource}']"
+        parts = [
+            f"has({job}.resources.{part}) && '{resource}' in {job}.resources.{part} ? int(string({place.format(part)}))"
+            for part in ("requests", "limits")
+        ]
+        return f"({' : '.join(parts)} : 0)"
+
+    asked = " + ".join(amount(resource) for resource in WHOLE)
+    return (
+        f"(has({job}.processesPerReplica) ? {job}.processesPerReplica : has({job}.resources) ? [1, {asked}].max() : 1)"
+    )
+
+
 def _parts(resources: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     for part in ("limits", "requests"):
         if isinstance(resources, dict) and isinstance(amounts := resources.get(part), dict):

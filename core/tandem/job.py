@@ -10,10 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 
 from tandem.extent import Extent, excess
-from tandem.gpus import WHOLE, asked_in, gpus
+from tandem.gpus import WHOLE, asked_in, gpus, processes_in_cel
 from tandem.model import Model, Rule, Transition
 from tandem.status import Status
 from tandem.tasks import GOALS, ImageClassification, Positive
+from tandem.variables import EnvVar, Word
 
 GROUP = "tandem.dev"
 VERSION = "v1alpha1"
@@ -25,7 +26,6 @@ QUANTITY = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+
 Count = Annotated[int, Field(ge=0)]
 Replicas = Annotated[int, Field(ge=1, le=10_000)]
 Seconds = Annotated[float, Field(gt=0)]
-Word = Annotated[str, Field(max_length=4096)]
 Quantity = Annotated[str, Field(pattern=QUANTITY, max_length=64)] | Count
 """An amount as Kubernetes writes it: `2`, `500m`, `16Gi`."""
 Resources = dict[Literal["limits", "requests"], dict[str, Quantity]]
@@ -74,71 +74,6 @@ Template = Annotated[dict[str, Any], AfterValidator(_sound)]
 
 def _is_whole(amount: str | int) -> bool:
     return str(amount).isdecimal()
-
-
-class KeyRef(Model):
-    """One key of an object in the job's namespace."""
-
-    name: Annotated[str, Field(min_length=1, max_length=253)]
-    """The object's name."""
-    key: Annotated[str, Field(min_length=1, max_length=253)]
-    """Which of its keys."""
-    optional: bool = False
-    """Whether a pod starts without it."""
-
-
-class FieldRef(Model):
-    """One field of the pod."""
-
-    field_path: Annotated[str, Field(min_length=1, max_length=253)]
-    """Which one, such as `spec.nodeName`."""
-
-
-class EnvSource(Model):
-    """Where the value of a variable comes from. `tandem run` takes it from its own environment, by the variable's
-    name."""
-
-    secret_key_ref: KeyRef | None = None
-    """A key of a Secret."""
-    config_map_key_ref: KeyRef | None = None
-    """A key of a ConfigMap."""
-    field_ref: FieldRef | None = None
-    """A field of the pod."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            lambda s: sum(one is not None for one in (s.secret_key_ref, s.config_map_key_ref, s.field_ref)) == 1,
-            "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].filter(one, one).size() == 1",
-            "give exactly one of secretKeyRef, configMapKeyRef and fieldRef",
-            "secretKeyRef",
-        ),
-    )
-
-    @property
-    def optional(self) -> bool:
-        """Whether processes start without it."""
-        reference = self.secret_key_ref or self.config_map_key_ref
-        return reference is not None and reference.optional
-
-
-class EnvVar(Model):
-    """An environment variable of the training processes."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
-    """The variable's name: letters, digits and underscores, not beginning with a digit."""
-    value: Word = ""
-    """Its value, taken literally. It stands in the run directory and in reports; a secret belongs into `valueFrom`."""
-    value_from: EnvSource | None = None
-    """Where the value comes from, instead. It is never written down."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            lambda v: not v.value or v.value_from is None,
-            "!has(self.valueFrom) || !has(self.value) || self.value == ''",
-            "give value or valueFrom, not both",
-            "valueFrom",
-        ),
-    )
 
 
 class Trainer(Model):
@@ -212,23 +147,6 @@ class Coordinator(Model):
     """A pod template merged over the operator's own."""
 
 
-def _processes_in_cel(job: str) -> str:
-    """The number of ranks in each replica, as far as the API server can see."""
-
-    def amount(resource: str) -> str:
-        place = f"{job}.resources.{{}}['{resource}']"
-        parts = [
-            f"has({job}.resources.{part}) && '{resource}' in {job}.resources.{part} ? int(string({place.format(part)}))"
-            for part in ("requests", "limits")
-        ]
-        return f"({' : '.join(parts)} : 0)"
-
-    asked = " + ".join(amount(resource) for resource in WHOLE)
-    return (
-        f"(has({job}.processesPerReplica) ? {job}.processesPerReplica : has({job}.resources) ? [1, {asked}].max() : 1)"
-    )
-
-
 class Workers(Model):
     """The elastic group of training pods."""
 
@@ -277,7 +195,7 @@ class Workers(Model):
     transitions: ClassVar[tuple[Transition, ...]] = (
         Transition(
             lambda old, new: old.processes == new.processes,
-            f"{_processes_in_cel('self')} == {_processes_in_cel('oldSelf')}",
+            f"{processes_in_cel('self')} == {processes_in_cel('oldSelf')}",
             "the number of processes in each replica (processesPerReplica, or its GPUs) cannot be changed; "
             "make a new job of another name",
             "processesPerReplica",

@@ -16,8 +16,9 @@ from kubernetes.utils.quantity import parse_quantity
 
 from tandem import launch
 from tandem.gpus import Asked, gpus, is_gpu
-from tandem.job import DistributedTrainingJob, EnvVar
+from tandem.job import DistributedTrainingJob
 from tandem.listening import EVERYWHERE
+from tandem.variables import EnvVar
 from tandem_operator import names
 from tandem_operator.overlay import overlay
 
