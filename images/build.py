@@ -5,6 +5,7 @@ What stands after `--` goes to the builder as it is. Needs nothing but Python: w
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,9 @@ def main(arguments: Sequence[str]) -> int:
     if builder == "docker" and "," in options.platforms and not options.push:
         print("make images: Docker cannot keep images of several platforms; add PUSH=1 to push them", file=sys.stderr)
         return 1
+    # What buildah says is the digest of this machine's platform alone.
+    if not (builder == "buildah" and options.platforms):
+        options.base_image = pinned(builder, options.base_image or default_base())
     for image in options.images or IMAGES:
         name = f"{options.registry}tandem-{image}:{options.tag}"
         print(f"building {name}", flush=True)
@@ -85,7 +89,34 @@ def _arguments(image: str, options: argparse.Namespace) -> list[str]:
 
 def _labels(options: argparse.Namespace) -> list[str]:
     labels = {"version": version(), "revision": revision(), "source": options.source}
+    name, _, digest = options.base_image.partition("@")
+    if digest:
+        labels |= {"base.name": name, "base.digest": digest}
     return [f"--label=org.opencontainers.image.{name}={value}" for name, value in labels.items() if value]
+
+
+def default_base() -> str:
+    """The base image that the Dockerfiles name."""
+    text = (ROOT / "images" / "operator.Dockerfile").read_text()
+    return next(line.partition("=")[2] for line in text.splitlines() if line.startswith("ARG BASE_IMAGE="))
+
+
+def pinned(builder: str, base: str) -> str:
+    """A base image by its digest: a tag may move while the images are built, and nobody could say later what they are
+    made of. As it was given where it has a digest, or is an image of this machine that has none."""
+    if "@" in base or base.partition("/")[0] == "localhost":
+        return base
+    pulled = subprocess.run([builder, "pull", "-q", base], capture_output=True, text=True)
+    inspect = ["docker", "image", "inspect", "--format={{index .RepoDigests 0}}", base]
+    if builder == "buildah":
+        inspect = ["buildah", "inspect", "--type=image", "--format={{.FromImageDigest}}", base]
+    found = subprocess.run(inspect, capture_output=True, text=True).stdout.strip()
+    digest = found[found.find("sha256:") :]
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        why = pulled.stderr.strip().splitlines()[-1:] or ["it has no digest"]
+        print(f"make images: {base} is used by its tag alone ({why[0]})", file=sys.stderr)
+        return base
+    return f"{base}@{digest}"
 
 
 def version() -> str:

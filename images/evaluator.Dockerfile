@@ -15,7 +15,7 @@ RUN python3 requirements.py evaluator /requirements
 
 FROM ${BASE_IMAGE} AS dependencies
 WORKDIR /work
-RUN command -v tini > /dev/null || { apt-get update && apt-get install -y --no-install-recommends tini \
+RUN command -v tini > /dev/null || { apt-get update && apt-get install -y --no-install-recommends 'tini=0.19.*' \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*; }
 # Some images bring Python's own modules without bytecode. Pods cannot write it, and would compile at each start.
 RUN echo "tandem:x:65532:65532::/tmp:/sbin/nologin" >> /etc/passwd && echo "tandem:x:65532:" >> /etc/group \

@@ -24,7 +24,7 @@ from tandem.difference import differences
 from tandem.durable import temporary_beside
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
-from tandem.launch import INCARNATION, JOB, POD, RUN_DIR, TOKEN, TOKEN_DIGEST
+from tandem.launch import INCARNATION, JOB, POD, RUN_DIR, TOKEN, TOKEN_DIGEST, weakness
 from tandem.listening import EVERYWHERE, listen
 from tandem.mistake import UserError
 from tandem.reading import read_job
@@ -96,6 +96,8 @@ async def _serve(
     token = os.environ.get(TOKEN, "")
     if not token:
         raise CannotStart(f"set {TOKEN} to the job's secret; without one anybody could steer the job")
+    if weak := weakness(token):
+        raise CannotStart(weak)
     rundir = _rundir()
     job = _job(rundir) if manifest is None else _given_job(rundir, manifest)
     ledger = Ledger(rundir, os.environ.get(POD) or None)

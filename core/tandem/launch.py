@@ -13,6 +13,8 @@ RUN_DIR = "TANDEM_RUN_DIR"
 TOKEN = "TANDEM_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_DIGEST = "TANDEM_TOKEN_DIGEST"  # noqa: S105 - the variable's name
 """The SHA-256, in hexadecimal digits, of another token that is as good: the operator's."""
+LEAST_TOKEN = 16
+"""Characters of a token: whoever reaches the coordinator can try as many as they like."""
 COORDINATOR = "TANDEM_COORDINATOR"
 REPLICA = "TANDEM_REPLICA"
 NODE = "TANDEM_NODE"
@@ -28,6 +30,16 @@ first one left, is a new try."""
 
 AGENT_RESTARTS = 1_000_000_000
 """torchrun counts every restart of its own workers; the budget that matters is the coordinator's."""
+
+
+def weakness(token: str) -> str:
+    """Why a token that somebody has chosen is none, in a sentence without its full stop; empty if it is one."""
+    if len(token) >= LEAST_TOKEN and token.isascii() and token.isprintable() and " " not in token:
+        return ""
+    return (
+        f"{TOKEN} has to have {LEAST_TOKEN} or more letters, digits and signs, and no spaces: "
+        "whoever knows it steers the job; make one with `openssl rand -hex 32`"
+    )
 
 
 def token_digest(token: str) -> str:

@@ -46,7 +46,7 @@ from tandem import launch
 from tandem.job import DistributedTrainingJob
 from tandem.rundir import RunDir
 
-TOKEN = "scale"
+TOKEN = "the-token-of-this-bench"
 GOAL_AGENTS = 1000
 FORMED_SECONDS, CORES = 2.0, 0.5
 """Goals: the first generation is in everybody's hands, and what the coordinator takes while all train."""

@@ -178,6 +178,7 @@ def refusal(rundir: RunDir, *arguments: str, **environment: str) -> str:
 def test_what_keeps_it_from_starting_is_one_sentence(tmp_path: Path) -> None:
     rundir = Coordinator(tmp_path).rundir
     assert "set TANDEM_TOKEN" in refusal(rundir, TANDEM_TOKEN="")
+    assert "16 or more" in refusal(rundir, TANDEM_TOKEN="letmein")
     assert "set TANDEM_RUN_DIR" in refusal(rundir, TANDEM_RUN_DIR="")
     assert "70000 is not a port" in refusal(rundir, "--port", "70000")
     with socket.create_server(("127.0.0.1", 0)) as taken:

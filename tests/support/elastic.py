@@ -21,7 +21,7 @@ from tests.support.waiting import until
 from tests.support.zygote import Forked
 
 T = TypeVar("T")
-TOKEN = "the-token"
+TOKEN = "the-token-of-these-tests"
 SCRIPT = SCRIPTS / "steps.py"
 HEARTBEAT_SECONDS = 0.5
 

@@ -21,7 +21,7 @@ from rich.console import Console, RenderableType
 from tandem.exitcode import ExitCode
 from tandem.gpus import is_gpu
 from tandem.job import Checkpoint, Coordinator, DistributedTrainingJob, RunPolicy
-from tandem.launch import TOKEN
+from tandem.launch import TOKEN, weakness
 from tandem.local.crew import HOST, Crew
 from tandem.local.display import display_for
 from tandem.local.placement import Placement, place, refuse_unpinnable, share_gpus, usable_cores, visible_gpus
@@ -69,6 +69,8 @@ def run(
     leaves; the same command goes on from there.
     """
     command = Command(file, tuple(overrides or ()), run_dir, port, metrics_port, pin)
+    if (token := os.environ.get(TOKEN)) and (weak := weakness(token)):
+        raise UserError(weak)
     requests = Requests()
     with requests.caught():
         job = read_job(file, command.overrides)

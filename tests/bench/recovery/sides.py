@@ -27,7 +27,7 @@ from tandem.rundir import RunDir
 SCRIPT = Path(__file__).with_name("script.py")
 AUTHORITY = "authority"
 PORT = 29400
-TOKEN = "recovery"
+TOKEN = "the-token-of-this-bench"
 FOREVER = 1_000_000
 LEAVE_SECONDS = 45.0
 """For a job to end after SIGTERM; torchrun gives ranks 30 s by default."""

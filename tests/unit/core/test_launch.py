@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tandem import launch
 from tandem.job import DistributedTrainingJob
 from tests.support import manifests
@@ -70,3 +72,12 @@ def test_evaluators_get_neither_token_nor_coordinator() -> None:
 def test_a_coordinator_writes_its_port_only_where_it_is_told_to() -> None:
     assert launch.coordinator_command("host", 0, Path("p"), "PYTHON")[-2:] == ["--port-file", "p"]
     assert "--port-file" not in launch.coordinator_command("host", 1)
+
+
+@pytest.mark.parametrize("token", ["a", "0123456789abcde", "0123456789 abcdef", "0123456789abcdef\n", "\u00e4" * 16])
+def test_a_token_that_could_be_guessed_or_not_be_sent_is_refused(token: str) -> None:
+    assert "16 or more" in launch.weakness(token)
+
+
+def test_a_token_of_sixteen_signs_is_taken() -> None:
+    assert launch.weakness("0123456789-abcd/") == ""

@@ -150,3 +150,50 @@ def test_only_large_libraries_that_were_not_loaded_are_removed(tmp_path: Path) -
     unused.__globals__["SITE"] = tmp_path
     found = [str(path.relative_to(tmp_path)) for path in unused({tmp_path / "nvidia/a/loaded.so"})]
     assert found == ["nvidia/a/not_loaded.so"]
+
+
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+
+
+def builder(folder: Path, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A docker and a buildah that answer so when they are asked about an image."""
+    for name in ("docker", "buildah"):
+        program = folder / name
+        program.write_text(
+            f'#!/bin/sh\ncase "$*" in *inspect*) echo "{says}";; *) echo no network >&2; exit 1;; esac\n'
+        )
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+
+@pytest.mark.parametrize(("name", "says"), [("docker", f"python@{DIGEST}"), ("buildah", DIGEST)])
+def test_a_base_is_used_by_its_digest_and_told_in_the_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
+) -> None:
+    builder(tmp_path, says, monkeypatch)
+    base = BUILD["pinned"](name, "python:3.11-slim")
+    assert base == f"python:3.11-slim@{DIGEST}"
+    (command, *_) = commands(name, base_image=base)
+    assert f"--build-arg=BASE_IMAGE={base} " in command
+    assert "--label=org.opencontainers.image.base.name=python:3.11-slim" in command
+    assert f"--label=org.opencontainers.image.base.digest={DIGEST}" in command
+
+
+def test_a_base_without_a_digest_is_told_and_used_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builder(tmp_path, "", monkeypatch)
+    assert BUILD["pinned"]("docker", "python:3.11-slim") == "python:3.11-slim"
+    assert "by its tag alone (no network)" in capsys.readouterr().err
+    for given in ("localhost/mine:1", f"python@{DIGEST}"):
+        assert BUILD["pinned"]("docker", given) == given
+
+
+def test_the_base_that_the_dockerfiles_name_is_the_one_that_is_looked_up() -> None:
+    for name in NAMES:
+        assert f"ARG BASE_IMAGE={BUILD['default_base']()}\n" in (IMAGES / f"{name}.Dockerfile").read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tini_is_of_one_version(name: str) -> None:
+    assert "'tini=0.19.*'" in (IMAGES / f"{name}.Dockerfile").read_text()
