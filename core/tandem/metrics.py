@@ -1,9 +1,10 @@
 """Every Prometheus metric of Tandem: its name, kind, labels and help text, once.
 
 Names begin with `tandem_`, carry their unit, and end in `_total` where they only ever grow. Every series has the labels
-`job` and `namespace`, those of the training job, so Prometheus has to be told to honour them; none has a pod's UID or
-anything else that grows without bound. Exporters build their series from what is there now, so those of a rank or an
-evaluator disappear with it. Counters begin anew with the process that counts; `rate` and `increase` know that.
+`job` and `namespace`, those of the training job; the chart's PodMonitor takes the same from the pod, whatever that says
+of itself. None has a pod's UID or anything else that grows without bound. Exporters build their series from what is
+there now, so those of a rank or an evaluator disappear with it. Counters begin anew with the process that counts;
+`rate` and `increase` know that.
 """
 
 from dataclasses import dataclass

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tandem.schema.crd import crd
+from tandem_operator import names
 from tandem_operator.__main__ import _options
 from tandem_operator.objects import Volumes
 from tandem_operator.pods import Images, coordinator
@@ -255,12 +256,19 @@ def test_the_service_can_go_but_not_while_its_monitor_stays(helm: Helm) -> None:
     assert "metrics.serviceMonitor.enabled needs metrics.service.enabled" in said
 
 
-def test_monitors_keep_the_labels_that_name_the_job(helm: Helm) -> None:
+def test_monitors_take_our_numbers_alone_and_name_the_job_by_its_pod(helm: Helm) -> None:
     objects = helm.rendered(**EVERYTHING)
     operators, jobs = of(objects, "ServiceMonitor"), of(objects, "PodMonitor")
-    port = {"port": "metrics", "path": "/metrics", "honorLabels": True, "scrapeTimeout": "10s"}
-    assert operators["spec"]["endpoints"] == [{**port, "interval": "30s"}]
-    assert jobs["spec"]["podMetricsEndpoints"] == [{**port, "interval": "15s"}]
+    port = {"port": "metrics", "path": "/metrics", "honorLabels": False, "scrapeTimeout": "10s"}
+    for interval, endpoint in (
+        ("30s", operators["spec"]["endpoints"][0]),
+        ("15s", jobs["spec"]["podMetricsEndpoints"][0]),
+    ):
+        assert {**endpoint, **port, "interval": interval} == endpoint
+        kept = {"sourceLabels": ["__name__"], "regex": "tandem_.*", "action": "keep"}
+        assert endpoint["metricRelabelings"][0] == kept
+    assert jobs["spec"]["jobLabel"] == names.JOB
+    assert (jobs["spec"]["sampleLimit"], jobs["spec"]["labelLimit"]) == (200000, 32)
     assert jobs["spec"]["selector"] == {"matchLabels": {"tandem.dev/role": "coordinator"}}
     assert jobs["spec"]["namespaceSelector"] == {"any": True}
     template = coordinator(job(), IMAGES)

@@ -20,7 +20,7 @@ from tests.support.cluster import ON_OUR_OWN, prometheus_operator
 from tests.support.cluster.helm import CHART, Helm, image_values
 from tests.support.cluster.images import Images
 from tests.support.cluster.operated import CRD, LONG, Job, kubectl, manifest
-from tests.support.cluster.pods import Manifest, Namespace, restricted
+from tests.support.cluster.pods import Manifest, Namespace, container, named, pod, restricted
 from tests.support.cluster.prometheus import Prometheus, configured
 from tests.support.cluster.prometheus_operator import LABEL, Programs, PrometheusObject
 from tests.support.cluster.recording import Period, record
@@ -272,6 +272,36 @@ def test_no_alert_fires_for_a_job_that_is_well(prometheus: Prometheus, period: P
     assert {name: health for name, (health, _) in seen().items()} == dict.fromkeys(ours, "ok")
     told = {name for name, (_, state) in seen().items() if state != "inactive"}
     assert told - {"TandemVolumeNearlyFull"} == set(), "that one is about the disk of this machine"
+
+
+FORGED = """
+import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.end_headers()
+        whose = 'namespace="kube-system",job="bert"'
+        self.wfile.write(f'tandem_loss{{{whose}}} 666\\nkube_pod_info{{{whose}}} 666\\n'.encode())
+http.server.HTTPServer(("", 7071), Handler).serve_forever()
+"""
+"""A tenant's own pod that tells numbers in the name of somebody else's job, and numbers that are none of ours."""
+
+
+def test_a_tenant_can_tell_numbers_of_its_own_namespace_alone(
+    prometheus: Prometheus, namespace: Namespace, images: Images
+) -> None:
+    forger = named("Pod", "forger", spec=pod([container("c", images.operator, "python3", "-c", FORGED)]))
+    forger["metadata"]["labels"] |= {"tandem.dev/role": "coordinator", "tandem.dev/job": "forged"}
+    forger["spec"]["containers"][0]["ports"] = [{"name": "metrics", "containerPort": 7071}]
+    namespace.create(forger)
+    try:
+        (found,) = until(lambda: prometheus.now("tandem_loss == 666"), "what it tells", 120.0)
+        assert (found["metric"]["namespace"], found["metric"]["job"]) == (namespace.name, "forged")
+        assert prometheus.now("kube_pod_info") == []
+        assert prometheus.now('{exported_namespace!=""}') == prometheus.now('{exported_job!=""}') == []
+    finally:
+        namespace("delete", "pod", "forger", "--wait=false")
 
 
 def test_what_it_made_goes_with_the_prometheus(chosen: PrometheusObject) -> None:

@@ -57,3 +57,11 @@ app.kubernetes.io/component: operator
 {{- $one.repository -}}
 {{- if $one.digest -}}@{{ $one.digest }}{{- else -}}:{{ $one.tag | default $all.tag | default $chart.Chart.AppVersion }}{{- end -}}
 {{- end -}}
+
+{{/* Of a monitor: what a target may tell at most. More than that, and Prometheus takes nothing of it. */}}
+{{- define "tandem.limits" -}}
+sampleLimit: {{ int64 .sampleLimit }}
+labelLimit: 32
+labelNameLengthLimit: 128
+labelValueLengthLimit: 512
+{{- end -}}
