@@ -144,6 +144,10 @@ class Status(Model):
     """Number of the current membership."""
     restarts: Whole = 0
     """Generations after the first."""
+    retries: int = 0
+    """How often the job had failed and was tried again."""
+    retried_at: str | None = None
+    """The annotation `tandem.dev/retry-at` as it was seen last; another value has a failed job tried again."""
     progress: Progress | None = None
     """How far training is."""
     loss: float | None = None

@@ -17,7 +17,7 @@ from tandem.listening import endpoint
 from tandem.snapshot import Snapshot
 from tandem.status import Status
 from tandem.times import rfc3339, seconds
-from tandem_operator import jobs, kinds, names, objects, pods, reporting, tokens
+from tandem_operator import jobs, kinds, names, objects, pods, reporting, retry, tokens
 from tandem_operator.api import ApiServer, Refused, Unavailable
 from tandem_operator.attempts import Attempts, ending, place, removing, tried, writing
 from tandem_operator.backlog import Backlog
@@ -29,7 +29,7 @@ from tandem_operator.objects import Volumes
 from tandem_operator.observed import Children, observe
 from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
-from tandem_operator.reconcile import ANY_VOLUMES, is_ours, reconcile
+from tandem_operator.reconcile import ANY_VOLUMES, HASTY_SECONDS, is_ours, reconcile
 from tandem_operator.reporting import Notice, Trouble
 from tandem_operator.rivalry import PATIENCE_SECONDS, Claimant, claimant, starved_for, way_ends
 from tandem_operator.silence import Silence
@@ -170,6 +170,11 @@ class Controller:
         heard = await self._ask(job, memory, key)
         memory.idle = idle(memory.idle, heard, time.time())
         children = self._store.children(key)
+        again = retry.asked(body["metadata"])
+        if job.status is not None and again != job.status.retried_at:
+            if again is not None and job.status.phase == "Failed":
+                return await self._retry(key, body, job.status, children, again)
+            job = job.model_copy(update={"status": job.status.model_copy(update={"retried_at": again})})
         situation = Situation(
             job=job,
             uid=uid,
@@ -249,6 +254,20 @@ class Controller:
         memory.waited = time.monotonic() - asked
         self._silence.note(key, pod.uid, asked, heard is not None, reached)
         return heard
+
+    async def _retry(self, key: Key, body: Object, old: Status, children: Children, again: str) -> float | None:
+        """Begin anew with a job that has failed, once nothing of it is left."""
+        left = [pod for role in names.ROLES for pod in children.pods(role, body["metadata"]["uid"])]
+        for pod in left:
+            if not pod.deleting:
+                await self._api.delete(kinds.POD, key[0], pod.name, pod.uid)
+        if any(not pod.silent for pod in left):
+            return HASTY_SECONDS
+        status = retry.begun_anew(old, again, body["metadata"].get("generation", 1), time.time())
+        if await self._write(key, body, reporting.patch(body.get("status") or {}, status.dump())):
+            log.info("event=retried job=%s/%s retries=%d", *key, status.retries)
+            await self._tell(key, body, [Notice(retry.REASON, status.message or "")])
+        return LEAST_SECONDS
 
     # Doing
 

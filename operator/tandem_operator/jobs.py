@@ -9,14 +9,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tandem.cluster.names import RETRY_AT
 from tandem.extent import Extent, excess
 from tandem.job import DistributedTrainingJob
 from tandem.model import RuleBroken
 from tandem.status import Status
+from tandem_operator import retry
 
 Object = dict[str, Any]
 KEPT = {"name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp"}
-"""Of a job's metadata. Annotations hold the whole job a second time, managed fields a third time."""
+"""Of a job's metadata, and one annotation. The others hold the whole job a second time, managed fields a third time."""
 MOST_SPEC = Extent(depth=48, values=30_000, characters=2**20)
 MOST_STATUS = Extent(depth=8, values=5_000, characters=2**18)
 REFUSED = "tandemRefused"
@@ -37,6 +39,8 @@ def kept(body: Mapping[str, Any]) -> Object:
         LookupError, TypeError, ValueError, AttributeError: it is no object of the API server's.
     """
     metadata = {field: value for field, value in body["metadata"].items() if field in KEPT}
+    if (again := retry.asked(body["metadata"])) is not None:
+        metadata["annotations"] = {RETRY_AT: again}
     found: Object = {"apiVersion": body.get("apiVersion"), "kind": body.get("kind"), "metadata": metadata}
     if why := excess(spec := body.get("spec"), MOST_SPEC):
         found |= {"spec": None, REFUSED: f"spec {why}"}

@@ -14,6 +14,7 @@ from tandem.cluster.names import COORDINATOR as COORDINATOR
 from tandem.cluster.names import EVALUATOR as EVALUATOR
 from tandem.cluster.names import INDEX as INDEX
 from tandem.cluster.names import JOB as JOB
+from tandem.cluster.names import RETRY_AT as RETRY_AT
 from tandem.cluster.names import ROLE as ROLE
 from tandem.cluster.names import ROLES as ROLES
 from tandem.cluster.names import WORKER as WORKER

@@ -15,6 +15,7 @@ from tandem_operator.kinds import Kind
 from tandem_operator.observed import Group
 from tandem_operator.pods import Images
 from tandem_operator.reporting import Notice
+from tandem_operator.retry import incarnation
 
 DEFAULT_SIZE = "10Gi"
 MOST_WORDS = 1024
@@ -196,7 +197,7 @@ def event(about: Mapping[str, Any], notice: Notice, now: str, entropy: str) -> M
 
 def resolved(job: DistributedTrainingJob, uid: str) -> Manifest:
     """The job as the other processes read it, without the defaults, which they know; and which object it is."""
-    annotations = {INCARNATION: uid}
+    annotations = {INCARNATION: incarnation(job, uid)}
     metadata = {"name": job.metadata.name, "namespace": job.metadata.namespace, "annotations": annotations}
     return {"apiVersion": job.api_version, "kind": job.kind, "metadata": metadata, "spec": job.spec.dump_brief()}
 

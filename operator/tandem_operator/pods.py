@@ -21,6 +21,7 @@ from tandem.listening import EVERYWHERE
 from tandem.variables import EnvVar
 from tandem_operator import names
 from tandem_operator.overlay import overlay
+from tandem_operator.retry import incarnation
 
 USER = 65532
 """The user and group of the images."""
@@ -138,7 +139,7 @@ def worker(job: DistributedTrainingJob, uid: str, images: Images, endpoint: str)
     # Kubernetes replaces $(NAME) in commands; what the user wrote is the user's.
     command = command[:begin] + [word.replace("$(", "$$(") for word in command[begin:]]
     variables = {"OMP_NUM_THREADS": str(threads(job))} | launch.environment(job, run_dir(job), "")
-    variables |= {launch.COORDINATOR: endpoint, launch.UID: uid}
+    variables |= {launch.COORDINATOR: endpoint, launch.UID: incarnation(job, uid)}
     fields = {launch.REPLICA: "metadata.name", launch.NODE: "spec.nodeName", ADDRESS: "status.podIP"}
     container = {
         **_container(names.WORKER, spec.trainer.image or images.trainer, command),
@@ -169,7 +170,7 @@ def evaluator(job: DistributedTrainingJob, uid: str, images: Images, follows: bo
     evaluation = job.spec.evaluation
     command = [PYTHON, "-m", "tandem_evaluator", "--processes", str(evaluation.processes_per_replica)]
     fields = {launch.REPLICA: "metadata.name"}
-    own = {launch.UID: uid} | NO_GPU
+    own = {launch.UID: incarnation(job, uid)} | NO_GPU
     variables = HOME | {"OMP_NUM_THREADS": "1"} | launch.environment(job, run_dir(job), "") | own
     container = {
         **_container(names.EVALUATOR, images.evaluator, command),

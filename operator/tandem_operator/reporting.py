@@ -102,6 +102,8 @@ def status(
         ),
         "generation": base.generation or old.generation,
         "restarts": max(base.restarts, old.restarts),
+        "retries": old.retries,
+        "retried_at": old.retried_at,
         "progress": base.progress or old.progress,
         "loss": _rounded(base.loss if base.loss is not None else old.loss),
         "start_time": base.start_time or old.start_time,

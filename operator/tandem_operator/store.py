@@ -145,7 +145,7 @@ class Store:
         if before is None or before["metadata"]["uid"] != _text(metadata["uid"]):
             return [key]
         # A change of the status alone is our own.
-        told = ("generation", "deletionTimestamp")
+        told = ("generation", "deletionTimestamp", "annotations")
         return [] if all(before["metadata"].get(field) == metadata.get(field) for field in told) else [key]
 
 

@@ -1,4 +1,4 @@
-"""`tandem submit | status | logs | events` as a user calls them, with a kubectl that answers as the test wants it."""
+"""`tandem submit`, `status`, `retry`, `logs` and `events` as a user calls them, with a kubectl that a test answers."""
 
 import json
 import os
@@ -338,3 +338,25 @@ def test_on_a_terminal_watching_draws_a_picture_and_ctrl_c_leaves_it(fake: FakeK
         process.kill()
         process.wait(30)
         os.close(ours)
+
+
+def test_retry_asks_for_another_try_of_a_job_that_has_failed(fake: FakeKubectl) -> None:
+    cluster(fake, phase="Failed")
+    fake.answers("annotate")
+    done = called(fake, "retry", "digits", "-n", "team")
+    assert (done.returncode, done.stdout.strip()) == (
+        0,
+        "digits is tried again; see: tandem status digits --watch -n team",
+    )
+    words = fake.asked[-1].words
+    assert words[-5:-2] == ["annotate", JOBS, "digits"]
+    assert words[-2].startswith("tandem.dev/retry-at=20")
+    assert words[-1] == "--overwrite"
+
+
+def test_retry_leaves_a_job_alone_that_has_not_failed(fake: FakeKubectl) -> None:
+    cluster(fake)
+    done = called(fake, "retry", "digits")
+    assert done.returncode == 2
+    assert "digits is Running; only a job that has Failed is tried again" in done.stderr
+    assert not [one for one in fake.asked if "annotate" in one.words]

@@ -27,6 +27,7 @@ COMMANDS = {
     "submit": "Give jobs to a cluster, or change those that are there.",
     "status": "Say how jobs on a cluster get on.",
     "logs": "Print the logs of all pods of a job, in the order of time.",
+    "retry": "Try a failed job on a cluster again, from its newest checkpoint.",
     "events": "Say what happened to a job and its pods.",
 }
 """Every command with its one-line help. To add one: a line here, and `tandem/cli/NAME.py` with a function or a

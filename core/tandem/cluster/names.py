@@ -8,6 +8,8 @@ ROLE = "tandem.dev/role"
 """Label of pods: worker, coordinator or evaluator."""
 INDEX = "tandem.dev/index"
 """Label of pods: their place among those of their role, from 0."""
+RETRY_AT = "tandem.dev/retry-at"
+"""Annotation of a failed job: any new value has it tried again."""
 
 WORKER, COORDINATOR, EVALUATOR = "worker", "coordinator", "evaluator"
 ROLES = (WORKER, COORDINATOR, EVALUATOR)

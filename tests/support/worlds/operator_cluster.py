@@ -39,6 +39,8 @@ class Cluster:
     """What the coordinator was told."""
     complete: bool = False
     """Training is."""
+    failed: bool = False
+    """The coordinator says so."""
     written: list[tuple[str, Kind, str]] = field(default_factory=list)
     """Verb, kind, name."""
     mute: set[str] = field(default_factory=set)
@@ -143,6 +145,7 @@ class Cluster:
             return None
         inside = [body for body in self.pods(names.WORKER) if self._running(body)]
         phase = "Succeeded" if self.complete else "Running" if inside else "Pending"
+        phase = "Failed" if self.failed else phase
         wish = self.target or 2
         self.known |= {body["metadata"]["name"] for body in inside}
         view = GenerationView(generation=1, world_size=1, members=[*self.known], opened_at=0.0, reason="Started")
@@ -177,6 +180,12 @@ class Cluster:
         body["spec"] = merged(body["spec"], change)
         body["metadata"]["generation"] += 1
         self._store(place, body, "MODIFIED")
+
+    def annotate(self, kind: Kind, name: str, annotations: Object) -> None:
+        """Somebody gives an object annotations."""
+        body = copy.deepcopy(self.objects[kind, NAMESPACE, name])
+        body["metadata"]["annotations"] = annotations
+        self._store((kind, NAMESPACE, name), body, "MODIFIED")
 
     def end(self, place: Place) -> None:
         """An object is deleted: pods take a while, other things are gone, and what they own goes with them."""

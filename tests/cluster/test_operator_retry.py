@@ -1,0 +1,41 @@
+"""A job that has failed is tried again in place, on a real cluster."""
+
+import json
+
+import pytest
+
+from tests.support.cluster.operated import LONG, Job, Operator, manifest, seen
+from tests.support.cluster.pods import Namespace
+
+KILL = """
+import os, pathlib
+for one in pathlib.Path("/proc").glob("[0-9]*"):
+    words = (one / "cmdline").read_bytes().split(bytes(1))
+    if b"tandem_trainer" in words and b"tandem_trainer.agent" not in words:
+        os.kill(int(one.name), 9)
+"""
+"""Ends the ranks of a worker, and not its agent."""
+
+
+@pytest.mark.timeout(400)
+def test_a_failed_job_goes_on_from_its_newest_checkpoint(namespace: Namespace, operator: Operator) -> None:
+    job = Job(namespace, "again")
+    job.apply(manifest("again", trainer=LONG, elasticity={"maxRestarts": 0, "warmStart": False}))
+    job.trains()
+    job.becomes(lambda: job.status.get("latestCheckpoint"), "a checkpoint")
+    namespace("exec", job.live("worker")[0], "--", "python3", "-c", KILL)
+    job.reaches("Failed")
+    kept = job.status["latestCheckpoint"]["step"]
+    before = {pod["metadata"]["name"] for role in ("worker", "coordinator") for pod in job.pods(role)}
+    namespace("wait", "dtj/again", "--for=condition=Stalled", "--timeout=10s")
+
+    namespace("annotate", "dtj/again", "tandem.dev/retry-at=once")
+    job.reaches("Running")
+    assert job.status["retries"] == 1
+    job.trains(beyond=kept)
+    assert not before & {pod["metadata"]["name"] for role in ("worker", "coordinator") for pod in job.pods(role)}
+    namespace("wait", "dtj/again", "--for=condition=Ready", "--timeout=10s")
+    assert seen(job, ["Retried", "generation 2"]), job.describe()
+    first = json.loads(namespace("get", "dtj", "again", "-o", "json"))["status"]
+    assert first["latestCheckpoint"]["step"] >= kept, "it did not begin anew"
+    namespace("delete", "dtj", "again", "--wait=false")
