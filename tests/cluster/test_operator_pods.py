@@ -65,6 +65,22 @@ def test_a_deleted_token_comes_back_as_it_was_and_the_job_goes_on(namespace: Nam
 
 
 @pytest.mark.timeout(400)
+def test_a_job_whose_token_an_earlier_operator_has_drawn_keeps_it(namespace: Namespace, operator: Operator) -> None:
+    """That operator made the Secret at random; this one cannot read it, and is known by a digest."""
+    namespace("create", "secret", "generic", "earlier-token", "--from-literal=token=drawn-at-random")
+    job = Job(namespace, "earlier")
+    job.apply(manifest("earlier", trainer=LONG))
+    job.trains()
+    workers, generation = job.live("worker"), job.status["generation"]
+    operator.kill()
+    operator.start()
+    job.trains(beyond=job.step)
+    assert (job.live("worker"), job.status["generation"]) == (workers, generation), job.describe()
+    assert secret(namespace, "earlier-token") == "drawn-at-random"
+    namespace("delete", "dtj", "earlier")
+
+
+@pytest.mark.timeout(400)
 def test_a_coordinator_has_a_template_and_all_pods_can_run_as_any_user_of_group_0(
     namespace: Namespace, operator: Operator
 ) -> None:

@@ -157,6 +157,15 @@ def test_an_agent_that_is_there_before_the_job_is_recorded_waits_for_it(tmp_path
         assert group.agents["worker-0"].wait(SECONDS) == 0
 
 
+def test_an_agent_that_is_there_before_its_coordinator_waits_for_it(tmp_path: Path) -> None:
+    """All pods of a job are made at once, and a coordinator's image may be pulled for minutes."""
+    with Elastic(tmp_path, replicas=1, total=5) as group:
+        group.start_agent("worker-0")
+        until(lambda: "coordinator-unreachable" in group.output("worker-0"), "the agent's words")
+        group.start_coordinator()
+        assert group.agents["worker-0"].wait(SECONDS) == 0
+
+
 @pytest.mark.full("core", "coordinator", "trainer")
 def test_a_coordinator_that_holds_a_heartbeat_for_long_is_not_taken_for_away(tmp_path: Path) -> None:
     heartbeats = {"heartbeatSeconds": 14.0, "lostAfterSeconds": 60.0}
