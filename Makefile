@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tandem
 
-.PHONY: help setup run fmt lint type check test e2e e2e-prepare e2e-full budgets gpu cluster soak generate images clean \
+.PHONY: help setup run fmt lint type check test e2e e2e-prepare e2e-full budgets gpu cluster soak soak-operator generate images clean \
 	bench bench-scale bench-recovery bench-checkpoint bench-operator
 .DEFAULT_GOAL := help
 
@@ -84,6 +84,9 @@ cluster: $(STAMP) ## A Kubernetes of two nodes on this machine, by hand (ARGS="d
 soak: $(STAMP) ## Random faults against one job, everything checked after each; random examples (root; SECONDS=600 SEED=1)
 	@$(PYTEST) --tier=random -m property --hypothesis-profile=random tests/unit
 	@$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1) $(ARGS)
+
+soak-operator: $(STAMP) ## Hostile objects into an operator, each measured in time and memory (ARGS="--objects 10000 --seed 1"; some minutes)
+	@$(BIN)/python -m tests.soak.operator $(ARGS)
 
 generate: $(STAMP) ## Write the CRD, the JSON schema and the reference pages from the models, and the chart's pages
 	@$(BIN)/python -m tandem.schema

@@ -130,7 +130,8 @@ def read_json(path: Path, most: int = MOST_JSON_BYTES) -> Any:
         ValueError: it is too large, or not JSON.
     """
     with open_regular(path) as file:
-        data = file.read(most + 1)
+        # As much is taken from memory as is asked for, however little there is.
+        data = file.read(min(os.fstat(file.fileno()).st_size, most) + 1)
     if len(data) > most:
         raise ValueError(f"{path} is larger than {most} bytes")
     try:

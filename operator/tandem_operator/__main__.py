@@ -23,6 +23,7 @@ from importlib.metadata import version
 from kubernetes.aio.config import ConfigException
 
 from tandem.exitcode import ExitCode
+from tandem_operator import interpreter
 from tandem_operator.api import ApiServer, Unavailable
 from tandem_operator.controller import Controller
 from tandem_operator.coordinators import Coordinators
@@ -63,6 +64,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s level=%(levelname)s %(message)s")
     # What kopf says about each watch is said a hundred times a minute.
     logging.getLogger("kopf").setLevel(logging.WARNING)
+    interpreter.prepare()
     try:
         asyncio.run(_operate(options))
     except ConfigException as error:

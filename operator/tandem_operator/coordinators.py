@@ -69,8 +69,7 @@ class Coordinators:
             body = await self._get(f"http://{endpoint}{BRIEF}", token, MOST_BRIEF_BYTES)
             if body is None:
                 body = await self._get(f"http://{endpoint}/status", token, MOST_BYTES)
-            heard = _Heard.read_json(body or b"")
-            return Snapshot(job=heard.job, time=heard.time, status=heard.status, generations=heard.generations)
+            return understood(body or b"")
         except Turned as error:
             log.warning("event=coordinator-refused endpoint=%s status=%d", endpoint, error.status)
             return None
@@ -115,6 +114,16 @@ class Coordinators:
             if answer.status != 200:
                 raise Turned(answer.status)
             return await _read(answer, most)
+
+
+def understood(body: bytes) -> Snapshot:
+    """What an answer says: no more than `brief` of it, also where it is the whole status.
+
+    Raises:
+        pydantic.ValidationError: it is none.
+    """
+    heard = _Heard.read_json(body)
+    return Snapshot(job=heard.job, time=heard.time, status=heard.status, generations=heard.generations)
 
 
 class Unreached(Exception):  # noqa: N818 - it is a state of the network

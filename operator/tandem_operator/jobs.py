@@ -5,6 +5,7 @@ needs is not kept, and the job is refused in words.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,6 +20,8 @@ from tandem_operator import retry
 Object = dict[str, Any]
 KEPT = {"name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp"}
 """Of a job's metadata, and one annotation. The others hold the whole job a second time, managed fields a third time."""
+NAMED = ("namespace", "name", "uid")
+"""Of these, what every object has."""
 MOST_SPEC = Extent(depth=48, values=30_000, characters=2**20)
 MOST_STATUS = Extent(depth=8, values=5_000, characters=2**18)
 REFUSED = "tandemRefused"
@@ -39,6 +42,10 @@ def kept(body: Mapping[str, Any]) -> Object:
         LookupError, TypeError, ValueError, AttributeError: it is no object of the API server's.
     """
     metadata = {field: value for field, value in body["metadata"].items() if field in KEPT}
+    if wrong := [field for field in NAMED if not isinstance(metadata.get(field), str) or not metadata[field]]:
+        raise TypeError(f"metadata.{wrong[0]} is no text")
+    if not isinstance(metadata.get("generation"), int):
+        metadata["generation"] = 1
     if (again := retry.asked(body["metadata"])) is not None:
         metadata["annotations"] = {RETRY_AT: again}
     found: Object = {"apiVersion": body.get("apiVersion"), "kind": body.get("kind"), "metadata": metadata}
@@ -70,11 +77,7 @@ def parsed(body: Mapping[str, Any]) -> DistributedTrainingJob:
 
 
 def status_of(body: Mapping[str, Any]) -> Status | None:
-    """The status that an object says; of one that is not understood, how the job has ended.
-
-    Raises:
-        pydantic.ValidationError: not even that is understood.
-    """
+    """The status that an object says; of one that is not understood, how the job has ended, if that is."""
     status = body.get("status")
     if not status or not isinstance(status, dict):
         return None
@@ -82,7 +85,9 @@ def status_of(body: Mapping[str, Any]) -> Status | None:
         return Status.read(status)
     except ValidationError:
         # Of another version of the operator, or somebody's handiwork: what can be known again is known again.
-        return Status.read(_ends(status))
+        with suppress(ValidationError):
+            return Status.read(_ends(status))
+    return None
 
 
 def _ends(status: Mapping[str, Any]) -> Object:

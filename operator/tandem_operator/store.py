@@ -135,14 +135,14 @@ class Store:
     def _see_job(self, whole: Object, listed: int | None) -> list[Key]:
         body = jobs.kept(whole)
         metadata = body["metadata"]
-        key = (_text(metadata["namespace"]), _text(metadata["name"]))
+        key = (metadata["namespace"], metadata["name"])
         before = self._jobs.get(key)
         if before is not None and _is_older(version(metadata), version(before["metadata"]), listed):
             return []
         if jobs.REFUSED in body:
             self.unreadable.note(kinds.JOB, body, body[jobs.REFUSED])
         self._jobs[key] = body
-        if before is None or before["metadata"]["uid"] != _text(metadata["uid"]):
+        if before is None or before["metadata"]["uid"] != metadata["uid"]:
             return [key]
         # A change of the status alone is our own.
         told = ("generation", "deletionTimestamp", "annotations")

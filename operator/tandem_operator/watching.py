@@ -11,7 +11,6 @@ in them until the operator starts again.
 
 import asyncio
 import logging
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,9 +26,6 @@ SWEEP_SECONDS = 60.0
 RETRY_SECONDS = 2.0
 CHUNK = 25
 """Objects in one answer of a list of kopf's. Each may have a megabyte and a half, and thirty times that once parsed."""
-NESTING = 12_000
-"""Levels of JSON that can be parsed. The API server takes 10,000, and a template may have them; by default Python stops
-at a thousand, in kopf's watch as well. So many take 1.3 MB of the stack, which has eight."""
 STALE_SECONDS = 4 * SWEEP_SECONDS
 """Without a complete list for so long, the operator does not know what is going on."""
 
@@ -57,7 +53,6 @@ class Watching:
 
     async def watch(self) -> None:
         """Have kopf watch, until cancelled."""
-        sys.setrecursionlimit(max(sys.getrecursionlimit(), NESTING))
         registry = kopf.OperatorRegistry()
         for kind in (kinds.JOB, *kinds.WATCHED):
             kopf.on.event(kind.group, kind.version, kind.plural, id=f"see-{kind.plural}", registry=registry)(

@@ -1,0 +1,86 @@
+"""What somebody hostile, or merely odd, may put before the operator and a coordinator.
+
+Real objects, each with something in it changed by chance, as JSON of no more than the API server and etcd let through.
+"""
+
+import json
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from tests.support.worlds.operator_world import World
+
+MOST_BYTES = 1_400_000
+"""An object in etcd has a megabyte and a half at most."""
+DEEPEST = 9_900
+"""The API server takes 10,000 levels of JSON."""
+
+SMALL: Sequence[Any] = (
+    *(None, True, False, 0, -1, 2**53 + 1, 10**400, 1e308, -1e-308, "", " ", "\x00", "\ud7ff", "٣", "a/b", "../.."),
+    *([], {}, [None], [[]], [{}], {"": None}, {"name": None}, {"name": []}, "1" * 5_000, "9" * 10, "null", "\x1b[2J"),
+    *("0001-01-01T00:00:00Z", "9999-12-31T23:59:59+23:59", "2026-13-45T99:99:99Z", "0000-00-00", "1e999999999", "1Ei"),
+)
+LARGE = ("deep objects", "deep lists", "objects", "lists", "text", "names", "numbers", "pairs")
+
+
+def mutated(real: Any, chance: Random, large: float = 0.2) -> bytes:
+    """Its JSON with one to three things changed.
+
+    Args:
+        large: how often one of them becomes as large as there is room for.
+    """
+    found = json.loads(json.dumps(real))
+    marker, kind = "\u0001here", ""
+    for _ in range(chance.randint(1, 3)):
+        places = list(_places(found))
+        if not places:
+            break
+        where, key = chance.choice(places)
+        what = chance.random()
+        if what < 0.15:
+            del where[key]
+        elif what < 0.15 + large and not kind:
+            where[key], kind = marker, chance.choice(LARGE)
+        elif what < 0.5 + large and isinstance(where, dict):
+            where[chance.choice(("", "name", "metadata", "x" * 300, str(key).upper()))] = chance.choice(SMALL)
+        else:
+            where[key] = chance.choice(SMALL)
+    text = json.dumps(found)
+    if kind:
+        text = text.replace(json.dumps(marker), _large(kind, max(0, MOST_BYTES - len(text))), 1)
+    return text.encode(errors="replace")
+
+
+def _places(value: Any) -> Any:
+    """Every container with each of its keys. Not deeper than real objects are."""
+    keys = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
+    for key in keys:
+        yield value, key
+        yield from _places(value[key])
+
+
+def _large(kind: str, room: int) -> str:
+    match kind:
+        case "deep objects":
+            return '{"a":' * DEEPEST + "1" + "}" * DEEPEST
+        case "deep lists":
+            return "[" * DEEPEST + "]" * DEEPEST
+        case "objects":
+            return "[" + "{}," * (room // 3 - 1) + "{}]"
+        case "lists":
+            return "[" + "[]," * (room // 3 - 1) + "[]]"
+        case "text":
+            return '"' + "x" * (room - 2) + '"'
+        case "names":
+            return "{" + ",".join(f'"{number:x}":1' for number in range(room // 10)) + "}"
+        case "numbers":
+            return "[" + "1.5," * (room // 4 - 1) + "1]"
+        case _:
+            return "[" + '{"name":"a","value":"b"},' * (room // 25 - 1) + "{}]"
+
+
+def real_objects() -> list[tuple[Any, dict[str, Any]]]:
+    """Kind and body of every object of a job that trains, and of the job."""
+    world = World()
+    world.settle()
+    return [(place[0], body) for place, body in world.cluster.objects.items()]

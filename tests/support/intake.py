@@ -1,0 +1,92 @@
+"""An operator that takes in whatever it is given, beside an API server that swallows everything: what a fuzz feeds."""
+
+import asyncio
+import copy
+import json
+from typing import Any
+
+from tandem.snapshot import Snapshot
+from tandem_operator import kinds, names
+from tandem_operator.controller import Controller
+from tandem_operator.gauges import Gauges
+from tandem_operator.kinds import Kind
+from tandem_operator.store import Key, Store
+from tandem_operator.watching import Watching
+from tests.support import manifests
+from tests.support.worlds.operator_job import IMAGES, TASK
+
+HEALTHY = ("others", "healthy")
+"""A job that nobody has changed anything of."""
+
+
+class Swallowing:
+    """An API server that does all it is told and keeps nothing, and coordinators that all say the same."""
+
+    def __init__(self) -> None:
+        self.heard: Snapshot | None = None
+        self.statuses: dict[Key, list[dict[str, Any]]] = {}
+
+    async def get(self, *_: Any) -> None:
+        return None
+
+    async def create(self, kind: Kind, manifest: dict[str, Any]) -> dict[str, Any]:
+        made = copy.deepcopy(manifest)
+        made["metadata"] |= {"uid": "made", "resourceVersion": "1"}
+        return made
+
+    apply = create
+
+    async def patch_status(self, kind: Kind, namespace: str, name: str, changes: Any, version: str = "") -> None:
+        # The API server gets it as JSON.
+        json.dumps(changes, allow_nan=False)
+        self.statuses.setdefault((namespace, name), []).append(changes)
+
+    async def delete(self, *_: Any) -> None:
+        pass
+
+    terminate = delete
+
+    async def ask(self, *_: Any) -> Snapshot | None:
+        return self.heard
+
+    async def tell(self, *_: Any) -> bool:
+        return True
+
+
+class Operator:
+    """The part of an operator that takes in and decides. Make it inside a running event loop."""
+
+    def __init__(self) -> None:
+        self.api, self.store, self.gauges = Swallowing(), Store(), Gauges()
+        api: Any = self.api
+        self.controller = Controller(api, api, self.store, IMAGES, self.gauges, b"key")
+        self.gauges.unreadable = lambda: self.store.unreadable.counts
+        self.watching = Watching(api, self.store, lambda key: None, ())
+        healthy = manifests.manifest(HEALTHY[1], HEALTHY[0], trainer=TASK)
+        healthy["metadata"] |= {"uid": "healthy", "resourceVersion": "1", "generation": 1}
+        self.store.see(kinds.JOB, healthy)
+
+    def take(self, kind: Kind, what: str, body: Any) -> None:
+        """As a watch tells it."""
+        self.watching.take(kind, what, body)
+
+    async def attend(self, kind: Kind, body: Any) -> None:
+        """Look at the job that an object says it belongs to, if it says one."""
+        metadata = body.get("metadata") if isinstance(body, dict) else None
+        if not isinstance(metadata, dict):
+            return
+        labels = metadata.get("labels")
+        job = metadata.get("name") if kind is kinds.JOB else labels.get(names.JOB) if isinstance(labels, dict) else None
+        key = metadata.get("namespace"), job
+        if all(isinstance(one, str) for one in key):
+            await self.controller.attend((str(key[0]), str(key[1])))
+
+    async def goes_on(self) -> None:
+        """The healthy job is looked after, and metrics are told, whatever was taken in."""
+        before = len(self.api.statuses.get(HEALTHY, ()))
+        await self.controller.attend(HEALTHY)
+        statuses = self.api.statuses.pop(HEALTHY)
+        assert len(statuses) > before
+        assert statuses[-1]["phase"] == "Pending"
+        assert b"tandem_operator_unreadable_objects_total" in self.gauges.text()
+        await asyncio.sleep(0)

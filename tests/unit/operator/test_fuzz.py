@@ -1,0 +1,84 @@
+"""Whatever is taken in, nothing ends: real objects with something changed by chance (`make soak-operator`)."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator
+from functools import cache
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tandem.snapshot import GenerationView, Snapshot
+from tandem.status import Members, Status
+from tandem_operator.coordinators import understood
+from tests.support.hostile import mutated, real_objects
+from tests.support.intake import Operator
+
+FEW = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+VIEW = GenerationView(generation=1, world_size=2, members=["a", "b"], opened_at=1.0, reason="Started")
+HEARD = Snapshot(
+    job="j",
+    time=1.0,
+    status=Status(phase="Running", workers=Members(desired=2, ready=2), generation=1, world_size=2),
+    generations=[VIEW],
+)
+real = cache(real_objects)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """An exception that is told with its stack takes longer than the object."""
+    log = logging.getLogger("tandem.operator")
+    log.setLevel(logging.CRITICAL)
+    yield
+    log.setLevel(logging.NOTSET)
+
+
+@FEW
+@given(st.integers(0, 2**32), st.sampled_from(["ADDED", "MODIFIED", "DELETED"]))
+def test_no_object_harms_the_others(seed: int, what: str) -> None:
+    chance = Random(seed)
+    bodies: list[tuple[Any, Any]] = []
+    for kind, body in chance.sample(real(), 3):
+        text = mutated(body, chance, large=0.02)
+        try:
+            bodies.append((kind, json.loads(text)))
+        except RecursionError:
+            continue
+
+    async def work() -> None:
+        operator = Operator()
+        for kind, body in real():
+            operator.take(kind, "ADDED", body)
+        for kind, body in bodies:
+            operator.take(kind, what, body)
+            await operator.attend(kind, body)
+        await operator.goes_on()
+
+    asyncio.run(work())
+
+
+@FEW
+@given(st.integers(0, 2**32))
+def test_no_answer_of_a_coordinator_harms_the_others(seed: int) -> None:
+    chance = Random(seed)
+    text = mutated(HEARD.dump(), chance, large=0.02)
+
+    async def work() -> None:
+        operator = Operator()
+        for kind, body in real():
+            operator.take(kind, "ADDED", body)
+        try:
+            operator.api.heard = understood(text)
+        except ValidationError:
+            return
+        for kind, body in real()[:1]:
+            await operator.attend(kind, body)
+        await operator.goes_on()
+
+    asyncio.run(work())
