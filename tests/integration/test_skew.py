@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tandem import launch
-from tandem.protocol import FIRST_FIELDS, HEADER
+from tandem.protocol import FIRST_FIELDS, FIRST_WORDS, HEADER
 from tandem.rundir import RunDir
 from tandem_evaluator.result import ShardResult
 from tests.support import manifests
@@ -24,6 +24,8 @@ from tests.support.processes import tandem
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
+whole_runs = pytest.mark.full("core", "coordinator", "trainer", "evaluator")
+"""What takes a run from its beginning to its end."""
 
 DIGITS = {
     "task": "image-classification",
@@ -118,22 +120,36 @@ def test_an_older_coordinator_says_nothing_of_a_protocol_and_this_one_does(tmp_p
             subprocess.run([sys.executable, "-c", code], input=told, env=previous.environment, check=True, timeout=60)
 
 
-def test_the_fields_of_the_first_protocol_are_those_of_the_previous_version(previous: Previous) -> None:
-    """Until there is another previous version, which reads all: then this test goes."""
-    code = """
-import json, tandem.messages, tandem.snapshot, tandem.status
+ASKED = """
+import json, typing, tandem.messages, tandem.snapshot, tandem.status
 from tandem.model import Model
-found = {}
+fields, words = {}, {}
 for module in (tandem.messages, tandem.snapshot, tandem.status):
     for name, one in vars(module).items():
         if isinstance(one, type) and issubclass(one, Model) and one.__module__ == module.__name__:
-            found[name] = sorted(one.model_fields)
-print(json.dumps(found))
+            fields[name] = sorted(one.model_fields)
+            for field, about in one.model_fields.items():
+                if typing.get_origin(about.annotation) is typing.Literal:
+                    words[f"{name}.{field}"] = sorted(typing.get_args(about.annotation))
+print(json.dumps([fields, words]))
 """
-    said = subprocess.run(
-        [sys.executable, "-c", code], env=previous.environment, capture_output=True, check=True, timeout=60
-    ).stdout
-    assert {model.__name__: sorted(names.split()) for model, names in FIRST_FIELDS.items()} == json.loads(said)
+
+
+def told_by(environment: Mapping[str, str]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """For each message its fields, and for each field that has one its list of words."""
+    said = subprocess.run([sys.executable, "-c", ASKED], env=environment, capture_output=True, check=True, timeout=60)
+    fields, words = json.loads(said.stdout)
+    return fields, words
+
+
+def test_the_first_protocol_is_what_the_previous_version_takes(previous: Previous) -> None:
+    """Until there is another previous version, which reads all: then this test goes."""
+    fields, words = told_by(previous.environment)
+    assert {model.__name__: sorted(names.split()) for model, names in FIRST_FIELDS.items()} == fields
+    _, ours = told_by(os.environ)
+    for place, known in words.items():
+        new = set(ours.get(place, [])) - set(known)
+        assert {FIRST_WORDS.get(word) for word in new} <= set(known), f"{place}: {new} would be refused"
 
 
 # --- run directories
@@ -178,6 +194,7 @@ def new_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_of(with_ours, tmp_path_factory.mktemp("new"))
 
 
+@whole_runs
 @pytest.mark.parametrize("words", READ, ids=" ".join)
 def test_this_version_reads_a_run_of_the_previous_one(old_run: Path, words: tuple[str, ...]) -> None:
     said = tandem(*words, old_run)
@@ -186,6 +203,7 @@ def test_this_version_reads_a_run_of_the_previous_one(old_run: Path, words: tupl
     assert "not a job" not in said.stdout
 
 
+@whole_runs
 def test_the_previous_version_reads_the_report_of_a_run_of_this_one(previous: Previous, new_run: Path) -> None:
     """Its job, its lineage, its logs and its results; not its checkpoints, which are of a format of their own."""
     said = previous.tandem("report", new_run, "--no-png")
@@ -194,6 +212,7 @@ def test_the_previous_version_reads_the_report_of_a_run_of_this_one(previous: Pr
     assert "generations/" not in said.stdout
 
 
+@whole_runs
 def test_a_run_of_the_previous_version_goes_on_with_this_one(previous: Previous, tmp_path: Path) -> None:
     run = run_of(previous.tandem, tmp_path)
     names = sorted(path.name for path in (run / "checkpoints").iterdir())
@@ -208,6 +227,7 @@ def test_a_run_of_the_previous_version_goes_on_with_this_one(previous: Previous,
 # --- evaluators
 
 
+@whole_runs
 @pytest.mark.parametrize("old", [True, False], ids=["an older evaluator", "this evaluator"])
 def test_checkpoints_of_the_previous_version_are_evaluated(
     previous: Previous, old_run: Path, tmp_path: Path, old: bool
