@@ -81,7 +81,8 @@ def completed(manifest: Manifest, volumes: Volumes) -> Manifest:
 def service(job: DistributedTrainingJob, uid: str) -> Manifest:
     """An address for the coordinator that stays when its pod does not."""
     name = names.coordinator(job.metadata.name)
-    selector = {names.JOB: job.metadata.name, names.ROLE: names.COORDINATOR}
+    # By its UID, too: the coordinator of an earlier job of that name may still be about to go.
+    selector = {names.JOB: job.metadata.name, names.ROLE: names.COORDINATOR, INCARNATION: uid}
     port = {"name": "http", "port": pods.PORT, "targetPort": pods.PORT, "protocol": "TCP"}
     return _object(kinds.SERVICE, job, uid, name, {"spec": {"selector": selector, "ports": [port]}})
 
@@ -98,9 +99,8 @@ def coordinator(
         entropy: makes its name unique.
     """
     asked = {names.TEMPLATE: asked_of_coordinator(job, images, token_digest, follows)}
-    return _pod(
-        job, uid, names.COORDINATOR, pods.coordinator(job, images, token_digest, follows), new, entropy, {}, asked
-    )
+    template = pods.coordinator(job, images, token_digest, follows)
+    return _pod(job, uid, names.COORDINATOR, template, new, entropy, {INCARNATION: uid}, asked)
 
 
 def asked_of_coordinator(

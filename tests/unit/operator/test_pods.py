@@ -44,6 +44,16 @@ def test_every_pod_is_pulled_with_the_secrets_that_the_operator_was_told_of() ->
     }
 
 
+def test_the_service_leads_to_no_coordinator_of_an_earlier_job_of_that_name() -> None:
+    plan = decided(job(), Children())
+    (service,) = (one for one in plan.create if one["kind"] == "Service")
+    (ours,) = (one["metadata"]["labels"] for one in plan.make if called(one) == "coordinator 0")
+    selector = service["spec"]["selector"]
+    assert selector.items() <= ours.items()
+    (theirs,) = (one for one in decided(job(), Children(), uid="of-another").make if called(one) == "coordinator 0")
+    assert not selector.items() <= theirs["metadata"]["labels"].items()
+
+
 def test_a_template_of_the_users_is_laid_over_ours() -> None:
     template = {
         "metadata": {"labels": {"team": "vision", "app.kubernetes.io/name": "another"}},
