@@ -6,7 +6,7 @@ from pydantic import Field
 
 from tandem.model import Model, Rule
 
-Word = Annotated[str, Field(max_length=4096)]
+Word = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
 
 
 class KeyRef(Model):

@@ -39,7 +39,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
     body = json.loads(folder.job_file.read_text())
     body["metadata"]["labels"] = {"a": EVIL}
     del body["spec"]["evaluators"]
-    body["spec"]["trainer"] = {"command": ["python", "train.py " + EVIL.replace("\0", "")]}
+    body["spec"]["trainer"] = {"command": ["python", f"train.py {EVIL}".replace("\0", "")]}
     folder.job_file.write_text(json.dumps(body))
     folder.best_file.write_text(json.dumps({"name": f"best {EVIL}", "metric": EVIL, "value": 0.5, "step": 100}))
     run.read("step-000000400")
