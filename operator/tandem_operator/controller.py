@@ -13,26 +13,23 @@ from dataclasses import dataclass, field, replace
 
 from tandem.job import DistributedTrainingJob
 from tandem.launch import token_digest
-from tandem.listening import endpoint
-from tandem.snapshot import Snapshot
 from tandem.status import Status
 from tandem.times import rfc3339, seconds
-from tandem_operator import jobs, kinds, names, objects, pods, reporting, retry, tokens
+from tandem_operator import jobs, kinds, names, objects, reporting, retry, tokens
 from tandem_operator.api import ApiServer, Refused, Unavailable
 from tandem_operator.attempts import Attempts, ending, place, removing, tried, writing
 from tandem_operator.backlog import Backlog
-from tandem_operator.coordinators import LEAST_PATIENCE, Coordinators, Unreached
-from tandem_operator.course import Idle, idle
+from tandem_operator.coordinators import Coordinators
 from tandem_operator.gauges import Gauges, Holding
 from tandem_operator.jobs import InvalidSpec, Object
 from tandem_operator.objects import Volumes
 from tandem_operator.observed import Children, observe
 from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
+from tandem_operator.questions import Questions
 from tandem_operator.reconcile import ANY_VOLUMES, HASTY_SECONDS, is_ours, reconcile
 from tandem_operator.reporting import Notice, Trouble
 from tandem_operator.rivalry import PATIENCE_SECONDS, Claimant, claimant, starved_for, way_ends
-from tandem_operator.silence import Silence
 from tandem_operator.store import Key, Store
 from tandem_operator.troubles import name_taken
 
@@ -65,11 +62,6 @@ class _Memory:
     uid: str
     written: float = 0.0
     """When the status was written last."""
-    endpoint: str = ""
-    waited: float = 0.0
-    """Seconds for the last answer of its coordinator."""
-    idle: Idle | None = None
-    """Since when its coordinator has said that nobody trains."""
     attempts: Attempts = field(default_factory=dict)
     """What was tried and has not come to rest."""
     told: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -108,12 +100,11 @@ class Controller:
         volumes: Volumes = ANY_VOLUMES,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
-        self._api, self._coordinators, self._store = api, coordinators, store
+        self._api, self._store, self._questions = api, store, Questions(coordinators, key)
         self._images, self._gauges, self._key, self._volumes = images, gauges, key, volumes
         self._patience = patience
         self.backlog: Backlog[Key] = Backlog(LEAST_SECONDS, SLOW_AT_ONCE, OF_A_NAMESPACE, lambda key: key[0])
         self._memories: dict[Key, _Memory] = {}
-        self._silence: Silence[Key] = Silence()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -140,8 +131,7 @@ class Controller:
             await self._admit(key, error)
         finally:
             self._gauges.looked(time.monotonic() - began, failed)
-            memory = self._memories.get(key)
-            self.backlog.done(key, again_in, failed, memory is not None and memory.waited >= LEAST_PATIENCE)
+            self.backlog.done(key, again_in, failed, self._questions.is_slow(key))
         if self._store.job(key) is None:
             self.backlog.forget(key)
 
@@ -155,7 +145,7 @@ class Controller:
         if body is None or "deletionTimestamp" in body["metadata"]:
             # Owner references take care of what is left.
             self._memories.pop(key, None)
-            self._silence.forget(key)
+            self._questions.forget(key)
             self._gauges.forget(key)
             return None
         uid = body["metadata"]["uid"]
@@ -167,8 +157,8 @@ class Controller:
         except InvalidSpec as error:
             await self._stall(key, body, "InvalidSpec", str(error))
             return None
-        heard = await self._ask(job, memory, key)
-        memory.idle = idle(memory.idle, heard, time.time())
+        own = self._store.children(key).pods(names.COORDINATOR, uid)
+        heard = await self._questions.ask(key, job, uid, own)
         children = self._store.children(key)
         again = retry.asked(body["metadata"])
         if job.status is not None and again != job.status.retried_at:
@@ -184,9 +174,9 @@ class Controller:
             generation=body["metadata"].get("generation", 1),
             children=children,
             heard=heard,
-            idle=memory.idle,
-            fallen=self._silence.fallen(key, time.monotonic()),
-            answering=len(self._silence),
+            idle=self._questions.idle(key),
+            fallen=self._questions.fallen(key),
+            answering=self._questions.answering,
             token_digest=token_digest(tokens.token(self._key, uid)),
             now=time.time(),
             entropy=secrets.token_hex(8),
@@ -233,27 +223,6 @@ class Controller:
                 created = seconds(metadata.get("creationTimestamp")) or 0.0
                 found.append(claimant(theirs, created, metadata["uid"], workers, starved))
         return found
-
-    async def _ask(self, job: DistributedTrainingJob, memory: _Memory, key: Key) -> Snapshot | None:
-        over = job.status is not None and job.status.phase in ("Succeeded", "Failed")
-        found = [
-            pod for pod in self._store.children(key).pods(names.COORDINATOR, memory.uid) if pod.live and pod.address
-        ]
-        memory.waited = 0.0
-        if over or not found:
-            self._silence.forget(key)
-            return None
-        pod = found[-1]
-        memory.endpoint = endpoint(pod.address, pods.PORT)
-        asked = time.monotonic()
-        heard, reached = None, True
-        try:
-            heard = await self._coordinators.ask(memory.endpoint, tokens.token(self._key, memory.uid))
-        except Unreached:
-            reached = False
-        memory.waited = time.monotonic() - asked
-        self._silence.note(key, pod.uid, asked, heard is not None, reached)
-        return heard
 
     async def _retry(self, key: Key, body: Object, old: Status, children: Children, again: str) -> float | None:
         """Begin anew with a job that has failed, once nothing of it is left."""
@@ -325,7 +294,7 @@ class Controller:
                 note(ending(pod.name), None)
                 log.info("event=ended job=%s/%s kind=%s name=%s", *key, pod.kind.name, pod.name)
         if plan.target is not None:
-            await self._coordinators.tell(memory.endpoint, tokens.token(self._key, at.uid), plan.target)
+            await self._questions.tell(key, plan.target)
         return vain
 
     async def _create(self, kind: kinds.Kind, manifest: Object) -> tuple[bool, Trouble | None]:
