@@ -245,7 +245,7 @@ class RunDirectory:
         oldest = min((self._saved[ref].at for ref in waiting if ref in self._saved), default=None)
         return Evaluations(
             merged=len(self._scores),
-            skipped=len(self._skipped - {(ref.name, ref.generation) for ref in self._scores}),
+            skipped=len(self._skipped),
             failed=len(set().union(*(log.failed for log in self._logs.values()))),
             waits_since=None if oldest is None else max(oldest, self._published or oldest),
         )

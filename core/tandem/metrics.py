@@ -181,6 +181,11 @@ OPERATOR_UNREADABLE = OperatorMetric(
 )
 OPERATOR_QUEUE = OperatorMetric("tandem_operator_queue_depth", "Jobs that are due and wait to be looked at.")
 OPERATOR_JOBS = OperatorMetric("tandem_operator_jobs", "Jobs by namespace and phase.", ("namespace", "phase"))
+OPERATOR_STATE = OperatorMetric(
+    "tandem_operator_job_state_seconds",
+    "Time since a job became Ready, or ceased to be so; with its phase, and the reason.",
+    ("namespace", "job", "phase", "reason"),
+)
 OPERATOR_GPUS_ASKED = OperatorMetric(
     "tandem_operator_gpus_asked", "GPUs that workers of jobs which are not over or suspended ask for.", ("namespace",)
 )

@@ -20,6 +20,7 @@ from tandem_operator.api import ApiServer, Refused, Unavailable
 from tandem_operator.attempts import Attempts, ending, place, removing, tried, writing
 from tandem_operator.backlog import Backlog
 from tandem_operator.coordinators import Coordinators
+from tandem_operator.course import condition
 from tandem_operator.gauges import Gauges, Holding
 from tandem_operator.jobs import InvalidSpec, Object
 from tandem_operator.objects import Volumes
@@ -415,6 +416,8 @@ class Controller:
         if old.phase in ("Succeeded", "Failed"):
             return
         status = reporting.refused(old, body["metadata"].get("generation", 1), reason, message, time.time(), for_good)
+        reason_of, since = _ready_since(status)
+        self._gauges.holds(key, Holding(status.phase, reason=reason_of, since=since))
         changes = reporting.patch(body.get("status") or {}, status.dump())
         if not changes:
             return
@@ -440,7 +443,13 @@ class Controller:
 def _holding(job: DistributedTrainingJob, status: Status) -> Holding:
     workers = job.spec.workers
     ready = 0 if status.workers is None else status.workers.ready
-    return Holding(status.phase, workers.gpus, workers.replicas, ready)
+    return Holding(status.phase, workers.gpus, workers.replicas, ready, *_ready_since(status))
+
+
+def _ready_since(status: Status) -> tuple[str, float | None]:
+    """Why a job is Ready, or is not, and since when."""
+    found = condition(status, "Ready")
+    return ("", None) if found is None else (found.reason, seconds(found.last_transition_time))
 
 
 def _is_new(at: Situation) -> bool:

@@ -1,5 +1,6 @@
 """The operator's own numbers, for Prometheus. Names and help texts are in tandem.metrics."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ class Holding:
     """Wished for."""
     ready: int = 0
     """In the group."""
+    reason: str = ""
+    """Why it is Ready, or is not; one word."""
+    since: float | None = None
+    """Since when, in seconds since the epoch."""
 
 
 class Gauges:
@@ -84,6 +89,11 @@ class Gauges:
 
     def _fleet(self) -> Iterator[Metric]:
         jobs = Counter((namespace, holding.phase) for (namespace, _), holding in self._jobs.items())
+        state, now = _family(metrics.OPERATOR_STATE), time.time()
+        for (namespace, name), holding in sorted(self._jobs.items()):
+            if holding.since is not None:
+                state.add_metric([namespace, name, holding.phase, holding.reason], max(0.0, now - holding.since))
+        yield state
         asked, ready = Counter[str](), Counter[str]()
         for (namespace, _), holding in self._jobs.items():
             at_work = holding.phase not in OVER

@@ -27,13 +27,76 @@ class Case:
     series: dict[str, str]
     minutes: int
     fires: bool
+    more: str = ""
+    """The reason that it is told with."""
 
 
 def of(name: str, more: str = "") -> str:
     return f'{name}{{{WHOSE},pod="p"{more}}}'
 
 
+STATE = "tandem_operator_job_state_seconds"
+SERVICE = 'namespace="tandem-system",job="tandem-operator-metrics",pod="o"'
+OTHER = 'namespace="team",job="tandem-operator-metrics",pod="q"'
+
+
+def state(phase: str, reason: str) -> str:
+    return f'{STATE}{{{WHOSE},phase="{phase}",reason="{reason}",pod="o"}}'
+
+
 CASES = [
+    Case("TandemJobStalled", "it never made a step", {state("Starting", "Starting"): f"0+60{HOURS}"}, 60, True),
+    Case("TandemJobStalled", "it starts", {state("Starting", "Starting"): f"0+60{HOURS}"}, 20, False),
+    Case("TandemJobStalled", "a script restarts", {state("Restarting", "MemberLost"): f"0+60{HOURS}"}, 60, True),
+    Case(
+        "TandemJobFailed",
+        "it does not start",
+        {state("Failed", "DoesNotStart"): f"0+60{HOURS}"},
+        5,
+        True,
+        "DoesNotStart",
+    ),
+    Case("TandemJobFailed", "two days ago", {state("Failed", "Diverged"): f"172800+60{HOURS}"}, 5, False),
+    Case("TandemJobFailed", "it runs", {state("Running", "Running"): f"0+60{HOURS}"}, 5, False),
+    Case(
+        "TandemJobPending",
+        "no room for long",
+        {state("Pending", "Unschedulable"): f"0+60{HOURS}"},
+        60,
+        True,
+        "Unschedulable",
+    ),
+    Case("TandemJobPending", "no room for a while", {state("Pending", "Unschedulable"): f"0+60{HOURS}"}, 20, False),
+    Case("TandemJobPending", "it is queued", {state("Pending", "SchedulingGated"): f"0+60{HOURS}"}, 60, False),
+    Case(
+        "TandemRestartStorm",
+        "the first failure where one is forgiven",
+        {of("tandem_restart_budget"): f"1{HOURS}", of("tandem_restart_budget_used"): f"1{HOURS}"},
+        10,
+        False,
+    ),
+    Case(
+        "TandemOperatorNotReconciling",
+        "one of two is gone",
+        {
+            f"tandem_operator_last_list_seconds{{{SERVICE}}}": "30x20",
+            f"tandem_operator_last_list_seconds{{{OTHER}}}": f"30{HOURS}",
+        },
+        60,
+        True,
+        "operator",
+    ),
+    Case(
+        "TandemOperatorNotReconciling",
+        "one of two compares nothing",
+        {
+            f"tandem_operator_last_list_seconds{{{SERVICE}}}": f"0+60{HOURS}",
+            f"tandem_operator_last_list_seconds{{{OTHER}}}": f"30{HOURS}",
+        },
+        60,
+        True,
+        "operator",
+    ),
     Case(
         "TandemJobStalled",
         "no step for longer and longer",
@@ -231,6 +294,10 @@ def play(case: Case, folder: Path) -> subprocess.CompletedProcess[str]:
     (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": bare}]}))
     (rule,) = (rule for rule in bare if rule["alert"] == case.alert)
     labels = {**({} if "Operator" in case.alert else LABELS), **rule["labels"]}
+    if case.more == "operator":
+        labels |= {"namespace": "tandem-system", "job": "tandem-operator-metrics"}
+    elif case.more:
+        labels["reason"] = case.more
     test = {
         "interval": "1m",
         "input_series": [{"series": series, "values": values} for series, values in case.series.items()],

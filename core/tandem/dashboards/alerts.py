@@ -15,6 +15,7 @@ RUNBOOKS = "docs/alerts.md"
 BY_JOB = "on (namespace, job)"
 EACH = "max by (namespace, job)"
 """A job's coordinator may have just moved: for some minutes its series are there twice, from two pods."""
+EACH_REASON, ALL = "max by (namespace, job, reason)", "sum by (namespace, job)"
 JOB = "{{ $labels.namespace }}/{{ $labels.job }}"
 PLANNED = "MemberJoined|TargetChanged|Preempted"
 """Reasons of restarts that nobody needs to hear of."""
@@ -55,18 +56,38 @@ def _phase_is(phases: str) -> str:
     return f'and {BY_JOB} ({EACH} ({PHASE.name}{{phase=~"{phases}"}}) == 1)'
 
 
+_STARTING = metrics.OPERATOR_STATE.name + '{phase=~"Starting|Restarting"}'
+_FAILED = metrics.OPERATOR_STATE.name + '{phase="Failed"}'
+_PENDING = metrics.OPERATOR_STATE.name + '{phase="Pending",reason!="SchedulingGated"}'
 _LOSS = f"avg by (namespace, job) (avg_over_time({metrics.LOSS.name}[15m]))"
 _LOSS_BEFORE = f"avg by (namespace, job) (avg_over_time({metrics.LOSS.name}[15m] offset 30m))"
 
 JOBS = (
     Alert(
         "TandemJobStalled",
-        f"{_each(metrics.STEP_AGE)} > 600 {_phase_is('Starting|Running|Restarting')}",
+        f"{_each(metrics.STEP_AGE)} > 600 {_phase_is('Starting|Running|Restarting')} or {EACH} ({_STARTING}) > 1800",
         "5m",
         "critical",
         f"{JOB} has made no step for {{{{ $value | humanizeDuration }}}}",
         "Its processes are there, or are being started, and training does not go on. What hangs is started again by "
         "itself after elasticity.hangSeconds; this has not helped.",
+    ),
+    Alert(
+        "TandemJobFailed",
+        f"{EACH_REASON} ({_FAILED}) < 86400",
+        "0m",
+        "critical",
+        f"{JOB} has failed: {{{{ $labels.reason }}}}",
+        "It is not tried again by itself. Its checkpoints stay: mend what was wrong, and `tandem retry` goes on from "
+        "the newest. Told for a day.",
+    ),
+    Alert(
+        "TandemJobPending",
+        f"{EACH_REASON} ({_PENDING}) > 1800",
+        "5m",
+        "warning",
+        f"{JOB} waits for {{{{ $value | humanizeDuration }}}}: {{{{ $labels.reason }}}}",
+        "It has not what it needs to start. Jobs that wait in a queue are not meant.",
     ),
     Alert(
         "TandemLossUseless",
@@ -88,7 +109,7 @@ JOBS = (
     Alert(
         "TandemRestartStorm",
         f'sum by (namespace, job) (increase({metrics.RESTARTS.name}{{reason!~"{PLANNED}"}}[15m])) >= 5 '
-        f"or ({_each(metrics.FAILURES)} >= 0.8 * {_each(metrics.BUDGET)} and {_each(metrics.FAILURES)} > 0)",
+        f"or ({_each(metrics.FAILURES)} >= 0.8 * {_each(metrics.BUDGET)} and {_each(metrics.FAILURES)} > 1)",
         "0m",
         "warning",
         f"{JOB} is restarted again and again",
@@ -136,19 +157,21 @@ JOBS = (
 OPERATOR = (
     Alert(
         "TandemOperatorNotReconciling",
-        f"max({OPERATOR_AGE.name}) > 300 or absent({OPERATOR_AGE.name})",
+        f"{EACH} ({OPERATOR_AGE.name}) > 300 "
+        f"or ({EACH} (last_over_time({OPERATOR_AGE.name}[6h])) unless {EACH} ({OPERATOR_AGE.name})) "
+        f"or absent(last_over_time({OPERATOR_AGE.name}[6h]))",
         "5m",
         "critical",
-        "The operator does not look after its jobs",
+        "The operator {{ $labels.namespace }}/{{ $labels.job }} does not look after its jobs",
         "It is gone, or has not compared anything with the API server for five minutes. Jobs that train go on; lost "
         "workers are not replaced, and nothing new starts.",
     ),
     Alert(
         "TandemOperatorErrors",
-        f"sum(rate({OPERATOR_ERRORS.name}[10m])) / sum(rate({OPERATOR_RECONCILES.name}[10m])) > 0.2",
+        f"{ALL} (rate({OPERATOR_ERRORS.name}[10m])) / {ALL} (rate({OPERATOR_RECONCILES.name}[10m])) > 0.2",
         "15m",
         "warning",
-        "A fifth of what the operator looks at fails",
+        "A fifth of what the operator {{ $labels.namespace }}/{{ $labels.job }} looks at fails",
         "{{ $value | humanizePercentage }} of its looks at jobs ended with an error. Each is tried again.",
     ),
 )

@@ -269,7 +269,9 @@ def _evaluation() -> list[Panel]:
 
 def _gpus() -> list[Panel]:
     each, name = "avg by (exported_pod, gpu)", "{{exported_pod}} {{gpu}}"
-    pods = 'exported_namespace="$namespace",exported_pod=~"$job-worker-.*"'
+    # By the pods that are the job's replicas: long names of jobs are shortened in those of pods.
+    ours = f'label_replace({of(metrics.SILENT)}, "exported_pod", "$1", "replica", "(.*)")'
+    where = 'exported_namespace="$namespace"'
     return [
         graph(
             "Utilization by rank",
@@ -300,7 +302,7 @@ def _gpus() -> list[Panel]:
         graph(
             "Tensor cores at work",
             "The part of cycles in which they computed: what comes nearest to a model's FLOPs over the GPU's.",
-            Query(f"{each} (DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{pods}}})", name),
+            Query(f"{each} (DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{where}}} and on (exported_pod) {ours})", name),
             unit="percentunit",
             most=1,
             width=5,
@@ -309,7 +311,7 @@ def _gpus() -> list[Panel]:
         graph(
             "Power",
             "Of each GPU.",
-            Query(f"{each} (DCGM_FI_DEV_POWER_USAGE{{{pods}}})", name),
+            Query(f"{each} (DCGM_FI_DEV_POWER_USAGE{{{where}}} and on (exported_pod) {ours})", name),
             unit="watt",
             width=5,
             needs=DCGM,

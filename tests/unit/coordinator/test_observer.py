@@ -70,16 +70,20 @@ def test_evaluators_that_publish_something_do_not_let_it_wait(run: SmallRun, dir
     assert (seen.merged, seen.waits_since) == (2, None)
 
 
-def test_what_was_skipped_counts_unless_it_was_evaluated_all_the_same(run: SmallRun, directory: RunDirectory) -> None:
+def test_what_was_skipped_stays_counted_when_it_is_evaluated_all_the_same(
+    run: SmallRun, directory: RunDirectory
+) -> None:
+    references = []
     for step in (50, 100):
-        reference = run.save(step)
+        references.append(run.save(step))
         folder = run.rundir.evaluations / f"step-{step:09d}"
         folder.mkdir(exist_ok=True)
         replace_json(folder / "g000001.skipped.json", {"why": "a newer one", "at": 0.0})
-        if step == 50:
-            evaluate(run, reference)
-    seen = directory.look(time.time()).evaluations
-    assert (seen.merged, seen.skipped) == (1, 1)
+    before = directory.look(time.time()).evaluations
+    evaluate(run, references[0])
+    after = directory.look(time.time()).evaluations
+    assert (before.merged, before.skipped) == (0, 2)
+    assert (after.merged, after.skipped) == (1, 2), "a counter never falls"
 
 
 def test_a_checkpoint_that_several_evaluators_could_not_read_failed_once(

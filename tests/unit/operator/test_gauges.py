@@ -1,5 +1,8 @@
 """What the operator tells of all jobs."""
 
+import time
+
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.metrics import OPERATOR
@@ -52,6 +55,14 @@ def test_looks_and_errors_are_counted_from_zero() -> None:
 
 def test_every_metric_of_the_list_is_told() -> None:
     gauges = Gauges()
-    gauges.holds(("lab", "a"), Holding("Running"))
+    gauges.holds(("lab", "a"), Holding("Running", reason="Running", since=0.0))
     gauges.unreadable = lambda: {"Pod": 0}
     assert {name for name, *_ in told(gauges)} == {metric.name for metric in OPERATOR}
+
+
+def test_since_when_a_job_is_ready_or_is_not_is_told_with_the_reason() -> None:
+    gauges = Gauges()
+    gauges.holds(("lab", "a"), Holding("Failed", reason="DoesNotStart", since=time.time() - 90))
+    assert told(gauges)["tandem_operator_job_state_seconds", "a", "lab", "Failed", "DoesNotStart"] == pytest.approx(
+        90, abs=30
+    )
