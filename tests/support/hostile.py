@@ -5,6 +5,7 @@ Real objects, each with something in it changed by chance, as JSON of no more th
 
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -42,9 +43,9 @@ def mutated(real: Any, chance: Random, large: float = 0.2) -> bytes:
         elif what < 0.15 + large and not kind:
             where[key], kind = marker, chance.choice(LARGE)
         elif what < 0.5 + large and isinstance(where, dict):
-            where[chance.choice(("", "name", "metadata", "x" * 300, str(key).upper()))] = chance.choice(SMALL)
+            where[chance.choice(("", "name", "metadata", "x" * 300, str(key).upper()))] = deepcopy(chance.choice(SMALL))
         else:
-            where[key] = chance.choice(SMALL)
+            where[key] = deepcopy(chance.choice(SMALL))
     text = json.dumps(found)
     if kind:
         text = text.replace(json.dumps(marker), _large(kind, max(0, MOST_BYTES - len(text))), 1)
