@@ -42,6 +42,9 @@ from tests.support.worlds.small_run import SmallRun
 
 MOST_SECONDS = 0.1
 MOST_BYTES = 10_000_000
+LOOK = "parse a run directory"
+MOST_THREAD_SECONDS = 0.5
+"""Of a look at a run directory, on a thread of its own and in steps: parsing, and the digest of a manifest."""
 MOST_PARSED_BYTES = 64_000_000
 """Of parsing, which is the JSON parser's and the client's."""
 PROGRESS = 500
@@ -99,7 +102,7 @@ class Soak:
             return
         if seconds > worst.seconds:
             worst.seconds, worst.slowest = seconds, which
-        if seconds > MOST_SECONDS:
+        if seconds > (MOST_THREAD_SECONDS if what == LOOK else MOST_SECONDS):
             self.violations.append(f"{which}: {what} took {1e3 * seconds:.0f} ms")
 
     def table(self) -> str:
@@ -144,7 +147,7 @@ def _files(soak: Soak, run: SmallRun, real: dict[Path, bytes], chance: Random, w
     path.write_bytes(mutated(value, chance) + b"\n")
     which = f"{path.name} {which}"
     try:
-        with soak.measuring("parse a run directory", which), suppress(ValueError):
+        with soak.measuring(LOOK, which), suppress(ValueError):
             # The record of a generation that is damaged is told, and a person has to look.
             RunDirectory(run.rundir, run.rundir.read_job().spec.evaluation).look(time.time())
     finally:
