@@ -184,9 +184,11 @@ class Controller:
             attempts=memory.attempts,
         )
         plan = reconcile(situation, self._images, self._volumes)
-        refused = await self._carry_out(key, plan, situation, memory)
-        if not refused and any(_kind(manifest) is kinds.SERVICE for manifest in plan.create):
-            # Workers are told the address that the Service has just been given, and are made in the same look.
+        # Workers are told the address that the Service is given: all pods are made in the same look, after it.
+        first = any(_kind(manifest) is kinds.SERVICE for manifest in plan.create)
+        objects_alone = replace(plan, make=(), remove=(), target=None)
+        refused = await self._carry_out(key, objects_alone if first else plan, situation, memory)
+        if first and not refused:
             situation = replace(situation, children=self._store.children(key), attempts=memory.attempts)
             then = reconcile(situation, self._images, self._volumes)
             plan = replace(then, notices=(*plan.notices, *(one for one in then.notices if one not in plan.notices)))
@@ -263,8 +265,9 @@ class Controller:
             if trouble is not None:
                 # That it is there is seen from what is made after it.
                 return vain
-        for manifest in plan.create:
-            made, trouble = await self._create(_kind(manifest), manifest)
+        # None of them needs another one.
+        made_now = await asyncio.gather(*(self._create(_kind(manifest), manifest) for manifest in plan.create))
+        for manifest, (made, trouble) in zip(plan.create, made_now, strict=True):
             note(writing(_kind(manifest), manifest["metadata"]["name"]), trouble, made or trouble is None)
         for manifest in plan.update:
             updated, trouble = await self._update(key, manifest)
