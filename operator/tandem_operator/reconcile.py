@@ -224,9 +224,14 @@ def _needed(at: Situation) -> _Needed:
             create.append(manifest)
         elif there is not None and not waits:
             # The UID keeps the API server from making what is gone, or changing what has taken its name.
-            update.append({**manifest, "metadata": {**manifest["metadata"], "uid": there.uid}})
-        # Workers wait for the Service's address; nobody else needs it.
-        lacking |= waits and kind is not kinds.SERVICE
+            named = {**manifest, "metadata": {**manifest["metadata"], "uid": there.uid}}
+            if kind is kinds.CLAIM and not there.applied:
+                # Somebody else has made it: it is marked as the job's, and stays as it is.
+                named.pop("spec")
+            update.append(named)
+        # Workers wait for the Service's address; nobody else needs it. A claim does as it is, where it must not change.
+        usable = there is not None and is_ours(there, manifest) and kind is kinds.CLAIM
+        lacking |= waits and kind is not kinds.SERVICE and not usable
     settled += [] if lacks_token else [secret]
     return _Needed(tuple(create), tuple(update), lacks_token, tuple(taken), tuple(settled), lacking)
 

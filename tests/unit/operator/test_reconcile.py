@@ -7,7 +7,7 @@ import pytest
 
 from tandem.snapshot import GenerationView
 from tandem_operator import kinds, names
-from tandem_operator.attempts import Attempt, place
+from tandem_operator.attempts import Attempt, place, writing
 from tandem_operator.fleet import LONGEST_PAUSE
 from tandem_operator.objects import Volumes
 from tandem_operator.observed import Children, Claim, Pod, Thing, children
@@ -155,6 +155,36 @@ def test_a_volume_that_outlived_an_earlier_job_of_that_name_is_taken_up_again() 
     plan = decided(of, children([kept]))
     assert "PersistentVolumeClaim digits-checkpoints" not in made(plan)
     assert not [trouble for trouble in plan.status.conditions if trouble.reason == "NameTaken"]
+
+
+def test_a_claim_that_nobody_owns_and_no_job_has_left_is_taken_only_where_it_says_so() -> None:
+    of = job()
+    theirs = Claim(name=names.checkpoints("digits"), phase="Bound")
+    plan = decided(of, children([theirs]))
+    assert made(plan) == ["ConfigMap digits-job", "Service digits-coordinator"], "no pod mounts it"
+    (why,) = (one for one in plan.status.conditions if one.type == "Initialized")
+    assert (why.reason, 'annotate it with tandem.dev/adopt="true"' in why.message) == ("NameTaken", True)
+    plan = decided(of, children([replace(theirs, adoptable=True)]))
+    assert "coordinator 0" in made(plan)
+    (mark,) = plan.update
+    assert (mark["kind"], "spec" in mark) == ("PersistentVolumeClaim", False), "it is marked as the job's, and stays"
+    assert "NameTaken" not in [one.reason for one in plan.status.conditions]
+
+
+def test_a_claim_that_must_not_change_is_used_as_it_is() -> None:
+    of = job(checkpoint={"storage": {"size": "20Gi"}})
+    kept = Claim(name=names.checkpoints("digits"), applied="of an earlier one", phase="Bound")
+    refused = Attempt(5, NOW, Trouble("Refused", "the size cannot change"))
+    plan = decided(of, children([kept]), attempts={writing(kinds.CLAIM, kept.name): refused})
+    assert ("coordinator 0" in made(plan), plan.update) == (True, ())
+    assert plan.status.message == "the size cannot change"
+
+
+def test_workers_stay_while_their_service_is_missing() -> None:
+    of, there = running()
+    rest = {key: thing for key, thing in there.things.items() if key[0] is not kinds.SERVICE}
+    plan = decided(of, Children(rest), heard=heard())
+    assert (made(plan), removed(plan)) == (["Service digits-coordinator"], [])
 
 
 def test_a_name_that_somebody_else_has_taken_is_told_and_left_alone() -> None:
