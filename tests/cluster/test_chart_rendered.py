@@ -16,7 +16,7 @@ from tandem_operator import names
 from tandem_operator.__main__ import _options
 from tandem_operator.objects import Volumes
 from tandem_operator.pods import Images, coordinator
-from tandem_operator.rights import rules
+from tandem_operator.rights import key_rules, rules
 from tests.support.cluster.helm import CHART, Helm
 from tests.support.cluster.operated import kubectl
 from tests.support.cluster.pods import Manifest, Namespace, restricted
@@ -39,7 +39,7 @@ EVERYTHING: dict[str, Any] = {
         "pdb": {"enabled": True},
     },
     "serviceAccount": {"annotations": {"role": "operator"}},
-    "jobs": {"storageClassName": "nfs", "accessModes": ["ReadWriteOnce"]},
+    "jobs": {"storageClassName": "nfs", "accessModes": ["ReadWriteOnce"], "clusterUser": True},
     "priorityClasses": [{"name": "tandem-urgent", "value": 1000, "description": "d", "preemptionPolicy": "Never"}],
     "metrics": {
         "service": {"annotations": {"prometheus.io/scrape": "true"}},
@@ -81,11 +81,16 @@ def test_by_default_there_is_an_operator_for_the_whole_cluster_and_nothing_that_
         "ClusterRoleBinding tandem-operator",
         "CustomResourceDefinition distributedtrainingjobs.tandem.dev",
         "Deployment tandem-operator",
+        "Role tandem-operator-key",
+        "RoleBinding tandem-operator-key",
         "Service tandem-operator-metrics",
         "ServiceAccount tandem-operator",
     ]
     assert not [one for one in objects if one["kind"].startswith("ClusterRole") and "namespace" in one["metadata"]]
     assert of(objects, "ClusterRole", "tandem-operator")["rules"] == rules()
+    key = of(objects, "Role")
+    assert (key["metadata"]["namespace"], key["rules"]) == ("tandem-system", key_rules("tandem-operator-key"))
+    assert of(objects, "RoleBinding")["subjects"] == of(objects, "ClusterRoleBinding")["subjects"]
     subject = of(objects, "ClusterRoleBinding")["subjects"][0]
     assert subject == {"kind": "ServiceAccount", "name": "tandem-operator", "namespace": "tandem-system"}
 
@@ -104,6 +109,7 @@ def test_the_operator_is_one_restricted_pod_that_probes_look_at(helm: Helm) -> N
         "-m",
         "tandem_operator",
         "--port=8080",
+        "--key-secret=tandem-system/tandem-operator-key",
         "--patience=600",
         "--access-mode=ReadWriteMany",
     ]
@@ -120,7 +126,9 @@ def test_the_crd_is_the_models_and_stays_when_the_release_goes(helm: Helm) -> No
 def test_confined_to_namespaces_it_has_a_role_in_each_and_no_right_beyond(helm: Helm) -> None:
     objects = helm.rendered(operator={"namespaces": ["vision", "speech"]}, metrics={"podMonitor": {"enabled": True}})
     assert not {"ClusterRole", "ClusterRoleBinding"} & kinds(objects)
-    roles = [one for one in objects if one["kind"] in ("Role", "RoleBinding")]
+    made = [one for one in objects if one["kind"] in ("Role", "RoleBinding")]
+    roles = [one for one in made if not one["metadata"]["name"].endswith("-key")]
+    assert {one["metadata"]["namespace"] for one in made if one not in roles} == {"tandem-system"}
     assert sorted((one["kind"], one["metadata"]["namespace"]) for one in roles) == [
         ("Role", "speech"),
         ("Role", "vision"),
@@ -134,7 +142,7 @@ def test_confined_to_namespaces_it_has_a_role_in_each_and_no_right_beyond(helm: 
 
 def test_accounts_and_roles_can_be_somebody_elses(helm: Helm) -> None:
     objects = helm.rendered(serviceAccount={"create": False, "name": "mine"}, rbac={"create": False})
-    assert not {"ServiceAccount", "ClusterRoleBinding"} & kinds(objects)
+    assert not {"ServiceAccount", "ClusterRoleBinding", "RoleBinding"} & kinds(objects)
     assert of(objects, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
     named = helm.rendered(serviceAccount={"name": "mine", "annotations": {"a": "b"}}, rbac={"userRoles": False})
     assert of(named, "ServiceAccount")["metadata"]["annotations"] == {"a": "b"}
@@ -206,7 +214,9 @@ def test_the_operator_understands_what_the_chart_tells_it(helm: Helm, monkeypatc
         trainer=f"registry.example/team/tandem-trainer@{DIGEST}",
         evaluator="registry.example/team/tandem-evaluator:0.1.0",
         pull_secrets=("registry",),
+        own_user=False,
     )
+    assert told.key_secret == ("tandem-system", "tandem-operator-key")
     assert told.volumes == Volumes("nfs", ("ReadWriteOnce",))
     assert (told.namespaces, told.port) == (("vision", "speech"), 8080)
 
@@ -271,7 +281,7 @@ def test_monitors_take_our_numbers_alone_and_name_the_job_by_its_pod(helm: Helm)
     assert (jobs["spec"]["sampleLimit"], jobs["spec"]["labelLimit"]) == (200000, 32)
     assert jobs["spec"]["selector"] == {"matchLabels": {"tandem.dev/role": "coordinator"}}
     assert jobs["spec"]["namespaceSelector"] == {"any": True}
-    template = coordinator(job(), IMAGES)
+    template = coordinator(job(), IMAGES, token_digest="", follows=False)
     assert jobs["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     assert "metrics" in [one["name"] for one in template["spec"]["containers"][0]["ports"]]
     service = of(objects, "Service")
