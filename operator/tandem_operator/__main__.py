@@ -2,6 +2,7 @@
 
 --operator-image, --trainer-image, --evaluator-image   what the pods of jobs run
 --pull-secret NAME                                     what these are pulled with (may be repeated)
+--pull-policy POLICY, --tolerations JSON               when these are pulled, and what all pods of jobs tolerate
 --cluster-user                                         they run as the user that the cluster gives them (OpenShift)
 --storage-class NAME, --access-mode MODE               of claims whose job does not say
 --namespace NAME                                       only there (may be repeated); default: everywhere
@@ -12,6 +13,7 @@
 
 import argparse
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -19,6 +21,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Any
 
 from kubernetes.aio.config import ConfigException
 
@@ -140,6 +143,12 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
         action="store_true",
         help="pods of jobs run as the user and group that the cluster gives them, as OpenShift wants it",
     )
+    parser.add_argument(
+        "--pull-policy", default="", choices=("Always", "IfNotPresent", "Never"), help="of the images of jobs' pods"
+    )
+    parser.add_argument(
+        "--tolerations", default=(), type=_tolerations, metavar="JSON", help="of all pods of jobs, as a pod has them"
+    )
     parser.add_argument("--storage-class", default="", help="of claims whose job names none (default: the cluster's)")
     parser.add_argument(
         "--access-mode",
@@ -170,10 +179,22 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
         evaluator=given.evaluator_image,
         pull_secrets=tuple(given.pull_secret),
         own_user=not given.cluster_user,
+        pull_policy=given.pull_policy,
+        tolerations=given.tolerations,
     )
     volumes = Volumes(given.storage_class, tuple(given.access_mode or ANY_VOLUMES.access_modes))
     key_secret = given.key_secret or (next(iter(given.namespace), "default"), KEY_SECRET)
     return Options(images, volumes, tuple(given.namespace), given.port, key_secret, given.patience)
+
+
+def _tolerations(text: str) -> tuple[dict[str, Any], ...]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise argparse.ArgumentTypeError("not a list of tolerations")
+    return tuple(found)
 
 
 def _place(text: str) -> tuple[str, str]:

@@ -73,6 +73,10 @@ class Images:
     """Names of the secrets, of each job's namespace, that these are pulled with."""
     own_user: bool = True
     """Pods run as the user and group of the images, and not as those that the cluster gives them."""
+    pull_policy: str = ""
+    """When kubelets pull them; empty: as Kubernetes decides by the tag."""
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    """Of all pods, besides ours."""
 
 
 def run_dir(job: DistributedTrainingJob) -> Path:
@@ -283,8 +287,9 @@ def _template(
                 "tolerationSeconds": UNREACHABLE_SECONDS,
             }
             for taint in ("not-ready", "unreachable")
-        ],
-        "containers": [dict(container)],
+        ]
+        + [dict(one) for one in images.tolerations],
+        "containers": [dict(container) | ({"imagePullPolicy": images.pull_policy} if images.pull_policy else {})],
         "volumes": [
             {"name": "checkpoints", "persistentVolumeClaim": {"claimName": claim}},
             {"name": "tmp", "emptyDir": {}},

@@ -221,6 +221,45 @@ def test_the_operator_understands_what_the_chart_tells_it(helm: Helm, monkeypatc
     assert (told.namespaces, told.port) == (("vision", "speech"), 8080)
 
 
+def test_the_operators_pod_is_soon_elsewhere_and_can_be_given_what_a_cluster_asks_for(
+    helm: Helm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = of(helm.rendered(), "Deployment")["spec"]["template"]["spec"]
+    assert {(one["key"].rpartition("/")[2], one["tolerationSeconds"]) for one in plain["tolerations"]} == {
+        ("not-ready", 10),
+        ("unreachable", 10),
+    }
+    spread = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}
+    operator = {
+        "env": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+        "extraArguments": ["--port=8080"],
+        "volumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+        "volumeMounts": [{"name": "ca", "mountPath": "/etc/ca"}],
+        "podSecurityContext": {"runAsUser": 1000},
+        "securityContext": {"readOnlyRootFilesystem": False},
+        "livenessProbe": {"periodSeconds": 60},
+        "readinessProbe": {"timeoutSeconds": 9},
+        "topologySpreadConstraints": [spread],
+        "annotations": {"owner": "ml"},
+    }
+    toleration = {"key": "gpu", "operator": "Exists"}
+    objects = helm.rendered(operator=operator, jobs={"pullPolicy": "Always", "tolerations": [toleration]})
+    deployment, ours = of(objects, "Deployment"), container(objects)
+    pod = deployment["spec"]["template"]["spec"]
+    assert deployment["metadata"]["annotations"] == {"owner": "ml"}
+    assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsNonRoot"]) == (1000, True)
+    assert pod["topologySpreadConstraints"] == [spread]
+    assert ours["securityContext"]["readOnlyRootFilesystem"] is False
+    assert (ours["livenessProbe"]["periodSeconds"], ours["livenessProbe"]["httpGet"]["path"]) == (60, "/healthz")
+    assert ours["readinessProbe"]["timeoutSeconds"] == 9
+    assert ours["env"][-1] == operator["env"][0]
+    assert (ours["volumeMounts"][-1], pod["volumes"][-1]) == (operator["volumeMounts"][0], operator["volumes"][0])
+    for one in ours["env"]:
+        monkeypatch.setenv(one["name"], one["value"])
+    told = _options(ours["args"][3:]).images
+    assert (told.pull_policy, told.tolerations) == ("Always", (toleration,))
+
+
 def test_labels_of_ones_own_are_on_every_object_and_never_replace_ours(helm: Helm) -> None:
     values = {**EVERYTHING, "extraLabels": {"team": "ml", "app.kubernetes.io/name": "mine"}}
     for one in helm.rendered(**values):

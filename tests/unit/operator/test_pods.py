@@ -224,3 +224,15 @@ def test_variables_come_from_secrets_and_never_stand_in_the_jobs_file() -> None:
         "TANDEM_TOKEN": "digits-token",
     }
     assert len(found) == 2
+
+
+def test_every_pod_is_pulled_when_and_tolerates_what_the_operator_was_told() -> None:
+    toleration = {"key": "gpu", "operator": "Exists"}
+    images = replace(IMAGES, pull_policy="Always", tolerations=(toleration,))
+    of = job(workers={"replicas": 1})
+    plans = [reconcile(situation(of, Children()), images), reconcile(situation(of, heard=heard("Pending")), images)]
+    specs = {name: spec for plan in plans for name, spec in pods_of(plan).items()}
+    assert specs.keys() == {"coordinator 0", "evaluator 0", "worker 0"}
+    for spec in specs.values():
+        assert spec["containers"][0]["imagePullPolicy"] == "Always"
+        assert toleration in spec["tolerations"]
