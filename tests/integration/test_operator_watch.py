@@ -1,0 +1,96 @@
+"""kopf itself watches an API server that tells of hostile objects, and what comes after them is told all the same."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import kopf
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from tandem_operator import jobs, kinds
+from tandem_operator.interpreter import NESTING
+from tandem_operator.store import Key, Store
+from tandem_operator.watching import Watching
+
+SOUND = '{"trainer":{"task":"image-classification"}}'
+TEMPLATE = '{"trainer":{"task":"image-classification"},"workers":{"template":%s}}'
+DEEP = TEMPLATE % ('{"a":' * 9_900 + "1" + "}" * 9_900)
+WIDE = TEMPLATE % ('{"a":[' + "[]," * 450_000 + "1]}")
+
+
+@pytest.fixture(autouse=True)
+def _nesting() -> Iterator[None]:
+    """What the operator sets at its start."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(NESTING)
+    yield
+    sys.setrecursionlimit(before)
+
+
+def job(name: str, spec: str) -> str:
+    metadata = f'{{"name":"{name}","namespace":"n","uid":"uid-{name}","resourceVersion":"5","generation":1}}'
+    return f'{{"apiVersion":"{kinds.JOB.api}","kind":"{kinds.JOB.name}","metadata":{metadata},"spec":{spec}}}'
+
+
+def resources(*those: tuple[str, str]) -> dict[str, Any]:
+    common = {"namespaced": True, "verbs": ["list", "watch"], "singularName": "", "shortNames": [], "categories": []}
+    return {"resources": [{"name": plural, "kind": kind, **common} for plural, kind in those]}
+
+
+async def api_server(request: web.Request) -> web.StreamResponse:
+    """Lists one hostile job, and tells of two more and then of a sound one."""
+    version = {"version": kinds.JOB.version}
+    known = {
+        "/api": {"versions": ["v1"]},
+        "/apis": {"groups": [{"name": kinds.JOB.group, "preferredVersion": version, "versions": [version]}]},
+        "/api/v1": resources(("namespaces", "Namespace"), *((kind.plural, kind.name) for kind in kinds.WATCHED)),
+        f"/apis/{kinds.JOB.api}": resources((kinds.JOB.plural, kinds.JOB.name)),
+    }
+    if request.path in known:
+        return web.json_response(known[request.path])
+    is_ours = kinds.JOB.plural in request.path
+    if "watch" not in request.query:
+        items = job("listed", DEEP) if is_ours else ""
+        text = f'{{"metadata":{{"resourceVersion":"4"}},"items":[{items}]}}'
+        return web.Response(text=text, content_type="application/json")
+    answer = web.StreamResponse()
+    await answer.prepare(request)
+    for name, spec in {"deep": DEEP, "wide": WIDE, "sound": SOUND}.items():
+        if is_ours:
+            await answer.write(f'{{"type":"ADDED","object":{job(name, spec)}}}\n'.encode())
+    with suppress(asyncio.CancelledError):
+        await asyncio.Event().wait()
+    return answer
+
+
+async def test_hostile_objects_end_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    application = web.Application()
+    application.router.add_get("/{path:.*}", api_server)
+    store, sound = Store(), asyncio.Event()
+    told: list[Key] = []
+
+    def news(key: Key) -> None:
+        told.append(key)
+        if key == ("n", "sound"):
+            sound.set()
+
+    nobody: Any = None
+    async with TestServer(application) as server:
+        where = kopf.ConnectionInfo(server=str(server.make_url("")).rstrip("/"))
+        monkeypatch.setattr(kopf, "login_via_client", lambda **_: where)
+        watch = asyncio.create_task(Watching(nobody, store, news, ()).watch())
+        ended = asyncio.create_task(sound.wait())
+        done, _ = await asyncio.wait({watch, ended}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        assert ended in done
+        watch.cancel()
+        with suppress(asyncio.CancelledError):
+            await watch
+    assert set(told) == {("n", "listed"), ("n", "deep"), ("n", "wide"), ("n", "sound")}
+    for name in ("listed", "deep", "wide"):
+        found = store.job(("n", name))
+        assert found is not None
+        assert jobs.REFUSED in found
