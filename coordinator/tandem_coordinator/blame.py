@@ -33,19 +33,24 @@ def strike(state: State, replica: str, why: str, now: float) -> Next:
     agent = state.agents.get(replica)
     node = "" if agent is None else agent.node
     strikes = (*state.strikes, Strike(replica, node, why))[-MOST_STRIKES:]
-    state = replace(state, strikes=strikes)
+    # Where there are pre-flights, it has to pass one again.
+    passed = frozenset(one for one in state.passed if one[0] != replica)
+    state = replace(state, strikes=strikes, passed=passed)
     found = _suspect(strikes, now)
-    if found is None or len(state.left_out) >= max(1, int(MOST_LEFT_OUT * state.target)):
+    if found is None or (without_it := leave_out(state, found)) is None:
         return state, ()
-    sound = [agent for agent in state.agents.values() if not _is_meant(found, agent.member.replica, agent.node)]
-    if len(sound) < state.rules.minimum:
-        return state, ()
-    gone = [name for name, agent in state.agents.items() if _is_meant(found, name, agent.node)]
-    agents = {name: agent for name, agent in state.agents.items() if name not in gone}
-    forgiven = max(0, state.failures - STRIKES)
-    left_out = (*state.left_out, found)
-    state = replace(state, agents=agents, strikes=(), left_out=left_out, failures=forgiven)
+    state = replace(without_it, strikes=(), failures=max(0, state.failures - STRIKES))
     return state, (Say(found.why, warning=True),)
+
+
+def leave_out(state: State, found: LeftOut) -> State | None:
+    """Go on without a replica or a node; None if too few would remain, or too many are left out already."""
+    if len(state.left_out) >= max(1, int(MOST_LEFT_OUT * state.target)):
+        return None
+    agents = {name: one for name, one in state.agents.items() if not _is_meant(found, name, one.node)}
+    if len(agents) < state.rules.minimum:
+        return None
+    return replace(state, agents=agents, left_out=(*state.left_out, found))
 
 
 def why_left_out(state: State, replica: str, node: str) -> LeftOut | None:

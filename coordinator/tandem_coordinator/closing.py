@@ -39,7 +39,16 @@ def close(state: State, cause: Cause, now: float) -> Next:
         return count_failure(state, now) if cause.is_failure else (state, ())
     assert state.latest is not None
     actions: tuple[Action, ...] = (Close(state.latest.generation, cause),)
-    state = replace(state, open=False, saving=None, training=False, cause=cause, changed=now, finished=frozenset())
+    state = replace(
+        state,
+        open=False,
+        saving=None,
+        preflight=None,
+        training=False,
+        cause=cause,
+        changed=now,
+        finished=frozenset(),
+    )
     if cause.is_failure:
         state, more = count_failure(state, now)
         actions += more

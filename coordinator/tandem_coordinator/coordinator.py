@@ -14,6 +14,7 @@ from contextlib import suppress
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
 from tandem.messages import Answer, Membership, Sync
+from tandem.protocol import FIRST, PROTOCOL
 from tandem.rundir import RunDir
 from tandem.snapshot import Snapshot
 from tandem.status import Status
@@ -104,11 +105,12 @@ class Coordinator:
 
     # What is asked of it
 
-    async def sync(self, sync: Sync, hung_up: Callable[[], bool] = lambda: False) -> Answer:
+    async def sync(self, sync: Sync, hung_up: Callable[[], bool] = lambda: False, protocol: int = PROTOCOL) -> Answer:
         """Take in what an agent says, and answer when there is something to say, or after the heartbeat time.
 
         Args:
             hung_up: whether the agent's connection is closed.
+            protocol: what the agent reads.
         """
         request = self._requests[sync.replica] = object()
         now = time.monotonic()
@@ -119,7 +121,7 @@ class Coordinator:
         else:
             if sync.state == "leaving" and self.state.end is None:
                 await self._ask_whether_over()
-            self._apply(group.Synced(sync))
+            self._apply(group.Synced(sync, preflights=protocol > FIRST))
             self._hurry.set()
         try:
             hold = self.job.spec.elasticity.heartbeat_seconds * random.uniform(LEAST_HOLD, 1.0)  # noqa: S311
@@ -308,6 +310,8 @@ class Coordinator:
                     await changed.wait()
 
     def _is_news(self, sync: Sync, told: Answer) -> bool:
+        if sync.preflight is not None and told.order == "run" and not told.preflight:
+            return True
         if told.order != "save":
             return told.order != ("run" if sync.state == "running" else "wait")
         # Saving takes a while, and an agent that was told has nothing to do but to wait for its ranks.
@@ -409,4 +413,5 @@ class Coordinator:
 
 def _orders(state: State) -> tuple[object, ...]:
     """What an agent's orders depend on."""
-    return state.open, state.number, state.saving is None, state.end, state.adopting_until is None, state.retired
+    waits = state.saving is None, state.adopting_until is None, state.preflight is None
+    return state.open, state.number, waits, state.end, state.retired

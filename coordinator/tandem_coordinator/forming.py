@@ -16,6 +16,7 @@ what it had lost was back after a second; and it still holds back a member that 
 from dataclasses import replace
 
 from tandem.messages import Membership
+from tandem_coordinator import preflight
 from tandem_coordinator.closing import close_saved, explain
 from tandem_coordinator.group import (
     Action,
@@ -82,6 +83,7 @@ def form(state: State, now: float) -> Next:
     before = 0 if state.latest is None else len(state.latest.members)
     grown = now if len(members) > before else state.grown
     state = replace(with_latest(state, membership), number=membership.generation, open=True, changed=now, grown=grown)
+    state = preflight.begin(state, now)
     return state, (*actions, Open(membership, state.cause.detail))
 
 

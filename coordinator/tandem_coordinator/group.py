@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tandem.job import Spec
-from tandem.messages import Member, Membership, Sync
+from tandem.messages import Member, Membership, PreflightReport, Sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class Rules:
     ends_with_zero: bool = False
     """Whether the job is complete when all ranks of a generation have ended with exit code 0: a script of the user's
     own has no other way to say so."""
+    preflight: bool = False
+    """Whether members are tried out before ranks start."""
 
     @classmethod
     def of(cls, spec: Spec) -> "Rules":
@@ -52,6 +54,7 @@ class Rules:
             start_after=elasticity.start_after_seconds,
             heartbeat=elasticity.heartbeat_seconds,
             ends_with_zero=spec.trainer.command is not None,
+            preflight=elasticity.preflight,
         )
 
 
@@ -73,6 +76,20 @@ class Agent:
     """Whether it runs, has to go, and wants its group to save first."""
     node: str = ""
     """The node it runs on, where that is known."""
+    preflights: bool = False
+    """Whether it knows how to do a pre-flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """The members of the open generation are tried out; their ranks have not started."""
+
+    since: float
+    """When it was asked for."""
+    reports: Mapping[str, PreflightReport] = field(default_factory=dict)
+    """What it found, by replica, of those that have told."""
+    broken_at: float | None = None
+    """When somebody first told that it does not reach another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +203,10 @@ class State:
     """Whether no agent at all was heard of at the last tick."""
     saving: Saving | None = None
     """Whether the open generation is about to be closed, as soon as it has saved."""
+    preflight: Preflight | None = None
+    """The pre-flight of the open generation, while it goes on."""
+    passed: frozenset[tuple[str, str]] = frozenset()
+    """Agents that have passed one, by replica and incarnation."""
     training: bool = False
     """Whether the ranks of the open generation say that they make steps: they have something to lose."""
     can_save: bool = False
@@ -211,6 +232,8 @@ class Synced:
     """An agent has spoken."""
 
     sync: Sync
+    preflights: bool = True
+    """Whether it knows how to do a pre-flight: older agents start their ranks whatever they are told."""
 
 
 @dataclass(frozen=True, slots=True)

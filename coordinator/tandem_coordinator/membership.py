@@ -37,6 +37,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from tandem.messages import Answer, Member, Membership, Order, Sync
+from tandem_coordinator import preflight
 from tandem_coordinator.blame import forgive, why_left_out
 from tandem_coordinator.closing import close, finish, finish_saving, preempt
 from tandem_coordinator.forming import form, resize, with_latest
@@ -109,8 +110,8 @@ def step(state: State, event: Event, now: float) -> Next:
     if state.end is not None and not isinstance(event, Synced):
         return state, ()
     match event:
-        case Synced(sync):
-            return _synced(state, sync, now)
+        case Synced(sync, preflights):
+            return _synced(state, sync, preflights, now)
         case Disconnected(replica, incarnation):
             return _disconnected(state, replica, incarnation, now), ()
         case Retarget(replicas):
@@ -137,12 +138,14 @@ def answer(state: State, sync: Sync, recorded: int) -> Answer:
     if sync.state == "joining":
         if current is None or current.generation > recorded or sync.generation == current.generation:
             return _told("wait", _waiting_for(state))
-        return Answer(order="run", membership=current)
+        return Answer(order="run", membership=current, preflight=state.preflight is not None or None)
     runs = current is not None and current.generation == sync.generation
     if state.saving is not None and runs:
         return _told("save", state.saving.cause.detail)
     if sync.reason:
         return _rejoin(state)
+    if runs and state.preflight is not None:
+        return _told("run", preflight=True)
     return _told("run") if runs or state.adopting_until is not None else _rejoin(state)
 
 
@@ -152,7 +155,7 @@ def says_nothing_new(state: State, sync: Sync) -> bool:
     agent = state.agents.get(sync.replica)
     if agent is None or agent.member.incarnation != sync.incarnation or agent.generation != (sync.generation or 0):
         return False
-    if agent.node != (sync.node or ""):
+    if agent.node != (sync.node or "") or preflight.is_missing(state, sync):
         return False
     if sync.state == "joining":
         return agent.waits and agent.member == sync.member
@@ -162,7 +165,7 @@ def says_nothing_new(state: State, sync: Sync) -> bool:
 # Agents
 
 
-def _synced(state: State, sync: Sync, now: float) -> Next:
+def _synced(state: State, sync: Sync, preflights: bool, now: float) -> Next:
     if _is_retired(state, sync.replica, sync.incarnation):
         return state, ()
     if state.end is not None:
@@ -181,8 +184,9 @@ def _synced(state: State, sync: Sync, now: float) -> Next:
         return state, actions
     waits = sync.state == "joining"
     since = known.since if known is not None and known.waits == waits else now
-    agent = Agent(sync.member, waits, sync.generation or 0, now, since, sync.leaving, sync.node or "")
-    return replace(state, agents={**state.agents, sync.replica: agent}), actions
+    agent = Agent(sync.member, waits, sync.generation or 0, now, since, sync.leaving, sync.node or "", preflights)
+    state = replace(state, agents={**state.agents, sync.replica: agent})
+    return preflight.take(state, sync, now), actions
 
 
 def _learn(state: State, sync: Sync, now: float) -> Next:
@@ -273,7 +277,7 @@ def _tick(state: State, tick: Tick, now: float) -> Next:
     state = forgive(state, now)
     actions: tuple[Action, ...] = ()
     changes = () if tick.finishing else (preempt, resize, finish_saving)
-    for decide in (_lose_silent, _restore_budget, _adopt, *changes, form):
+    for decide in (_lose_silent, _restore_budget, _adopt, preflight.decide, *changes, form):
         state, more = decide(state, now)
         actions += more
     return state, actions
@@ -293,7 +297,7 @@ def _hear(state: State, heard: Mapping[str, float], now: float) -> State:
         agents[replica] = replace(agent, heard=min(now, last))
     until = None if state.adopting_until is None else state.adopting_until + stalled
     saving = None if state.saving is None else replace(state.saving, since=state.saving.since + stalled)
-    return replace(state, agents=agents, adopting_until=until, saving=saving)
+    return preflight.waited(replace(state, agents=agents, adopting_until=until, saving=saving), stalled)
 
 
 def _lose_silent(state: State, now: float) -> Next:
@@ -376,7 +380,7 @@ def _hung(state: State, generation: int, detail: str, culprit: str, now: float) 
 def _over(state: State, cause: Cause) -> Next:
     """The end closes the open generation, so that nothing that agents say afterwards sounds like trouble."""
     actions = (Close(state.latest.generation, cause),) if state.open and state.latest is not None else ()
-    return replace(state, end=cause, open=False, saving=None), actions
+    return replace(state, end=cause, open=False, saving=None, preflight=None), actions
 
 
 # Questions
@@ -429,6 +433,6 @@ def _rejoin(state: State) -> Answer:
 
 
 @lru_cache(64)
-def _told(order: Order, why: str = "", stacks: bool = False) -> Answer:
+def _told(order: Order, why: str = "", stacks: bool = False, preflight: bool | None = None) -> Answer:
     """An answer; what thousands are told is made once."""
-    return Answer(order=order, why=why, stacks=stacks)
+    return Answer(order=order, why=why, stacks=stacks, preflight=preflight)

@@ -81,8 +81,12 @@ class _Server:
     async def sync(self, request: web.Request) -> web.Response:
         sync = await _body(request, Sync)
         self._check(sync)
-        told = await self._coordinator.sync(sync, lambda: request.transport is None or request.transport.is_closing())
-        body = self._encode(told, spoken(request.headers))
+        protocol = spoken(request.headers)
+
+        def hung_up() -> bool:
+            return request.transport is None or request.transport.is_closing()
+
+        body = self._encode(await self._coordinator.sync(sync, hung_up, protocol), protocol)
         if len(body) < WORTH_PACKING_BYTES or "gzip" not in request.headers.get("Accept-Encoding", ""):
             return web.Response(body=body, content_type="application/json")
         return web.Response(
@@ -127,7 +131,7 @@ class _Server:
         """The answer's JSON. Most answers are the same for many agents: a thousand times they are encoded once."""
         membership = answer.membership
         number = None if membership is None else membership.generation
-        key = (answer.order, answer.why, answer.stacks, number, protocol > FIRST)
+        key = (answer.order, answer.why, answer.stacks, answer.left_out, answer.preflight, number, protocol > FIRST)
         if key not in self._encoded:
             if len(self._encoded) >= MOST_ENCODED:
                 self._encoded.clear()

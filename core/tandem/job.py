@@ -341,6 +341,9 @@ class Elasticity(Model):
     warm_start: bool = True
     """Fork ranks that are Python from a process that has imported torch already, which takes seconds off every start.
     Linux only; elsewhere it has no effect."""
+    preflight: bool = False
+    """Before ranks start in a group with a new member, have all members compute, add up and exchange something small,
+    and go on without those that are wrong, much slower than the others, or not reached by them. Costs some seconds."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -97,6 +97,30 @@ class RankReport(Model):
     """GPU memory in use."""
 
 
+class Pair(Model):
+    """What a member found between itself and another one."""
+
+    replica: Name
+    """The other one."""
+    bytes_per_second: Amount | None = None
+    """How fast data travelled there and back; null: it was not reached, or what came was not what it had sent."""
+
+
+class PreflightReport(Model):
+    """What a member found out before its ranks start."""
+
+    generation: Generation
+    """Of which generation."""
+    wrong: Why = ""
+    """What it did wrong by itself, such as a product that is not right or a process that died, in a sentence."""
+    product_seconds: Amount | None = None
+    """Seconds of one matrix product, on the slowest of its ranks."""
+    pairs: Annotated[list[Pair], Field(max_length=64)] = []
+    """What it found between itself and others, as far as it was asked to look."""
+    all_reduce: Literal["right", "wrong", "failed"] | None = None
+    """What came of the sum over all ranks; null: it was not tried, because a member was not reached."""
+
+
 class Sync(Model):
     """An agent's heartbeat, wish and report."""
 
@@ -126,6 +150,8 @@ class Sync(Model):
     """Said by an agent that leaves: whether it does because all of its ranks have ended with exit code 0."""
     node: Name | None = None
     """The node it runs on, where it knows."""
+    preflight: PreflightReport | None = None
+    """What its pre-flight found, said by a running agent until it is told what follows from it."""
     ranks: Annotated[list[RankReport], Field(max_length=64)] = []
     """Its training processes."""
 
@@ -169,6 +195,9 @@ class Answer(Model):
     """With `rejoin`: the group hangs, so have every rank write its stacks into the run directory before it stops."""
     left_out: bool | None = None
     """With `end`: the job goes on without this replica, because groups failed again and again because of it."""
+    preflight: bool | None = None
+    """With `run`: the ranks must not start yet. Do the pre-flight, tell what it found, and wait until this is not said
+    any more, or for `rejoin`."""
 
 
 class Target(Model):

@@ -30,7 +30,7 @@ from types import FrameType
 
 from tandem.coordinator_client import CoordinatorClient, GivenUp, Refused, Unreachable, readable
 from tandem.exitcode import ExitCode
-from tandem.messages import MOST_BODY_BYTES, Answer, Membership, Sync
+from tandem.messages import MOST_BODY_BYTES, Answer, Membership, PreflightReport, Sync
 from tandem.rundir import RunDir
 from tandem_trainer.local_ranks import LocalRanks
 from tandem_trainer.stacks import Subject, collect
@@ -109,6 +109,8 @@ class Heartbeat(threading.Thread):
         self._ranks: LocalRanks | None = None
         self._closed = False
         self._closed_at: float | None = None
+        self._preflight_asked = False
+        self._preflight: PreflightReport | None = None
         self._leaving = False
         self._asked: signal.Signals | None = None
         self._stacks: threading.Thread | None = None
@@ -148,6 +150,7 @@ class Heartbeat(threading.Thread):
         with self._changed:
             self._drop_ranks()
             self._membership, self._closed, self._stacks = None, False, None
+            self._preflight_asked = False
             self._wish = replace(self._wish, state="joining", port=port, reason=reason)
             self._wake()
             # With a timeout, so that signals are handled in between on every platform.
@@ -159,6 +162,22 @@ class Heartbeat(threading.Thread):
             if self._refused is not None:
                 raise self._refused
             return self._membership
+
+    @property
+    def preflight_asked(self) -> bool:
+        """Whether the generation that was joined begins with a pre-flight."""
+        return self._preflight_asked
+
+    def tell(self, report: PreflightReport) -> bool:
+        """Tell what the pre-flight found, and wait for what follows: whether the ranks may start. If not, the
+        generation is closed, or this agent was asked to end."""
+        with self._changed:
+            self._preflight = report
+            self._wake()
+            while self._preflight is not None and not self._closed and self._end is None and self._asked is None:
+                self._changed.wait(1.0)
+            may_start, self._preflight = self._preflight is None, None
+            return may_start
 
     def watch(self, ranks: LocalRanks) -> None:
         """Look after the ranks of the generation that was joined. They are aborted when it is closed."""
@@ -249,6 +268,7 @@ class Heartbeat(threading.Thread):
             reason=self._verdict() or "",
             leaving=self._leaving,
             membership=None if self._client.connected else _if_small(self._membership),
+            preflight=self._preflight,
             ranks=[] if ranks is None else ranks.reports(),
         )
 
@@ -259,6 +279,7 @@ class Heartbeat(threading.Thread):
         if message.state == "joining":
             # torchrun's thread may have asked for something else since the message was sent.
             if answer.order == "run" and answer.membership is not None and self._wish.state == "joining":
+                self._preflight_asked = bool(answer.preflight)
                 self._joined(answer.membership)
             return 0.0
         if self._closed:
@@ -267,7 +288,10 @@ class Heartbeat(threading.Thread):
         if (message.state, message.generation) != (self._wish.state, self._wish.generation):
             # torchrun's thread has entered again while this answer was on its way: it is about the generation before.
             return 0.0
-        if answer.order == "save" and self._ranks is not None:
+        if answer.order == "run" and message.preflight is not None and not answer.preflight:
+            self._preflight = None
+            self._changed.notify_all()
+        elif answer.order == "save" and self._ranks is not None:
             self._ranks.order("save-and-leave")
         elif answer.order == "rejoin":
             if answer.stacks and not self._stacks_are_taken():
@@ -322,6 +346,7 @@ class Heartbeat(threading.Thread):
         if not self._closed:
             self._closed_at = time.monotonic()
         self._closed = True
+        self._changed.notify_all()
         if self._ranks is not None:
             self._ranks.order("abort")
 

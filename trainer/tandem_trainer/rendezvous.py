@@ -46,6 +46,7 @@ from tandem.messages import Membership
 from tandem.rundir import RunDir
 from tandem_trainer.heartbeat import Heartbeat
 from tandem_trainer.local_ranks import LocalRanks, remove_leavings
+from tandem_trainer.preflight import processes
 
 log = logging.getLogger("tandem.agent")
 
@@ -138,12 +139,17 @@ class TandemRendezvous(RendezvousHandler):
                 if membership is None:
                     continue
                 rank = self._index(membership)
-                store = _serve(membership, listener) if rank == 0 else self._connect(membership)
+                asked = self._heartbeat.preflight_asked
+                patience = CUT_OFF_SECONDS if asked else STORE_SECONDS
+                store = _serve(membership, listener) if rank == 0 else self._connect(membership, patience)
             except Refused as error:
                 log.error("%s", error)  # noqa: TRY400 - the sentence is enough
                 raise SystemExit(ExitCode.FAILED) from None
             finally:
                 listener.close()
+            if asked and not self._fly(membership, rank, store):
+                self._cut_off = False
+                continue
             if store is None:
                 continue
             self._start(membership)
@@ -183,8 +189,19 @@ class TandemRendezvous(RendezvousHandler):
     def _index(self, membership: Membership) -> int:
         return [member.incarnation for member in membership.members].index(self._heartbeat.incarnation)
 
-    def _connect(self, membership: Membership) -> Store | None:
-        """The store of the first member; None if the generation is closed before that is reached."""
+    def _fly(self, membership: Membership, rank: int, store: Store | None) -> bool:
+        """Do the pre-flight, tell what it found, and wait for what the coordinator makes of it: whether the ranks may
+        start. The store has to stay as long as others may use it."""
+        heartbeat = self._heartbeat
+        if store is None:
+            report = None if heartbeat.closed else processes.unreached(membership)
+        else:
+            report = processes.run(membership, rank, lambda: not heartbeat.closed and heartbeat.asked is None)
+        return report is not None and heartbeat.tell(report)
+
+    def _connect(self, membership: Membership, patience: float) -> Store | None:
+        """The store of the first member; None if the generation is closed before that is reached, or it takes longer
+        than `patience` seconds."""
         first = membership.members[0]
         began = time.monotonic()
         while not self._heartbeat.closed:
@@ -198,7 +215,7 @@ class TandemRendezvous(RendezvousHandler):
                     timeout=timedelta(seconds=CONNECT_SECONDS),
                 )
             except DistError as error:
-                if time.monotonic() - began > STORE_SECONDS:
+                if time.monotonic() - began > patience:
                     log.warning("event=store-unreachable replica=%s error=%r", first.replica, str(error))
                     self._cut_off = True
                     return None
