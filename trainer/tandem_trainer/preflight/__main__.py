@@ -1,10 +1,10 @@
 """One process of a pre-flight: `python -m tandem_trainer.preflight PLACE`. Each line of its output is a JSON object.
 
-    {"at": "matrix product"}                     what it is about to do
-    {"wrong": "…"}                               what it did wrong by itself; it ends then
-    {"productSeconds": 0.004}
-    {"pair": 2, "bytesPerSecond": 1.2e9 | null}  what it found between its replica and this one
-    {"allReduce": "right" | "wrong" | "failed"}
+- `{"at": "matrix product"}`: what it is about to do.
+- `{"wrong": "…"}`: what it did wrong by itself; it ends then.
+- `{"productSeconds": 0.004}`
+- `{"pair": 2, "bytesPerSecond": 1.2e9}`: between its replica and this one; null: it was not reached.
+- `{"allReduce": "right"}`, or `wrong`, or `failed`.
 """
 
 import json
