@@ -4,6 +4,7 @@ Every place among those of a role has an index. A place is taken while a live po
 pod went decides when the next one is made:
 
     deleted, evicted, preempted, lost with its node          at once
+    left out of the group                                    at once, on another node
     failed after it was at work, or lived for a minute       at once
     failed before, or for want of memory within ten minutes  after a pause that grows
 
@@ -20,7 +21,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from tandem.exitcode import ExitCode
-from tandem_operator.observed import Pod
+from tandem_operator.observed import MOST_AVOIDED, Pod
 
 HEALTHY_SECONDS = 60.0
 """A pod whose container ran for so long did start well."""
@@ -42,6 +43,8 @@ class New:
 
     index: int
     failures: int
+    avoids: tuple[str, ...] = ()
+    """Nodes on which its place was left out of the group."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ def plan(
             continue
         due = due if until is None else max(due, until)
         if due <= now:
-            make.append(New(index, failures))
+            make.append(New(index, failures, _avoided(candidates)))
         else:
             again.append(due - now)
     # The highest places go first: ranks are given out in the order of names, and the others keep theirs.
@@ -136,7 +139,7 @@ def pause(failures: int) -> float:
 
 def failures_of(pod: Pod, proven: Container[str] = ()) -> int:
     """Failures in a row up to and with this pod, which has ended."""
-    if pod.disrupted or pod.code == ExitCode.DONE:
+    if pod.disrupted or pod.code in (ExitCode.DONE, ExitCode.LEFT_OUT):
         return 0
     lived = 0.0 if pod.started is None or pod.finished is None else pod.finished - pod.started
     starved = pod.ending == OUT_OF_MEMORY
@@ -153,6 +156,16 @@ def _next(last: Pod | None, now: float, proven: Container[str], ends_by_itself: 
         return (None if ends_by_itself else finished + RESULT_SECONDS), 0
     failures = failures_of(last, proven)
     return finished + pause(failures), failures
+
+
+def _avoided(candidates: Sequence[Pod]) -> tuple[str, ...]:
+    """The nodes that the next pod of a place keeps off: a group that failed because of it there would again."""
+    found: dict[str, None] = {}
+    for pod in candidates:
+        found |= dict.fromkeys(pod.avoids)
+        if pod.code == ExitCode.LEFT_OUT and pod.node:
+            found[pod.node] = None
+    return tuple(found)[-MOST_AVOIDED:]
 
 
 def _merit(pod: Pod) -> tuple[bool, bool, float, str]:

@@ -123,10 +123,14 @@ def worker(
         entropy: makes its name unique.
     """
     labels, annotations = {}, {names.ENDPOINT: endpoint}
+    template = pods.worker(job, uid, images, endpoint)
+    if new.avoids:
+        annotations[names.AVOIDS] = ",".join(new.avoids)
+        template["spec"]["affinity"] = pods.away_from(template["spec"].get("affinity") or {}, new.avoids)
     if group is not None:
         labels = {names.QUEUE: group.queue, names.GROUP: group.name}
         annotations |= {names.GROUP_SIZE: str(group.size), names.RETRIABLE: "false"}
-    return _pod(job, uid, names.WORKER, pods.worker(job, uid, images, endpoint), new, entropy, labels, annotations)
+    return _pod(job, uid, names.WORKER, template, new, entropy, labels, annotations)
 
 
 def evaluator(job: DistributedTrainingJob, uid: str, images: Images, follows: bool, new: New, entropy: str) -> Manifest:

@@ -32,6 +32,7 @@ MOST_WORDS = 500
 MOST_LETTERS = 256
 """Characters of a word, an address or a hash that are kept. Nothing of ours has more."""
 MOST_IMAGE = 1024
+MOST_AVOIDED = 8
 """Characters of the name of an image, as many as a job may say."""
 MOST_DIGITS, MOST_VERSION_DIGITS = 9, 20
 """Of a number in a label or an annotation, and of a resource version. Python refuses thousands of digits."""
@@ -72,6 +73,9 @@ class Pod(Thing):
     index: int = 0
     failures: int = 0
     """How many of its forerunners in a row failed soon after their start."""
+    node: str = ""
+    avoids: tuple[str, ...] = ()
+    """Nodes on which its place was left out of the group."""
     endpoint: str = ""
     """Where it was told that the coordinator is, if it is a worker."""
     group: Group | None = None
@@ -233,6 +237,8 @@ def _pod(
         role=role,
         index=_number(labels.get(names.INDEX)),
         failures=_number(annotations.get(names.FAILURES)),
+        node=_short(spec.get("nodeName")),
+        avoids=_nodes(annotations.get(names.AVOIDS)),
         endpoint=_short(annotations.get(names.ENDPOINT)),
         group=_group(labels, annotations),
         abandoned=_is_gated(spec) and names.HELD not in (metadata.get("finalizers") or []),
@@ -253,6 +259,11 @@ def _pod(
         waiting=waiting,
         words=words or _last_line(terminated.get("message")) or _short(status.get("message"), MOST_WORDS),
     )
+
+
+def _nodes(text: object) -> tuple[str, ...]:
+    given = text.split(",", MOST_AVOIDED) if isinstance(text, str) else []
+    return tuple(node for node in given[:MOST_AVOIDED] if 0 < len(node) < MOST_LETTERS)
 
 
 def _group(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Group | None:

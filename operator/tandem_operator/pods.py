@@ -6,7 +6,7 @@ the operator relies on is put back: its labels, and that a worker's container is
 Everything a job must keep is in one folder of its volume, called like the job: one volume may serve several jobs.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -191,6 +191,20 @@ def evaluator(job: DistributedTrainingJob, uid: str, images: Images, follows: bo
     template["spec"]["restartPolicy"] = "Never"
     template["spec"]["containers"] = [_without_gpus(one, own_gpu) for one in template["spec"].get("containers") or []]
     return _labelled(template, job, names.EVALUATOR)
+
+
+def away_from(affinity: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
+    """An affinity that also keeps off these nodes, whatever labels they have."""
+    node = affinity.get("nodeAffinity") or {}
+    required = node.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    away = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in nodes]
+    # Any of the terms is enough to be placed, so each of them has to keep off.
+    terms = [
+        {**term, "matchFields": [*(term.get("matchFields") or []), *away]}
+        for term in required.get("nodeSelectorTerms") or [{}]
+    ]
+    wanted = {**node, "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {**affinity, "nodeAffinity": wanted}
 
 
 def _shutdown_seconds(job: DistributedTrainingJob) -> int:

@@ -2,8 +2,9 @@
 
 import pytest
 
+from tandem.exitcode import ExitCode
 from tandem_operator.fleet import FIRST_PAUSE, LONGEST_PAUSE, MOST_FAILURES, ROOMY_SECONDS, Fleet, New, pause, plan
-from tandem_operator.observed import Pod
+from tandem_operator.observed import MOST_AVOIDED, Pod
 from tests.support.worlds.operator_job import ENDPOINT, NOW, ended, worker
 
 
@@ -102,3 +103,17 @@ def test_an_agent_that_ended_well_is_waited_for_because_the_coordinator_may_not_
     assert planned(done, worker(1)).make == ()
     assert planned(done, worker(1), now=NOW + 60).make == (New(0, 0),)
     assert planned(done, worker(1), now=NOW + 60, ends_by_itself=True) == Fleet(settled=(1,))
+
+
+def test_who_was_left_out_of_the_group_is_replaced_at_once_on_another_node() -> None:
+    out = ended(0, code=ExitCode.LEFT_OUT, node="node-3", failures=4, started=NOW - 5)
+    assert planned(out, worker(1)).make == (New(0, 0, ("node-3",)),)
+
+
+def test_a_place_goes_on_keeping_off_nodes_whatever_its_next_pods_end_of() -> None:
+    lost = worker(0, deleting=True, avoids=("node-3",), node="node-4")
+    assert planned(lost, worker(1)).make == (New(0, 0, ("node-3",)),)
+    again = ended(0, code=ExitCode.LEFT_OUT, node="node-4", avoids=("node-3",))
+    assert planned(again, worker(1)).make == (New(0, 0, ("node-3", "node-4")),)
+    many = tuple(f"node-{number}" for number in range(MOST_AVOIDED))
+    assert planned(ended(0, code=ExitCode.LEFT_OUT, node="last", avoids=many)).make[0].avoids == (*many[1:], "last")

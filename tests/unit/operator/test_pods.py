@@ -5,12 +5,25 @@ from typing import Any
 
 import pytest
 
-from tandem_operator import names
+from tandem.exitcode import ExitCode
+from tandem_operator import kinds, names
 from tandem_operator.objects import Manifest
-from tandem_operator.observed import Children
+from tandem_operator.observed import Children, Pod, observe
 from tandem_operator.plan import Plan
 from tandem_operator.reconcile import reconcile
-from tests.support.worlds.operator_job import IMAGES, SCRIPT, called, decided, heard, initialized, job, situation
+from tests.support.worlds.operator_job import (
+    IMAGES,
+    SCRIPT,
+    UID,
+    called,
+    decided,
+    ended,
+    heard,
+    initialized,
+    job,
+    situation,
+    surroundings,
+)
 
 
 def pods_of(plan: Plan) -> dict[str, Manifest]:
@@ -236,3 +249,21 @@ def test_every_pod_is_pulled_when_and_tolerates_what_the_operator_was_told() -> 
     for spec in specs.values():
         assert spec["containers"][0]["imagePullPolicy"] == "Always"
         assert toleration in spec["tolerations"]
+
+
+def test_the_next_pod_of_a_place_that_was_left_out_keeps_off_its_node() -> None:
+    zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in ("a", "b")]
+    theirs = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": zones}}}
+    workers = {"replicas": 1, "template": {"spec": {"affinity": theirs}}}
+    out = ended(0, code=ExitCode.LEFT_OUT, node="node-3", owner=UID)
+    wanted = job(workers=workers, status=initialized())
+    plan = decided(wanted, surroundings(wanted, out), heard=heard())
+    (made,) = [one for one in plan.make if called(one) == "worker 0"]
+    required = made["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    terms = required["nodeSelectorTerms"]
+    away = [{"key": "metadata.name", "operator": "NotIn", "values": ["node-3"]}]
+    assert [term["matchFields"] for term in terms] == [away, away]
+    assert [term["matchExpressions"] for term in terms] == [zone["matchExpressions"] for zone in zones]
+    seen = observe(kinds.POD, made | {"status": {}})
+    assert isinstance(seen, Pod)
+    assert seen.avoids == ("node-3",)
