@@ -7,6 +7,7 @@
 --storage-class NAME, --access-mode MODE               of claims whose job does not say
 --namespace NAME                                       only there (may be repeated); default: everywhere
 --key-secret NAMESPACE/NAME                            what the tokens of jobs follow from; made if it is not there
+--template-field PATH[=VALUE]                          what templates may set (may be repeated); default: everything
 --patience SECONDS                                     until a job that cannot begin gives way to another
 --port PORT                                            /metrics, /healthz and /readyz
 """
@@ -59,6 +60,8 @@ class Options:
     """Namespace and name."""
     patience: float
     """Seconds, see tandem_operator.rivalry."""
+    template_fields: tuple[str, ...] = ()
+    """See tandem_operator.allowed."""
 
 
 def main() -> int:
@@ -88,7 +91,15 @@ async def _operate(options: Options) -> None:
     async with await ApiServer.connect() as api, Coordinators() as coordinators:
         key = await _key(api, options)
         controller = Controller(
-            api, coordinators, store, options.images, gauges, key, options.volumes, options.patience
+            api,
+            coordinators,
+            store,
+            options.images,
+            gauges,
+            key,
+            options.volumes,
+            options.patience,
+            options.template_fields,
         )
         watching = Watching(api, store, controller.backlog.add, options.namespaces)
         gauges.depth, gauges.requests = lambda: len(controller.backlog), lambda: api.requests
@@ -165,6 +176,13 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
         help="for which a job that holds some of its workers and cannot begin keeps them from another; longer than an"
         f" autoscaler takes for a node (default: {PATIENCE_SECONDS:g})",
     )
+    parser.add_argument(
+        "--template-field",
+        action="append",
+        default=[],
+        metavar="PATH[=VALUE]",
+        help="what templates of jobs may set, such as spec.nodeSelector; may be repeated (default: everything)",
+    )
     parser.add_argument("--port", type=int, default=8080, help="for /metrics, /healthz, /readyz (default: 8080)")
     parser.add_argument(
         "--key-secret",
@@ -184,7 +202,9 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
     )
     volumes = Volumes(given.storage_class, tuple(given.access_mode or ANY_VOLUMES.access_modes))
     key_secret = given.key_secret or (next(iter(given.namespace), "default"), KEY_SECRET)
-    return Options(images, volumes, tuple(given.namespace), given.port, key_secret, given.patience)
+    return Options(
+        images, volumes, tuple(given.namespace), given.port, key_secret, given.patience, tuple(given.template_field)
+    )
 
 
 def _tolerations(text: str) -> tuple[dict[str, Any], ...]:

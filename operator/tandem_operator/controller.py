@@ -8,14 +8,14 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tandem.job import DistributedTrainingJob
 from tandem.launch import token_digest
 from tandem.status import Status
 from tandem.times import rfc3339, seconds
-from tandem_operator import jobs, kinds, names, objects, reporting, retry, tokens
+from tandem_operator import allowed, jobs, kinds, names, objects, reporting, retry, tokens
 from tandem_operator.api import ApiServer, Refused, Unavailable
 from tandem_operator.attempts import Attempts, ending, place, removing, tried, writing
 from tandem_operator.backlog import Backlog
@@ -100,10 +100,11 @@ class Controller:
         key: bytes,
         volumes: Volumes = ANY_VOLUMES,
         patience: float = PATIENCE_SECONDS,
+        template_fields: Sequence[str] = (),
     ) -> None:
         self._api, self._store, self._questions = api, store, Questions(coordinators, key)
         self._images, self._gauges, self._key, self._volumes = images, gauges, key, volumes
-        self._patience = patience
+        self._patience, self._template_fields = patience, tuple(template_fields)
         self.backlog: Backlog[Key] = Backlog(LEAST_SECONDS, SLOW_AT_ONCE, OF_A_NAMESPACE, lambda key: key[0])
         self._memories: dict[Key, _Memory] = {}
 
@@ -157,6 +158,9 @@ class Controller:
             job = jobs.parsed(body)
         except InvalidSpec as error:
             await self._stall(key, body, "InvalidSpec", str(error))
+            return None
+        if (words := allowed.complaint(job, self._template_fields)) is not None and not _has_ended(job):
+            await self._stall(key, body, allowed.REASON, words)
             return None
         own = self._store.children(key).pods(names.COORDINATOR, uid)
         heard = await self._questions.ask(key, job, uid, own)
@@ -453,6 +457,10 @@ def _ready_since(status: Status) -> tuple[str, float | None]:
     """Why a job is Ready, or is not, and since when."""
     found = condition(status, "Ready")
     return ("", None) if found is None else (found.reason, seconds(found.last_transition_time))
+
+
+def _has_ended(job: DistributedTrainingJob) -> bool:
+    return job.status is not None and job.status.phase in ("Succeeded", "Failed")
 
 
 def _is_new(at: Situation) -> bool:

@@ -243,7 +243,8 @@ def test_the_operators_pod_is_soon_elsewhere_and_can_be_given_what_a_cluster_ask
         "annotations": {"owner": "ml"},
     }
     toleration = {"key": "gpu", "operator": "Exists"}
-    objects = helm.rendered(operator=operator, jobs={"pullPolicy": "Always", "tolerations": [toleration]})
+    jobs = {"pullPolicy": "Always", "tolerations": [toleration], "templateFields": ["spec.nodeSelector"]}
+    objects = helm.rendered(operator=operator, jobs=jobs)
     deployment, ours = of(objects, "Deployment"), container(objects)
     pod = deployment["spec"]["template"]["spec"]
     assert deployment["metadata"]["annotations"] == {"owner": "ml"}
@@ -256,8 +257,9 @@ def test_the_operators_pod_is_soon_elsewhere_and_can_be_given_what_a_cluster_ask
     assert (ours["volumeMounts"][-1], pod["volumes"][-1]) == (operator["volumeMounts"][0], operator["volumes"][0])
     for one in ours["env"]:
         monkeypatch.setenv(one["name"], one["value"])
-    told = _options(ours["args"][3:]).images
-    assert (told.pull_policy, told.tolerations) == ("Always", (toleration,))
+    told = _options(ours["args"][3:])
+    assert (told.images.pull_policy, told.images.tolerations) == ("Always", (toleration,))
+    assert told.template_fields == ("spec.nodeSelector",)
 
 
 def test_labels_of_ones_own_are_on_every_object_and_never_replace_ours(helm: Helm) -> None:
