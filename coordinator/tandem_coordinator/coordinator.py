@@ -98,7 +98,7 @@ class Coordinator:
         self._loop = asyncio.get_running_loop()
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._observer = Observer(
-            RunDirectory(rundir, job.spec.evaluation),
+            RunDirectory(rundir, job.spec.evaluation, own_script=job.spec.trainer.command is not None),
             lambda observed: self._from_thread(self._observe, observed),
             lambda complaint: self._from_thread(self._history.say, complaint, "warning"),
         )
@@ -232,11 +232,11 @@ class Coordinator:
             began = time.monotonic()
             self._hurry.clear()
             heard, self._heard = self._heard, {}
-            latest = self._observed.latest_checkpoint
+            latest, foreign = self._observed.latest_checkpoint, self._observed.foreign
             self._apply(
                 group.Tick(
                     heard,
-                    None if latest is None else latest.step,
+                    None if latest is None and foreign is None else (None if latest is None else latest.step, foreign),
                     training=self._reports.stepping,
                     can_save=self.job.spec.trainer.task is not None or self._reports.saves,
                     step_seconds=self._observed.training.step_seconds or 0.0,

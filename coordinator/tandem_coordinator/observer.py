@@ -21,10 +21,11 @@ from tandem.job import Evaluators
 from tandem.lineage import Chain, counts
 from tandem.manifest import Broken
 from tandem.numbers import amount, finite, whole
-from tandem.rundir import RunDir
+from tandem.rundir import FOLDERS, RunDir
 from tandem.snapshot import EvaluatorView
 from tandem.status import CheckpointRef, Score
 from tandem_coordinator.evaluator_log import EvaluatorLog, evaluator_name
+from tandem_coordinator.foreign import ForeignCheckpoints
 from tandem_coordinator.training_log import Training, TrainingLogs
 
 SECONDS = 0.5
@@ -98,6 +99,8 @@ class Observed:
 
     ending: Ending | None = None
     latest_checkpoint: CheckpointRef | None = None
+    foreign: tuple[int, str] | None = None
+    """The newest checkpoint of another kind than ours, and when it was written."""
     latest_evaluation: Score | None = None
     best: Score | None = None
     evaluators: tuple[EvaluatorView, ...] = ()
@@ -124,10 +127,15 @@ class Observed:
 
 
 class RunDirectory:
-    """One run directory as it was at the last look, with what need not be read twice. Used by one thread."""
+    """One run directory as it was at the last look, with what need not be read twice. Used by one thread.
 
-    def __init__(self, rundir: RunDir, evaluation: Evaluators) -> None:
+    Args:
+        own_script: a script of the user's own trains, and may save in a way of its own.
+    """
+
+    def __init__(self, rundir: RunDir, evaluation: Evaluators, own_script: bool = False) -> None:
         self._rundir, self._evaluation = rundir, evaluation
+        self._foreign = ForeignCheckpoints(rundir.path, frozenset(FOLDERS)) if own_script else None
         self._links: Chain = {}
         self._linked_up_to = -1
         self._manifests: dict[str, CheckpointRef | None] = {}
@@ -160,6 +168,7 @@ class RunDirectory:
         return Observed(
             ending=ending,
             latest_checkpoint=latest,
+            foreign=None if self._foreign is None else self._foreign.look(),
             latest_evaluation=score,
             best=self._best([score for _, score in sorted(scores, key=lambda entry: entry[0].step)]),
             evaluators=evaluators,
