@@ -141,8 +141,7 @@ def decide(state: State, now: float) -> Next:
             state = without_it
             gone.append(detail)
     if gone:
-        state, closed = close(state, Cause("PreflightFailed", "; ".join(gone)), now)
-        return state, (*(Say(detail, warning=True) for detail in gone), *closed)
+        return close(state, Cause("PreflightFailed", "; ".join(gone)), now)
     said = [f"{found.replica} {found.why}" if found.replica else found.why for found in findings]
     if any(found.kind != "slow" for found in findings):
         return _fail(state, findings[0].replica, "; ".join(said), now)

@@ -72,7 +72,11 @@ def test_a_group_is_tried_out_before_its_ranks_start_and_not_again_when_a_member
     ("damage", "why"),
     [
         ("out[7, 7] += 1", "it computed a matrix product with 1 of 512 rows wrong (rank 2)"),
-        ("import os; os.kill(os.getpid(), 9)", "rank 2, which ended by SIGKILL during its matrix product"),
+        pytest.param(
+            "import os; os.kill(os.getpid(), 9)",
+            "rank 2, which ended by SIGKILL during its matrix product",
+            marks=pytest.mark.full("core", "coordinator", "trainer"),
+        ),
         ("import time; time.sleep(0.1)", "as long as the median of"),
     ],
     ids=["wrong", "killed", "slow"],
@@ -103,6 +107,7 @@ def test_an_agent_that_has_to_go_ends_its_preflight_at_once_and_the_others_begin
         assert group.step_after(0.0, world=1).generation > 1
 
 
+@pytest.mark.full("core", "coordinator", "trainer")
 def test_no_preflight_outlives_an_agent_that_is_killed(tmp_path: Path) -> None:
     with with_preflight(tmp_path, 2).start("worker-0", "worker-1") as group:
         (process,) = until(lambda: preflights(group, "worker-1"), "the pre-flight")
@@ -116,6 +121,7 @@ def test_no_preflight_outlives_an_agent_that_is_killed(tmp_path: Path) -> None:
         group.step_after(began, world=1)
 
 
+@pytest.mark.full("core", "coordinator", "trainer")
 def test_replicas_of_several_ranks_try_out_each_of_them(tmp_path: Path) -> None:
     workers = {"replicas": 2, "processesPerReplica": 2}
     with with_preflight(tmp_path, 2, workers=workers).start("worker-0", "worker-1") as group:

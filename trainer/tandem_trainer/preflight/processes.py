@@ -104,7 +104,6 @@ def run(membership: Membership, index: int, goes_on: Callable[[], bool]) -> Pref
 
 def unreached(membership: Membership) -> PreflightReport:
     """What is told by a member that does not reach the store of the first one."""
-    log.warning("event=store-unreachable replica=%s", membership.members[0].replica)
     return PreflightReport(generation=membership.generation, pairs=[Pair(replica=membership.members[0].replica)])
 
 

@@ -1,0 +1,113 @@
+"""Bad nodes in network namespaces: a device that fails whatever it is given, and a network that reaches the coordinator
+and not the other members. The job ends well without them, with a pre-flight and without."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tandem import launch
+from tandem.durable import read_lines
+from tandem.exitcode import ExitCode
+from tandem.rundir import RunDir
+from tests.bench.recovery.surroundings import INTERFACE, Network, spawn
+from tests.support import SCRIPTS, manifests
+
+AUTHORITY, PORT, TOKEN = "authority", 29400, "token-of-bad-nodes"
+FOUR = ("worker-0", "worker-1", "worker-2", "worker-3")
+STEPS = 100
+DIES_IN_PREFLIGHT = """
+import os, sys
+if "tandem_trainer.preflight" in sys.orig_argv:
+    import torch
+    torch.matmul = lambda *_, **__: os.abort()
+"""
+
+pytestmark = [
+    pytest.mark.full("core", "coordinator", "trainer"),
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and iproute2"
+    ),
+]
+
+
+@contextmanager
+def job_of_four(path: Path, bad: str, broken_device: bool, preflight: bool) -> Iterator[tuple[RunDir, dict[str, int]]]:
+    """A job of four members that has ended, or been given up; its run directory, and what its agents ended with."""
+    job = manifests.job(
+        "bad-nodes",
+        trainer={"command": [str(SCRIPTS / "steps.py")]},
+        workers={"replicas": 4, "minReplicas": 1},
+        elasticity={"preflight": preflight, "growCooldownSeconds": 0.5, "growAfterSeconds": 0.5},
+    )
+    rundir = manifests.run_directory(path / "run", job)
+    with Network([AUTHORITY, *FOUR]) as network:
+        if not broken_device:
+            cut_from_members(network, bad)
+        endpoint = f"{network.address(AUTHORITY)}:{PORT}"
+
+        def start(place: str, command: list[str], **more: str) -> subprocess.Popen[bytes]:
+            own = launch.environment(job, rundir.path, place, TOKEN, endpoint)
+            variables = {**own, "STEPS_TOTAL": str(STEPS), **more}
+            return spawn(network, place, command, variables, path / f"{place}.txt")
+
+        coordinator = start(AUTHORITY, launch.coordinator_command("0.0.0.0", PORT))
+        agents = {}
+        for name in FOUR:
+            more = {"PYTHONPATH": broken_site(path), "STEPS_FAIL_AFTER": "3"} if broken_device and name == bad else {}
+            command = launch.agent_command(job, endpoint, network.address(name))
+            agents[name] = start(name, command, **more)
+        codes = {name: agent.wait(200) for name, agent in agents.items()}
+        coordinator.terminate()
+        coordinator.wait(30)
+        yield rundir, codes
+
+
+def cut_from_members(network: Network, place: str) -> None:
+    """What it sends to other members goes to a device that nobody has: it vanishes, in both directions of a connection,
+    while the coordinator is reached."""
+    for other in FOUR:
+        if other != place:
+            words = ["neigh", "replace", network.address(other), "lladdr", "02:00:00:00:00:99", "nud", "permanent"]
+            subprocess.run(
+                [*network.entering(place), "ip", *words, "dev", INTERFACE], check=True, capture_output=True, text=True
+            )
+
+
+def broken_site(path: Path) -> str:
+    """A folder for PYTHONPATH with which a pre-flight's process dies of its first product."""
+    site = path / "site"
+    site.mkdir(exist_ok=True)
+    (site / "sitecustomize.py").write_text(DIES_IN_PREFLIGHT)
+    return str(site)
+
+
+@pytest.mark.parametrize("preflight", [True, False], ids=["with-preflight", "without"])
+@pytest.mark.parametrize(
+    ("bad", "broken_device"),
+    [("worker-3", True), ("worker-3", False), ("worker-0", False)],
+    ids=["bad-device", "half-connected", "half-connected-store"],
+)
+def test_a_job_of_four_ends_well_without_its_bad_node(
+    tmp_path: Path, bad: str, broken_device: bool, preflight: bool
+) -> None:
+    with job_of_four(tmp_path, bad, broken_device, preflight) as (rundir, codes):
+        sound = [name for name in FOUR if name != bad]
+        said = "\n".join((tmp_path / f"{name}.txt").read_text() for name in (AUTHORITY, *FOUR))
+        assert codes == dict.fromkeys(sound, 0) | {bad: int(ExitCode.LEFT_OUT)}, said
+        assert rundir.done() is not None
+        records, _ = read_lines(rundir.log / "coordinator.jsonl")
+        formed = [record for record in records if record["kind"] == "generation"]
+        assert formed[-1]["members"] == sound
+        assert re.search(rf"{bad} is left out", said)
+        if preflight:
+            assert [record["reason"] for record in formed] == ["Started", "PreflightFailed"]
+            assert bad in formed[-1]["detail"]
+        seconds = formed[-1]["time"] - formed[0]["time"]
+        print(f"left out after {seconds:.1f} s; generations: {len(formed)}: {[one['reason'] for one in formed]}")
