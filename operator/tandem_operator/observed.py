@@ -102,8 +102,10 @@ class Pod(Thing):
     ready: bool = False
     silent: bool = False
     """Its containers are ready and it is not: its node does not answer any more."""
+    over: bool = False
+    """Its container has ended for good, whether its phase says so already or not."""
     lingers: bool = False
-    """Its container has ended, and others of the user's own in it have not."""
+    """It is over, and others of the user's own in it still run."""
     disrupted: bool = False
     """It was evicted, preempted, or lost with its node."""
     address: str = ""
@@ -115,7 +117,7 @@ class Pod(Thing):
     @property
     def ended(self) -> bool:
         """Whether it is over: the end of our container is the end, whatever a sidecar does."""
-        return self.phase in ("Succeeded", "Failed") or self.lingers
+        return self.phase in ("Succeeded", "Failed") or self.over
 
     @property
     def live(self) -> bool:
@@ -227,7 +229,8 @@ def _pod(
     state = container.get("state") or {}
     terminated = state.get("terminated") or {}
     ended = status.get("phase") in ("Succeeded", "Failed")
-    lingers = bool(terminated) and not ended and spec.get("restartPolicy") == "Never"
+    over = bool(terminated) and spec.get("restartPolicy") == "Never"
+    others = any("running" in (one.get("state") or {}) for one in statuses)
     finished = seconds(terminated.get("finishedAt"))
     ready, contents = _holds(conditions, "Ready"), _holds(conditions, "ContainersReady")
     last_words = _last_line(((container.get("lastState") or {}).get("terminated") or {}).get("message"))
@@ -253,7 +256,8 @@ def _pod(
         ending=_short(terminated.get("reason")),
         ready=ready,
         silent=contents and not ready and status.get("phase") == "Running" and not _waits_for_a_gate(conditions),
-        lingers=lingers,
+        over=over,
+        lingers=over and others and not ended,
         disrupted=_holds(conditions, "DisruptionTarget") or status.get("reason") in DISRUPTED,
         address=_short(status.get("podIP")),
         waiting=waiting,

@@ -77,7 +77,7 @@ def test_evaluators_of_a_job_that_has_failed_get_as_long_to_finish() -> None:
 
 
 def test_sidecars_that_go_on_keep_neither_a_script_nor_a_drain_from_its_end_and_are_ended() -> None:
-    lingers = {"phase": "Running", "lingers": True}
+    lingers = {"phase": "Running", "over": True, "lingers": True}
     script = job(status=initialized(), trainer=SCRIPT)
     pods = [ended(index, code=0, **lingers) for index in (0, 1)]
     plan = decided(script, surroundings(script, *pods, evaluators=[]), heard=heard("Starting", worldSize=None))
@@ -93,7 +93,7 @@ def test_sidecars_that_go_on_keep_neither_a_script_nor_a_drain_from_its_end_and_
 
 def test_a_worker_that_crashed_beside_a_sidecar_is_replaced_at_once_and_ended() -> None:
     of = job(status=initialized())
-    crashed = ended(0, phase="Running", lingers=True)
+    crashed = ended(0, phase="Running", over=True, lingers=True)
     plan = decided(of, surroundings(of, crashed, worker(1)), heard=heard())
     assert (made(plan), removed(plan), list(plan.end)) == (["worker 0"], [], [crashed])
     # Until the kubelet has done so, it is not asked again and again.

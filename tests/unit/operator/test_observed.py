@@ -99,14 +99,22 @@ def test_an_eviction_is_not_the_pods_own_doing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "phase", "found"),
-    [("Never", "Running", (True, True)), ("Always", "Running", (False, False)), ("Never", "Failed", (True, False))],
-    ids=["a sidecar goes on", "its kubelet starts it again", "all have ended"],
+    ("policy", "phase", "beside", "found"),
+    [
+        ("Never", "Running", "running", (True, True)),
+        ("Never", "Running", "terminated", (True, False)),
+        ("Always", "Running", "running", (False, False)),
+        ("Never", "Failed", "terminated", (True, False)),
+    ],
+    ids=["a sidecar goes on", "its phase is late", "its kubelet starts it again", "all have ended"],
 )
-def test_the_end_of_our_container_is_the_end_of_its_pod(policy: str, phase: str, found: tuple[bool, bool]) -> None:
+def test_the_end_of_our_container_is_the_end_of_its_pod(
+    policy: str, phase: str, beside: str, found: tuple[bool, bool]
+) -> None:
     ended = {"terminated": {"exitCode": 1, "finishedAt": "1970-01-01T00:02:30Z"}}
     labels = {names.JOB: "j", names.ROLE: "worker"}
-    status = {"phase": phase, "containerStatuses": [{"name": "worker", "state": ended}]}
+    statuses = [{"name": "worker", "state": ended}, {"name": "proxy", "state": {beside: {}}}]
+    status = {"phase": phase, "containerStatuses": statuses}
     seen = observe(kinds.POD, {"metadata": {"labels": labels}, "spec": {"restartPolicy": policy}, "status": status})
     assert isinstance(seen, Pod)
     assert (seen.ended, seen.lingers) == found
