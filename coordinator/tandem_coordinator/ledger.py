@@ -3,20 +3,29 @@
 It is written before a generation is handed out, so that a number is never given twice. It also says who writes it: a
 coordinator whose node was cut off while another took over finds the other's name there and ends. Its kubelet then
 starts it again in the same pod; so the page also remembers which pods were taken over from: none gets it back.
+
+A coordinator of the first protocol takes a page with a field that it does not know for none at all, and, after a
+rollback, closes the generation that trains. So what it does not know stands in a file beside
+(docs/decisions/0020-versions.md).
 """
 
 import secrets
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
 
 from pydantic import Field, ValidationError
 
 from tandem.durable import read_json_or_none, replace_json
 from tandem.messages import Membership
 from tandem.model import Model, Whole
+from tandem.protocol import FIRST, worded
 from tandem.rundir import RunDir
 from tandem.snapshot import GenerationView
 from tandem_coordinator.group import State
+
+M = TypeVar("M", bound=Model)
 
 HISTORY = 20
 """So many generations survive a restart of the coordinator with their reasons."""
@@ -73,6 +82,20 @@ class Page(Model):
     """The last generations, oldest first."""
 
 
+BESIDE = ("pod", "taken_from", "left_out")
+"""Fields of a page that the first protocol does not know."""
+
+
+class Beside(Model):
+    """The content of the file beside the page."""
+
+    owner: str
+    """Of the page that it belongs to; beside any other it does not count."""
+    pod: str | None = None
+    taken_from: list[str] | None = None
+    left_out: list[Absent] | None = None
+
+
 @dataclass(frozen=True)
 class Remembered:
     """What a predecessor left behind."""
@@ -92,6 +115,7 @@ class Ledger:
     def __init__(self, rundir: RunDir, pod: str | None = None) -> None:
         self._rundir, self._pod = rundir, pod
         self._taken_from: list[str] | None = None
+        self._beside: Beside | None = None
         self.owner = f"{time.time():.3f}-{secrets.token_hex(4)}"
 
     def claim(self, replicas: int) -> Remembered:
@@ -151,15 +175,26 @@ class Ledger:
         self._write(page)
 
     def _read(self) -> Page | None:
-        data = read_json_or_none(self._rundir.coordinator_file)
-        try:
-            return None if data is None else Page.read(data)
-        except ValidationError:
-            return None
+        page = _read(Page, self._rundir.coordinator_file)
+        beside = None if page is None else _read(Beside, self._rundir.beside_coordinator_file)
+        if page is None or beside is None or beside.owner != page.owner:
+            return page
+        return page.model_copy(update={name: getattr(beside, name) for name in BESIDE})
 
     def _write(self, page: Page) -> None:
-        page = page.model_copy(update={"pod": self._pod, "taken_from": self._taken_from})
-        replace_json(self._rundir.coordinator_file, page.dump_brief())
+        beside = Beside(owner=page.owner, pod=self._pod, taken_from=self._taken_from, left_out=page.left_out)
+        if beside != self._beside:
+            replace_json(self._rundir.beside_coordinator_file, beside.dump_brief())
+            self._beside = beside
+        replace_json(self._rundir.coordinator_file, worded(page.model_copy(update=dict.fromkeys(BESIDE)), FIRST))
+
+
+def _read(model: type[M], path: Path) -> M | None:
+    data = read_json_or_none(path)
+    try:
+        return None if data is None else model.read(data)
+    except ValidationError:
+        return None
 
 
 def _taken_from(page: Page | None, pod: str | None) -> list[str] | None:

@@ -2,6 +2,7 @@
 
     job.json                              the resolved job
     coordinator.json                      the last generation number given out
+    coordinator.beside.json               what the coordinator remembers besides, which older ones do not know
     generations/000007.json               who trained from which checkpoint on; written once (see tandem.lineage)
     rewinds/000001.json                   where the loss became useless and what data is left out (see tandem.rewind)
     checkpoints/step-000000500/           committed by one rename of a never-used name; never written again
@@ -60,6 +61,7 @@ class RunDir:
         self.path = Path(path)
         self.job_file = self.path / "job.json"
         self.coordinator_file = self.path / "coordinator.json"
+        self.beside_coordinator_file = self.path / "coordinator.beside.json"
         self.generations = self.path / "generations"
         self.rewinds = self.path / "rewinds"
         self.checkpoints = self.path / "checkpoints"

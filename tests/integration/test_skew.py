@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,10 @@ class Mixed(Elastic):
         super().__init__(path, elasticity={"warmStart": False}, **more)
         self._previous, self._old = previous, old
 
+    def is_old(self, *old: str) -> None:
+        """Who is, of those that are started from now on."""
+        self._old = old
+
     def _environment(self, name: str) -> dict[str, str]:
         own = super()._environment(name)
         is_old = name.partition("-")[0] in self._old
@@ -72,6 +77,28 @@ def test_a_group_trains_loses_a_rank_and_its_coordinator_and_goes_on(
         assert back.status.generation == after.generation, "nobody was started again"
         refused = [name for name in ("worker-0", "worker-1") if "event=refused" in group.output(name)]
         assert not refused, group.output(refused[0])
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [("coordinator", "nobody"), ("nobody", "coordinator")], ids=["upgrade", "rollback"]
+)
+def test_a_coordinator_of_the_other_version_adopts_what_trains(
+    tmp_path: Path, previous: Previous, monkeypatch: pytest.MonkeyPatch, first: str, then: str
+) -> None:
+    monkeypatch.setenv("TANDEM_POD", "uid-of-its-pod")
+    with Mixed(tmp_path, previous, first).start("worker-0", "worker-1") as group:
+        before = group.step_after(0.0, world=2)
+        group.kill_coordinator()
+        group.is_old(then)
+        group.start_coordinator()
+        adopted = until(
+            lambda: (seen := group.snapshot()) is not None and seen.status.world_size == 2 and seen,
+            "the coordinator that has adopted the group",
+            otherwise=lambda: group.output("coordinator"),
+        )
+        assert adopted.status.generation == before.generation, group.output("coordinator")
+        later = group.step_after(time.time() + 4.0, world=2)
+        assert later.generation == before.generation, group.output("coordinator")
 
 
 @pytest.mark.parametrize("old", ["coordinator", "worker"])
