@@ -1,8 +1,8 @@
 """What pod templates of jobs may set, where a platform team has said so: an allow-list of fields. Pure.
 
-An entry is the path of a field, with all that is below it, such as `spec.nodeSelector` or `spec.containers.env`; lists are
-passed through. With `=` only that value: `spec.serviceAccountName=training`. The names of containers and volumes, by which
-a template is laid over ours, are always allowed.
+An entry is the path of a field, with all that is below it, such as `spec.nodeSelector` or `spec.containers.env`; lists
+are passed through. With `=` only that value: `spec.serviceAccountName=training`. The names of containers and volumes,
+by which a template is laid over ours, are always allowed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
