@@ -22,6 +22,8 @@ KEPT = {"name", "namespace", "uid", "resourceVersion", "generation", "creationTi
 """Of a job's metadata, and one annotation. The others hold the whole job a second time, managed fields a third time."""
 NAMED = ("namespace", "name", "uid")
 """Of these, what every object has."""
+MOST_NAME = 253
+"""Characters of a name, a namespace or a UID. The API server takes no more."""
 MOST_SPEC = Extent(depth=48, values=30_000, characters=2**20)
 MOST_STATUS = Extent(depth=8, values=5_000, characters=2**18)
 REFUSED = "tandemRefused"
@@ -42,13 +44,15 @@ def kept(body: Mapping[str, Any]) -> Object:
         LookupError, TypeError, ValueError, AttributeError: it is no object of the API server's.
     """
     metadata = {field: value for field, value in body["metadata"].items() if field in KEPT}
-    if wrong := [field for field in NAMED if not isinstance(metadata.get(field), str) or not metadata[field]]:
-        raise TypeError(f"metadata.{wrong[0]} is no text")
+    for name in NAMED:
+        named(metadata.get(name))
     if not isinstance(metadata.get("generation"), int):
         metadata["generation"] = 1
     if (again := retry.asked(body["metadata"])) is not None:
         metadata["annotations"] = {RETRY_AT: again}
-    found: Object = {"apiVersion": body.get("apiVersion"), "kind": body.get("kind"), "metadata": metadata}
+    said = {field: body.get(field) for field in ("apiVersion", "kind")}
+    found: Object = {field: text if isinstance(text, str) else "" for field, text in said.items()}
+    found["metadata"] = metadata
     if why := excess(spec := body.get("spec"), MOST_SPEC):
         found |= {"spec": None, REFUSED: f"spec {why}"}
     else:
@@ -57,6 +61,17 @@ def kept(body: Mapping[str, Any]) -> Object:
     if isinstance(status, dict):
         found["status"] = _ends(status) if excess(status, MOST_STATUS) else status
     return found
+
+
+def named(value: object) -> str:
+    """A name as it is.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(value, str) or not 0 < len(value) <= MOST_NAME:
+        raise TypeError(f"a name is {type(value).__name__}, or empty, or too long")
+    return value
 
 
 def parsed(body: Mapping[str, Any]) -> DistributedTrainingJob:

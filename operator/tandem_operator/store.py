@@ -112,8 +112,8 @@ class Store:
     def _see_thing(self, kind: Kind, body: Object, listed: int | None) -> list[Key]:
         metadata = body["metadata"]
         thing = observe(kind, body)
-        key = (_text(metadata["namespace"]), job_of(metadata))
-        place = (kind, key[0], _text(thing.name))
+        key = (jobs.named(metadata["namespace"]), jobs.named(job_of(metadata)))
+        place = (kind, key[0], jobs.named(thing.name))
         before = self._entries.get(place)
         if before is not None and _is_older(thing.version, before.thing.version, listed):
             return []
@@ -162,12 +162,6 @@ class _Known:
 def _is_older(seen: int, known: int, listed: int | None) -> bool:
     """Whether what is seen is from before what is known. What is known is newer than a list only if it came since."""
     return known > (seen if listed is None else max(seen, listed))
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise TypeError(f"a name is {type(value).__name__}")
-    return value
 
 
 def _differs(before: Thing, after: Thing) -> bool:

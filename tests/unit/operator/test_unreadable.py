@@ -167,6 +167,18 @@ for opened, closed in ('{"a":', "}"), ("[", "]"):
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.parametrize("field", ["name", "namespace", "uid"])
+@pytest.mark.parametrize(
+    "value", [[[]] * 400_000, "x" * 1_000_000, "", 1, None], ids=["lists", "long", "", "1", "null"]
+)
+def test_a_job_without_a_name_is_none(field: str, value: Any) -> None:
+    store = Store()
+    body = job()
+    body["metadata"][field] = value
+    assert store.see(kinds.JOB, body) == []
+    assert store.everyone() == []
+
+
 def test_a_pod_that_is_given_to_another_job_is_that_ones_alone() -> None:
     store = Store()
     store.see(kinds.POD, pod(job="a"))
