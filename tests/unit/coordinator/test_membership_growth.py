@@ -1,0 +1,153 @@
+"""When a group grows: at once, at a checkpoint, or after a while, whichever costs least."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.worlds.membership_job import RULES, Job
+
+
+def test_a_newcomer_waits_for_the_cool_down_then_the_group_saves_and_grows() -> None:
+    job = Job(target=2)
+    job.joins("worker-0")
+    job.passes(4.0)
+    assert job.members() == ["worker-0"]
+    job.training = job.can_save = True
+    job.joins("worker-1")
+    job.passes(5.0)
+    assert job.state.saving is None
+    job.passes(5.0)
+    assert job.members() == ["worker-0"], "it is still writing"
+    assert job.runs("worker-0", 1).order == "save"
+    job.save_and_stop("worker-0")
+    assert job.members() == ["worker-0", "worker-1"]
+    assert job.closings() == ["MemberJoined"]
+    assert job.rejoins == [], "an abort would have cost the steps since the last checkpoint"
+
+
+def test_what_replaces_a_lost_member_joins_at_once_but_one_that_comes_and_goes_waits_for_the_cool_down() -> None:
+    job = Job(target=2)
+    job.joins("worker-0")
+    job.joins("worker-1")
+    job.passes(30.0)
+    job.training = job.can_save = True
+
+    def is_lost_and_replaced(lost: str, by: str) -> None:
+        job.falls_silent(lost)
+        job.passes(4.0)
+        assert job.members() == ["worker-0"]
+        job.joins(by)
+        job.passes(0.5)
+
+    is_lost_and_replaced("worker-1", by="worker-2")
+    assert job.state.saving is not None
+    job.save_and_stop("worker-0")
+    assert job.members() == ["worker-0", "worker-2"]
+
+    is_lost_and_replaced("worker-2", by="worker-3")
+    assert job.state.saving is None
+    job.passes(4.0)
+    assert job.state.saving is None, "the group grew 9 s ago"
+    job.passes(2.0)
+    assert job.state.saving is not None
+
+
+def test_a_group_that_has_not_made_a_step_yet_is_not_disturbed_by_newcomers() -> None:
+    job = Job(target=2)
+    job.joins("worker-0")
+    job.passes(4.0)
+    job.can_save = True
+    job.joins("worker-1")
+    job.passes(120.0)
+    assert job.members() == ["worker-0"], "it may be compiling"
+    job.training = True
+    job.passes(0.2)
+    assert job.state.saving is not None
+
+
+def a_script_with_a_newcomer() -> Job:
+    """A script that cannot be asked to save has more to lose than it may, and a newcomer waits."""
+    job = Job(target=2)
+    job.joins("worker-0")
+    job.passes(20.0)
+    assert job.members() == ["worker-0"]
+    job.checkpoint = 500
+    job.passes(40.0)
+    job.joins("worker-1")
+    return job
+
+
+def test_a_script_that_cannot_be_asked_to_save_grows_right_after_its_next_checkpoint() -> None:
+    job = a_script_with_a_newcomer()
+    job.passes(20.0)
+    assert job.members() == ["worker-0"], "the steps since checkpoint 500 would be lost"
+    job.checkpoint = 1000
+    job.passes(0.5)
+    assert job.members() == ["worker-0", "worker-1"]
+
+
+def test_a_script_whose_checkpoints_nobody_sees_does_not_stay_too_small_for_ever() -> None:
+    job = a_script_with_a_newcomer()
+    job.passes(29.0)
+    assert job.members() == ["worker-0"]
+    job.passes(2.0)
+    assert job.members() == ["worker-0", "worker-1"]
+
+
+def test_a_checkpoint_within_the_cool_down_is_no_reason_to_grow_long_after_it() -> None:
+    job = Job(target=2, rules=replace(RULES, grow_cooldown=20.0))
+    job.joins("worker-0")
+    job.passes(4.0)
+    job.joins("worker-1")
+    job.passes(1.0)
+    job.checkpoint = 500
+    job.passes(10.0)
+    assert job.members() == ["worker-0"]
+    job.passes(10.0)
+    assert job.members() == ["worker-0", "worker-1"], "less is at stake than growAfterSeconds"
+
+
+@pytest.mark.parametrize("at_stake", [0.0, 5.0, 29.0])
+def test_a_script_grows_at_once_as_long_as_little_is_at_stake(at_stake: float) -> None:
+    job = Job(target=2)
+    job.forms("worker-0", "worker-1")
+    job.passes(100.0)
+    job.falls_silent("worker-1")
+    job.passes(3.5)
+    assert job.members() == ["worker-0"]
+    job.passes(at_stake)
+    job.joins("worker-2")
+    job.passes(0.5)
+    assert job.members() == ["worker-0", "worker-2"]
+
+
+def a_script_that_saves_every(seconds: float) -> Job:
+    job = Job(target=3)
+    job.forms("worker-0", "worker-1", "worker-2")
+    job.passes(100.0)
+    job.falls_silent("worker-2")
+    job.passes(3.5)
+    for number in range(3):
+        job.checkpoint = number
+        job.passes(seconds)
+    job.checkpoint = 3
+    return job
+
+
+def test_where_checkpoints_come_regularly_a_script_waits_for_the_next_if_that_costs_less() -> None:
+    job = a_script_that_saves_every(20.0)
+    job.passes(8.0)
+    job.joins("worker-3")
+    job.passes(0.5)
+    assert job.members() == ["worker-0", "worker-1"], "16 s of work against 12 s of waiting"
+    job.passes(11.0)
+    assert job.members() == ["worker-0", "worker-1"]
+    job.checkpoint = 4
+    job.passes(0.5)
+    assert job.members() == ["worker-0", "worker-1", "worker-3"]
+
+    job = a_script_that_saves_every(20.0)
+    job.passes(6.0)
+    job.joins("worker-3")
+    job.passes(0.5)
+    assert job.members() == ["worker-0", "worker-1", "worker-3"], "12 s of work against 14 s of waiting"
