@@ -248,6 +248,8 @@ def _held(at: Situation, role: str, needed: _Needed) -> Callable[[int], float | 
 
 def _settled(at: Situation, ahead: Course, needed: _Needed, fleets: Mapping[str, Fleet]) -> frozenset[str]:
     """What need not be remembered as tried any more: it is as it should be, or nobody wants it now."""
+    if not at.attempts:
+        return frozenset()
     at_work = {place(role, index) for role, one in fleets.items() for index in one.settled}
     wanted = {what(pod.name) for pod in all_pods(at) for what in (removing, ending)}
     if ahead.mood != "end":
