@@ -188,7 +188,7 @@ def observe(kind: Kind, body: Mapping[str, Any]) -> Thing:
     if kind is kinds.POD:
         return _pod(common, metadata, annotations, body.get("spec") or {}, status)
     if kind is kinds.SERVICE:
-        return Service(**common, address=(body.get("spec") or {}).get("clusterIP") or "")
+        return Service(**common, address=_short((body.get("spec") or {}).get("clusterIP")))
     if kind is kinds.CLAIM:
         adoptable = annotations.get(names.ADOPT) == "true"
         return Claim(**common, phase=status.get("phase", "Pending"), adoptable=adoptable)
