@@ -1,5 +1,6 @@
 """The chart of the previous version is upgraded to this one and rolled back, while jobs of both run."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,12 @@ pytestmark = [
     pytest.mark.full("core", "coordinator", "trainer", "evaluator", "operator", "charts", "images"),
 ]
 
-ENDLESS = "import time\nwhile True: time.sleep(1)"
-"""A script that knows nothing of Tandem."""
+UNTIL_TOLD = "import os, time\nwhile not os.path.exists('/tmp/end'): time.sleep(0.2)"
+"""A script that knows nothing of Tandem and ends when it is told to."""
 
 
 def script(name: str) -> Manifest:
-    trainer = {"command": ["python", "-c", ENDLESS]}
+    trainer = {"command": ["python", "-c", UNTIL_TOLD]}
     return manifest(name, trainer=trainer, workers={"replicas": 1}, evaluators={"replicas": 0})
 
 
@@ -37,6 +38,12 @@ def coordinated_by(job: Job, image: str) -> bool:
     """Whether its coordinator is of that version, and answers."""
     pods = [pod for pod in job.pods("coordinator") if pod["metadata"]["name"] in job.live("coordinator")]
     return [pod["spec"]["containers"][0]["image"] for pod in pods] == [image]
+
+
+def ends(job: Job) -> None:
+    for name in job.live("worker"):
+        job.namespace("exec", name, "-c", "worker", "--", "touch", "/tmp/end")
+    assert job.reaches("Succeeded", "Failed") == "Succeeded", job.describe()
 
 
 @pytest.mark.timeout(1200)
@@ -82,11 +89,22 @@ def test_jobs_train_through_an_upgrade_and_a_rollback(
     fresh.apply(script("fresh"))
     fresh.reaches("Running")
     assert set(workers(fresh).values()) == {images.trainer}
-    before["trained"] = workers(trained), trained.status["generation"]
+    for job in (trained, fresh):
+        before[job.name] = workers(job), job.status["generation"]
 
     helm("rollback", *at, "1", *waiting)
     for job in (trained, plain, fresh):
         until(lambda job=job: coordinated_by(job, older.operator), "the coordinator of the older version", 180.0)
     trained.trains(beyond=trained.step + 20)
-    assert workers(trained) == before["trained"][0], trained.describe()
+    nothing_has_happened_to(trained, plain, fresh)
+    assert not _set_aside(trained), "the older version takes nothing for damaged"
+    ends(plain)
+    ends(fresh)
     namespace("delete", "dtj", "--all", "--wait=false")
+
+
+def _set_aside(job: Job) -> list[str]:
+    (worker, *_) = job.live("worker")
+    listing = "import json, os; print(json.dumps(os.listdir(os.environ['TANDEM_RUN_DIR'] + '/checkpoints')))"
+    found = json.loads(job.namespace("exec", worker, "-c", "worker", "--", "python", "-c", listing))
+    return [name for name in found if ".bad" in name and not name.endswith(".json")]
