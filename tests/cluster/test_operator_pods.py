@@ -67,7 +67,7 @@ def test_a_deleted_token_comes_back_as_it_was_and_the_job_goes_on(namespace: Nam
 @pytest.mark.timeout(400)
 def test_a_job_whose_token_an_earlier_operator_has_drawn_keeps_it(namespace: Namespace, operator: Operator) -> None:
     """That operator made the Secret at random; this one cannot read it, and is known by a digest."""
-    namespace("create", "secret", "generic", "earlier-token", "--from-literal=token=drawn-at-random")
+    namespace("create", "secret", "generic", "earlier-token", "--from-literal=token=drawn-at-random-before")
     job = Job(namespace, "earlier")
     job.apply(manifest("earlier", trainer=LONG))
     job.trains()
@@ -76,7 +76,7 @@ def test_a_job_whose_token_an_earlier_operator_has_drawn_keeps_it(namespace: Nam
     operator.start()
     job.trains(beyond=job.step)
     assert (job.live("worker"), job.status["generation"]) == (workers, generation), job.describe()
-    assert secret(namespace, "earlier-token") == "drawn-at-random"
+    assert secret(namespace, "earlier-token") == "drawn-at-random-before"
     namespace("delete", "dtj", "earlier")
 
 
