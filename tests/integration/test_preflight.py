@@ -77,7 +77,11 @@ def test_a_group_is_tried_out_before_its_ranks_start_and_not_again_when_a_member
             "rank 2, which ended by SIGKILL during its matrix product",
             marks=pytest.mark.full("core", "coordinator", "trainer"),
         ),
-        ("import time; time.sleep(0.1)", "as long as the median of"),
+        pytest.param(
+            "import time; time.sleep(0.1)",
+            "as long as the median of",
+            marks=pytest.mark.full("core", "coordinator", "trainer"),
+        ),
     ],
     ids=["wrong", "killed", "slow"],
 )

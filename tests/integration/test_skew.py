@@ -26,7 +26,7 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
 whole_runs = pytest.mark.full("core", "coordinator", "trainer", "evaluator")
-"""What takes a run from its beginning to its end."""
+"""What the quick tiers have one proof of already, or what takes a run from its beginning to its end."""
 
 DIGITS = {
     "task": "image-classification",
@@ -79,6 +79,7 @@ def test_a_group_trains_loses_a_rank_and_its_coordinator_and_goes_on(
         assert not refused, group.output(refused[0])
 
 
+@whole_runs
 @pytest.mark.parametrize(
     ("first", "then"), [("coordinator", "nobody"), ("nobody", "coordinator")], ids=["upgrade", "rollback"]
 )
@@ -101,6 +102,7 @@ def test_a_coordinator_of_the_other_version_adopts_what_trains(
         assert later.generation == before.generation, group.output("coordinator")
 
 
+@whole_runs
 @pytest.mark.parametrize("old", ["coordinator", "worker"])
 def test_a_pause_and_the_code_after_the_loop_refuse_nobody(tmp_path: Path, previous: Previous, old: str) -> None:
     script = tmp_path / "pausing.py"
