@@ -86,7 +86,7 @@ soak: $(STAMP) ## Random faults against one job, everything checked after each; 
 	@$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1) $(ARGS)
 
 soak-operator: $(STAMP) ## Hostile objects into an operator, each measured in time and memory (ARGS="--objects 10000 --seed 1"; some minutes)
-	@$(BIN)/python -m tests.soak.operator $(ARGS)
+	@$(BIN)/python -m tests.soak.hostile $(ARGS)
 
 generate: $(STAMP) ## Write the CRD, the JSON schema and the reference pages from the models, and the chart's pages
 	@$(BIN)/python -m tandem.schema

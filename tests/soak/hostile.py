@@ -1,6 +1,6 @@
 """Hostile objects into an operator, each measured: `make soak-operator`, or
 
-    python -m tests.soak.operator [--objects 10000] [--seed 1]
+    python -m tests.soak.hostile [--objects 10000] [--seed 1]
 
 Real pods, jobs, claims, secrets and the like, coordinators' answers, and files of run directories, each with something
 changed by chance, some as large as the API server lets them be (tests/support/hostile.py). After each, a healthy job of
@@ -205,7 +205,7 @@ async def _soak(objects: int, seed: int, real: list[tuple[Any, Any]], folder: Pa
 
 def main() -> int:
     """Soak; exit code 1 on a violation."""
-    parser = argparse.ArgumentParser(prog="python -m tests.soak.operator", description="Hostile objects.")
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.hostile", description="Hostile objects.")
     parser.add_argument("--objects", type=int, default=10_000, help="how many")
     parser.add_argument("--seed", type=int, default=1, help="what they follow from")
     options = parser.parse_args()
