@@ -5,10 +5,10 @@ One bad node (a broken GPU, a network that reaches the coordinator and not the o
 is in. Left alone it uses up the restart budget, and the job fails although all others are sound. So each failure that
 is due to one replica is a *strike* against it, and against the node it runs on. After STRIKES in a row against the same
 replica, or against replicas of the same node, the others go on without it, if they are enough: its agents are told to
-end, its failures are given back to the budget, and whoever places pods finds another node for it.
+end, its failures are given back to the restart budget, and the operator places its next pod on another node.
 
-Who is to blame is a guess, so little is staked on it. Whoever reports a failed process first is blamed for it: the
-processes of the others fail because of it, and later. A store that one member cannot reach is that member's fault, a
+Blame is a guess, so its consequences are limited. The replica that reports a failed process first is blamed: the
+processes of the others fail later, as a consequence. A store that one member cannot reach is that member's fault, a
 store that most cannot reach its owner's. A mistake in the user's code fails whatever replica it meets; therefore at
 most a quarter of the replicas are left out (one of a small group), and failures go on being counted.
 
@@ -21,25 +21,28 @@ from dataclasses import replace
 from tandem_coordinator.group import LeftOut, Next, Say, State, Strike, is_inside, listed
 
 STRIKES = 3
-"""So many failures in a row, and the others go on without whom they are due to."""
+"""Consecutive failures because of one replica or node, after which the others go on without it."""
 MOST_LEFT_OUT = 0.25
 """At most so much of the replicas wished for, and one in any case."""
-MOST_STRIKES = 20
-"""So many are remembered."""
 
 
-def strike(state: State, replica: str, why: str, now: float) -> Next:
-    """A failure is due to this replica: leave it out, or its node, if it was the last straw."""
+def strike(state: State, replica: str, why: str, now: float, counted: bool = True) -> Next:
+    """A failure is due to this replica: leave it out, or its node, if it was the last straw.
+
+    Args:
+        counted: it was taken off the restart budget, and is given back when the replica is left out.
+    """
     agent = state.agents.get(replica)
     node = "" if agent is None else agent.node
-    strikes = (*state.strikes, Strike(replica, node, why))[-MOST_STRIKES:]
+    strikes = (*state.strikes, Strike(replica, node, why, counted))[-STRIKES:]
     # Where there are pre-flights, it has to pass one again.
     passed = frozenset(one for one in state.passed if one[0] != replica)
     state = replace(state, strikes=strikes, passed=passed)
     found = _suspect(strikes, now)
     if found is None or (without_it := leave_out(state, found)) is None:
         return state, ()
-    state = replace(without_it, strikes=(), failures=max(0, state.failures - STRIKES))
+    given_back = sum(one.counted for one in strikes)
+    state = replace(without_it, strikes=(), failures=max(0, state.failures - given_back))
     return state, (Say(found.why, warning=True),)
 
 
@@ -83,17 +86,16 @@ def silent_members(state: State, now: float) -> list[str]:
 
 
 def _suspect(strikes: tuple[Strike, ...], now: float) -> LeftOut | None:
-    recent = strikes[-STRIKES:]
-    if len(recent) < STRIKES:
+    if len(strikes) < STRIKES:
         return None
-    last = recent[-1]
+    last = strikes[-1]
     group = f"the group failed {STRIKES} times in a row because of"
     finally_ = f"the last time because {last.why}"
-    if {one.replica for one in recent} == {last.replica}:
+    if {one.replica for one in strikes} == {last.replica}:
         where = f" (node {last.node})" if last.node else ""
         return LeftOut(last.replica, last.node, f"{last.replica}{where} is left out: {group} it, {finally_}", now)
-    if last.node and {one.node for one in recent} == {last.node}:
-        names = listed({one.replica for one in recent})
+    if last.node and {one.node for one in strikes} == {last.node}:
+        names = listed({one.replica for one in strikes})
         return LeftOut("", last.node, f"node {last.node} is left out: {group} {names}, {finally_}", now)
     return None
 

@@ -119,7 +119,9 @@ def explain(state: State, now: float) -> Next:
     ever. Not if a member is silent: that it is lost is likely, and known soon."""
     if silent := silent_members(state, now):
         state = replace(state, cause=Cause("MemberLost", f"{listed(silent)} gave no sign of life"))
-        return strike(state, silent[0], state.cause.detail, now) if len(silent) == 1 else (state, ())
+        if len(silent) > 1:
+            return state, ()
+        return strike(state, silent[0], state.cause.detail, now, counted=False)
     if state.cause.reason == "StoreUnreachable":
         culprit, detail = cut_off(state, now)
         state = replace(state, cause=Cause("StoreUnreachable", detail, culprit))

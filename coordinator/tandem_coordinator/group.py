@@ -101,6 +101,8 @@ class Strike:
     """The node of that replica, empty where it is not known."""
     why: str
     """What it did, in a sentence."""
+    counted: bool
+    """Whether it was taken off the restart budget."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,23 @@ def test_a_silent_member_explains_broken_connections_however_late_its_loss_is_kn
     assert job.state.cause.reason == "MemberLost"
 
 
+def test_what_silence_cost_nothing_of_is_not_given_back_to_the_budget() -> None:
+    job = group_of_four(lost_after=60.0, restart_window=3600.0)
+    fails(job, "worker-1")
+    for _ in range(3):
+        job.falls_silent("worker-3")
+        number = job.state.number
+        job.passes(2.0)
+        for replica in FOUR[:3]:
+            job.joins(replica, generation=number, reason="MembershipChanged")
+        job.passes(15.0)
+        assert job.members() == list(FOUR[:3])
+        job.joins("worker-3")
+        job.passes(35.0)
+    assert job.members() == list(FOUR[:3]), "it is left out"
+    assert job.state.failures == 1, "the failure of another replica still counts"
+
+
 def test_a_failure_is_forgiven_in_time_however_often_members_come_and_go() -> None:
     job = group_of_four()
     fails(job, "worker-2")
