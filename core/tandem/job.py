@@ -142,7 +142,7 @@ class Coordinator(Model):
     """The process that decides who is in the group. Not used by `tandem run`."""
 
     resources: Resources = {}
-    """Kubernetes resource requests and limits of its pod; default: what so many ranks need."""
+    """Kubernetes resource requests and limits of its pod; default: scaled to the number of ranks."""
     template: Template = {}
     """A pod template merged over the operator's own."""
 
@@ -331,8 +331,8 @@ class Elasticity(Model):
     """A group grows at the earliest so long after it grew the last time (or began): what replaces a lost member joins
     at once, and one that comes and goes does not have the group start again each time."""
     grow_after_seconds: Annotated[float, Field(ge=0)] = 60.0
-    """A group that cannot save when asked loses the work since its last checkpoint when it grows. It grows at once as
-    long as that is so many seconds at most; otherwise at its next checkpoint, or once a newcomer has waited for so
+    """A group that cannot save when asked loses the work since its last checkpoint when it grows. It grows immediately
+    if that is at most this many seconds of work; otherwise at its next checkpoint, or after a newcomer has waited this
     long."""
     max_restarts: Count = 10
     """Failures of training processes that are forgiven. Lost nodes and membership changes do not count."""

@@ -60,7 +60,7 @@ class EnvVar(Model):
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
     """The variable's name: letters, digits and underscores, not beginning with a digit."""
     value: Word = ""
-    """Its value, taken literally. It stands in the run directory and in reports; a secret belongs into `valueFrom`."""
+    """Its value, taken literally. It stands in the run directory and in reports; use `valueFrom` for secrets."""
     value_from: EnvSource | None = None
     """Where the value comes from, instead. It is never written down."""
 

@@ -2,9 +2,8 @@
 
 import time
 
-import typer
-
 from tandem.cli.cluster import ContextOption, JobArgument, NamespaceOption, named
+from tandem.cli.echo import echo
 from tandem.cluster.kubectl import Kubectl
 from tandem.cluster.names import RETRY_AT
 from tandem.cluster.sight import RESOURCE, ask_job
@@ -22,4 +21,4 @@ def retry(name: JobArgument, namespace: NamespaceOption = "", context: ContextOp
     if phase != "Failed":
         raise UserError(f"{name} is {phase}; only a job that has Failed is tried again")
     kubectl.ask("annotate", RESOURCE, name, f"{RETRY_AT}={rfc3339(time.time())}", "--overwrite")
-    typer.echo(f"{name} is tried again; see: tandem status {name} --watch{kubectl.options()}")
+    echo(f"{name} is tried again; see: tandem status {name} --watch{kubectl.options()}")
