@@ -5,7 +5,7 @@ import json
 from tandem.messages import MOST_BRIEF_BYTES
 from tandem.snapshot import EvaluatorView, Event, GenerationView, MemberView, Snapshot
 from tandem.status import Status, Straggler
-from tandem_coordinator.brief import brief
+from tandem_coordinator.summary import brief
 
 
 def view(number: int, members: list[str], detail: str = "") -> GenerationView:
