@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tandem import launch
-from tandem.protocol import FIRST_FIELDS, FIRST_WORDS, HEADER
+from tandem.protocol import HEADER, PROTOCOL
 from tandem.rundir import RunDir
 from tandem_evaluator.result import ShardResult
 from tests.support import manifests
@@ -122,19 +122,16 @@ pulse = Pulse.open_for_rank()
 for step in range(1, 30):
     pulse.beat(step=step, total_steps=30, loss=1.0)
     time.sleep(0.05)
-try:
-    for step in range(20):
-        pulse.beat(step=30, total_steps=30, loss=1.0, phase="validating", pauses=True)
-        time.sleep(0.1)
-except TypeError:
-    pass  # the previous version knows no pauses
+for step in range(20):
+    pulse.beat(step=30, total_steps=30, loss=1.0, phase="validating", pauses=True)
+    time.sleep(0.1)
 Path(os.environ["TANDEM_RUN_DIR"], "through").touch()
 pulse.last_word(0)
 """
 
 
-def test_an_older_coordinator_says_nothing_of_a_protocol_and_this_one_does(tmp_path: Path, previous: Previous) -> None:
-    for old, known in (("coordinator", None), ("nobody", "2")):
+def test_each_version_says_what_it_reads_and_is_read_by_who_says_nothing(tmp_path: Path, previous: Previous) -> None:
+    for old, known in (("coordinator", "2"), ("nobody", str(PROTOCOL))):
         (tmp_path / old).mkdir()
         with Mixed(tmp_path / old, previous, old) as group:
             group.start_coordinator()
@@ -147,38 +144,6 @@ def test_an_older_coordinator_says_nothing_of_a_protocol_and_this_one_does(tmp_p
             # What is answered to somebody who does not ask, the previous version reads.
             code = "import sys; from tandem.snapshot import Snapshot; Snapshot.model_validate_json(sys.stdin.read())"
             subprocess.run([sys.executable, "-c", code], input=told, env=previous.environment, check=True, timeout=60)
-
-
-ASKED = """
-import json, typing, tandem.messages, tandem.snapshot, tandem.status
-from tandem.model import Model
-fields, words = {}, {}
-for module in (tandem.messages, tandem.snapshot, tandem.status):
-    for name, one in vars(module).items():
-        if isinstance(one, type) and issubclass(one, Model) and one.__module__ == module.__name__:
-            fields[name] = sorted(one.model_fields)
-            for field, about in one.model_fields.items():
-                if typing.get_origin(about.annotation) is typing.Literal:
-                    words[f"{name}.{field}"] = sorted(typing.get_args(about.annotation))
-print(json.dumps([fields, words]))
-"""
-
-
-def told_by(environment: Mapping[str, str]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """For each message its fields, and for each field that has one its list of words."""
-    said = subprocess.run([sys.executable, "-c", ASKED], env=environment, capture_output=True, check=True, timeout=60)
-    fields, words = json.loads(said.stdout)
-    return fields, words
-
-
-def test_the_first_protocol_is_what_the_previous_version_takes(previous: Previous) -> None:
-    """Until there is another previous version, which reads all: then this test goes."""
-    fields, words = told_by(previous.environment)
-    assert {model.__name__: sorted(names.split()) for model, names in FIRST_FIELDS.items()} == fields
-    _, ours = told_by(os.environ)
-    for place, known in words.items():
-        new = set(ours.get(place, [])) - set(known)
-        assert {FIRST_WORDS.get(word) for word in new} <= set(known), f"{place}: {new} would be refused"
 
 
 # --- run directories
@@ -233,12 +198,14 @@ def test_this_version_reads_a_run_of_the_previous_one(old_run: Path, words: tupl
 
 
 @whole_runs
-def test_the_previous_version_reads_the_report_of_a_run_of_this_one(previous: Previous, new_run: Path) -> None:
-    """Its job, its lineage, its logs and its results; not its checkpoints, which are of a format of their own."""
-    said = previous.tandem("report", new_run, "--no-png")
+@pytest.mark.parametrize("words", READ, ids=" ".join)
+def test_the_previous_version_reads_a_run_of_this_one(
+    previous: Previous, new_run: Path, words: tuple[str, ...]
+) -> None:
+    said = previous.tandem(*words, new_run)
     assert said.returncode == 0, said.stderr
-    assert "job.json" not in said.stdout
-    assert "generations/" not in said.stdout
+    assert "another version" not in said.stdout + said.stderr
+    assert "not a job" not in said.stdout
 
 
 @whole_runs

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.support import ROOT
 
-COMMIT = "c542e43fd809636eddcb924074ee05a52d8a9346"
+COMMIT = "a3aa12239a6c9dc1b87b86347e4060195d31b53b"
 """The commit that the archive holds."""
 ARCHIVE = Path(__file__).with_name("sources.tar.xz")
 PACKAGES = ("core", "coordinator", "trainer", "evaluator", "operator")
