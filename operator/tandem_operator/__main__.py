@@ -8,6 +8,7 @@
 --namespace NAME                                       only there (may be repeated); default: everywhere
 --key-secret NAMESPACE/NAME                            what the tokens of jobs follow from; made if it is not there
 --template-field PATH[=VALUE]                          what templates may set (may be repeated); default: everything
+--operator-from JSON, --metrics-from JSON              makes a NetworkPolicy for each job: who else reaches its pods
 --patience SECONDS                                     until a job that cannot begin gives way to another
 --port PORT                                            /metrics, /healthz and /readyz
 """
@@ -33,7 +34,7 @@ from tandem_operator.controller import Controller
 from tandem_operator.coordinators import Coordinators
 from tandem_operator.gauges import Gauges
 from tandem_operator.health import serve_health
-from tandem_operator.objects import Volumes
+from tandem_operator.objects import Peers, Volumes
 from tandem_operator.pods import Images
 from tandem_operator.reconcile import ANY_VOLUMES
 from tandem_operator.rivalry import PATIENCE_SECONDS
@@ -44,6 +45,8 @@ from tandem_operator.watching import Watching
 KEY_SECRET = "tandem-operator-key"  # noqa: S105 - a name
 """What the Secret is called where it is not said."""
 RETRY_SECONDS = 1.0
+PEER_FIELDS = {"namespaceSelector", "podSelector", "ipBlock"}
+"""Of an entry of a NetworkPolicy's `from`."""
 
 log = logging.getLogger("tandem.operator")
 
@@ -62,6 +65,8 @@ class Options:
     """Seconds, see tandem_operator.rivalry."""
     template_fields: tuple[str, ...] = ()
     """See tandem_operator.allowed."""
+    peers: Peers | None = None
+    """Who reaches pods of jobs besides those; None: no NetworkPolicies are made."""
 
 
 def main() -> int:
@@ -100,6 +105,7 @@ async def _operate(options: Options) -> None:
             options.volumes,
             options.patience,
             options.template_fields,
+            options.peers,
         )
         watching = Watching(api, store, controller.backlog.add, options.namespaces)
         gauges.depth, gauges.requests = lambda: len(controller.backlog), lambda: api.requests
@@ -158,7 +164,7 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
         "--pull-policy", default="", choices=("Always", "IfNotPresent", "Never"), help="of the images of jobs' pods"
     )
     parser.add_argument(
-        "--tolerations", default=(), type=_tolerations, metavar="JSON", help="of all pods of jobs, as a pod has them"
+        "--tolerations", default=(), type=_objects, metavar="JSON", help="of all pods of jobs, as a pod has them"
     )
     parser.add_argument("--storage-class", default="", help="of claims whose job names none (default: the cluster's)")
     parser.add_argument(
@@ -183,6 +189,21 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
         metavar="PATH[=VALUE]",
         help="what templates of jobs may set, such as spec.nodeSelector; may be repeated (default: everything)",
     )
+    parser.add_argument(
+        "--operator-from",
+        default=(),
+        type=_peers,
+        metavar="JSON",
+        help="make a NetworkPolicy for each job, which lets its pods be reached by each other alone, and their"
+        " coordinator by these: the operator, as a policy's `from` has it",
+    )
+    parser.add_argument(
+        "--metrics-from",
+        default=(),
+        type=_peers,
+        metavar="JSON",
+        help="who may read the numbers of jobs then, as a policy's `from` has it (default: nobody)",
+    )
     parser.add_argument("--port", type=int, default=8080, help="for /metrics, /healthz, /readyz (default: 8080)")
     parser.add_argument(
         "--key-secret",
@@ -191,6 +212,8 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
         help=f"with what the tokens of jobs follow from (default: {KEY_SECRET} in the first --namespace, or `default`)",
     )
     given = parser.parse_args(arguments)
+    if given.metrics_from and not given.operator_from:
+        parser.error("--metrics-from needs --operator-from: without, no NetworkPolicies are made")
     images = Images(
         operator=given.operator_image,
         trainer=given.trainer_image,
@@ -203,17 +226,34 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
     volumes = Volumes(given.storage_class, tuple(given.access_mode or ANY_VOLUMES.access_modes))
     key_secret = given.key_secret or (next(iter(given.namespace), "default"), KEY_SECRET)
     return Options(
-        images, volumes, tuple(given.namespace), given.port, key_secret, given.patience, tuple(given.template_field)
+        images,
+        volumes,
+        tuple(given.namespace),
+        given.port,
+        key_secret,
+        given.patience,
+        tuple(given.template_field),
+        Peers(given.operator_from, given.metrics_from) if given.operator_from else None,
     )
 
 
-def _tolerations(text: str) -> tuple[dict[str, Any], ...]:
+def _peers(text: str) -> tuple[dict[str, Any], ...]:
+    found = _objects(text)
+    for one in found:
+        if not one or not one.keys() <= PEER_FIELDS:
+            raise argparse.ArgumentTypeError(
+                f"{json.dumps(one)} is no peer of a policy: {', '.join(sorted(PEER_FIELDS))}"
+            )
+    return found
+
+
+def _objects(text: str) -> tuple[dict[str, Any], ...]:
     try:
         found = json.loads(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise argparse.ArgumentTypeError("not a list of tolerations")
+        raise argparse.ArgumentTypeError("not a list of objects")
     return tuple(found)
 
 

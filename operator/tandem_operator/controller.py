@@ -23,7 +23,7 @@ from tandem_operator.coordinators import Coordinators
 from tandem_operator.course import condition
 from tandem_operator.gauges import Gauges, Holding
 from tandem_operator.jobs import InvalidSpec, Object
-from tandem_operator.objects import Volumes
+from tandem_operator.objects import Peers, Volumes
 from tandem_operator.observed import Children, observe
 from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
@@ -88,6 +88,7 @@ class Controller:
         key: what the tokens of jobs follow from.
         volumes: what claims ask for, unless the job says something else.
         patience: how long a job that holds some of its workers and cannot begin keeps them, seconds.
+        peers: who reaches pods of jobs besides those; None: no NetworkPolicies are made.
     """
 
     def __init__(
@@ -101,10 +102,11 @@ class Controller:
         volumes: Volumes = ANY_VOLUMES,
         patience: float = PATIENCE_SECONDS,
         template_fields: Sequence[str] = (),
+        peers: Peers | None = None,
     ) -> None:
         self._api, self._store, self._questions = api, store, Questions(coordinators, key)
         self._images, self._gauges, self._key, self._volumes = images, gauges, key, volumes
-        self._patience, self._template_fields = patience, tuple(template_fields)
+        self._patience, self._template_fields, self._peers = patience, tuple(template_fields), peers
         self.backlog: Backlog[Key] = Backlog(LEAST_SECONDS, SLOW_AT_ONCE, OF_A_NAMESPACE, lambda key: key[0])
         self._memories: dict[Key, _Memory] = {}
 
@@ -182,6 +184,7 @@ class Controller:
             idle=self._questions.idle(key),
             fallen=self._questions.fallen(key),
             answering=self._questions.answering,
+            peers=self._peers,
             token_digest=token_digest(tokens.token(self._key, uid)),
             now=time.time(),
             entropy=secrets.token_hex(8),
@@ -286,13 +289,13 @@ class Controller:
             answers = await asyncio.gather(*(self._create(kinds.POD, manifest) for manifest in some))
             for manifest, (made, trouble) in zip(some, answers, strict=True):
                 note(_place(manifest), trouble, made)
-        for pod in plan.remove:
+        for one in plan.remove:
             try:
-                await self._api.delete(kinds.POD, key[0], pod.name, pod.uid)
+                await self._api.delete(one.kind, key[0], one.name, one.uid)
             except Refused as error:
-                note(removing(pod.name), _trouble(pod.kind, pod.name, error), done=False)
+                note(removing(one.name), _trouble(one.kind, one.name, error), done=False)
             else:
-                log.info("event=removed job=%s/%s kind=%s name=%s", *key, pod.kind.name, pod.name)
+                log.info("event=removed job=%s/%s kind=%s name=%s", *key, one.kind.name, one.name)
         for pod in plan.end:
             try:
                 await self._api.terminate(kinds.POD, key[0], pod.name, pod.uid)

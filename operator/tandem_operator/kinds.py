@@ -40,6 +40,7 @@ CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
 CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 SERVICE = Kind("v1", "Service", "services")
 EVENT = Kind("v1", "Event", "events")
+NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 
-WATCHED = (POD, CONFIG_MAP, CLAIM, SERVICE)
+WATCHED = (POD, CONFIG_MAP, CLAIM, SERVICE, NETWORK_POLICY)
 """What belongs to jobs and is watched. Secrets are not: whoever may watch some may read all."""

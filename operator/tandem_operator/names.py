@@ -55,6 +55,11 @@ def checkpoints(job: str) -> str:
     return f"{stem(job)}-checkpoints"
 
 
+def network_policy(job: str) -> str:
+    """The NetworkPolicy of its pods, where the operator makes those."""
+    return f"{stem(job)}-network"
+
+
 def pod(job: str, role: str, index: int, entropy: str) -> str:
     """A pod; another one for each entropy."""
     return f"{stem(job)}-{role}-{index}-{_short(f'{job}/{index}/{entropy}', 5)}"

@@ -33,6 +33,16 @@ class Volumes:
     access_modes: tuple[str, ...] = ("ReadWriteMany",)
 
 
+@dataclass(frozen=True)
+class Peers:
+    """Who may reach pods of a job besides those, each as a NetworkPolicy's `from` has it."""
+
+    operator: tuple[Manifest, ...]
+    """Asks coordinators how the job is, on their port. Not empty: to a policy that would be everybody."""
+    metrics: tuple[Manifest, ...] = ()
+    """Reads the numbers of coordinators; nobody if empty."""
+
+
 def secret(job: DistributedTrainingJob, uid: str, token: str) -> Manifest:
     """The job's token, for its pods and for people. Never changed."""
     name = names.token(job.metadata.name)
@@ -85,6 +95,18 @@ def service(job: DistributedTrainingJob, uid: str) -> Manifest:
     selector = {names.JOB: job.metadata.name, names.ROLE: names.COORDINATOR, INCARNATION: uid}
     port = {"name": "http", "port": pods.PORT, "targetPort": pods.PORT, "protocol": "TCP"}
     return _object(kinds.SERVICE, job, uid, name, {"spec": {"selector": selector, "ports": [port]}})
+
+
+def network_policy(job: DistributedTrainingJob, uid: str, peers: Peers) -> Manifest:
+    """Who reaches the job's pods: they reach each other, and few others reach a port. Whom they reach stays open."""
+    own = {"podSelector": {"matchLabels": {names.JOB: job.metadata.name}}}
+    ingress: list[Manifest] = [{"from": [own]}]
+    for others, port in ((peers.operator, pods.PORT), (peers.metrics, pods.METRICS_PORT)):
+        # Without anybody in its `from`, a rule is for everybody.
+        if others:
+            ingress.append({"from": list(others), "ports": [{"port": port, "protocol": "TCP"}]})
+    spec = {**own, "policyTypes": ["Ingress"], "ingress": ingress}
+    return _object(kinds.NETWORK_POLICY, job, uid, names.network_policy(job.metadata.name), {"spec": spec})
 
 
 def coordinator(

@@ -8,8 +8,8 @@ from tandem.snapshot import Snapshot
 from tandem.status import Status
 from tandem_operator.attempts import Attempts
 from tandem_operator.course import Idle
-from tandem_operator.objects import Manifest
-from tandem_operator.observed import Children, Pod
+from tandem_operator.objects import Manifest, Peers
+from tandem_operator.observed import Children, Pod, Thing
 from tandem_operator.reporting import Notice
 from tandem_operator.rivalry import PATIENCE_SECONDS, Claimant
 
@@ -38,6 +38,8 @@ class Situation:
     """The UID of the coordinator's pod if that has stopped answering (tandem_operator.silence)."""
     answering: int = 0
     """How many coordinators the operator asks, over all jobs."""
+    peers: Peers | None = None
+    """Who reaches its pods besides those, None where that is nobody's business."""
     token_digest: str = ""
     """By which coordinators know the operator (tandem.launch.TOKEN_DIGEST)."""
     now: float
@@ -69,8 +71,8 @@ class Plan:
     """Objects that are there and should be different."""
     make: tuple[Manifest, ...] = ()
     """Pods that are not there. They read all of the former as they start."""
-    remove: tuple[Pod, ...] = ()
-    """Pods to delete."""
+    remove: tuple[Thing, ...] = ()
+    """Pods to delete, and a NetworkPolicy that is not wanted any more."""
     end: tuple[Pod, ...] = ()
     """Pods to end, but to keep, because of their logs: what still runs in them holds what the pod has asked for."""
     target: int | None = None

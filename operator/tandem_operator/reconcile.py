@@ -7,6 +7,7 @@ The objects of a job NAME (tandem_operator.names shortens long names):
     PersistentVolumeClaim
       NAME-checkpoints                  unless the job names a claim; owned only if storage.retain is false
     Service NAME-coordinator            the coordinator's address; owned
+    NetworkPolicy NAME-network          who reaches the pods, where the operator is told that; owned
     Pod NAME-coordinator-0-RANDOM       the coordinator; owned, and replaced by tandem_operator.fleet
     Pod NAME-worker-INDEX-RANDOM        the group's places; the same
     Pod NAME-evaluator-INDEX-RANDOM     the evaluators; the same
@@ -105,7 +106,8 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
     seats = _evaluator_fleet(at, images, follows, ahead, evaluators, needed)
     make = [objects.coordinator(job, at.uid, images, at.token_digest, follows, new, at.entropy) for new in chair.make]
     make += [objects.evaluator(job, at.uid, images, follows, new, at.entropy) for new in seats.make]
-    remove = [pod for pod in (*_leaving(at, ahead, workers, places), *seats.remove, *chair.remove) if not pod.deleting]
+    leaving = (*_leaving(at, ahead, workers, places), *seats.remove, *chair.remove, *_unwanted(at))
+    remove: list[Thing] = [one for one in leaving if not one.deleting]
     way = giving_way(at, ahead, workers)
     needing = list(replacements(names.COORDINATOR, at.pods(names.COORDINATOR), chair.make, at.fallen))
     told = list(replacements(names.EVALUATOR, evaluators, seats.make))
@@ -129,7 +131,7 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
         create=() if over else tuple(objects.completed(one, volumes) for one in needed.create),
         update=() if over else needed.update,
         make=tuple(make),
-        remove=tuple(pod for pod in remove if later(at.attempts, removing(pod.name), at.now) is None),
+        remove=tuple(one for one in remove if later(at.attempts, removing(one.name), at.now) is None),
         end=tuple(
             pod
             for pod in all_pods(at)
@@ -252,6 +254,7 @@ def _settled(at: Situation, ahead: Course, needed: _Needed, fleets: Mapping[str,
         return frozenset()
     at_work = {place(role, index) for role, one in fleets.items() for index in one.settled}
     wanted = {what(pod.name) for pod in all_pods(at) for what in (removing, ending)}
+    wanted |= {removing(one.name) for one in _unwanted(at)}
     if ahead.mood != "end":
         counts = {
             names.WORKER: at.job.spec.workers.replicas if ahead.mood == "train" else 0,
@@ -314,6 +317,14 @@ def _wanted(at: Situation) -> Iterator[Manifest]:
     if job.spec.checkpoint.storage.claim_name is None:
         yield objects.claim(job, uid)
     yield objects.service(job, uid)
+    if at.peers is not None:
+        yield objects.network_policy(job, uid, at.peers)
+
+
+def _unwanted(at: Situation) -> list[Thing]:
+    """What is the job's and should not be there, also after its end: a NetworkPolicy where none are made."""
+    there = at.children.get(kinds.NETWORK_POLICY, names.network_policy(at.job.metadata.name))
+    return [there] if at.peers is None and there is not None and there.owner == at.uid else []
 
 
 def is_ours(thing: Thing, manifest: Manifest) -> bool:

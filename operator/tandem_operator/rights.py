@@ -27,9 +27,11 @@ VERBS: dict[tuple[Kind, str], tuple[str, ...]] = {
     (kinds.CONFIG_MAP, ""): (*_OWNED, "patch"),
     (kinds.CLAIM, ""): (*_OWNED, "patch"),
     (kinds.SERVICE, ""): (*_OWNED, "patch"),
+    (kinds.NETWORK_POLICY, ""): (*_OWNED, "patch", "delete"),
     (kinds.EVENT, ""): ("create",),
 }
-"""By kind and subresource. Pods are patched to end those whose sidecars do not."""
+"""By kind and subresource. Pods are patched to end those whose sidecars do not. NetworkPolicies are deleted where the
+operator is told to make none any more."""
 
 
 def rules() -> list[dict[str, Any]]:

@@ -75,6 +75,10 @@ def owned(by: Job, one: Manifest) -> Manifest:
     return {**one, "metadata": {**metadata, "labels": {"tandem.dev/job": by.name}}}
 
 
+def a_policy(name: str) -> Manifest:
+    return named("NetworkPolicy", name, "networking.k8s.io/v1", spec={"podSelector": {"matchLabels": {"app": name}}})
+
+
 def a_pod(name: str) -> Manifest:
     return named("Pod", name, spec=pod([container("c", "nothing:1", "true")]))
 
@@ -87,25 +91,27 @@ def job(account: Account, namespace: Namespace) -> Job:
 
 
 def test_what_a_job_owns_is_made_changed_and_deleted(account: Account, job: Job) -> None:
-    for one in (a_pod("mine"), named("ConfigMap", "mine"), named("Secret", "mine")):
+    for one in (a_pod("mine"), named("ConfigMap", "mine"), named("Secret", "mine"), a_policy("mine")):
         done, said = account.creates(job.namespace.name, owned(job, one))
         assert done, said
-    done, said = account(job.namespace.name, "delete", "pod", "mine", "--wait=false")
-    assert done, said
+    for kind in ("pod", "networkpolicy"):
+        done, said = account(job.namespace.name, "delete", kind, "mine", "--wait=false")
+        assert done, said
 
 
 def test_what_no_job_owns_is_refused(account: Account, job: Job) -> None:
-    for one in (a_pod("theirs"), named("ConfigMap", "theirs"), named("Secret", "theirs")):
+    for one in (a_pod("theirs"), named("ConfigMap", "theirs"), named("Secret", "theirs"), a_policy("theirs")):
         done, said = account.creates(job.namespace.name, one)
         assert not done
         assert "the operator touches only what a DistributedTrainingJob owns" in said
 
 
 def test_other_peoples_objects_are_neither_deleted_nor_changed(account: Account, job: Job) -> None:
-    job.namespace.create(a_pod("stranger"), named("ConfigMap", "stranger"))
+    job.namespace.create(a_pod("stranger"), named("ConfigMap", "stranger"), a_policy("stranger"))
     refused = "the operator touches only what a DistributedTrainingJob owns"
-    done, said = account(job.namespace.name, "delete", "pod", "stranger", "--wait=false")
-    assert (done, refused in said) == (False, True), said
+    for kind in ("pod", "networkpolicy"):
+        done, said = account(job.namespace.name, "delete", kind, "stranger", "--wait=false")
+        assert (done, refused in said) == (False, True), said
     patch = json.dumps({"metadata": {"labels": {"tandem.dev/job": "digits"}}})
     done, said = account(job.namespace.name, "patch", "configmap", "stranger", "--type=merge", "-p", patch)
     assert (done, refused in said) == (False, True), said

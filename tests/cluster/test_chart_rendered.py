@@ -14,7 +14,7 @@ import yaml
 from tandem.schema.crd import crd
 from tandem_operator import names
 from tandem_operator.__main__ import _options
-from tandem_operator.objects import Volumes
+from tandem_operator.objects import Peers, Volumes
 from tandem_operator.pods import Images, coordinator
 from tandem_operator.rights import key_rules, rules
 from tests.support.cluster.helm import CHART, Helm
@@ -26,6 +26,7 @@ DASHBOARDS = sorted((CHART / "files/dashboards").glob("*.json"))
 ALERTS = CHART / "files/alerts.yaml"
 MONITORING = {"ServiceMonitor": "servicemonitors", "PodMonitor": "podmonitors", "PrometheusRule": "prometheusrules"}
 DIGEST = "sha256:" + "0" * 64
+MONITORS = {"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}
 EVERYTHING: dict[str, Any] = {
     "extraLabels": {"team": "ml"},
     "images": {"registry": "registry.example/team", "pullSecrets": ["registry"], "trainer": {"digest": DIGEST}},
@@ -39,7 +40,12 @@ EVERYTHING: dict[str, Any] = {
         "pdb": {"enabled": True},
     },
     "serviceAccount": {"annotations": {"role": "operator"}},
-    "jobs": {"storageClassName": "nfs", "accessModes": ["ReadWriteOnce"], "clusterUser": True},
+    "jobs": {
+        "storageClassName": "nfs",
+        "accessModes": ["ReadWriteOnce"],
+        "clusterUser": True,
+        "networkPolicy": {"enabled": True, "metricsFrom": [MONITORS]},
+    },
     "priorityClasses": [{"name": "tandem-urgent", "value": 1000, "description": "d", "preemptionPolicy": "Never"}],
     "metrics": {
         "service": {"annotations": {"prometheus.io/scrape": "true"}},
@@ -48,7 +54,7 @@ EVERYTHING: dict[str, Any] = {
         "alerts": {"enabled": True, "labels": {"release": "prometheus"}},
         "dashboards": {"enabled": True},
     },
-    "networkPolicy": {"enabled": True, "metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
+    "networkPolicy": {"enabled": True, "metricsFrom": [MONITORS]},
 }
 
 
@@ -219,6 +225,13 @@ def test_the_operator_understands_what_the_chart_tells_it(helm: Helm, monkeypatc
     assert told.key_secret == ("tandem-system", "tandem-operator-key")
     assert told.volumes == Volumes("nfs", ("ReadWriteOnce",))
     assert (told.namespaces, told.port) == (("vision", "speech"), 8080)
+    selector = of(helm.rendered(), "Deployment")["spec"]["selector"]
+    home = {"matchLabels": {"kubernetes.io/metadata.name": "tandem-system"}}
+    assert told.peers == Peers(({"namespaceSelector": home, "podSelector": selector},), (MONITORS,))
+    elsewhere = {"ipBlock": {"cidr": "10.0.0.0/8"}}
+    other = helm.rendered(jobs={"networkPolicy": {"enabled": True, "operatorFrom": [elsewhere]}})
+    assert _options(container(other)["args"][3:]).peers == Peers((elsewhere,))
+    assert _options(container(helm.rendered())["args"][3:]).peers is None
 
 
 def test_the_operators_pod_is_soon_elsewhere_and_can_be_given_what_a_cluster_asks_for(
@@ -396,6 +409,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "value must be one of 'ReadWriteMany', 'ReadWriteOnce'",
     ),
     ({"jobs": {"accessModes": []}}, "/jobs/accessModes", "minItems: got 0, want 1"),
+    (
+        {"jobs": {"networkPolicy": {"metricsFrom": [{}]}}},
+        "/jobs/networkPolicy/metricsFrom/0",
+        "minProperties: got 0, want 1",
+    ),
     ({"metrics": {"podMonitor": {"interval": 15}}}, "/metrics/podMonitor/interval", "got number, want string"),
     ({"metrics": {"podMonitor": {"interval": "15"}}}, "/metrics/podMonitor/interval", "'15' does not match pattern"),
     ({"networkPolicy": {"apiServerPorts": [70000]}}, "/networkPolicy/apiServerPorts/0", "got 70,000, want 65,535"),

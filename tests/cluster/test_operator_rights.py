@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tandem_operator import names, rights
+from tandem_operator import kinds, names, rights
 from tandem_operator.__main__ import KEY_SECRET
 from tests.support.cluster import ON_OUR_OWN
 from tests.support.cluster.images import Images
@@ -23,7 +23,10 @@ UPDATED = {
     "configmap": names.job_file,
     "persistentvolumeclaim": names.checkpoints,
     "service": names.coordinator,
+    "networkpolicy": names.network_policy,
 }
+ISOLATING = '--operator-from=[{"ipBlock": {"cidr": "0.0.0.0/0"}}]'
+"""Has the operator make NetworkPolicies."""
 
 
 def granted() -> Verbs:
@@ -54,17 +57,21 @@ def used(namespace: Namespace) -> tuple[Verbs, list[str]]:
 
 def strangers(job: str) -> Iterator[tuple[str, Manifest]]:
     """Somebody else's objects under all the names that a job's objects have."""
+    nobody = {"app": "nobody"}
     for kind, name, rest in (
-        ("ConfigMap", names.job_file(job), {}),
-        ("Service", names.coordinator(job), {"spec": {"ports": [{"port": 1}], "selector": {"app": "nobody"}}}),
+        (kinds.CONFIG_MAP, names.job_file(job), {}),
+        (kinds.SERVICE, names.coordinator(job), {"spec": {"ports": [{"port": 1}], "selector": nobody}}),
+        (kinds.NETWORK_POLICY, names.network_policy(job), {"spec": {"podSelector": {"matchLabels": nobody}}}),
     ):
-        yield kind, {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **rest}
+        yield kind.name, {"apiVersion": kind.api, "kind": kind.name, "metadata": {"name": name}, **rest}
 
 
 @pytest.mark.timeout(500)
 def test_rights_that_are_used_are_the_rights_that_are_given(
     namespace: Namespace, operator: Operator, images: Images
 ) -> None:
+    operator.stop()
+    operator.start(ISOLATING)
     job = Job(namespace, "whole")
     give_its_names_to_strangers(job)
     job.apply(manifest("whole", trainer=LONG, workers={"replicas": 2, "minReplicas": 1}))
@@ -80,6 +87,10 @@ def test_rights_that_are_used_are_the_rights_that_are_given(
     before = job.live("evaluator")
     change(job, evaluators={"replicas": 1, "processesPerReplica": 2})
     job.becomes(lambda: job.live("evaluator") not in ([], before), "another evaluator")
+    operator.stop()
+    operator.start()
+    policy = ("get", "networkpolicy", names.network_policy("whole"), "--ignore-not-found")
+    until(lambda: not namespace(*policy), "no NetworkPolicy is left", 60.0, otherwise=job.describe)
     change(job, runPolicy={"activeDeadlineSeconds": 1})
     job.becomes(lambda: not job.pods("coordinator"), "no coordinator after the end")
     change(job, runPolicy={"ttlSecondsAfterFinished": 1})

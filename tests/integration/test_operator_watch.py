@@ -41,14 +41,20 @@ def resources(*those: tuple[str, str]) -> dict[str, Any]:
     return {"resources": [{"name": plural, "kind": kind, **common} for plural, kind in those]}
 
 
+def group(kind: kinds.Kind) -> dict[str, Any]:
+    version = {"version": kind.version}
+    return {"name": kind.group, "preferredVersion": version, "versions": [version]}
+
+
 async def api_server(request: web.Request) -> web.StreamResponse:
     """Lists one hostile job, and tells of two more and then of a sound one."""
-    version = {"version": kinds.JOB.version}
+    groups = [group(kinds.JOB), group(kinds.NETWORK_POLICY)]
+    core = [(kind.plural, kind.name) for kind in kinds.WATCHED if not kind.group]
     known = {
         "/api": {"versions": ["v1"]},
-        "/apis": {"groups": [{"name": kinds.JOB.group, "preferredVersion": version, "versions": [version]}]},
-        "/api/v1": resources(("namespaces", "Namespace"), *((kind.plural, kind.name) for kind in kinds.WATCHED)),
-        f"/apis/{kinds.JOB.api}": resources((kinds.JOB.plural, kinds.JOB.name)),
+        "/apis": {"groups": groups},
+        "/api/v1": resources(("namespaces", "Namespace"), *core),
+        **{f"/apis/{kind.api}": resources((kind.plural, kind.name)) for kind in (kinds.JOB, kinds.NETWORK_POLICY)},
     }
     if request.path in known:
         return web.json_response(known[request.path])

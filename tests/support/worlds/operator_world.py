@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tandem_operator import kinds, names
 from tandem_operator.controller import Controller
 from tandem_operator.gauges import Gauges
+from tandem_operator.objects import Peers
 from tandem_operator.store import Store
 from tests.support import manifests
 from tests.support.worlds.operator_cluster import NAMESPACE, Cluster, Died, merged
@@ -28,6 +29,9 @@ EVENTUALLY = 60
 class World:
     """A cluster and an operator, which may be replaced by another at any time."""
 
+    peers: Peers | None = None
+    """What an operator is told of who reaches pods of jobs, from its next start on."""
+
     def __init__(self, cluster: Cluster | None = None, **policy: str) -> None:
         self.cluster = Cluster() if cluster is None else cluster
         self.cluster.put(kinds.JOB, merged(JOB, {"spec": {"runPolicy": policy}}))
@@ -38,7 +42,7 @@ class World:
         """A new operator, which knows nothing."""
         self.store = Store()
         api: Any = self.cluster
-        self.controller = Controller(api, api, self.store, IMAGES, Gauges(), b"key")
+        self.controller = Controller(api, api, self.store, IMAGES, Gauges(), b"key", peers=self.peers)
         self.relist()
 
     def relist(self) -> None:
