@@ -5,14 +5,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tandem_operator import kinds, names, silence
+from tandem_operator.objects import Peers
 from tests.support.worlds.operator_cluster import NAMESPACE
 from tests.support.worlds.operator_world import KEY, NAME, STEPS, Step, World, happen, live
 
+PEERS = Peers(({"podSelector": {}},))
+
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(STEPS, max_size=40), st.integers(1, 4))
-def test_it_converges(steps: list[Step], replicas: int) -> None:
+@given(st.lists(STEPS, max_size=40), st.integers(1, 4), st.sampled_from([None, PEERS]))
+def test_it_converges(steps: list[Step], replicas: int, peers: Peers | None) -> None:
     world = World()
+    world.peers = peers
+    world.start()
     for step in steps:
         happen(world, step)
     world.cluster.edit(kinds.JOB, NAME, {"workers": {"replicas": replicas}, "runPolicy": {"suspend": False}})
@@ -22,6 +27,8 @@ def test_it_converges(steps: list[Step], replicas: int) -> None:
     assert (status["phase"], live(world, names.WORKER)) == ("Running", list(range(replicas)))
     assert live(world, names.COORDINATOR) == [0]
     assert live(world, names.EVALUATOR) == [0]
+    policy = (kinds.NETWORK_POLICY, NAMESPACE, names.network_policy(NAME))
+    assert (policy in world.cluster.objects) == (peers is not None)
     assert world.cluster.target in (0, replicas) if replicas == 2 else world.cluster.target == replicas
     quiet = len(world.cluster.written)
     world.look()
