@@ -14,18 +14,18 @@ pytestmark = pytest.mark.timeout(600)
 
 FIELDS = ("workers.replicas=1", "evaluators.processesPerReplica=1", "checkpoint.everySteps=40")
 STEPS_IN_EPOCH = 23
-TIME = r"\d+[dhms]( \d+[hms])?"
-COUNT = r"\d[\d ]*"
+TIME = r"\d+ (d|h|min|s)( \d+ (h|min|s))?"
+COUNT = r"\d[\d,]*"
 NUMBER = r"\d[\d.e-]*"
 TRAINING = (
     r"live page: tandem open .+",
     rf"  digits  training +{TIME}",
-    rf"  step {COUNT} of 115 000 · epoch {NUMBER} · about {TIME} left",
+    rf"  step {COUNT} of 115,000 · epoch {NUMBER} · about {TIME} left",
     rf"  loss        {NUMBER}  [▁▂▃▄▅▆▇█]+",
     rf"  throughput  {COUNT} samples/s",
     r"  workers     1/1 · world size 1 · generation 1 · no restarts",
     rf"  checkpoint  step {COUNT}",
-    rf"  evaluated   step {COUNT} · accuracy {NUMBER} · .+",
+    rf"  evaluated   step {COUNT} · accuracy {NUMBER} % · .+",
     r"  trainers    .+ of \d+ cores?",
     r"  http://127\.0\.0\.1:\d+/metrics · .+ +Ctrl-C saves and leaves",
 )

@@ -9,7 +9,19 @@ from dataclasses import dataclass
 from html import escape
 
 from tandem.charts.chart import Look
-from tandem.report.words import duration, metric_name, moment, number, reason, score, several, share, size
+from tandem.formatting import (
+    cores,
+    duration,
+    elapsed,
+    metric_name,
+    moment,
+    number,
+    reason,
+    score,
+    several,
+    share,
+    size,
+)
 from tandem.snapshot import GenerationView, MemberView, Snapshot
 from tandem.status import Status
 from tandem_coordinator.page import pictures
@@ -80,7 +92,7 @@ def _progress(status: Status) -> str:
     if progress.epoch is not None:
         said.append(f"epoch {progress.epoch:.1f}")
     if progress.remaining_seconds:
-        said.append(f"about {duration(progress.remaining_seconds)} left")
+        said.append(f"about {elapsed(progress.remaining_seconds)} left")
     bar = ""
     if progress.percent is not None:
         bar = f'<progress max="100" value="{progress.percent:.1f}">{progress.percent:.0f} %</progress>'
@@ -113,7 +125,7 @@ def _tiles(status: Status) -> str:
             score(best.metric, best.value) if best else "–",
             f"at step {best.step:,}" if best else "nothing evaluated yet",
         ),
-        ("", "Training loss", "–" if status.loss is None else f"{status.loss:.4g}", ""),
+        ("", "Training loss", number(status.loss), ""),
         ("", "Throughput", number(status.throughput), "samples a second"),
         (
             "",
@@ -143,13 +155,13 @@ def _tiles(status: Status) -> str:
 
 
 def _use_tile(gpu: float | None, trainer: float | None, evaluator: float | None) -> tuple[str, str, str, str]:
-    beside = f"evaluators {evaluator:.1f}" if evaluator is not None else ""
+    beside = f"evaluators {cores(evaluator)}" if evaluator is not None else ""
     if gpu is not None:
-        return "", "GPU use", share(gpu), beside and f"cores: {beside}"
+        return "", "GPU use", share(gpu), beside
     return (
         "",
-        "Busy cores",
-        "–" if trainer is None else f"{trainer:.1f}",
+        "Processors",
+        cores(trainer),
         "of trainers" + (f", {beside}" * bool(beside)),
     )
 
@@ -164,15 +176,15 @@ def _members(glance: Glance) -> str:
     more = glance.agents - len(members)
     left = f'<p class="note">And {more:,} more, which are at work.</p>' if more > 0 else ""
     heads = _heads(("Replica", False), ("State", False), ("Ranks", True), ("Step", True), ("Silent", True),
-                   ("Cores", True), ("Where", False))  # fmt: skip
+                   ("Processors", True), ("Where", False))  # fmt: skip
     return _table(heads, rows) + left
 
 
 def _member(member: MemberView, slow: float | None) -> str:
     step = max((rank.step for rank in member.ranks), default=None)
-    cores = [rank.cpu for rank in member.ranks if rank.cpu is not None]
+    busy = [rank.cpu for rank in member.ranks if rank.cpu is not None]
     state = member.state + (f", {slow:.1f} times as slow as the others" if slow else "")
-    silent = duration(member.silent_seconds) if member.silent_seconds >= 3.0 else "–"
+    silent = elapsed(member.silent_seconds) if member.silent_seconds >= 3.0 else "–"
     return (
         f'<tr class="{"alert" if slow or member.silent_seconds >= 3.0 else ""}">'
         + _cell(member.replica)
@@ -180,7 +192,7 @@ def _member(member: MemberView, slow: float | None) -> str:
         + _number(", ".join(str(rank.rank) for rank in member.ranks[:8]) + (" …" if member.ranks[8:] else ""))
         + _number(f"{step:,}" if step is not None else "–")
         + _number(silent)
-        + _number(f"{sum(cores):.1f}" if cores else "–")
+        + _number(cores(sum(busy)) if busy else "–")
         + _cell(member.address)
         + "</tr>"
     )
@@ -248,7 +260,7 @@ def _checkpoint(key: Key, metric: str, status: Status, record: Record) -> str:
         + _number(f"{reference.step:,}")
         + f'<td class="n">{_time(save.at) if save else "–"}</td>'
         + _number("–" if value is None else score(metric, value))
-        + _number("–" if loss is None else f"{loss:.4g}")
+        + _number(number(loss))
         + _number(size(save.size if save else None))
         + _number(duration(save.stall_seconds if save else None))
         + _number(str(reference.generation))

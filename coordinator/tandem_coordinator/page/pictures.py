@@ -9,7 +9,7 @@ from tandem.charts.palette import Role
 from tandem.charts.rows import Row, Rows
 from tandem.charts.series import Series
 from tandem.charts.stories import Losses, pace, training
-from tandem.report.words import duration, reason, share
+from tandem.formatting import cores, duration, reason, share
 from tandem.snapshot import Snapshot
 from tandem.status import Score, Status
 from tandem_coordinator.page.record import Formed, Record
@@ -169,7 +169,7 @@ def _newest(series: Series, kind: str) -> str:
     value = next((mean for _, mean in reversed(series.means()[-3:]) if mean is not None), None)
     if value is None:
         return "–"
-    return share(value) if kind == "gpu" or value <= 1.15 else f"{value:.1f} cores"
+    return share(value) if kind == "gpu" else cores(value)
 
 
 def _is_there(series: Series, now: float) -> bool:

@@ -87,7 +87,7 @@ def ticks(low: float, high: float, most: int, whole: bool = False) -> list[float
 def word(value: float, unit: Unit) -> str:
     """A value as it stands beside an axis."""
     if unit == "share":
-        return f"{100 * value:.4g}\u00a0%"
+        return f"{100 * value:.4g} %"
     if value and (abs(value) >= 1e7 or abs(value) < 1e-4):
         return f"{value:.2g}"
     if abs(value) >= 1000 or value == int(value):

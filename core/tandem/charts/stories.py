@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.charts.chart import Axis, Band, Chart, Curve, Kind, Panel, Point, Points
-from tandem.report.words import SHARES, metric_name, score
+from tandem.formatting import SHARES, metric_name, score
 
 MOST_DOTS = 80
 """More scores than this are a line without a dot for each."""

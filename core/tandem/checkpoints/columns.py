@@ -88,7 +88,7 @@ def _wrapped(text: str, width: int | None) -> list[str]:
 
 def plain(text: str) -> str:
     """A text as it may stand in a line: without control characters, line breaks and no-break spaces."""
-    return one_line(text.replace("\u00a0", " "))
+    return one_line(text)
 
 
 def _width(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], shown: Sequence[int]) -> int:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from tandem.checkpoints.columns import Cell, Column, paragraph, table
 from tandem.checkpoints.difference import Fact, FileDifference, TensorDifference
-from tandem.report.words import several, size
+from tandem.formatting import several, size
 
 WORDS = {
     "added": "only in B",

@@ -25,9 +25,9 @@ from tandem.checkpoints.columns import plain
 from tandem.checkpoints.entry import Entry, Inventory
 from tandem.checkpoints.exporting import CONFIG, MODEL, Format, Order, config, refuse_to_overwrite
 from tandem.durable import encode, sync_file, sync_folder, temporary_beside
+from tandem.formatting import size
 from tandem.manifest import WEIGHTS, Manifest
 from tandem.mistake import UserError
-from tandem.report.words import size
 
 MARGIN = 2**20
 """Bytes that a copy may take beyond its tensors: headers, names, a folder."""

@@ -7,8 +7,7 @@ from rich.text import Text
 
 from tandem.checkpoints.columns import Cell, Column, paragraph, table
 from tandem.checkpoints.entry import Entry, Inventory
-from tandem.report.words import metric_name, score, several, size
-from tandem.view.words import duration
+from tandem.formatting import elapsed, metric_name, score, several, size
 
 STATES = {
     "counts": ("counts", ""),
@@ -54,7 +53,7 @@ def state(entry: Entry) -> str:
 
 def age(entry: Entry, now: float) -> str:
     """How long ago it was written; a dash where a clock says that it has not been yet."""
-    return duration(now - entry.at) if entry.at is not None and entry.at <= now + 1 else "–"
+    return elapsed(now - entry.at) if entry.at is not None and entry.at <= now + 1 else "–"
 
 
 def kept(entry: Entry) -> str:

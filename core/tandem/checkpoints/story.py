@@ -8,10 +8,9 @@ from rich.text import Text
 from tandem.checkpoints.columns import paragraph, plain
 from tandem.checkpoints.entry import Entry, Inventory
 from tandem.checkpoints.listing import STATES, age, entry_json, state
+from tandem.formatting import metric_name, moment, score, several, size
 from tandem.lineage import GenerationRecord
 from tandem.manifest import Manifest
-from tandem.report.words import metric_name, moment, score, several, size
-from tandem.view.words import number
 
 MOST_ANCESTORS = 12
 """Longer lineages are shown by their ends."""
@@ -108,10 +107,7 @@ def _shortened(phrases: list[str]) -> list[str]:
 def _evaluation(entry: Entry, inventory: Inventory) -> list[tuple[str, str]]:
     match entry.evaluation:
         case "evaluated":
-            scores = ", ".join(
-                f"{metric_name(name)} {score(name, value) if name != 'loss' else number(value)}"
-                for name, value in entry.metrics.items()
-            )
+            scores = ", ".join(f"{metric_name(name)} {score(name, value)}" for name, value in entry.metrics.items())
             of = f" over {entry.evaluated_samples:,} samples" if entry.evaluated_samples else ""
             best = f"; the best {metric_name(inventory.metric)} there is" if entry.is_best else ""
             return [("evaluated", f"{scores}{of}{best}")]

@@ -7,7 +7,7 @@ from rich.text import Text
 from tandem.checkpoints.columns import Column, paragraph, table
 from tandem.checkpoints.pruning import Doomed, Plan
 from tandem.checkpoints.verification import Verdict
-from tandem.report.words import several, size
+from tandem.formatting import several, size
 
 OUTCOMES = {"sound": "green", "damaged": "bold red", "unreadable": "bold red", "vanished": "dim"}
 

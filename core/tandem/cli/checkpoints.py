@@ -23,11 +23,11 @@ from tandem.checkpoints.inventory import look
 from tandem.cli import needing
 from tandem.cli.echo import echo, echo_json
 from tandem.cli.runs import RunArgument, opened
+from tandem.formatting import several, size
 from tandem.job import Checkpoint
 from tandem.manifest import Broken, Manifest
 from tandem.mistake import UserError
 from tandem.printable import one_line
-from tandem.report.words import several, size
 from tandem.view.console import PrintableConsole
 
 checkpoints = typer.Typer(

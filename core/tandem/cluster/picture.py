@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
+from tandem import formatting
 from tandem.checkpoints.columns import Column, paragraph, plain, table
 from tandem.cluster.happenings import Happening
 from tandem.cluster.pods import Pod, State
 from tandem.cluster.sight import JobSight, Sight
+from tandem.formatting import elapsed, metric_name, number, several
 from tandem.status import KSTATUS, Members, Phase, Score, Status
 from tandem.times import seconds
-from tandem.view.words import count, duration, number, spaced
 
 LATELY = 8
 """Happenings that are shown with the rest: the job's own, and warnings. `tandem events` has all of them."""
@@ -86,7 +87,7 @@ def happened(some: Sequence[Happening], width: int | None, heading: bool = True)
 
 def happening_row(one: Happening) -> list[tuple[str, str]]:
     """Time, sign, whom it happened to, and what."""
-    again = f", {count(one.count, 'time')} since {clock(one.first)}" if one.count > 1 else ""
+    again = f", {several(one.count, 'time')} since {clock(one.first)}" if one.count > 1 else ""
     mark, style = ("!", "yellow") if one.warning else ("", "")
     return [
         (clock(one.at), "dim"),
@@ -114,8 +115,8 @@ def clock(at: float) -> str:
 def _title(job: JobSight, now: float) -> Text:
     status = job.status
     began, ended = seconds(status.start_time), seconds(status.completion_time)
-    words = [f"in {job.namespace}", f"made {duration(now - job.made)} ago"]
-    words += [f"took {duration(ended - began)}"] if began is not None and ended is not None else []
+    words = [f"in {job.namespace}", f"made {elapsed(now - job.made)} ago"]
+    words += [f"took {elapsed(ended - began)}"] if began is not None and ended is not None else []
     return Text.assemble(
         (job.name, "bold"), "  ", (status.phase, PHASE_STYLES[status.phase]), (f"  {' · '.join(words)}", "dim")
     )
@@ -125,10 +126,10 @@ def _progress(status: Status, width: int | None) -> list[Text]:
     progress = status.progress
     if progress is None:
         return []
-    words = [f"step {spaced(progress.step)}" + (f" of {spaced(progress.total_steps)}" if progress.total_steps else "")]
+    words = [f"step {number(progress.step)}" + (f" of {number(progress.total_steps)}" if progress.total_steps else "")]
     words += [f"epoch {progress.epoch:.1f}"] if progress.epoch is not None else []
     if progress.remaining_seconds is not None and status.phase == "Running":
-        words.append(f"about {duration(progress.remaining_seconds)} left")
+        words.append(f"about {elapsed(progress.remaining_seconds)} left")
     lines = [Text(INDENT + " · ".join(words))]
     if progress.total_steps:
         share = min(1.0, progress.step / progress.total_steps)
@@ -140,7 +141,7 @@ def _progress(status: Status, width: int | None) -> list[Text]:
                 INDENT,
                 ("━" * full, "cyan"),
                 ("─" * (cells - full), "bright_black"),
-                f" {100 * progress.step // progress.total_steps}%",
+                f" {100 * progress.step // progress.total_steps} %",
             ),
         )
     return lines
@@ -174,20 +175,20 @@ def _workers(status: Status, workers: Members) -> Iterator[str]:
         yield f"world size {status.world_size}"
     if status.generation is not None:
         yield f"generation {status.generation}"
-    yield count(status.restarts, "restart")
+    yield several(status.restarts, "restart")
 
 
 def _evaluators(status: Status, evaluators: Members) -> Iterator[str]:
     yield f"{evaluators.ready} of {evaluators.desired}"
     if (lag := status.evaluation_lag_steps) is not None:
-        yield "up to date" if lag <= 0 else f"{count(lag, 'step')} behind"
+        yield "up to date" if lag <= 0 else f"{several(lag, 'step')} behind"
 
 
 def _processors(status: Status) -> Iterator[tuple[str, str]]:
     use = status.utilization
     assert use is not None
     busy = [("trainers", use.trainer_cpu), ("evaluators", use.evaluator_cpu)]
-    told = [f"{who} {cores:.1f} cores" for who, cores in busy if cores is not None]
+    told = [f"{who} {formatting.cores(cores)}" for who, cores in busy if cores is not None]
     if use.gpu is not None:
         memory = f" · {use.gpu_memory_bytes / 2**30:.1f} GiB" if use.gpu_memory_bytes is not None else ""
         told.append(f"GPU {use.gpu:.0%}{memory}")
@@ -196,7 +197,7 @@ def _processors(status: Status) -> Iterator[tuple[str, str]]:
 
 
 def _score(score: Score) -> str:
-    return f"{score.name} · {score.metric} {number(score.value)}"
+    return f"{score.name} · {metric_name(score.metric)} {formatting.score(score.metric, score.value)}"
 
 
 def _conditions(status: Status, width: int | None, now: float) -> list[Text]:
@@ -236,7 +237,7 @@ def _pods(found: Sequence[Pod], width: int | None, now: float) -> list[Text]:
         [
             (pod.name, ""),
             (pod.state, _STATE_STYLES[pod.state]),
-            ("" if pod.since is None else duration(now - pod.since), "dim"),
+            ("" if pod.since is None else elapsed(now - pod.since), "dim"),
             (str(pod.restarts), ""),
             (pod.node, ""),
             (pod.pod, "dim"),
@@ -250,22 +251,22 @@ def _pods(found: Sequence[Pod], width: int | None, now: float) -> list[Text]:
 def _row(job: JobSight, now: float, with_namespace: bool) -> list[tuple[str, str]]:
     status, progress = job.status, job.status.progress
     left = progress.remaining_seconds if progress is not None and status.phase == "Running" else None
-    share = f"{100 * progress.step // progress.total_steps}%" if progress and progress.total_steps else ""
+    share = f"{100 * progress.step // progress.total_steps} %" if progress and progress.total_steps else ""
     return [
         *([(job.namespace, "dim")] if with_namespace else []),
         (job.name, "bold"),
         (status.phase if job.taken_up else "", PHASE_STYLES[status.phase]),
         (status.workers.summary if status.workers else "", ""),
-        (str(progress.step) if progress else "", ""),
+        (number(progress.step) if progress else "", ""),
         (share, ""),
-        ("" if left is None else duration(left), ""),
+        ("" if left is None else elapsed(left), ""),
         ("" if status.loss is None else number(status.loss), ""),
-        ("" if status.best_checkpoint is None else number(status.best_checkpoint.value), ""),
-        (duration(now - job.made), "dim"),
+        ("" if (best := status.best_checkpoint) is None else formatting.score(best.metric, best.value), ""),
+        (elapsed(now - job.made), "dim"),
         ("" if status.phase == "Succeeded" else plain(message_of(job, now)), ""),
     ]
 
 
 def _age(text: str | None, now: float) -> str:
     at = seconds(text)
-    return "" if at is None else duration(now - at)
+    return "" if at is None else elapsed(now - at)

@@ -5,9 +5,9 @@ The first seconds of a run must not be silent, so the latter is told in a few wo
 
 from collections.abc import Iterable
 
+from tandem.formatting import several
 from tandem.local.supervision import Child
 from tandem.snapshot import Snapshot
-from tandem.view.words import count
 
 
 def waiting_for(children: Iterable[Child], snapshot: Snapshot | None, done: bool) -> str:
@@ -22,9 +22,9 @@ def waiting_for(children: Iterable[Child], snapshot: Snapshot | None, done: bool
     evaluators = [child for child in children if child.role == "evaluator"]
     if done or not agents:
         left = sum(child.running for child in evaluators)
-        return f"training is complete; {count(left, 'evaluator')} finishing" if left else "training is complete"
+        return f"training is complete; {several(left, 'evaluator')} finishing" if left else "training is complete"
     if snapshot is None:
-        return f"starting: coordinator, {count(len(agents), 'worker')}"
+        return f"starting: coordinator, {several(len(agents), 'worker')}"
     there = len(snapshot.members)
     if snapshot.status.progress is not None:
         if snapshot.status.phase != "Restarting":
@@ -33,9 +33,9 @@ def waiting_for(children: Iterable[Child], snapshot: Snapshot | None, done: bool
             f"{there} of {len(agents)} workers are there" if there < len(agents) else "forming a group"
         )
     if there == 0:
-        return f"starting: {count(len(agents), 'worker')} importing torch"
+        return f"starting: {several(len(agents), 'worker')} importing torch"
     if there < len(agents):
-        return f"starting: {there} of {count(len(agents), 'worker')} are there"
+        return f"starting: {there} of {several(len(agents), 'worker')} are there"
     return "starting: loading the data, building the model"
 
 

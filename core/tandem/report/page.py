@@ -12,9 +12,9 @@ from importlib import resources
 from typing import NamedTuple, TypeVar
 
 from tandem.charts import palette
+from tandem.formatting import duration, metric_name, moment, number, reason, score, several, share, size
 from tandem.report.run import Checkpoint, Generation, Run
 from tandem.report.summary import Summary
-from tandem.report.words import duration, metric_name, moment, number, reason, score, several, share, size
 
 MOST_ROWS = 100
 """Rows of a table; of more the last are shown, with those that stand out."""
@@ -177,7 +177,7 @@ def _checkpoint(checkpoint: Checkpoint, run: Run, best: bool) -> str:
             duration(checkpoint.stall_seconds),
             duration(checkpoint.commit_seconds),
             "–" if value is None or value != value else score(run.metric, value),
-            "–" if loss is None or loss != loss else f"{loss:.4g}",
+            "–" if loss is None or loss != loss else number(float(loss)),
         )
         + f'<td class="long">{_fate(checkpoint)}</td></tr>'
     )

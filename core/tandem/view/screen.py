@@ -8,11 +8,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tandem import formatting
+from tandem.formatting import elapsed, metric_name, number, several
 from tandem.printable import one_line
 from tandem.snapshot import Event, Snapshot
 from tandem.status import Phase, Score, Status
 from tandem.view.scene import Scene
-from tandem.view.words import count, duration, number, spaced, sparkline
+from tandem.view.sparkline import sparkline
 
 LABEL = 14
 """Width of the column of labels."""
@@ -57,7 +59,7 @@ def _title(scene: Scene, status: Status) -> Table:
     row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
     row.add_column(justify="right", no_wrap=True)
     row.add_row(
-        Text.assemble(("  ", ""), (scene.job, "bold"), "  ", (word, style)), Text(duration(scene.elapsed), "dim")
+        Text.assemble(("  ", ""), (scene.job, "bold"), "  ", (word, style)), Text(elapsed(scene.elapsed), "dim")
     )
     return row
 
@@ -71,16 +73,16 @@ def _progress(scene: Scene, status: Status) -> list[RenderableType]:
         row = Table.grid(expand=True, padding=(0, 1))
         row.add_column(width=1)
         row.add_column(ratio=1)
-        row.add_column(justify="right", width=4)
-        row.add_row("", _bar(step, total), Text(f"{100 * step // total}%"))
+        row.add_column(justify="right", width=5)
+        row.add_row("", _bar(step, total), Text(f"{100 * step // total} %"))
         bar = [row]
     if scene.waiting:
         return [*bar, Text(f"  {scene.waiting}", "cyan", no_wrap=True, overflow="ellipsis")]
-    words = [f"step {spaced(step)}" + (f" of {spaced(total)}" if total else "")]
+    words = [f"step {number(step)}" + (f" of {number(total)}" if total else "")]
     if progress and progress.epoch is not None:
         words.append(f"epoch {progress.epoch:.1f}")
     if progress and progress.remaining_seconds is not None:
-        words.append(f"about {duration(progress.remaining_seconds)} left")
+        words.append(f"about {elapsed(progress.remaining_seconds)} left")
     return [*bar, Text("  " + " · ".join(words), no_wrap=True, overflow="ellipsis")]
 
 
@@ -95,7 +97,7 @@ def _facts(scene: Scene, status: Status) -> Table:
         rows.add_row("  throughput", f"{number(status.throughput)} samples/s")
     rows.add_row("  workers", _workers(status))
     newest = status.latest_checkpoint
-    rows.add_row("  checkpoint", f"step {spaced(newest.step)}" if newest else Text("none yet", "dim"))
+    rows.add_row("  checkpoint", f"step {number(newest.step)}" if newest else Text("none yet", "dim"))
     if scene.evaluates:
         rows.add_row("  evaluated", _evaluated(status))
         best = status.best_checkpoint
@@ -111,7 +113,7 @@ def _workers(status: Status) -> str:
         words.append(f"world size {status.world_size}")
     if status.generation is not None:
         words.append(f"generation {status.generation}")
-    return " · ".join([*words, count(status.restarts, "restart")])
+    return " · ".join([*words, several(status.restarts, "restart")])
 
 
 def _evaluated(status: Status) -> Text:
@@ -119,12 +121,12 @@ def _evaluated(status: Status) -> Text:
     if newest is None:
         return Text("none yet", "dim")
     lag = status.evaluation_lag_steps
-    behind = "" if lag is None else " · up to date" if lag <= 0 else f" · {spaced(lag)} steps behind"
+    behind = "" if lag is None else " · up to date" if lag <= 0 else f" · {number(lag)} steps behind"
     return Text.assemble(_score(newest), (behind, "dim"))
 
 
 def _score(score: Score) -> str:
-    return f"step {spaced(score.step)} · {score.metric} {number(score.value)}"
+    return f"step {number(score.step)} · {metric_name(score.metric)} {formatting.score(score.metric, score.value)}"
 
 
 def _processors(scene: Scene, snapshot: Snapshot) -> Table:
@@ -140,12 +142,12 @@ def _processors(scene: Scene, snapshot: Snapshot) -> Table:
         rows.add_row("  evaluators", *_cores(use.evaluator_cpu if use else None, scene.cores, note))
     if use and use.gpu is not None:
         memory = f" · {use.gpu_memory_bytes / 2**30:.1f} GiB" if use.gpu_memory_bytes is not None else ""
-        rows.add_row("  GPU", _bar(use.gpu, 1.0), f"  {use.gpu:.0%}{memory}")
+        rows.add_row("  GPU", _bar(use.gpu, 1.0), f"  {formatting.share(use.gpu)}{memory}")
     return rows
 
 
 def _cores(busy: float | None, cores: int, note: str = "") -> tuple[ProgressBar, str]:
-    words = f"  {busy:.1f} of {count(cores, 'core')}{note}" if busy is not None else ""
+    words = f"  {busy:.1f} of {several(cores, 'core')}{note}" if busy is not None else ""
     return _bar(min(busy or 0.0, cores), cores), words
 
 

@@ -9,10 +9,10 @@ from rich.console import Group
 from rich.text import Text
 
 from tandem.durable import read_json_or_none
+from tandem.formatting import elapsed, metric_name, number, score, several
 from tandem.manifest import Manifest
 from tandem.printable import one_line
 from tandem.rundir import RunDir
-from tandem.view.words import count, duration, number, spaced
 
 _MERGED = re.compile(r"^g\d+\.json$")
 _SKIPPED = re.compile(r"^g\d+\.skipped\.json$")
@@ -77,15 +77,15 @@ def complete(name: str, found: Result, shown: str, seconds: float | None, evalua
         shown: the run directory as the user would type it.
         seconds: how long this `tandem run` took; None if it had nothing to do.
     """
-    steps = f": {spaced(found.step)} steps" if found.step is not None else ""
-    time = f" in {duration(seconds)}" if seconds is not None else ""
+    steps = f": {number(found.step)} steps" if found.step is not None else ""
+    time = f" in {elapsed(seconds)}" if seconds is not None else ""
     rows: list[tuple[str, str]] = []
     if found.value is not None:
         rows.append(("best", f"{shown}/checkpoints/{found.best}"))
-        rows.append(("", f"{found.metric} {number(found.value)}"))
+        rows.append(("", f"{metric_name(found.metric)} {score(found.metric, found.value)}"))
     if evaluates:
         left = f", {found.left} not evaluated" if found.left else ""
-        rows.append(("evaluated", f"{count(found.evaluated, 'checkpoint')}, {found.skipped or 'none'} skipped{left}"))
+        rows.append(("evaluated", f"{several(found.evaluated, 'checkpoint')}, {found.skipped or 'none'} skipped{left}"))
     rows += [("restarts", str(found.restarts)), ("logs", f"{shown}/log"), ("next", f"tandem report {shown}")]
     return _lines(Text.assemble((name, "bold"), " is ", ("complete", "green"), f"{steps}{time}"), rows)
 
@@ -93,7 +93,7 @@ def complete(name: str, found: Result, shown: str, seconds: float | None, evalua
 def interrupted(name: str, found: Result, shown: str, again: str) -> Group:
     """A run that the user stopped."""
     rows = [("saved", f"{shown}/checkpoints/{found.checkpoint}")] if found.checkpoint else []
-    saved = f"saved after step {spaced(found.step)}" if found.step is not None else "nothing was saved yet"
+    saved = f"saved after step {number(found.step)}" if found.step is not None else "nothing was saved yet"
     rows.append(("go on with", again))
     return _lines(Text.assemble((name, "bold"), " was ", ("stopped", "yellow"), f"; {saved}"), rows)
 

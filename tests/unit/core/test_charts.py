@@ -168,8 +168,8 @@ class TestADrawing:
     def test_has_titles_legends_and_units(self) -> None:
         told = Losses(each=[(0, 2.0), (100, 0.5)], scored=[(50, 0.975)], best=(50, 0.975), best_at="at step 50")
         found = words(drawn(training(told, STEPS)))
-        assert {"Training loss", "Test accuracy", "best 97.50\u00a0% at step 50", "step"} <= found
-        assert any("%" in word for word in found if word not in ("best 97.50\u00a0% at step 50",))
+        assert {"Training loss", "Test accuracy", "best 97.50 % at step 50", "step"} <= found
+        assert any("%" in word for word in found if word not in ("best 97.50 % at step 50",))
 
     def test_shows_what_was_done_again_and_where_the_loss_was_no_number(self) -> None:
         told = Losses(each=[(0, 2.0), (9, 1.0)], redone=[[(5, 1.5), (9, 1.2)]], not_finite=[3.0])

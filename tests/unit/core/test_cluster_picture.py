@@ -55,22 +55,22 @@ def drawn(seen: Sight, width: int | None = None, now: float = NOW) -> str:
 def test_one_job_has_every_fact_in_words() -> None:
     text = drawn(sight(RUNNING, fake.pod("coordinator"), fake.pod("worker", 0)))
     for words in (
-        "digits  Running  in team · made 3m 12s ago",
-        "45%",
-        "step 1 240 of 2 700 · epoch 42.1 · about 1m 12s left",
+        "digits  Running  in team · made 3 min 12 s ago",
+        "45 %",
+        "step 1,240 of 2,700 · epoch 42.1 · about 1 min 12 s left",
         "0.0213",
-        "2 310 samples/s",
+        "2,310 samples/s",
         "2 of 2 (1 to 4) · world size 2 · generation 3 · 2 restarts",
         "1 of 2 · 100 steps behind",
         "step-000001200 (generation 3)",
-        "step-000001100 · accuracy 0.9712",
-        "step-000001000 · accuracy 0.9731",
+        "step-000001100 · accuracy 97.12 %",
+        "step-000001000 · accuracy 97.31 %",
     ):
         assert words in text
     assert [line.split() for line in text.splitlines() if line.startswith("worker-0")] == [
-        ["worker-0", "running", "3m", "02s", "0", "node-1", "digits-worker-0-abcde"]
+        ["worker-0", "running", "3", "min", "2", "s", "0", "node-1", "digits-worker-0-abcde"]
     ]
-    assert "Running    yes  2m 12s" in text
+    assert "Running    yes  2 min 12 s" in text
 
 
 def test_a_pod_that_does_not_run_says_why() -> None:
@@ -81,7 +81,7 @@ def test_a_pod_that_does_not_run_says_why() -> None:
 def test_what_failed_is_told_first() -> None:
     failed = {**RUNNING, "phase": "Failed", "message": "the loss stayed NaN", "completionTime": "2026-11-21T12:02:30Z"}
     first, second, *_ = drawn(sight(failed)).splitlines()
-    assert first == "digits  Failed  in team · made 3m 12s ago · took 2m 00s"
+    assert first == "digits  Failed  in team · made 3 min 12 s ago · took 2 min"
     assert second.strip() == "the loss stayed NaN"
 
 
@@ -141,7 +141,8 @@ def test_all_jobs_have_a_row_each() -> None:
     seen = [job_sight(fake.job(**RUNNING)), job_sight(fake.job("other"))]
     head, first, second = (line.plain for line in picture.jobs(seen, None, NOW, with_namespace=False))
     assert head.split() == ["NAME", "PHASE", "WORKERS", "STEP", "DONE", "LEFT", "LOSS", "BEST", "AGE", "MESSAGE"]
-    assert first.split() == ["digits", "Running", "2/2", "1240", "45%", "1m", "12s", "0.0213", "0.9731", "3m", "12s"]
+    row = "digits  Running  2/2  1,240  45 %  1 min 12 s  0.0213  97.31 %  3 min 12 s"
+    assert first.split() == row.split()
     assert second.startswith("other")
     assert "no operator has taken it up" in second
 

@@ -8,12 +8,13 @@ import time
 import pytest
 from rich.console import Console
 
+from tandem.formatting import elapsed, number, several
 from tandem.snapshot import EvaluatorView, Event, Snapshot
 from tandem.status import CheckpointRef, Members, Progress, Score, Status, Utilization
 from tandem.view.lines import event_line, state_line
 from tandem.view.scene import MOST_POINTS, Scene, Trail, merged
 from tandem.view.screen import screen
-from tandem.view.words import count, duration, number, sparkline
+from tandem.view.sparkline import sparkline
 
 NOON = 1_700_000_000.0
 EVENTS = (
@@ -45,16 +46,16 @@ TRAIL = Trail(points=tuple((step, 2.3 * math.exp(-step / 80)) for step in range(
 
 
 SCREEN_80 = """\
-  digits  training                                                        1m 23s
-  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━                                 57%
-  step 520 of 900 · epoch 23.1 · about 1m 05s left
+  digits  training                                                    1 min 23 s
+  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╸                                57 %
+  step 520 of 900 · epoch 23.1 · about 1 min 5 s left
 
   loss        0.0213  ██▇▇▇▆▆▆▆▅▅▅▄▄▄▃▃▃▃▂▂▂▁▁
-  throughput  2 310 samples/s
+  throughput  2,310 samples/s
   workers     2/2 · world size 2 · generation 3 · 2 restarts
   checkpoint  step 500
-  evaluated   step 450 · accuracy 0.9833 · 50 steps behind
-  best        step 400 · accuracy 0.9861
+  evaluated   step 450 · accuracy 98.33 % · 50 steps behind
+  best        step 400 · accuracy 98.61 %
 
   trainers    ━━━━━━━━━━━━━━━━━━━━━━━━━━━━       1.7 of 2 cores
   evaluators  ━━━━━                              0.3 of 2 cores · 1 of 2 busy
@@ -117,7 +118,7 @@ def test_the_fullest_screen_has_20_lines() -> None:
     busy = STATUS.utilization.model_copy(update={"gpu": 0.94, "gpu_memory_bytes": 3 * 2**30})
     lines = drawn(scene(STATUS.model_copy(update={"utilization": busy}), events=EVENTS * 3))
     assert len(lines) == 20
-    assert any(re.search(r"GPU +━+╸? +94% · 3\.0 GiB$", line) for line in lines)
+    assert any(re.search(r"GPU +━+╸? +94 % · 3\.0 GiB$", line) for line in lines)
 
 
 def test_colours_change_no_word() -> None:
@@ -134,7 +135,7 @@ def test_without_colours_there_is_no_escape_sequence_that_sets_one() -> None:
 def test_the_first_seconds_say_what_is_waited_for() -> None:
     lines = drawn(scene(snapshot=None, endpoint="", events=(), waiting="starting: 2 workers importing torch"))
     assert lines == [
-        "  digits  starting" + " " * 56 + "1m 23s",
+        "  digits  starting" + " " * 52 + "1 min 23 s",
         "  starting: 2 workers importing torch",
         "",
         "  runs/digits" + " " * 44 + "Ctrl-C saves and leaves",
@@ -228,10 +229,18 @@ class TestTheLossCurve:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.4, "0s"), (59.4, "59s"), (59.6, "1m 00s"), (72, "1m 12s"), (11_100, "3h 05m"), (187_200, "2d 4h"), (-3, "0s")],
-)
+    [
+        (0.4, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min"),
+        (72, "1 min 12 s"),
+        (11_100, "3 h 5 min"),
+        (187_200, "2 d 4 h"),
+        (-3, "0 s"),
+    ],
+)  # fmt: skip
 def test_durations(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
+    assert elapsed(seconds) == words
 
 
 @pytest.mark.parametrize(
@@ -240,7 +249,7 @@ def test_durations(seconds: float, words: str) -> None:
         (0.02134, "0.0213"),
         (2.3026, "2.303"),
         (98.06, "98.1"),
-        (2310.2, "2 310"),
+        (2310.2, "2,310"),
         (3.14e-6, "3.1e-06"),
         (0.0, "0.0000"),
         (math.nan, "nan"),
@@ -251,4 +260,4 @@ def test_numbers(value: float, words: str) -> None:
 
 
 def test_counts() -> None:
-    assert [count(n, "restart") for n in (0, 1, 2)] == ["no restarts", "1 restart", "2 restarts"]
+    assert [several(n, "restart") for n in (0, 1, 2)] == ["no restarts", "1 restart", "2 restarts"]

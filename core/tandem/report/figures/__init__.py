@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from tandem.charts.chart import Chart
+from tandem.formatting import duration, metric_name, number, reason, score, several, share
 from tandem.report.clock import Clock
 from tandem.report.figures import confusion, painted, phases, processors, training, world
 from tandem.report.run import Run
 from tandem.report.style import Look
 from tandem.report.summary import Summary, time_by_phase
-from tandem.report.words import duration, metric_name, number, reason, score, several, share
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from matplotlib.ticker import MaxNLocator
 
 from tandem.charts.chart import Axis
 from tandem.charts.palette import LIGHT
+from tandem.formatting import duration
 from tandem.report.clock import Clock
 from tandem.report.run import Generation, Run
 from tandem.report.style import Look
-from tandem.report.words import duration
 
 MOST_MARKED = 400
 """More restarts than this are a smear; the table has them all."""

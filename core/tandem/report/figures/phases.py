@@ -6,12 +6,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from tandem.charts.palette import LIGHT
+from tandem.formatting import duration, plain, share
 from tandem.report.clock import Clock
 from tandem.report.figures.canvas import empty, shade_restarts, time_axis
 from tandem.report.run import Floats, Run
 from tandem.report.style import Look
 from tandem.report.summary import time_by_phase
-from tandem.report.words import duration, plain, share
 
 COLORS = {
     "compute": LIGHT["trainer"],

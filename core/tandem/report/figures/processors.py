@@ -17,12 +17,12 @@ from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
 
 from tandem.charts.palette import LIGHT, Role
+from tandem.formatting import cores, duration, plain, share
 from tandem.report.clock import Clock
 from tandem.report.figures.canvas import empty, shade_restarts, spread, time_axis
 from tandem.report.run import Checkpoint, Floats, Kind, Run, Use, Work
 from tandem.report.series import means
 from tandem.report.style import Look
-from tandem.report.words import duration, plain
 
 MOST_ROWS = 12
 """Of one kind. More processes than this share rows, each the mean of neighbours."""
@@ -149,13 +149,13 @@ def _fill(axes: Axes, row: Row, clock: Clock, look: Look) -> None:
     samples = [_stretches(use, clock) for use in row.uses if len(use.time)]
     if not samples:
         return
-    cores = max(1.0, float(np.ceil(np.nanmax([_usual_most(use) for use in row.uses if len(use.time)]) - 0.15)))
+    most = max(1.0, float(np.ceil(np.nanmax([_usual_most(use) for use in row.uses if len(use.time)]) - 0.15)))
     edges, busy = samples[0] if len(samples) == 1 else _shared(samples, low, high)
     if len(edges) > 900:
         columns = np.linspace(low, high, 500)
         busy = means((edges[:-1] + edges[1:]) / 2, busy, columns)
         edges = columns
-    height = np.append(busy, busy[-1:]) / cores * 0.95
+    height = np.append(busy, busy[-1:]) / most * 0.95
     axes.fill_between(
         edges, row.base, row.base + np.clip(height, 0, 1), step="post", color=color, alpha=0.72, linewidth=0, zorder=2
     )
@@ -163,7 +163,7 @@ def _fill(axes: Axes, row: Row, clock: Clock, look: Look) -> None:
     if np.isfinite(visible).any():
         mean = float(np.nanmean(visible))
         axes.annotate(
-            f"{100 * mean:.0f} %" if cores == 1 or row.kind == "gpu" else f"{mean:.1f} cores",
+            share(mean) if row.kind == "gpu" else cores(mean),
             (1, row.base + 0.42),
             xycoords=("axes fraction", "data"),
             xytext=(5, 0),

@@ -7,12 +7,12 @@ import numpy as np
 
 from tandem.charts.chart import Band, Chart
 from tandem.charts.stories import pace
+from tandem.formatting import duration, reason
 from tandem.report.clock import Clock
 from tandem.report.figures.canvas import MOST_MARKED, restarts, time_of
 from tandem.report.figures.training import points
 from tandem.report.run import Floats, Run
 from tandem.report.series import envelope, smooth, thin
-from tandem.report.words import duration, reason
 
 COLUMNS = 420
 """Stretches that throughput is shown in."""

@@ -1,0 +1,123 @@
+"""Numbers, names and times as people read them: the same on a terminal, on pages and in pictures.
+
+What a number is stands in `tandem.measures`; how it is written, here. For programs (`key=value` lines, JSON, metrics)
+numbers are not formatted.
+"""
+
+import datetime
+import math
+
+NAMES = {"accuracy": "accuracy", "macroF1": "macro F1", "loss": "loss"}
+SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
+SHARES = {"accuracy", "macroF1"}
+"""Scores that are read in percent."""
+UNKNOWN = "–"
+"""What stands where something is not known."""
+
+
+def number(value: float | None) -> str:
+    """A count in groups of three, or four digits that matter: `1,234`, `98.1`, `2.303`, `0.0213`, `3.1e-06`."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN if value is None else str(value)
+    amount = abs(value)
+    if isinstance(value, int) or amount >= 1000:
+        return f"{round(value):,}"
+    if amount >= 100:
+        return f"{value:.0f}"
+    if amount >= 10:
+        return f"{value:.1f}"
+    if amount >= 1:
+        return f"{value:.3f}"
+    return f"{value:.4f}" if amount >= 1e-3 or amount == 0 else f"{value:.1e}"
+
+
+def several(count: int, one: str, more: str = "") -> str:
+    """A count with its noun: `no restarts`, `1 restart`, `1,200 restarts`."""
+    return f"{count:,} {one if count == 1 else more or one + 's'}" if count else f"no {more or one + 's'}"
+
+
+def duration(seconds: float | None) -> str:
+    """A length of time: `4.5 ms`, `3.2 s`, `4 min 10 s`, `3 h 20 min`, `2 d 4 h`; a dash for what is not known."""
+    if seconds is None or not math.isfinite(seconds):
+        return UNKNOWN
+    if seconds < 0.0995:
+        value, unit = 1e3 * max(0.0, seconds), "ms"
+    elif seconds < 59.5:
+        value, unit = seconds, "s"
+    else:
+        return _in_two_units(round(seconds))
+    return f"{value:.{0 if value >= 9.95 or value == 0 else 1}f} {unit}"
+
+
+def elapsed(seconds: float | None) -> str:
+    """A length of time in whole seconds, such as an age or what is left: `3 s`, `4 min 10 s`."""
+    if seconds is None or not math.isfinite(seconds):
+        return UNKNOWN
+    return f"{max(0, round(seconds))} s" if seconds < 59.5 else _in_two_units(round(seconds))
+
+
+def _in_two_units(seconds: int) -> str:
+    for big, big_name, small, small_name, most in (
+        (60, "min", 1, "s", 3600),
+        (3600, "h", 60, "min", 86400),
+        (86400, "d", 3600, "h", math.inf),
+    ):
+        if seconds < most:
+            rest = seconds % big // small
+            return f"{seconds // big} {big_name}" + (f" {rest} {small_name}" if rest else "")
+    raise AssertionError
+
+
+def size(count: float | None) -> str:
+    """Bytes: `14.4 MB`; a dash for what is not known."""
+    if count is None:
+        return UNKNOWN
+    unit = 0
+    while count >= 999.5 and unit < len(SIZES) - 1:
+        count, unit = count / 1000, unit + 1
+    return f"{count:.{0 if count >= 99.5 or unit == 0 else 1}f} {SIZES[unit]}"
+
+
+def share(value: float | None) -> str:
+    """A share of a whole: `97 %`, `0.03 %`."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    if 0 < value < 0.0001:
+        return "< 0.01 %"
+    return f"{100 * value:.0f} %" if value >= 0.0995 else f"{100 * value:.2g} %"
+
+
+def cores(busy: float | None) -> str:
+    """Busy cores: `0.6 cores`, `12 cores`; a dash for what is not known."""
+    if busy is None or not math.isfinite(busy):
+        return UNKNOWN
+    return f"{busy:.{1 if busy < 9.95 else 0}f} cores"
+
+
+def metric_name(metric: str) -> str:
+    """How people call a metric."""
+    return NAMES.get(metric, metric)
+
+
+def score(metric: str, value: float) -> str:
+    """A score: `98.61 %`, or `0.0493`."""
+    return f"{100 * value:.2f} %" if metric in SHARES else number(float(value))
+
+
+def reason(name: str) -> str:
+    """A CamelCase reason: `MemberLost` becomes `member lost`."""
+    spaced = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in plain(name))
+    return spaced.strip()
+
+
+def moment(time: float) -> str:
+    """A time of day with its date, in UTC; a dash for what is no time."""
+    try:
+        return f"{datetime.datetime.fromtimestamp(time, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError, OSError):
+        return UNKNOWN
+
+
+def plain(name: str) -> str:
+    """A name that came from outside, in characters that the pictures' typeface has."""
+    return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in name)[:32]
