@@ -10,6 +10,7 @@ Exit codes: torchrun's, and those of the rendezvous; PREEMPTED on SIGTERM and IN
 """
 
 import atexit
+import builtins
 import gc
 import importlib
 import io
@@ -128,32 +129,41 @@ def run(arguments: list[str]) -> None:
     import numpy as np
     import torch
 
+    # What was forked has the state of one process: numbers drawn without a seed would be the same in all ranks, always.
     random.seed()
     np.random.seed()
+    torch.default_generator.seed()
     if threads := os.environ.get("OMP_NUM_THREADS", ""):
         torch.set_num_threads(int(threads))
     sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     sys.excepthook = _show
+    sys.orig_argv = [sys.executable, "-u", *arguments]
     if arguments[:2] != ["-m", "tandem_trainer"]:
         _accompany()
+    # It stays until the process is gone: threads and exit functions may pickle what is defined in it.
+    script = sys.modules["__main__"] = ModuleType("__main__")
+    script.__builtins__ = builtins  # type: ignore[attr-defined]
+    script.__annotations__ = {}
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         sys.path[0] = str(Path.cwd())
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        # What `python -m` calls. run_module would take the module away when its last line has run.
+        runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]
     else:
         sys.argv = list(arguments)
         sys.path[0] = str(Path(arguments[0]).resolve().parent)
-        _run_file(Path(arguments[0]).absolute())
+        _run_file(script, arguments[0])
 
 
-def _run_file(path: Path) -> None:
+def _run_file(script: ModuleType, given: str) -> None:
     """Run a script: `__file__` is its whole path, `sys.argv[0]` what was given; runpy has one name for both."""
-    script = ModuleType("__main__")
-    script.__file__ = str(path)
-    script.__loader__ = SourceFileLoader("__main__", str(path))
-    sys.modules["__main__"] = script
-    with io.open_code(str(path)) as file:
-        code = compile(file.read(), str(path), "exec", dont_inherit=True)
+    # Not pathlib, which tidies the path more than Python does.
+    path = os.path.join(os.getcwd(), given.removeprefix("./"))  # noqa: PTH109, PTH118
+    script.__file__ = path
+    script.__cached__ = None  # type: ignore[attr-defined]
+    script.__loader__ = SourceFileLoader("__main__", path)
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
     exec(code, vars(script))  # noqa: S102 - it is what was asked for
 
 
