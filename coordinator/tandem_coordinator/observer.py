@@ -17,6 +17,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tandem.durable import listed, read_json_or_none
+from tandem.evaluations import MERGED, SKIPPED
 from tandem.job import Evaluators
 from tandem.lineage import Chain, counts
 from tandem.manifest import Broken
@@ -41,9 +42,7 @@ MOST_EVALUATORS = 1_000
 MOST_RESULT_BYTES = 16 * 2**20
 MOST_REASON, MOST_WORDS = 100, 2_000
 """Characters of what FAILED.json says."""
-_MERGED = re.compile(r"^g([0-9]{6,15})\.json$")
 _REWIND = re.compile(r"^[0-9]{6,15}\.json$")
-_SKIPPED = re.compile(r"^g([0-9]{6,15})\.skipped\.json$")
 
 
 @dataclass(frozen=True)
@@ -222,10 +221,10 @@ class RunDirectory:
                 continue
             self._evaluated = max(self._evaluated or 0.0, changed / 1e9)
             for path in listed(folder):
-                if (match := _MERGED.match(path.name)) and (found := self._score(path, folder.name, int(match[1]))):
+                if (match := MERGED.match(path.name)) and (found := self._score(path, folder.name, int(match[1]))):
                     self._scores[found[0]] = found[1]
                     self._published = max(self._published or 0.0, changed / 1e9)
-                elif match := _SKIPPED.match(path.name):
+                elif match := SKIPPED.match(path.name):
                     self._skipped.add((folder.name, int(match[1])))
             if time.time_ns() - changed > 2_000_000_000:
                 self._listed[folder.name] = changed

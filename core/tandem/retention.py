@@ -1,8 +1,8 @@
 """Which checkpoints may be deleted: a pure decision, carried out by whoever commits a new one.
 
 Never deleted: the newest `keepLast`, the best `keepBest` by score, those at multiples of `keepEvery`, the one that the
-running generation resumed from, those being read, and, where every checkpoint is to be evaluated, those that are not
-yet. And two that the run itself may need.
+running generation resumed from, those being read, those that are half evaluated, and, where every checkpoint is to
+be evaluated, those that are not yet. And two that the run itself may need.
 
 A *rewind* goes back to a checkpoint that lies at least D steps before the newest one (tandem.rewind.reach), which the
 newest `keepLast` may all be too young for. So the newest one that is old enough stays: the *reserve*. It would stay for
@@ -35,6 +35,8 @@ class Keepers:
     """Checkpoints that somebody reads."""
     reach: int = reach(0)
     """Steps before the newest checkpoint at which a rewind would look for one."""
+    begun: Collection[str] = ()
+    """Checkpoints of which evaluators have done a part."""
 
 
 def reasons(
@@ -59,6 +61,7 @@ def reasons(
             "keepBest": name in best,
             "keepEvery": bool(policy.keep_every) and reference.step % (policy.keep_every or 1) == 0,
             "waits for evaluation": awaits_all and name not in keepers.scores,
+            "being evaluated": evaluators.processes > 0 and name in keepers.begun,
             "leased": name in keepers.leased,
             "resumed from": name == keepers.resumed_from,
         }

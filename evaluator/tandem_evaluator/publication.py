@@ -6,41 +6,19 @@ both can be made again by anybody at any time, and a process that dies between t
 does not complete.
 """
 
-import re
-import time
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from tandem import evaluations
 from tandem.durable import create_json, read_json, read_json_or_none, replace_json, sync_folder
+from tandem.evaluations import MERGED, folder, merged_name, shard_name
 from tandem.job import Evaluators
 from tandem.rundir import RunDir
 from tandem.status import CheckpointRef
 from tandem_evaluator.best import best
 from tandem_evaluator.journal import say
 from tandem_evaluator.result import MergedResult, ShardResult, merge, shard_samples
-
-_MERGED = re.compile(r"^g\d{6,}\.json$")
-
-
-def folder(rundir: RunDir, reference: CheckpointRef) -> Path:
-    """Where the evaluation files of a checkpoint are."""
-    return rundir.evaluations / reference.name
-
-
-def shard_name(reference: CheckpointRef, shard: int, shards: int) -> str:
-    """File name of a shard's result."""
-    return f"g{reference.generation:06d}.shard-{shard}-of-{shards}.json"
-
-
-def merged_name(reference: CheckpointRef) -> str:
-    """File name of the merged result."""
-    return f"g{reference.generation:06d}.json"
-
-
-def skipped_name(reference: CheckpointRef) -> str:
-    """File name of the note that a checkpoint was passed over."""
-    return f"g{reference.generation:06d}.skipped.json"
 
 
 class Publication:
@@ -83,9 +61,7 @@ class Publication:
 
     def skip(self, reference: CheckpointRef, why: str) -> bool:
         """Record that a checkpoint is passed over. False if that is recorded already."""
-        target = folder(self._rundir, reference)
-        target.mkdir(parents=True, exist_ok=True)
-        return create_json(target / skipped_name(reference), {"why": why, "at": time.time()}, durable=False)
+        return evaluations.skip(self._rundir, reference, why)
 
     def update_best(self) -> None:
         """Make best.json what the merged results say.
@@ -107,7 +83,7 @@ class Publication:
     def _merged(self) -> list[MergedResult]:
         """All merged results, of checkpoints that are deleted too. Each file is read once in this process's life."""
         for path in self._rundir.evaluations.glob("step-*/g*.json"):
-            if _MERGED.match(path.name) and path not in self._known:
+            if MERGED.match(path.name) and path not in self._known:
                 try:
                     self._known[path] = MergedResult.read(read_json(path))
                 except (ValueError, ValidationError) as error:

@@ -17,13 +17,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tandem import lease
+from tandem.evaluations import folder, merged_name, shard_name, skipped_name
 from tandem.lineage import Chain, chain, counts
 from tandem.manifest import FILE, Broken, Manifest, OtherFormat
 from tandem.rundir import RunDir
 from tandem.status import CheckpointRef
 from tandem_evaluator.choice import Standing, View
 from tandem_evaluator.claim import claim_file
-from tandem_evaluator.publication import folder, merged_name, shard_name, skipped_name
 
 SECOND_LOOK_SECONDS = 1.0
 """A manifest is called broken only when it still is after so long: an NFS client may see a folder's old self."""

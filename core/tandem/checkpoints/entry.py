@@ -14,8 +14,8 @@ State = Literal["counts", "off", "rewound", "unknown", "damaged", "unreadable", 
 `unknown`: the lineage cannot be read. `damaged`: its manifest is not sound, and nobody has set it aside yet.
 `unreadable`: the disk does not give it, or another version wrote it. `bad`, `stale`: set aside, and named so."""
 
-Progress = Literal["evaluated", "skipped", "waits", "off"]
-"""How far its evaluation is; `off`: the job has no evaluators."""
+Progress = Literal["evaluated", "skipped", "begun", "waits", "off"]
+"""How far its evaluation is; `begun`: a part is done; `off`: the job has no evaluators."""
 
 
 @dataclass(frozen=True, kw_only=True)

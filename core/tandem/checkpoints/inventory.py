@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tandem import evaluations
 from tandem.checkpoints.entry import Entry, Inventory, Leftover, Progress, State
 from tandem.durable import TEMPORARY, listed, read_json_or_none
 from tandem.job import DistributedTrainingJob
@@ -167,18 +168,20 @@ def _placed(entry: Entry, links: Chain, rewinds: Sequence[Rewind]) -> Entry:
 def _scored(entry: Entry, rundir: RunDir, job: DistributedTrainingJob | None) -> Entry:
     if entry.manifest is None:
         return entry
-    folder, stem = rundir.evaluations / entry.name, f"g{entry.manifest.generation:06d}"
-    result = _mapping(read_json_or_none(folder / f"{stem}.json"))
+    reference = entry.manifest.reference
+    merged = evaluations.folder(rundir, reference) / evaluations.merged_name(reference)
+    result = _mapping(read_json_or_none(merged))
     metrics = {
         str(name): float(value)
         for name, value in _mapping(result.get("metrics")).items()
         if isinstance(value, int | float)
     }
+    found = evaluations.fate(rundir, reference)
     progress: Progress = "waits" if job and job.spec.evaluation.processes > 0 else "off"
     if metrics:
         progress = "evaluated"
-    elif (folder / f"{stem}.skipped.json").exists():
-        progress = "skipped"
+    elif found == "skipped" or (found == "begun" and progress == "waits"):
+        progress = found
     samples = result.get("samples")
     return replace(
         entry,
@@ -203,7 +206,8 @@ def _compared(
     kept: dict[str, list[str]] = {}
     if job:
         scores = {entry.name: entry.metrics[metric] for entry in counting if metric in entry.metrics}
-        keepers = Keepers(scores, resumed_from, {entry.name for entry in counting if entry.readers}, far)
+        leased = {entry.name for entry in counting if entry.readers}
+        keepers = Keepers(scores, resumed_from, leased, far, begun_of(counting))
         references = [entry.manifest.reference for entry in counting if entry.manifest]
         kept = reasons(references, job.spec.checkpoint, job.spec.evaluation, keepers)
     return [
@@ -215,6 +219,11 @@ def _compared(
         )
         for entry in entries
     ]
+
+
+def begun_of(counting: Sequence[Entry]) -> set[str]:
+    """Those of which evaluators have done a part."""
+    return {entry.name for entry in counting if entry.evaluation == "begun"}
 
 
 def best_of(counting: Sequence[Entry], metric: str, maximize: bool) -> Entry | None:

@@ -118,7 +118,7 @@ def _row(entry: Entry, inventory: Inventory) -> list[Cell]:
 def _score(entry: Entry, metric: str) -> str:
     if metric in entry.metrics:
         return score(metric, entry.metrics[metric]) + ("*" if entry.is_best else " ")
-    return {"waits": "waits ", "skipped": "skipped "}.get(entry.evaluation, "– ")
+    return {"waits": "waits ", "begun": "begun ", "skipped": "skipped "}.get(entry.evaluation, "– ")
 
 
 def _totals(inventory: Inventory, width: int | None) -> list[Text]:

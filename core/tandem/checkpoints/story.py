@@ -112,7 +112,9 @@ def _evaluation(entry: Entry, inventory: Inventory) -> list[tuple[str, str]]:
             best = f"; the best {metric_name(inventory.metric)} there is" if entry.is_best else ""
             return [("evaluated", f"{scores}{of}{best}")]
         case "skipped":
-            return [("evaluated", "no: evaluators passed it over, because newer ones came first")]
+            return [("evaluated", "no: evaluators passed it over")]
+        case "begun":
+            return [("evaluated", "in part")]
         case "waits":
             return [("evaluated", "not yet")]
         case "off":

@@ -1,21 +1,17 @@
 """How a run ended: read from its run directory, which is all that is left of it."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Group
 from rich.text import Text
 
+from tandem import evaluations
 from tandem.durable import read_json_or_none
 from tandem.formatting import elapsed, metric_name, number, score, several
-from tandem.manifest import Manifest
 from tandem.printable import one_line
 from tandem.rundir import RunDir
 
-_MERGED = re.compile(r"^g\d+\.json$")
-_SKIPPED = re.compile(r"^g\d+\.skipped\.json$")
 LABEL = 12
 
 
@@ -58,16 +54,11 @@ def result(run_dir: RunDir) -> Result:
         best=str(best.get("name", "")),
         metric=str(best.get("metric", "")),
         value=float(value) if isinstance(value, int | float) else None,
-        evaluated=sum(bool(_MERGED.match(name)) for name in names),
-        skipped=sum(bool(_SKIPPED.match(name)) for name in names),
-        left=sum(not _is_settled(run_dir, manifest) for manifest in saved),
+        evaluated=sum(bool(evaluations.MERGED.match(name)) for name in names),
+        skipped=sum(bool(evaluations.SKIPPED.match(name)) for name in names),
+        left=sum(evaluations.fate(run_dir, manifest.reference) in ("waits", "begun") for manifest in saved),
         restarts=max(0, len(run_dir.generation_records()) - 1),
     )
-
-
-def _is_settled(run_dir: RunDir, manifest: Manifest) -> bool:
-    stem = run_dir.evaluations / manifest.name / f"g{manifest.generation:06d}"
-    return Path(f"{stem}.json").exists() or Path(f"{stem}.skipped.json").exists()
 
 
 def complete(name: str, found: Result, shown: str, seconds: float | None, evaluates: bool) -> Group:

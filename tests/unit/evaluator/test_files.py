@@ -12,6 +12,7 @@ import pytest
 
 from tandem import lease
 from tandem.durable import commit_folder, encode, read_json_or_none, replace_json
+from tandem.evaluations import folder, merged_name, shard_name
 from tandem.job import Evaluators
 from tandem.lineage import GenerationRecord
 from tandem.manifest import FILE, Manifest
@@ -21,7 +22,7 @@ from tandem_evaluator import claim as claim_module
 from tandem_evaluator import survey as survey_module
 from tandem_evaluator.choice import Standing
 from tandem_evaluator.claim import claim, claim_file, give_back_leftovers
-from tandem_evaluator.publication import Publication, folder, merged_name, shard_name
+from tandem_evaluator.publication import Publication
 from tandem_evaluator.result import ShardResult
 from tandem_evaluator.survey import Survey
 from tests.support.waiting import until

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tandem import lease
 from tandem.durable import commit_folder, encode, read_json
+from tandem.evaluations import merged_name
 from tandem.job import Evaluators
 from tandem.lineage import GenerationRecord
 from tandem.manifest import FILE, WEIGHTS, Manifest, hash_file
@@ -31,7 +32,6 @@ from tandem_evaluator.choice import Evaluate, Finished, Merge, Policy, Skip, Wai
 from tandem_evaluator.claim import Claim
 from tandem_evaluator.evaluation import Tally
 from tandem_evaluator.loop import Evaluator
-from tandem_evaluator.publication import merged_name
 from tandem_evaluator.result import MergedResult
 
 SAMPLES, CLASSES = 7, 3

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tandem import evaluations
 from tandem.lineage import GenerationRecord
 from tandem.manifest import Broken, DataPosition
 from tandem.rundir import RunDir
@@ -140,3 +141,26 @@ def test_an_unforeseen_error_costs_one_save_and_no_more(tmp_path: Path) -> None:
     assert saves.save(100)["failed"] == "ValueError('the journal is closed')"
     assert "committed" in saves.save(200)
     saves.saver.close()
+
+
+def test_a_half_evaluated_checkpoint_stays_and_one_that_goes_unevaluated_leaves_a_note(tmp_path: Path) -> None:
+    rundir = manifests.run_directory(
+        tmp_path,
+        manifests.job("test", checkpoint={"keepBest": 0, "keepLast": 1}, evaluators={"processesPerReplica": 2}),
+    )
+    assert rundir.record_generation(GenerationRecord(generation=1, world_size=1, started_at=0.0))
+    steps = (1, 3000, 6000, 9000)
+    references = {step: CheckpointRef(name=f"step-{step:09d}", step=step, generation=1) for step in steps}
+    saves = Run(rundir)
+    begun = evaluations.folder(rundir, references[1]) / evaluations.shard_name(references[1], 0, 2)
+    begun.parent.mkdir(parents=True)
+    begun.write_text("{}")
+    for step in steps:
+        saves.save(step)
+    saves.saver.close()
+    there = {step: (rundir.checkpoints / reference.name).exists() for step, reference in references.items()}
+    assert there[1], "its other part is still to come"
+    assert evaluations.fate(rundir, references[1]) == "begun"
+    gone = [step for step, is_there in there.items() if not is_there]
+    assert gone == [3000]
+    assert evaluations.fate(rundir, references[3000]) == "skipped"

@@ -36,6 +36,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tandem import evaluations
 from tandem.durable import (
     MOST_JSON_BYTES,
     TEMPORARY,
@@ -272,7 +273,9 @@ def clean(rundir: RunDir, job: DistributedTrainingJob, request: Request, in_need
     readers = set(rundir.readers())
     scores = _scores(rundir, job, manifests)
     far = 1 if in_need else reach(len(rundir.rewind_records()))
-    keepers = Keepers(scores, request["facts"].get("parent"), readers, far)
+    fates = {manifest.name: evaluations.fate(rundir, manifest.reference) for manifest in manifests}
+    begun = set() if in_need else {name for name, fate in fates.items() if fate == "begun"}
+    keepers = Keepers(scores, request["facts"].get("parent"), readers, far, begun)
     policy = job.spec.checkpoint
     if in_need:
         policy = Checkpoint(keep_last=1, keep_best=policy.keep_best, keep_every=policy.keep_every)
@@ -281,6 +284,7 @@ def clean(rundir: RunDir, job: DistributedTrainingJob, request: Request, in_need
         counting = {manifest.name for manifest in manifests}
         names += [name for name in _uncounted(rundir, request["generation"], counting) if name not in readers]
     names += expendable([manifest.reference for manifest in manifests], policy, job.spec.evaluation, keepers)
+    references = {manifest.name: manifest.reference for manifest in manifests}
     deleted, freed = [], 0
     for name in names:
         if rundir.newest_generation() > request["generation"]:
@@ -288,6 +292,10 @@ def clean(rundir: RunDir, job: DistributedTrainingJob, request: Request, in_need
         if in_need and freed >= ROOM_FOR * sum(request["files"].values()):
             break
         doomed = rundir.checkpoint(name)
+        if fates.get(name) in ("waits", "begun") and job.spec.evaluation.processes > 0:
+            # Before it goes, so that no evaluator begins with it; a full disk does not take the note.
+            with suppress(OSError):
+                evaluations.skip(rundir, references[name], "it was deleted before it was evaluated")
         freed += _size(doomed)
         aside = temporary_beside(doomed)
         # A reader that comes in the middle must see the checkpoint whole or not at all.
