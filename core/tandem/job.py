@@ -26,6 +26,7 @@ QUANTITY = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+
 Count = Annotated[int, Field(ge=0)]
 Replicas = Annotated[int, Field(ge=1, le=10_000)]
 Seconds = Annotated[float, Field(gt=0)]
+ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", max_length=253)]
 Quantity = Annotated[str, Field(pattern=QUANTITY, max_length=64)] | Count
 """An amount as Kubernetes writes it: `2`, `500m`, `16Gi`."""
 Resources = dict[Literal["limits", "requests"], dict[str, Quantity]]
@@ -341,6 +342,10 @@ class Elasticity(Model):
     warm_start: bool = True
     """Fork ranks that are Python from a process that has imported torch already, which takes seconds off every start.
     Linux only; elsewhere it has no effect."""
+    preload: Annotated[list[ModuleName], Field(max_length=64)] = []
+    """Modules that are imported once for all ranks and starts, where ranks start warm: what takes your script's imports
+    long, such as `transformers.trainer`. One that is not there, starts a thread, or uses a GPU while it is imported is
+    named in the worker's log, and imported by the ranks themselves."""
     preflight: bool = False
     """Before ranks start in a group with a new member, have all members compute, add up and exchange something small,
     and go on without those that are wrong, much slower than the others, or not reached by them. Costs some seconds."""

@@ -82,6 +82,7 @@ def agent_command(
     command = [
         *(python, "-m", "tandem_trainer.agent"),
         *(["--warm"] if spec.elasticity.warm_start else []),
+        *([f"--preload={','.join(modules)}"] if (modules := spec.elasticity.preload) else []),
         f"--nnodes={spec.workers.min_replicas}:{spec.workers.most}",
         f"--nproc-per-node={spec.workers.processes}",
         "--rdzv-backend=tandem",

@@ -46,11 +46,14 @@ if what in ("wait", "term"):
 class Agent:
     """torchrun without a coordinator, but with warm ranks."""
 
-    def __init__(self, folder: Path, *command: str, ranks: int = 1, warm: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *command: str, ranks: int = 1, warm: bool = True, preload: str = "", restarts: int = 0
+    ) -> None:
         self.folder = folder
         (folder / "script.py").write_text(SCRIPT)
-        options = ["--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0", "--monitor-interval=0.05"]
-        start = [sys.executable, "-m", "tandem_trainer.agent", *(["--warm"] if warm else []), *options, "--"]
+        options = ["--standalone", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", "--monitor-interval=0.05"]
+        ours = [*(["--warm"] if warm else []), *([f"--preload={preload}"] if preload else [])]
+        start = [sys.executable, "-m", "tandem_trainer.agent", *ours, *options, "--"]
         with (folder / "stdout").open("w") as said, (folder / "stderr").open("w") as complained:
             self.process = subprocess.Popen(
                 [*start, *command],
@@ -293,6 +296,42 @@ def test_garbage_does_not_stop_the_fork_server(start: Any) -> None:
     assert not gone(pid)
     assert agent.descendant("tandem-spare").is_running()
     assert agent.errors.count("a request was refused") == 3 * len(garbage)
+
+
+IMPORTED = """
+import os
+from pathlib import Path
+Path(os.environ["OUT"], f"{__name__}-{os.getpid()}").touch()
+"""
+STARTS_A_THREAD = """
+import threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+FAILS_ONCE = """
+import busy, heavy, sys
+from pathlib import Path
+if not Path("again").exists():
+    Path("again").touch()
+    sys.exit(1)
+"""
+
+
+def test_what_the_job_names_is_imported_once_for_all_ranks_and_starts(start: Any, tmp_path: Path) -> None:
+    """A module that is not there, fails, or starts a thread is named; the others are imported all the same."""
+    (tmp_path / "heavy.py").write_text(IMPORTED)
+    (tmp_path / "busy.py").write_text(IMPORTED + STARTS_A_THREAD)
+    (tmp_path / "broken.py").write_text("1 / 0")
+    (tmp_path / "uses.py").write_text(FAILS_ONCE)
+    agent = start("uses.py", ranks=1, preload="busy,absent,heavy,broken", restarts=1)
+    assert agent.process.wait(120) == 0, agent.errors
+    assert agent.errors.count("preload: ") == 3
+    assert "preload: busy starts a thread" in agent.errors
+    assert "preload: absent cannot be imported (ModuleNotFoundError" in agent.errors
+    assert "preload: broken cannot be imported (ZeroDivisionError" in agent.errors
+    # Tries that were given up have imported it, too; the ranks have not.
+    ranks = {path.name.split("-")[1] for path in tmp_path.glob("busy-*")}
+    assert len(ranks) == 3, "one try, two ranks"
+    assert not ranks & {path.name.split("-")[1] for path in tmp_path.glob("heavy-*")}
 
 
 def test_any_program_runs_without_warmth(start: Any, tmp_path: Path) -> None:

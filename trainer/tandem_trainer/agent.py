@@ -1,10 +1,11 @@
 """One replica's agent: torchrun with Tandem's rendezvous, and ranks that start warm.
 
-    python -m tandem_trainer.agent [--warm] TORCHRUN-OPTIONS… -- -m MODULE ARGUMENTS…
-                                                              -- SCRIPT.py ARGUMENTS…
-                                                              -- PROGRAM ARGUMENTS…
+    python -m tandem_trainer.agent [--warm] [--preload=MODULE,…] TORCHRUN-OPTIONS… -- -m MODULE ARGUMENTS…
+                                                                                   -- SCRIPT.py ARGUMENTS…
+                                                                                   -- PROGRAM ARGUMENTS…
 
-With `--warm`, ranks that are Python are forked from a process that has imported torch already (tandem_trainer.warm).
+With `--warm`, ranks that are Python are forked from a process that has imported torch already (tandem_trainer.warm),
+and, with `--preload`, what the job names.
 
 Exit codes: torchrun's, and those of the rendezvous; PREEMPTED on SIGTERM and INTERRUPTED on SIGINT.
 """
@@ -31,7 +32,7 @@ from typing import NoReturn
 from tandem.exitcode import ExitCode
 from tandem.messages import SCRIPT
 from tandem_trainer.open_files import close_files
-from tandem_trainer.pulse import Pulse
+from tandem_trainer.pulse import Pulse, die_with_parent
 from tandem_trainer.stacks import answer_with_stacks
 from tandem_trainer.warm import forkserver, stub
 
@@ -43,17 +44,24 @@ FOR_RANKS = (
     "torch._dynamo",
 )
 """As much again; the fork server imports it while the agent joins."""
+PRELOAD = "--preload="
+UNFIT = 100
+"""A process that has tried to import the job's modules ends with this, plus the number of the one that was unfit."""
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+"""Variable with the number of threads that numpy and scipy start when they are imported."""
+BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""Variable by which torch asks NVML whether there is a GPU, and not CUDA's driver, which does not survive a fork."""
 
 
 def main() -> None:
     """Be the agent, or, in a process forked later, a rank."""
     options, command = _split(sys.argv[1:])
     warm = "--warm" in options
-    options = [option for option in options if option != "--warm"]
+    given = [name for option in options if option.startswith(PRELOAD) for name in option[len(PRELOAD) :].split(",")]
+    options = [option for option in options if option != "--warm" and not option.startswith(PRELOAD)]
     is_python = command[0] == "-m" or command[0].endswith(".py")
     if warm and is_python and preload(SHARED):
-        request = forkserver.fork_server(lambda: preload(FOR_RANKS))
+        request = forkserver.fork_server(lambda: preload(FOR_RANKS) and preload_given(given))
         if request is not None:
             run_and_end(request.arguments)
         command = [sys.executable, "-I", "-S", stub.__file__, *command]
@@ -91,6 +99,39 @@ def preload(modules: Sequence[str]) -> bool:
     if not was_given:
         del os.environ[BLAS_THREADS]
     return forkserver.available()
+
+
+def preload_given(modules: list[str]) -> bool:
+    """Import the modules that the job names; always True, in the process that is to serve.
+
+    What an import has started cannot be taken back. So each try is made by a child, which serves in the place of this
+    process if ranks can be forked from it; otherwise another one tries without the module that it named.
+    """
+    while modules:
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent()
+            os.environ[BY_NVML] = "1"
+            for number, module in enumerate(modules):
+                if complaint := _unfit(module):
+                    print(f"preload: {module} {complaint}; ranks import it themselves", file=sys.stderr, flush=True)
+                    os._exit(UNFIT + number)
+            return True
+        _, status = os.waitpid(pid, 0)
+        number = (os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0) - UNFIT
+        if number not in range(len(modules)):
+            # It served, or died of an import; the ranks start the ordinary way.
+            os._exit(1)
+        modules = [*modules[:number], *modules[number + 1 :]]
+    return True
+
+
+def _unfit(module: str) -> str:
+    """Import a module; why ranks cannot be forked with it, empty if they can."""
+    try:
+        return "" if preload([module]) else "starts a thread or a GPU's driver when it is imported"
+    except (Exception, SystemExit) as error:
+        return f"cannot be imported ({type(error).__name__}: {error})"
 
 
 def run_and_end(arguments: list[str]) -> NoReturn:

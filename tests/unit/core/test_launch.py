@@ -41,6 +41,15 @@ def test_ranks_start_cold_where_the_job_says_so() -> None:
     assert "--warm" not in agent({"task": "image-classification"}, elasticity={"warmStart": False})
 
 
+def test_modules_are_imported_for_all_ranks_where_the_job_names_them() -> None:
+    task = {"task": "image-classification"}
+    assert "--preload=transformers.trainer,trl" in agent(task, elasticity={"preload": ["transformers.trainer", "trl"]})
+    assert not [word for word in agent(task) if word.startswith("--preload")]
+    for name in ("a b", "a,b", "--nnodes=7", "a..b", "1a", ""):
+        with pytest.raises(ValueError, match="preload"):
+            agent(task, elasticity={"preload": [name]})
+
+
 def test_a_script_or_a_module_is_left_to_the_agent_and_its_python() -> None:
     expected = ["train.py", "--lr", "1"]
     assert program({"command": ["train.py"], "args": ["--lr", "1"]}) == expected

@@ -6,8 +6,8 @@ need is imported after that, while the agent joins the others; a rank that is as
 
 **Why a fork is safe here.** A forked process has only the thread that forked; a lock that another thread held stays
 locked in it for ever. The server has one thread, always: it imports, and executes nothing of torch (no kernel, so no
-OpenMP pool; no CUDA context). It refuses to start if an import has started a thread. Ranks make their threads and
-their CUDA context after the fork.
+OpenMP pool; no CUDA context). It refuses to start if an import has started a thread or CUDA's driver, which cannot be
+used after a fork. Ranks make their threads and their CUDA context after the fork.
 
 Rejected: spare processes that wait with torch imported and are used up (each must be replaced at the very moment at
 which the recovering ranks want the processor, and a second fault within these seconds finds none; and a second set of
@@ -39,6 +39,8 @@ MOST_REQUEST_BYTES = 8 * 2**20
 """A pod's variables may be many; more than the kernel allows for a process's start is not needed."""
 REQUEST_SECONDS = 10.0
 """A stub sends its request at once."""
+DRIVERS = {"/dev/nvidia-uvm", "/dev/kfd"}
+"""What a process has open once it has begun to compute on a GPU, and not while it only asks NVML about one."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -64,10 +66,18 @@ class _Rank:
 
 
 def available() -> bool:
-    """Whether ranks can be forked: on Linux, while this process has one thread."""
+    """Whether ranks can be forked: on Linux, while this process has one thread, and no driver of a GPU."""
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         return False
-    return len(list(Path("/proc/self/task").iterdir())) == 1
+    return len(list(Path("/proc/self/task").iterdir())) == 1 and not _has_driver()
+
+
+def _has_driver() -> bool:
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if str(descriptor.readlink()) in DRIVERS:
+                return True
+    return False
 
 
 def fork_server(prepare: Callable[[], bool]) -> Request | None:
@@ -94,7 +104,11 @@ def fork_server(prepare: Callable[[], bool]) -> Request | None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _name("tandem-spare")
     if not prepare():
-        print("fork server: an import has started a thread; ranks start the ordinary way", file=sys.stderr, flush=True)
+        print(
+            "fork server: an import has started a thread or a GPU's driver; ranks start the ordinary way",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(1)
     return _Server(listener).serve()
 
