@@ -349,6 +349,8 @@ def tried(what):
         print(type(error).__name__, error)
 
 tried(lambda: Session("mistakes.py"))
+tried(lambda: Session("runs/other", checkpoint={"everyStep": 5, "keepLast": 0}))
+tried(lambda: Session("runs/other", checkpoint=5))
 tried(lambda: session.batches(rows, 8))
 tried(lambda: session.distribute(model, find_unused_parameter=True))
 tried(lambda: session.keep(model, elsewhere))
@@ -376,6 +378,9 @@ def test_mistakes_are_named_with_what_to_do(tmp_path: Path) -> None:
     )
     said = [
         "ConfigurationError the run directory mistakes.py cannot be used",
+        "ConfigurationError Session(checkpoint=…): unknown field everyStep in spec.checkpoint; did you mean "
+        "everySteps?; spec.checkpoint.keepLast must be",
+        'ConfigurationError Session(checkpoint=…) takes a dictionary such as {"everySteps": 100}, not 5',
         "RuntimeError call session.keep(model, optimizer) before session.batches(...)",
         "TypeError distribute(…, find_unused_parameter=…): DistributedDataParallel has no such option",
         "ValueError the optimizer has 2 parameters that are not the model's",

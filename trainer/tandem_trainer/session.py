@@ -29,7 +29,6 @@ in the wrong branch), wrapping the script's own loader (its position belongs to 
 import atexit
 import contextlib
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -42,7 +41,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from tandem.exitcode import ExitCode
-from tandem.job import API_VERSION, KIND, Checkpoint, DistributedTrainingJob
+from tandem.job import Checkpoint
 from tandem.launch import RUN_DIR
 from tandem.rundir import RunDir
 from tandem.tasks import RewindOn
@@ -62,6 +61,7 @@ from tandem_trainer.group import Group
 from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.open_files import close_files
 from tandem_trainer.pulse import Pulse, Watchdog, check_name
+from tandem_trainer.settings import agreed_settings, given_settings
 from tandem_trainer.strategies.models import Models
 
 FINALLY_SECONDS = 10.0
@@ -76,13 +76,14 @@ class Session:
     Args:
         folder: the run directory, where there is no job that brings one.
         seed: of initial weights, data order, dropout and augmentation.
-        checkpoint: when to save and what to keep, where there is no job; default: every 60 seconds.
+        checkpoint: when to save and what to keep, where there is no job, by the names of `spec.checkpoint`:
+            `{"everySteps": 100, "keepLast": 3}`; default: every 60 seconds.
         rewind_on: which losses send training back to an older checkpoint, and have the data around them left out:
             "NotFinite", those that are NaN or infinite; "Spikes", also those that are for some time worse than the
             untrained model's; "Never".
 
     Raises:
-        ConfigurationError: there is neither a folder nor a job.
+        ConfigurationError: there is neither a folder nor a job, or `checkpoint` has no such settings.
     """
 
     def __init__(
@@ -90,9 +91,10 @@ class Session:
         folder: str | os.PathLike[str] | None = None,
         *,
         seed: int = 0,
-        checkpoint: Checkpoint | None = None,
+        checkpoint: Checkpoint | Mapping[str, Any] | None = None,
         rewind_on: RewindOn = "NotFinite",
     ) -> None:
+        settings = given_settings(checkpoint)
         self._pulse = Pulse.open_for_rank()
         if self._pulse is not None:
             Watchdog(self._pulse).start()
@@ -102,7 +104,7 @@ class Session:
         self._rundir = RunDir(Path(path))
         self._group = Group.join(watched=self._pulse is not None)
         self._seed = seed
-        self._checkpoint = _settings(self._rundir, self._group, checkpoint or Checkpoint())
+        self._checkpoint = agreed_settings(self._rundir, self._group, settings)
         self._stop = StopRequest(self._pulse)
         self._rewind_on = rewind_on
         self._busy = Busy(self._group.device)
@@ -443,36 +445,3 @@ def _last_error() -> BaseException | None:
     """The last error that nobody has handled."""
     error: BaseException | None = getattr(sys, "last_value", None)
     return error
-
-
-def _settings(rundir: RunDir, group: Group, given: Checkpoint) -> Checkpoint:
-    """When to save: as the job says, which is made where there is none. Collective.
-
-    Raises:
-        ConfigurationError: the folder holds something else.
-    """
-    problem = ""
-    if group.rank == 0:
-        try:
-            rundir.create()
-            if not rundir.job_file.exists():
-                rundir.write_job(_job(rundir.path, given))
-            given = rundir.read_job().spec.checkpoint
-        except (OSError, ValueError) as error:
-            problem = f"the run directory {rundir.path} cannot be used: {error}"
-    told = group.tell({"problem": problem, "checkpoint": given.dump()})
-    if told["problem"]:
-        raise ConfigurationError(str(told["problem"]))
-    return Checkpoint.parse(told["checkpoint"])
-
-
-def _job(folder: Path, checkpoint: Checkpoint) -> DistributedTrainingJob:
-    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")[:63].strip("-") or "session"
-    return DistributedTrainingJob.parse(
-        {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "metadata": {"name": name},
-            "spec": {"trainer": {"command": ["python", *sys.argv][:64]}, "checkpoint": checkpoint.dump()},
-        }
-    )

@@ -126,6 +126,22 @@ def test_the_next_steps_are_the_very_same_however_the_optimizer_orders_its_param
         assert torch.equal(tensor, again.state_dict()[name]), name
 
 
+def test_groups_without_parameters_keep_their_own_settings() -> None:
+    """Hugging Face's Trainer makes two groups whatever the model has, and a script may have more such."""
+
+    def groups(net: Net) -> torch.optim.Optimizer:
+        mine = [{"params": list(net.parameters()), "weight_decay": 0.1}]
+        return torch.optim.AdamW([*mine, *({"params": [], "weight_decay": decay} for decay in (0.2, 0.3))])
+
+    net, again = Net(), Net()
+    state = NamedOptimizer(net, groups(net)).state()
+    other = groups(again)
+    for group in other.param_groups:
+        group["weight_decay"] = 0.9
+    NamedOptimizer(again, other).load(state)
+    assert [group["weight_decay"] for group in other.param_groups] == [0.1, 0.2, 0.3]
+
+
 def test_moments_follow_their_parameters_into_another_order_of_groups() -> None:
     net, again = Net(), Net()
     optimizer = decay_groups(net)

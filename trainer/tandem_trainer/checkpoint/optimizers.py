@@ -181,12 +181,15 @@ class NamedOptimizer:
             if len(state.hyperparameters) != len(live):
                 raise DoesNotFit(f"the optimizer had {len(state.hyperparameters)} groups and has {len(live)} here")
             return list(state.hyperparameters)
-        known = {frozenset(names): kept for names, kept in zip(state.groups, state.hyperparameters, strict=True)}
+        # Lists, because groups without parameters, which Hugging Face's Trainer makes, are told apart by their order.
+        known: dict[frozenset[str], list[dict[str, Any]]] = {}
+        for names, kept in zip(state.groups, state.hyperparameters, strict=True):
+            known.setdefault(frozenset(names), []).append(kept)
         here = [frozenset(names) for names in self.groups()]
-        strange = [sorted(names) for names in here if names not in known]
+        strange = [sorted(names) for names in here if names and names not in known]
         if strange:
             raise DoesNotFit(
                 f"the optimizer's parameters are in other groups: in none of the checkpoint's is what is in one here, "
                 f"{enumerated(strange[0])}"
             )
-        return [known[names] for names in here]
+        return [left.pop(0) if (left := known.get(names)) else None for names in here]
