@@ -12,6 +12,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 from tandem.extent import Extent, excess
 from tandem.gpus import WHOLE, asked_in, gpus, processes_in_cel
 from tandem.model import Model, Rule, Transition
+from tandem.naming import Image, Label, ObjectName, PerhapsName, ShortName
 from tandem.status import Status
 from tandem.tasks import GOALS, ImageClassification, Positive
 from tandem.variables import EnvVar, Word
@@ -80,7 +81,7 @@ def _is_whole(amount: str | int) -> bool:
 class Trainer(Model):
     """What is trained: a built-in `task`, or any `command` that torchrun can start."""
 
-    image: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    image: Image | None = None
     """Container image of the workers; default: the chart's trainer image. Not used by `tandem run`."""
     task: Literal["image-classification"] | None = None
     """A built-in task."""
@@ -261,11 +262,11 @@ class Evaluators(Model):
 class Storage(Model):
     """The volume that trainer and evaluators share."""
 
-    claim_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    claim_name: ObjectName | None = None
     """An existing claim to use."""
     size: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$", max_length=64)] | None = None
     """Size of the claim to make, such as 500Mi or 1Ti; default 10Gi."""
-    storage_class_name: Annotated[str, Field(max_length=253)] | None = None
+    storage_class_name: PerhapsName | None = None
     """Storage class of the claim to make; default: the one the operator was given, or else the cluster's."""
     access_modes: (
         Annotated[list[Literal["ReadWriteMany", "ReadWriteOnce"]], Field(min_length=1, max_length=2)] | None
@@ -369,9 +370,9 @@ class RunPolicy(Model):
     """End the job as failed after so long. In a queue its time begins when its workers have started."""
     ttl_seconds_after_finished: Count | None = None
     """Delete the job so long after its end."""
-    queue_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    queue_name: ShortName | None = None
     """Kueue local queue that admits the workers."""
-    priority_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    priority_class_name: ObjectName | None = None
     """Priority class of all pods."""
     scheduler_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Scheduler of all pods."""
@@ -418,9 +419,9 @@ class Metadata(Model):
 
     model_config = ConfigDict(extra="allow")
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+    name: Label
     """Name of the job: lower-case letters, digits and dashes."""
-    namespace: str = "default"
+    namespace: Label = "default"
     """Namespace of the job."""
     labels: dict[str, str] = {}
     """Labels of the job."""

@@ -28,11 +28,12 @@ from yaml.scanner import Scanner
 
 from tandem.fields import Path, dotted
 from tandem.mistake import ManifestError, Problem
+from tandem.syntax import in_words
 
-MOST_BYTES = 1_500_000
-"""About what etcd accepts for one object; larger files are not read."""
-MOST_VALUES = 100_000
-"""Values after aliases are expanded: a bomb of nested aliases ends here."""
+MOST_BYTES = 2**19
+"""Larger files are not read. The largest manifests in use have some 20 KiB; PyYAML takes seconds for more than this."""
+MOST_VALUES = 20_000
+"""Names and values, also after aliases are expanded: a bomb of nested aliases ends here."""
 MOST_DEPTH = 100
 
 _BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
@@ -68,6 +69,26 @@ class _Composer(Reader, Scanner, Parser, Composer, _Resolver):
         Parser.__init__(self)
         Composer.__init__(self)
         _Resolver.__init__(self)
+        self._depth = self._nodes = 0
+
+    def compose_node(self, parent: Node | None, index: Any) -> Node | None:
+        """As PyYAML's, which has no bounds: deep nesting would take it the square of the time."""
+        self._depth += 1
+        self._nodes += 1
+        if self._depth > MOST_DEPTH or self._nodes > MOST_VALUES:
+            message = _TOO_DEEP if self._depth > MOST_DEPTH else _TOO_MANY
+            raise _TooMuch(None, None, message, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        node: Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
+class _TooMuch(yaml.MarkedYAMLError):
+    """More than is read."""
+
+
+_TOO_DEEP = f"nested too deeply: more than {MOST_DEPTH} levels"
+_TOO_MANY = f"too much for a manifest: more than {MOST_VALUES:,} names and values"
 
 
 @dataclass(frozen=True)
@@ -122,10 +143,7 @@ def parse(text: bytes, file: str) -> Source:
         message = "a second document begins here; a file holds one job"
         raise ManifestError([source.problem(place, (), message, given="")])
     reader = _Reader(source, decoded)
-    try:
-        source.data = reader.value(documents[0], ())
-    except RecursionError:
-        raise _whole(file, "nested too deeply") from None
+    source.data = reader.value(documents[0], ())
     if reader.problems:
         raise ManifestError(sorted(reader.problems))
     return source
@@ -163,21 +181,11 @@ def _documents(source: Source, text: str) -> list[Node]:
         message = f"the character U+{int(error.character):04X} cannot stand in YAML"
         raise ManifestError([source.problem(Place(line, 1, 1), (), message)]) from None
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        is_ours = isinstance(error, _TooMuch)
+        mark, message = (error.problem_mark, str(error.problem)) if is_ours else in_words(error, source.lines)
         place = Place(mark.line + 1, mark.column + 1, 1) if mark else Place(1, 1, 1)
-        raise ManifestError([source.problem(place, (), _in_words(error, source, place))]) from None
-    except RecursionError:
-        raise _whole(source.file, "nested too deeply") from None
+        raise ManifestError([source.problem(place, (), message)]) from None
     return found
-
-
-def _in_words(error: yaml.MarkedYAMLError, source: Source, place: Place) -> str:
-    problem = str(error.problem)
-    line = source.lines[place.line - 1] if place.line <= len(source.lines) else ""
-    if "'\\t'" in problem or "\t" in line[: len(line) - len(line.lstrip())]:
-        return "a tab; YAML is indented with spaces"
-    context = f" {error.context}" if error.context else ""
-    return f"not YAML: {problem}{context}"
 
 
 def _place(node: Node, text: str) -> Place:
@@ -205,14 +213,14 @@ class _Reader:
         self.source.values[path] = place
         self.count += 1
         if self.count > MOST_VALUES:
-            raise _whole(self.source.file, f"more than {MOST_VALUES:,} values once its aliases are expanded")
+            raise _whole(self.source.file, f"{_TOO_MANY} once its aliases are expanded")
         if isinstance(node, ScalarNode):
             return self._scalar(node, path, place)
         if id(node) in self.open:
             self._note(place, path, "an alias that contains itself")
             return None
         if len(path) > MOST_DEPTH:
-            raise _whole(self.source.file, "nested too deeply")
+            raise _whole(self.source.file, _TOO_DEEP)
         self.open.add(id(node))
         try:
             if isinstance(node, SequenceNode):

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from tandem.model import Model, Rule
+from tandem.naming import FilePath
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -15,6 +16,16 @@ GOALS: dict[str, Literal["Maximize", "Minimize"]] = {
     "macroF1": "Maximize",
 }
 """What the evaluators report for `image-classification`, and which way is better."""
+CLASSES = 10
+"""Different labels of each built-in data set: 0 to 9."""
+DIGITS = 1442
+"""Training samples of `digits`; a fifth of each class is left to test with."""
+SYNTHETIC = 8192
+"""Training samples of `synthetic`, where nothing is said."""
+SYNTHETIC_SIZE = 28
+"""Height and width of its images, likewise."""
+LEAST_FOR_CNN = 6
+"""Pixels of the height and width of an image, of which `cnn` leaves one after two convolutions and pooling."""
 
 
 class Data(Model):
@@ -23,7 +34,7 @@ class Data(Model):
     name: Literal["digits", "fashion-mnist", "mnist", "synthetic"] = "fashion-mnist"
     """`digits` ships with scikit-learn (1,797 real 8×8 images), the two MNISTs are downloaded by torchvision or read
     from `path`, `synthetic` is generated."""
-    path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    path: FilePath | None = None
     """Folder that holds (or receives) the data set's files; default `~/.cache/tandem/data`."""
     download: bool = True
     """Whether a missing data set may be downloaded."""
@@ -55,7 +66,27 @@ class Data(Model):
             "imageSize is only for the synthetic data set; a real one has the size it has",
             "imageSize",
         ),
+        Rule(
+            lambda d: d.name != "digits" or ((d.start or 0) < DIGITS and (d.end or 0) <= DIGITS),
+            f"self.name != 'digits' || ((has(self.start) ? self.start : 0) < {DIGITS}"
+            f" && (has(self.end) ? self.end : 0) <= {DIGITS})",
+            f"digits has {DIGITS:,} training samples, so start must be less and end at most that",
+            "end",
+        ),
+        Rule(
+            lambda d: d.name != "synthetic" or max((d.start or 0) + 1, d.end or 0) <= (d.samples or SYNTHETIC),
+            "self.name != 'synthetic' || ((has(self.start) ? self.start : 0)"
+            f" < (has(self.samples) ? self.samples : {SYNTHETIC})"
+            f" && (has(self.end) ? self.end : 0) <= (has(self.samples) ? self.samples : {SYNTHETIC}))",
+            f"start must be less than samples ({SYNTHETIC:,} where nothing is said), and end at most that",
+            "end",
+        ),
     )
+
+    @property
+    def known_samples(self) -> int | None:
+        """Training samples there are, as far as the name says it; None where only the files do."""
+        return {"digits": DIGITS, "synthetic": self.samples or SYNTHETIC}.get(self.name)
 
 
 class Optimizer(Model):
@@ -94,7 +125,7 @@ class ImageClassification(Model):
     256-256; `resnet-18`: torchvision's, with the input layer fitted to the data."""
     data: Data = Data()
     """The data set."""
-    initial_weights: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    initial_weights: FilePath | None = None
     """A safetensors file with weights to begin with, as `tandem checkpoints export` writes it: for instance of a run on
     another slice of the data. Default: random ones."""
     epochs: Positive = 5
@@ -131,3 +162,26 @@ class ImageClassification(Model):
     """Seed of initial weights, data order and dropout."""
     deterministic: bool = False
     """Use deterministic algorithms where torch has them."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda c: c.model != "cnn" or (c.data.image_size or SYNTHETIC_SIZE) >= LEAST_FOR_CNN,
+            "self.model != 'cnn' || !has(self.data) || !has(self.data.imageSize)"
+            f" || self.data.imageSize >= {LEAST_FOR_CNN}",
+            f"model cnn needs images of at least {LEAST_FOR_CNN}×{LEAST_FOR_CNN} pixels",
+            "model",
+        ),
+        Rule(
+            lambda c: (
+                not c.drop_last
+                or (end := c.data.end or c.data.known_samples) is None
+                or c.global_batch_size <= end - (c.data.start or 0)
+            ),
+            "!self.dropLast || !has(self.data) || !(has(self.data.end) || self.data.name in ['digits', 'synthetic'])"
+            " || self.globalBatchSize <= (has(self.data.end) ? self.data.end"
+            f" : self.data.name == 'digits' ? {DIGITS} : has(self.data.samples) ? self.data.samples : {SYNTHETIC})"
+            " - (has(self.data.start) ? self.data.start : 0)",
+            "dropLast would leave out all samples, because globalBatchSize is more than there are",
+            "globalBatchSize",
+        ),
+    )

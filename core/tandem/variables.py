@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from tandem.model import Model, Rule
+from tandem.naming import Key, ObjectName
 
 Word = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
 
@@ -12,9 +13,9 @@ Word = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
 class KeyRef(Model):
     """One key of an object in the job's namespace."""
 
-    name: Annotated[str, Field(min_length=1, max_length=253)]
+    name: ObjectName
     """The object's name."""
-    key: Annotated[str, Field(min_length=1, max_length=253)]
+    key: Key
     """Which of its keys."""
     optional: bool = False
     """Whether a pod starts without it."""

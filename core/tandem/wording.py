@@ -4,7 +4,9 @@ Pydantic's messages are written for programmers (`Input should be a valid intege
 of unions, so each error is looked up in the tree of fields and worded anew.
 """
 
+import json
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ from tandem.fields import Node, Path, at, describe, dotted, nearest, suggestion,
 from tandem.job import DistributedTrainingJob
 from tandem.mistake import SETTING, Problem
 from tandem.model import RuleBroken
+from tandem.naming import RULES
 from tandem.overrides import setting_of
 from tandem.source import Place, Source, parse_value, shown
 
@@ -82,6 +85,8 @@ def _mismatch(name: str, node: Node, detail: ErrorDetails) -> tuple[str, dict[st
     """Wording for a value of the wrong kind or out of bounds."""
     allowed, given = describe(node), detail["input"]
     more = {"allowed": allowed}
+    if detail["type"] == "string_pattern_mismatch" and (rule := RULES.get(node.pattern)):
+        return f"{name} must be {rule}, not {_kind_of(given)}", more | {"allowed": ""}
     if detail["type"] == "string_pattern_mismatch" and node.kind == "text":
         more["allowed"] = node.description or f"text like {node.pattern}"
         return f"{name} cannot be {shown(given)} ({more['allowed'].rstrip('.')})", more
@@ -95,10 +100,29 @@ def _mismatch(name: str, node: Node, detail: ErrorDetails) -> tuple[str, dict[st
     elif node.kind == "text" and isinstance(given, bool | int | float):
         more["suggestion"] = "the same in quotes"
     elif node.kind == "quantity" and isinstance(given, float):
+        if "/" in name:  # as the names of all devices have it
+            return f"{name} must be a whole number, not {given:g}: devices come whole", {"allowed": "a whole number"}
         more["suggestion"] = f'"{given}"'
-    elif node.kind == "list" and not isinstance(given, list | dict):
-        more["suggestion"] = f"[{given}]"
+    elif node.kind == "list" and node.items is not None and not isinstance(given, list | dict):
+        more["suggestion"] = _as_list(given, node.items)
     return message, more
+
+
+def _as_list(given: Any, items: Node) -> str:
+    """What was written as the list that was meant: the words of a command line each by itself."""
+    if items.kind != "text":
+        return ""
+    try:
+        words = shlex.split(given) if isinstance(given, str) else [str(given)]
+    except ValueError:  # a quote that is not closed
+        return ""
+    return f"[{', '.join(_in_yaml(word) for word in words)}]" if words else ""
+
+
+def _in_yaml(word: str) -> str:
+    """A text as it can stand in a list in brackets."""
+    is_plain = re.fullmatch(r"[\w./=+-]+", word) and isinstance(_or_none(word), str)
+    return word if is_plain else json.dumps(word, ensure_ascii=False)
 
 
 def _placed(

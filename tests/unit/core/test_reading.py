@@ -193,13 +193,50 @@ def test_a_value_that_is_no_group_where_one_is_wanted_is_told_at_its_place(limit
         ("task: image-clasification", "image-classification"),
         ("config: {data: {name: fashion_mnist}}", "fashion-mnist"),
         ("config: {optimizer: {name: ADAM}}", "adam"),
+        ("args: --lr 3 --name 'a b'", '[--lr, "3", --name, "a b"]'),
+        ("args: --tags=[x] yes", '["--tags=[x]", "yes"]'),
+        ("args: '--name \"a'", ""),
+        ("env: A=b", ""),
     ],
 )
 def test_what_was_probably_meant_is_said(written: str, meant: str) -> None:
     text = GOOD.split("  trainer:")[0] + "  trainer:\n    task: image-classification\n    " + written + "\n"
+    if written.startswith("args"):
+        text = text.replace("task: image-classification", "command: [x]")
     if written.startswith("task"):
         text = text.replace("    task: image-classification\n", "", 1)
     assert the_problem(text).suggestion == meant.replace("'", "")
+
+
+def test_a_command_line_is_taken_apart_into_its_words() -> None:
+    text = GOOD.split("  trainer:")[0] + "  trainer:\n    command: python train.py\n"
+    assert the_problem(text).suggestion == "[python, train.py]"
+
+
+@pytest.mark.parametrize("amount", ["0.5", "'0.5'"])
+def test_half_a_gpu_is_refused_and_nothing_is_suggested_that_would_be_refused(amount: str) -> None:
+    problem = the_problem(GOOD + f"  workers: {{resources: {{limits: {{nvidia.com/gpu: {amount}}}}}}}\n")
+    assert (problem.suggestion, "whole" in problem.message) == ("", True)
+
+
+def test_half_a_core_is_suggested_in_quotes() -> None:
+    assert the_problem(GOOD + "  workers: {resources: {limits: {cpu: 0.5}}}\n").suggestion == '"0.5"'
+
+
+@pytest.mark.parametrize("name", ["a b/../c", "A", "..", "-a", "a_b", ""])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "metadata.namespace",
+        "spec.checkpoint.storage.claimName",
+        "spec.runPolicy.queueName",
+        "spec.runPolicy.priorityClassName",
+    ],
+)
+def test_a_name_that_no_object_can_have_is_refused_with_the_rule(field: str, name: str) -> None:
+    problem = the_problem(GOOD, f"{field}={name}")
+    assert (problem.field, problem.given) == (field, name)
+    assert "lower-case letters, digits" in problem.message
 
 
 @pytest.mark.parametrize(
@@ -234,9 +271,21 @@ def test_the_nearest_right_name_is_found_anywhere_in_the_tree(parent: str, wrong
         ("- a\n- b\n", "not a list"),
         ("hello\n", "not a single value"),
         ("spec:\n\tworkers: 1\n", "a tab"),
-        ("a: b: c\n", "not YAML"),
-        ("a: 'b\n", "not YAML"),
-        ("a: *b\n", "not YAML"),
+        ("a: b: c\n", "a second colon in one line"),
+        ("a: 1\n  b: 2\n", "a field cannot begin here"),
+        ("a: 'b\n", "a quote that is never closed"),
+        ('a:\n  b: 1\n  c: "d\n', "a quote that is never closed"),
+        ("a: *b\n", "nothing above is"),
+        ("a: [1, 2\nb: 3\n", "a list whose ] is missing"),
+        ("a: {b: 1\n", "a group whose } is missing"),
+        ("[", "brackets of which the last is missing"),
+        ("a: 'b' c\n", "more text after a value that is complete"),
+        ("a: @b\n", "a value cannot begin with @"),
+        ("a:\n  b: 1\n c: 2\n", "indented in another way"),
+        ("a: 1\n---b", "a name without a colon"),
+        ('a: "\\q"\n', "begins an escape"),
+        ("a: - b\n", "a list cannot begin here"),
+        ("a: |x\n", "not YAML"),
         ("a: \x07\n", "U\\+0007"),
         (b"name: \xff\xfe\n", "not UTF-8 text: byte 0xff"),
         (GOOD + "spec:\n  trainer: {}\n", "spec stands twice, first in line 5"),
@@ -250,7 +299,9 @@ def test_the_nearest_right_name_is_found_anywhere_in_the_tree(parent: str, wrong
         ("a: 9223372036854775808\n", "beyond what 64 bits hold"),
         ("a: &a [*a]\n", "contains itself"),
         ("<<: 3\n", "<< takes a group"),
-        ("[" * 5000, "nested too deeply"),
+        ("[" * 20_000, "nested too deeply"),
+        ("- " * 20_000, "nested too deeply"),
+        ("x: [" + "1, " * 100_000 + "]", "more than 20,000 names and values"),
         ("a: " + "[" * 200 + "]" * 200, "nested too deeply"),
         ("#" * (MOST_BYTES + 1), "larger than"),
         ("kind: Deployment\n", "this is a Deployment, not a DistributedTrainingJob"),
@@ -369,7 +420,7 @@ def test_settings_leave_the_data_they_were_given_alone() -> None:
         ("workers.replicas", "takes path=value", ""),
         ("=3", "takes path=value", ""),
         ("workers.replicas=", "lacks a value", ""),
-        ("workers.replicas=[1", "not YAML", ""),
+        ("workers.replicas=[1", "a list whose ] is missing", ""),
         ("workers.replicas=0", "must be a whole number from 1", ""),
         ("workers.replicas=two", "must be a whole number from 1", ""),
         ("workers.minReplicas=2", "minReplicas must not be greater", ""),

@@ -12,7 +12,7 @@ from torch import Tensor
 from tandem import lease
 from tandem.cache import cache_folder
 from tandem.durable import TEMPORARY
-from tandem.tasks import Data
+from tandem.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, Data
 from tandem_trainer.data.idx import FILES, find_idx, read_idx
 from tandem_trainer.data.samples import Samples, Split
 from tandem_trainer.mistake import ConfigurationError
@@ -35,7 +35,7 @@ def load(config: Data, split: Split) -> Samples:
     if config.name == "digits":
         return _digits(split)
     if config.name == "synthetic":
-        return _synthetic(split, config.samples or 8192, config.image_size or 28)
+        return _synthetic(split, config.samples or SYNTHETIC, config.image_size or SYNTHETIC_SIZE)
     return _mnist(config, split)
 
 
@@ -54,7 +54,7 @@ def _digits(split: Split) -> Samples:
         is_test[of_class[torch.randperm(len(of_class), generator=generator)[: len(of_class) // 5]]] = True
     chosen = is_test if split == "test" else ~is_test
     mean, deviation = MEAN_AND_DEVIATION["digits"]
-    return Samples((images[chosen] - mean) / deviation, labels[chosen], classes=10)
+    return Samples((images[chosen] - mean) / deviation, labels[chosen], classes=CLASSES)
 
 
 def _synthetic(split: Split, samples: int, size: int) -> Samples:
@@ -66,7 +66,7 @@ def _synthetic(split: Split, samples: int, size: int) -> Samples:
     generator.manual_seed(1 if split == "train" else 2)
     labels = torch.randint(10, (count,), generator=generator)
     images = torch.randn(count, 1, size, size, generator=generator).add_(patterns[labels])
-    return Samples(images, labels, classes=10)
+    return Samples(images, labels, classes=CLASSES)
 
 
 def _mnist(config: Data, split: Split) -> Samples:
@@ -83,7 +83,7 @@ def _mnist(config: Data, split: Split) -> Samples:
     images, labels = found
     mean, deviation = MEAN_AND_DEVIATION[config.name]
     scaled = images.to(torch.float32).div_(255).sub_(mean).div_(deviation)
-    return Samples(scaled.unsqueeze(1), labels.to(torch.int64), classes=10)
+    return Samples(scaled.unsqueeze(1), labels.to(torch.int64), classes=CLASSES)
 
 
 def default_folder() -> Path:
