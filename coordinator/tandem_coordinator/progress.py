@@ -125,18 +125,22 @@ class Reports:
         """Optimizer steps completed, as far as is known."""
         return None if self._lead is None else self._lead.step
 
-    def progress(self) -> Progress | None:
-        """How far training is; None before the first word of a rank."""
+    def progress(self, saved: int = 0) -> Progress | None:
+        """How far training is; None before the first word of a rank.
+
+        Args:
+            saved: the step of the newest checkpoint of this generation, which may be known before a rank says so.
+        """
         lead = self._lead
         if lead is None:
             return None
-        total = lead.total_steps
+        total, step = lead.total_steps, max(lead.step, saved)
         return Progress(
-            step=lead.step,
+            step=step,
             total_steps=total,
-            epoch=lead.epoch,
-            percent=None if not total else min(100.0, 100.0 * lead.step / total),
-            remaining_seconds=self._remaining(lead.step, total),
+            epoch=lead.epoch * step / lead.step if lead.epoch is not None and lead.step else lead.epoch,
+            percent=None if not total else min(100.0, 100.0 * step / total),
+            remaining_seconds=self._remaining(step, total),
         )
 
     def utilization(self, evaluator_cpu: float | None) -> Utilization | None:

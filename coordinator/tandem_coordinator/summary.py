@@ -10,7 +10,7 @@ from tandem.status import Members, Phase, Progress, Status, Straggler
 from tandem.times import rfc3339
 from tandem_coordinator.account import OVER, SILENT, STEPPING
 from tandem_coordinator.group import Agent, State
-from tandem_coordinator.observer import Ending, Observed
+from tandem_coordinator.observer import Observed
 from tandem_coordinator.progress import Reports
 
 MOST_GENERATIONS = 20
@@ -111,7 +111,7 @@ def status(
         world_size=world_size,
         generation=state.number or None,
         restarts=max(0, state.number - 1),
-        progress=_progress(reports, ending),
+        progress=_progress(state, reports, observed),
         loss=reports.loss,
         throughput=reports.throughput if state.open else None,
         utilization=reports.utilization(sum(evaluator_cpu) if evaluator_cpu else None),
@@ -138,9 +138,10 @@ def about(state: State, reports: Reports, observed: Observed) -> str:
     return SILENT if reports.silent and _all_run(state) else "restore"
 
 
-def _progress(reports: Reports, ending: Ending | None) -> Progress | None:
+def _progress(state: State, reports: Reports, observed: Observed) -> Progress | None:
     """How far training is; at its end as far as the last checkpoint: ranks are gone before they are heard again."""
-    told = reports.progress()
+    newest, ending = observed.latest_checkpoint, observed.ending
+    told = reports.progress(newest.step if newest is not None and newest.generation == state.number else 0)
     if ending is None or ending.final is None:
         return told
     step = ending.final.step

@@ -14,6 +14,7 @@ from types import FrameType
 
 from tandem import launch
 from tandem.arrival import wait_for_job
+from tandem.departure import depart
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
 from tandem.rundir import RunDir
@@ -120,4 +121,7 @@ def _leave_at_once(number: int, _: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        depart(main())
+    except SystemExit as leaving:
+        depart(leaving.code)

@@ -20,15 +20,14 @@ import random
 import runpy
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
+from tandem.departure import depart
 from tandem.exitcode import ExitCode
 from tandem.messages import SCRIPT
 from tandem_trainer.open_files import close_files
@@ -70,17 +69,26 @@ def main() -> None:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.run import main as torchrun
 
-    from tandem_trainer.heartbeat import ENDING
-
     try:
         torchrun([*options, *([] if is_python else ["--no-python"]), *command])
     except SignalException as asked:
         # torchrun has ended its ranks. Who was asked to leave has not failed, and needs no stack trace to say so.
-        raise SystemExit(ExitCode.INTERRUPTED if asked.sigval == signal.SIGINT else ExitCode.PREEMPTED) from None
-    finally:
-        # Python's own end gives signals back their first meaning, and another one would change how this ends.
-        for number in ENDING:
-            signal.signal(number, signal.SIG_IGN)
+        _end(ExitCode.INTERRUPTED if asked.sigval == signal.SIGINT else ExitCode.PREEMPTED)
+    except SystemExit as leaving:
+        _end(leaving.code)
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        _end(ExitCode.FAILED)
+    _end(ExitCode.DONE)
+
+
+def _end(code: int | str | None) -> NoReturn:
+    """End the agent. Another signal, which would change how it ends, is not heard any more."""
+    from tandem_trainer.heartbeat import ENDING
+
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    depart(code)
 
 
 def preload(modules: Sequence[str]) -> bool:
@@ -135,11 +143,8 @@ def _unfit(module: str) -> str:
 
 
 def run_and_end(arguments: list[str]) -> NoReturn:
-    """Run a module or a script and end as Python would, but without taking the interpreter apart.
-
-    That takes two seconds with torch, which a group that starts again would wait for, and threads of gloo may abort the
-    process meanwhile. What a script may rely on is done: its threads are waited for, its exit functions are called, and
-    its files are closed.
+    """Run a module or a script. What it may rely on at its end is done: its threads are waited for, its exit functions
+    are called, and its files are closed.
     """
     code: int | str | None = 0
     try:
@@ -153,16 +158,7 @@ def run_and_end(arguments: list[str]) -> NoReturn:
         sys.last_value = error
         sys.excepthook(type(error), error, error.__traceback__)
         code = ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
-    if code is not None and not isinstance(code, int):
-        print(code, file=sys.stderr)
-        code = 1
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    close_files()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit((code or 0) & 0xFF)
+    depart(code, close_files)
 
 
 def run(arguments: list[str]) -> None:

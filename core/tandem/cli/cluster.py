@@ -1,6 +1,7 @@
 """The options and the argument that all commands to a cluster share."""
 
 import re
+import shlex
 from typing import Annotated
 
 import typer
@@ -30,7 +31,6 @@ def named(name: str) -> str:
     if _NAME.fullmatch(name):
         return name
     if "/" in name:
-        raise UserError(
-            f"{name} is no job's name. For a run on this machine: tandem report {name}, tandem checkpoints ls {name}"
-        )
+        run = shlex.quote(name)
+        raise UserError(f"{name} is no job's name. For a run on this machine: tandem report {run}")
     raise UserError(f"{name} is no job's name: lower-case letters, digits and dashes")

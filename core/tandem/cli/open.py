@@ -1,5 +1,6 @@
 """`tandem open [RUN|NAME]`: the live page of a run, in a browser."""
 
+import shlex
 import webbrowser
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,7 +72,7 @@ def _only_run() -> Path:
     if not going:
         raise UserError(f"no run is going on in {RUNS}/. Give a run directory, or the name of a job on a cluster")
     some = ", ".join(str(path) for path in going[:MOST_NAMED])
-    raise UserError(f"several runs are going on: {some}. Say which: tandem open {going[0]}")
+    raise UserError(f"several runs are going on: {some}. Say which: tandem open {shlex.quote(str(going[0]))}")
 
 
 def _endpoint(folder: Path) -> tuple[str, str]:
@@ -80,7 +81,9 @@ def _endpoint(folder: Path) -> tuple[str, str]:
         raise UserError(f"{folder} does not exist; give the run directory that `tandem run` named")
     file = folder / ENDPOINT
     if not file.exists():
-        raise UserError(f"{folder} is not going on, so it has no live page. What it was: tandem report {folder}")
+        raise UserError(
+            f"{folder} is not going on, so it has no live page. What it was: tandem report {shlex.quote(str(folder))}"
+        )
     content: Any = read_json_or_none(file)
     if not isinstance(content, dict) or not {"url", "token"} <= content.keys():
         raise UserError(f"{file} cannot be read; it belongs to whoever started the run, and says where its page is")

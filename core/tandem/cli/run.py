@@ -173,7 +173,7 @@ class _Run:
         self._print(summary.complete(name, found, str(self._path), seconds, evaluates))
         lost = [child.name for child in session.children.values() if child.role == "evaluator" and is_given_up(child)]
         if lost and found.left:
-            self._print(
+            self._complain(
                 summary.failed(
                     f"evaluation of {name}",
                     f"{', '.join(lost)} did not come up",
@@ -189,7 +189,7 @@ class _Run:
         code = _exit_code(failed.get("exitCode"))
         mistake = code == ExitCode.USAGE
         child = session.failure.child if session.failure else "" if mistake else "worker-0"
-        self._print(
+        self._complain(
             summary.failed(
                 self._job.metadata.name,
                 str(failed.get("message") or failed.get("reason") or "for an unknown reason"),
@@ -214,6 +214,10 @@ class _Run:
 
     def _print(self, what: RenderableType) -> None:
         self._console.print(what, soft_wrap=True)
+
+    def _complain(self, what: RenderableType) -> None:
+        """To standard error: the output of a run that goes to a file says there how it failed, and a person sees it."""
+        PrintableConsole(stderr=True, highlight=False).print(what, soft_wrap=True)
 
     def _say(self, text: str) -> None:
         if self._console.is_terminal:

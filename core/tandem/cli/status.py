@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group
-from rich.live import Live
 from rich.text import Text
 
 from tandem.checkpoints.columns import plain
@@ -22,6 +21,7 @@ from tandem.cluster.sight import JobSight, Sight, ask_jobs, look
 from tandem.mistake import UserError
 from tandem.printable import printable
 from tandem.snapshot import Snapshot
+from tandem.view.canvas import Canvas, can_draw
 from tandem.view.console import PrintableConsole
 from tandem.view.lines import state_line
 from tandem.view.scene import Scene
@@ -87,7 +87,7 @@ def status(
 def _watched(kubectl: Kubectl, name: str, console: Console) -> int:
     """Until the job ends, is deleted, or Ctrl-C. A cluster that is away for a while is waited for."""
     sight, notice, events_at = look(kubectl, name), "", time.monotonic()
-    show, close = _drawn(console) if console.is_terminal and not console.is_dumb_terminal else _written(console)
+    show, close = _drawn(console) if can_draw(console) else _written(console)
     try:
         while True:
             show(sight, notice)
@@ -123,16 +123,15 @@ Show = Callable[[Sight, str], None]
 
 
 def _drawn(console: Console) -> tuple[Show, Callable[[], None]]:
-    live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
+    canvas = Canvas(console)
 
     def show(sight: Sight, notice: str) -> None:
-        if not live.is_started:
-            live.start()
-        lines = picture.picture(sight, console.width, time.time())
+        columns, rows = canvas.size
+        lines = picture.picture(sight, columns, time.time())
         foot = Text(notice or "Ctrl-C leaves; the job goes on", "yellow" if notice else "dim")
-        live.update(Group(*lines[: max(1, console.height - 3)], Text(), foot), refresh=True)
+        canvas.draw(Group(*lines[: max(1, rows - 2)], Text(), foot))
 
-    return show, live.stop
+    return show, canvas.close
 
 
 def _written(console: Console) -> tuple[Show, Callable[[], None]]:

@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import Protocol
 
 from rich.console import Console
-from rich.live import Live
 
+from tandem.view.canvas import Canvas, can_draw
 from tandem.view.lines import event_line, state_line
 from tandem.view.scene import Scene
 from tandem.view.screen import screen
@@ -30,38 +30,35 @@ class Display(Protocol):
 
 def display_for(console: Console) -> Display:
     """A screen on a terminal that can draw it, else lines."""
-    draws = console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf")
-    return Drawn(console) if draws else Written(console)
+    return Drawn(console) if can_draw(console) else Written(console)
 
 
 class Drawn:
-    """A picture at the bottom of the terminal, gone when it is closed."""
+    """A picture that fills the terminal, gone when it is closed."""
 
     def __init__(self, console: Console) -> None:
-        self._live = Live(
-            console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
-        )
+        self._canvas = Canvas(console)
         self._next = 0.0
         self._shown: tuple[object, ...] = ()
         self._lost = False
 
     def show(self, scene: Scene) -> None:
-        """Draw it, at once if what the user must know has changed."""
+        """Draw it, at once if what the user must know or the size of the terminal has changed."""
         urgent = (scene.notice, scene.waiting)
-        if self._lost or (time.monotonic() < self._next and urgent == self._shown):
+        if self._lost:
+            return
+        if time.monotonic() < self._next and urgent == self._shown and not self._canvas.is_resized:
             return
         self._next, self._shown = time.monotonic() + FRAME_SECONDS, urgent
         try:
-            if not self._live.is_started:
-                self._live.start()
-            self._live.update(screen(scene), refresh=True)
+            self._canvas.draw(screen(scene))
         except OSError:
             self._lost = True
 
     def close(self) -> None:
         """Take the picture away."""
         with suppress(OSError):
-            self._live.stop()
+            self._canvas.close()
 
 
 class Written:

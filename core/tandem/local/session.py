@@ -5,6 +5,7 @@ coordinator for its snapshot.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,9 +36,9 @@ from tandem.local.supervision import (
     is_given_up,
     pause,
 )
-from tandem.local.waiting import members_at_work, waiting_for
+from tandem.local.waiting import Asked, leaving_for, members_at_work, waiting_for
 from tandem.local.watch import Watch
-from tandem.snapshot import Event
+from tandem.snapshot import Event, Snapshot
 from tandem.view.scene import Scene, Trail, merged
 
 TICK_SECONDS = 0.1
@@ -46,7 +47,12 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STALE_SECONDS = 3.0
 """So soon after a start, the coordinator may still speak of the life before."""
 MOST_EVENTS = 50
-SAVING = "saving; Ctrl-C again leaves at once"
+OUTPUT_SECONDS = 0.5
+"""Between two looks at what a script prints."""
+MOST_OWN_LINES = 20
+"""So many lines of the agent may stand after a script's last one."""
+_OURS = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ level=|^[WEI]\d{4} ")
+"""Lines of the agent and of torchrun among those of a script."""
 
 
 class Requests:
@@ -94,6 +100,8 @@ class Session:
         self._watch: Watch | None = None
         self._started = time.monotonic()
         self._done_since: float | None = None
+        self._asked: Asked | None = None
+        self._last_output, self._output_at = "", 0.0
         self._training_first = False
         self._guardian_pipe: int | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
@@ -161,6 +169,9 @@ class Session:
                 self._processes[name].start()
                 self.children[name] = self.children[name].started(now)
             case Ask(name):
+                if self.children[name].role == "evaluator":
+                    # It has little to do any more, and nobody waits for it longer than needed.
+                    self._processes[name].step_forward()
                 self._processes[name].ask()
                 self.children[name] = self.children[name].asked(now)
             case Kill(name):
@@ -248,11 +259,25 @@ class Session:
         event = Event.model_validate({"at": time.time(), "kind": kind, "text": text})
         self._events = [*self._events[-MOST_EVENTS:], event]
 
+    def _leaving(self, snapshot: Snapshot | None) -> str:
+        """What is waited for since the user asked to stop."""
+        saved = next((manifest.step for manifest in self._crew.run_dir.committed()), None)
+        if self._asked is None:
+            self._asked = Asked(saved, snapshot.status.progress.step if snapshot and snapshot.status.progress else None)
+        return leaving_for(self.children.values(), self._asked, saved, self._requests.count)
+
+    def _output(self, now: float) -> str:
+        """The last line that the script has printed, if it is the user's own: its first worker writes for all."""
+        if self._crew.job.spec.trainer.command is not None and now - self._output_at > OUTPUT_SECONDS:
+            self._output_at, lines = now, last_lines(self._crew.log("worker-0"), MOST_OWN_LINES)
+            self._last_output = next((line for line in reversed(lines) if not _OURS.match(line)), self._last_output)
+        return self._last_output
+
     def _scene(self, now: float) -> Scene:
         snapshot = self._watch.newest if self._watch else None
         if snapshot is not None:
             self._trail = self._trail.follow(snapshot)
-        notice = SAVING if self._requests.count == 1 else "leaving" if self._requests.count else ""
+        notice = self._leaving(snapshot) if self._requests.count else ""
         spec = self._crew.job.spec
         return Scene(
             job=self._crew.job.metadata.name,
@@ -261,6 +286,9 @@ class Session:
             elapsed=now - self._started,
             waiting="" if notice else waiting_for(self.children.values(), snapshot, self._done_since is not None),
             notice=notice,
+            leaving=bool(self._requests.count),
+            own_command=spec.trainer.command is not None,
+            output=self._output(now),
             draining=self._done_since is not None and not self._requests.count,
             cores=self._crew.cores,
             evaluates=spec.evaluation.processes > 0,

@@ -4,7 +4,8 @@ The run passes through four moods, each stronger than the one before:
 
     train    everything that died is started again, with a growing pause
     drain    training is complete: agents go by themselves, evaluators work through what is left
-    leave    the user asked to stop, or the run has failed: agents, who save, then evaluators, then the coordinator
+    leave    the user asked to stop, or the run has failed: agents, who save, and evaluators, who give up what they are
+             at, then the coordinator
     drop     the user asked twice: everything is killed
 
 Agents leave before the coordinator, because a group that is saving may still want to talk to it.
@@ -189,7 +190,7 @@ def _drain(children: Sequence[Child], facts: Facts, now: float) -> list[Action]:
     since = now if facts.done_since is None else facts.done_since
     agents, evaluators = _of("agent", children), _of("evaluator", children)
     if now - since > ENDING_SECONDS:
-        actions += _stop(agents, SAVING_SECONDS, now)
+        actions += _stop(agents, now)
     open_work = [child for child in evaluators if not is_through(child) and not is_given_up(child)]
     actions += [Start(child.name) for child in open_work if is_due(child, now)]
     if open_work or any(agent.running for agent in agents):
@@ -199,21 +200,17 @@ def _drain(children: Sequence[Child], facts: Facts, now: float) -> list[Action]:
 
 
 def _leave(children: Sequence[Child], now: float) -> list[Action]:
-    seconds: dict[Role, float] = {
-        "agent": SAVING_SECONDS,
-        "evaluator": LEAVING_SECONDS,
-        "coordinator": LEAVING_SECONDS,
-    }
-    for role, patience in seconds.items():
-        group = _of(role, children)
+    working = [*_of("agent", children), *_of("evaluator", children)]
+    for group in (working, _of("coordinator", children)):
         if any(child.running for child in group):
-            return _stop(group, patience, now)
+            return _stop(group, now)
     return [Finish()]
 
 
-def _stop(children: Sequence[Child], patience: float, now: float) -> list[Action]:
+def _stop(children: Sequence[Child], now: float) -> list[Action]:
     actions: list[Action] = []
     for child in children:
+        patience = SAVING_SECONDS if child.role == "agent" else LEAVING_SECONDS
         if child.running and child.asked_at is None:
             actions.append(Ask(child.name))
         elif child.running and child.asked_at is not None and now - child.asked_at > patience:

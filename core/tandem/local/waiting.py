@@ -4,14 +4,15 @@ The first seconds of a run must not be silent, so the latter is told in a few wo
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from tandem.formatting import several
+from tandem.formatting import number, several
 from tandem.local.supervision import Child
 from tandem.snapshot import Snapshot
 
 
 def waiting_for(children: Iterable[Child], snapshot: Snapshot | None, done: bool) -> str:
-    """Empty while training steps.
+    """Empty while training steps, or a script runs.
 
     Args:
         snapshot: the coordinator's newest, None before its first.
@@ -26,6 +27,9 @@ def waiting_for(children: Iterable[Child], snapshot: Snapshot | None, done: bool
     if snapshot is None:
         return f"starting: coordinator, {several(len(agents), 'worker')}"
     there = len(snapshot.members)
+    if snapshot.status.phase == "Running" and snapshot.status.progress is None:
+        # A script of the user's own that says nothing of its steps.
+        return ""
     if snapshot.status.progress is not None:
         if snapshot.status.phase != "Restarting":
             return ""
@@ -37,6 +41,39 @@ def waiting_for(children: Iterable[Child], snapshot: Snapshot | None, done: bool
     if there < len(agents):
         return f"starting: {there} of {several(len(agents), 'worker')} are there"
     return "starting: loading the data, building the model"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How it stood when the user asked to stop."""
+
+    saved: int | None
+    """The step of the newest checkpoint, None if there was none."""
+    step: int | None
+    """Steps that were made, None if nobody had said."""
+
+
+def leaving_for(children: Iterable[Child], asked: Asked, saved: int | None, requests: int) -> str:
+    """What a run waits for that the user asked to stop, and what another Ctrl-C does.
+
+    Args:
+        saved: the step of the newest checkpoint.
+        requests: how often the user asked.
+    """
+    if requests > 1:
+        return "leaving at once"
+    running = [child for child in children if child.running]
+    agents = sum(child.role == "agent" for child in running)
+    evaluators = sum(child.role == "evaluator" for child in running)
+    if agents and saved == asked.saved:
+        what = "saving" if asked.step is None else f"saving, at step {number(asked.step)}"
+    elif agents:
+        what = f"saved checkpoint {number(saved or 0)}; {several(agents, 'worker')} leaving"
+    elif evaluators:
+        what = f"{several(evaluators, 'evaluator')} giving up what they are at"
+    else:
+        return "leaving"
+    return f"{what}; Ctrl-C again leaves at once"
 
 
 def members_at_work(snapshot: Snapshot | None) -> list[str]:

@@ -2,6 +2,7 @@
 
     scene    all that is shown at one moment, as a value
     screen   a scene as a rich renderable of at most 20 lines that fits 80 columns
+    canvas   a picture that fills the terminal until it is closed
     lines    a scene, and an event, as one line of key=value fields
     summary  how a run ended, read from its run directory
     words    numbers, times and curves as people read them

@@ -5,6 +5,7 @@ import time
 
 from tandem.printable import one_line
 from tandem.snapshot import Event
+from tandem.status import Progress, Status
 from tandem.view.scene import Scene
 
 Value = str | int | float | None
@@ -21,21 +22,22 @@ def state_line(scene: Scene, now: float) -> str:
     Args:
         now: seconds since the epoch.
     """
-    if scene.snapshot is None or scene.snapshot.status.progress is None:
-        return _line(now, phase="Starting", waiting=scene.notice or scene.waiting or None)
-    status = scene.snapshot.status
+    status = scene.snapshot.status if scene.snapshot is not None else Status()
+    if status.progress is None and status.phase != "Running":
+        return _line(
+            now, phase="Leaving" if scene.leaving else "Starting", waiting=scene.notice or scene.waiting or None
+        )
     progress, workers, use = status.progress, status.workers, status.utilization
     newest, evaluated, best = status.latest_checkpoint, status.latest_evaluation, status.best_checkpoint
-    assert progress is not None
     return _line(
         now,
-        phase="Draining" if scene.draining else status.phase,
-        step=progress.step,
-        totalSteps=progress.total_steps,
-        epoch=None if progress.epoch is None else round(progress.epoch, 2),
+        phase="Leaving" if scene.leaving else "Draining" if scene.draining else status.phase,
+        step=progress.step if progress else None,
+        totalSteps=progress.total_steps if progress else None,
+        epoch=None if progress is None or progress.epoch is None else round(progress.epoch, 2),
         loss=_short(status.loss),
         samplesPerSecond=None if status.throughput is None else round(status.throughput),
-        remainingSeconds=None if progress.remaining_seconds is None else round(progress.remaining_seconds),
+        remainingSeconds=_remaining(progress),
         workers=f"{workers.ready}/{workers.desired}" if workers else None,
         worldSize=status.world_size,
         generation=status.generation,
@@ -49,8 +51,13 @@ def state_line(scene: Scene, now: float) -> str:
         bestValue=_short(best.value) if best else None,
         trainerCpu=_short(use.trainer_cpu) if use else None,
         evaluatorCpu=_short(use.evaluator_cpu) if use else None,
+        output=scene.output or None,
         waiting=scene.notice or scene.waiting or None,
     )
+
+
+def _remaining(progress: Progress | None) -> int | None:
+    return None if progress is None or progress.remaining_seconds is None else round(progress.remaining_seconds)
 
 
 def _score_name(metric: str) -> str:

@@ -48,6 +48,12 @@ class Scene:
     """What the run is waiting for, empty while it steps."""
     notice: str = ""
     """What the user must know now: that it is saving, and what another Ctrl-C does."""
+    leaving: bool = False
+    """The user asked to stop."""
+    own_command: bool = False
+    """The user's own script trains."""
+    output: str = ""
+    """The last line that it printed."""
     draining: bool = False
     """Training is complete and evaluators are at work."""
     cores: int = 1

@@ -1,5 +1,6 @@
 """How a run ended: read from its run directory, which is all that is left of it."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -77,7 +78,11 @@ def complete(name: str, found: Result, shown: str, seconds: float | None, evalua
     if evaluates:
         left = f", {found.left} not evaluated" if found.left else ""
         rows.append(("evaluated", f"{several(found.evaluated, 'checkpoint')}, {found.skipped or 'none'} skipped{left}"))
-    rows += [("restarts", str(found.restarts)), ("logs", f"{shown}/log"), ("next", f"tandem report {shown}")]
+    rows += [
+        ("restarts", str(found.restarts)),
+        ("logs", f"{shown}/log"),
+        ("next", f"tandem report {shlex.quote(shown)}"),
+    ]
     return _lines(Text.assemble((name, "bold"), " is ", ("complete", "green"), f"{steps}{time}"), rows)
 
 

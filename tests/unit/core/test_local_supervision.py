@@ -174,18 +174,20 @@ LEAVING = [replace(TRAINING, requests=1), replace(TRAINING, failed=True)]
 
 @pytest.mark.parametrize("facts", LEAVING, ids=["Ctrl-C", "failed"])
 class TestLeaving:
-    def test_asks_agents_first(self, facts: Facts) -> None:
-        assert decide(ALL_RUNNING, facts, now=10.0) == [Ask("worker-0"), Ask("worker-1")]
+    def test_asks_agents_who_save_and_evaluators_who_give_up_what_they_are_at(self, facts: Facts) -> None:
+        asked = decide(ALL_RUNNING, facts, now=10.0)
+        assert asked == [Ask("worker-0"), Ask("worker-1"), Ask("evaluator-0-0")]
 
     def test_asks_nobody_twice(self, facts: Facts) -> None:
-        asked = [child.asked(10.0) if child.role == "agent" else child for child in ALL_RUNNING]
-        assert decide(asked, facts, now=10.0 + SAVING_SECONDS) == []
+        asked = [child if child.role == "coordinator" else child.asked(10.0) for child in ALL_RUNNING]
+        assert decide(asked, facts, now=10.0 + LEAVING_SECONDS) == []
 
-    def test_gives_agents_the_time_of_a_save_and_no_more(self, facts: Facts) -> None:
-        asked = [child.asked(10.0) if child.role == "agent" else child for child in ALL_RUNNING]
-        assert decide(asked, facts, now=10.1 + SAVING_SECONDS) == [Kill("worker-0"), Kill("worker-1")]
+    def test_gives_evaluators_little_time_and_agents_that_of_a_save(self, facts: Facts) -> None:
+        asked = [child if child.role == "coordinator" else child.asked(10.0) for child in ALL_RUNNING]
+        assert decide(asked, facts, now=10.1 + LEAVING_SECONDS) == [Kill("evaluator-0-0")]
+        assert names(decide(asked, facts, now=10.1 + SAVING_SECONDS), Kill)[:2] == ["worker-0", "worker-1"]
 
-    def test_then_evaluators_then_the_coordinator(self, facts: Facts) -> None:
+    def test_the_coordinator_goes_last(self, facts: Facts) -> None:
         gone = [over(worker, 1) for worker in WORKERS]
         rest = [running(COORDINATOR), *gone, running(EVALUATOR)]
         assert decide(rest, facts, now=100.0) == [Ask("evaluator-0-0")]

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from tandem.formatting import elapsed, number, several
-from tandem.snapshot import EvaluatorView, Event, Snapshot
+from tandem.snapshot import EvaluatorView, Event, GenerationView, Snapshot
 from tandem.status import CheckpointRef, Members, Progress, Score, Status, Utilization
 from tandem.view.lines import event_line, state_line
 from tandem.view.scene import MOST_POINTS, Scene, Trail, merged
@@ -98,6 +98,59 @@ def drawn(shown: Scene, width: int = 80, colours: bool = False) -> list[str]:
 
 def test_a_run_at_80_columns() -> None:
     assert "\n".join(drawn(scene())) == SCREEN_80
+
+
+SCREEN_50 = """\
+  digits  training                                                    1 min 23 s
+  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╸                                57 %
+  step 520 of 900 · epoch 23.1 · about 1 min 5 s left
+
+  loss        0.0213  ██▇▇▇▆▆▆▆▅▅▅▄▄▄▃▃▃▃▂▂▂▁▁
+  throughput  2,310 samples/s
+  workers     2/2 · world size 2 · generation 3 · 2 restarts
+  checkpoint  step 500
+  evaluated   step 450 · accuracy 98.33 % · 50 steps behind
+  best        step 400 · accuracy 98.61 %
+
+  trainers    ━━━━━━━━━━━━━━━━━━━━━━━━━━━━       1.7 of 2 cores
+  evaluators  ━━━━━                              0.3 of 2 cores · 1 of 2 busy
+
+  22:12:20   generation 1 started with 2 workers
+  22:12:50 ! worker-1 failed; generation 2 goes on from step 350
+  22:13:00 ✗ step-000000400 set aside: weights.safetensors does not match its c…
+
+  http://127.0.0.1:43121/metrics · runs/digits           Ctrl-C saves and leaves"""
+
+
+def test_at_50_columns_words_are_shorter_and_no_value_is_cut() -> None:
+    assert "\n".join(drawn(scene(), width=50)) == SCREEN_50
+
+
+def test_of_a_long_path_the_end_is_shown() -> None:
+    foot = drawn(scene(run_dir="/home/somebody/projects/handwriting/runs/digits"), width=50)[-1]
+    assert foot == "  …handwriting/runs/digits Ctrl-C saves and leaves"
+
+
+def test_a_script_that_says_nothing_of_its_steps_runs_and_its_last_line_is_shown() -> None:
+    opened = GenerationView(generation=1, world_size=2, members=[], opened_at=NOON - 70, reason="Started")
+    status = Status(phase="Running", workers=Members(desired=2, ready=2), world_size=2, generation=1)
+    snapshot = Snapshot(job="mine", time=NOON, status=status, generations=[opened])
+    shown = scene(snapshot=snapshot, own_command=True, evaluates=False, events=(), output="epoch 3 loss 0.21")
+    lines = drawn(shown)
+    assert lines[0].startswith("  digits  running ")
+    assert lines[1] == "  since 22:12:10 · epoch 3 loss 0.21"
+    assert not [line for line in lines if "none yet" in line]
+    assert state_line(shown, NOON).startswith("time=22:13:20 phase=Running workers=2/2 worldSize=2 generation=1")
+    assert state_line(shown, NOON).endswith(' output="epoch 3 loss 0.21"')
+
+
+def test_who_leaves_is_not_restarting_and_has_no_time_left() -> None:
+    restarting = STATUS.model_copy(update={"phase": "Restarting"})
+    shown = scene(restarting, leaving=True, notice="saving, at step 520; Ctrl-C again leaves at once")
+    lines = drawn(shown)
+    assert lines[0].startswith("  digits  leaving ")
+    assert "left" not in lines[2]
+    assert " phase=Leaving " in state_line(shown, NOON)
 
 
 def test_a_run_at_120_columns_has_longer_bars_and_whole_events() -> None:

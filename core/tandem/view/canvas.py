@@ -1,0 +1,90 @@
+"""A picture that fills the terminal and is drawn anew until it is closed; then the terminal is as it was.
+
+It is drawn on the terminal's second screen, as `less` and `top` do. On the first one a picture has to be found again
+before it can be replaced, and only the terminal knows where it is: the keys that a user presses are echoed into it, and
+most terminals break and join its lines when their size changes. What was counted before is wrong then, and parts of the
+old picture stay. Rejected for that reason: rich's Live, which counts lines.
+"""
+
+import os
+import signal
+from contextlib import suppress
+from types import FrameType
+
+from rich.console import Console, RenderableType
+
+ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J\x1b[H"
+"""The second screen, empty, without a cursor."""
+LEAVE = "\x1b[?25h\x1b[?1049l"
+"""The first screen as it was, with the cursor."""
+_HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+def can_draw(console: Console) -> bool:
+    """Whether its output is a terminal that knows pictures."""
+    return console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf")
+
+
+class Canvas:
+    """Draws on the terminal of a console. Ctrl-Z gives the terminal back until the command goes on."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._open = False
+        self._drawn_at: os.terminal_size | None = None
+
+    @property
+    def size(self) -> os.terminal_size:
+        """Columns and lines of the terminal as it is at this moment, whatever COLUMNS says."""
+        with suppress(OSError, ValueError):
+            return os.get_terminal_size(self._console.file.fileno())
+        return os.terminal_size(self._console.size)
+
+    @property
+    def is_resized(self) -> bool:
+        """Whether the terminal has another size than the last picture."""
+        return self._drawn_at is not None and self._drawn_at != self.size
+
+    def draw(self, picture: RenderableType) -> None:
+        """Replace the picture. Of one that is too long the last line stays, and what is above it is cut.
+
+        Raises:
+            OSError: the terminal is gone.
+        """
+        size = self.size
+        self._drawn_at = size
+        lines = self._lines(picture, size)
+        text = _HOME + "\r\n".join(line + _REST_OF_LINE for line in lines) + _REST_OF_SCREEN
+        if not self._open:
+            self._open = True
+            self._before = signal.signal(signal.SIGTSTP, self._suspend)
+            text = ENTER + text
+        self._write(text)
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        if self._open:
+            self._open = False
+            signal.signal(signal.SIGTSTP, self._before)
+            self._write(LEAVE)
+
+    def _lines(self, picture: RenderableType, size: os.terminal_size) -> list[str]:
+        with self._console.capture() as captured:
+            self._console.print(picture, width=max(1, size.columns), crop=False)
+        lines = captured.get().rstrip("\n").split("\n")
+        return lines if len(lines) <= size.lines else [*lines[: max(0, size.lines - 1)], lines[-1]]
+
+    def _write(self, text: str) -> None:
+        self._console.file.write(text)
+        self._console.file.flush()
+
+    def _suspend(self, number: int, frame: FrameType | None) -> None:
+        """Ctrl-Z. Direct to the descriptor: what was interrupted may be writing to the buffer."""
+        with suppress(OSError, ValueError):
+            terminal = self._console.file.fileno()
+            os.write(terminal, LEAVE.encode())
+            mine = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTSTP)
+            # From here on it goes on again, after `fg`.
+            signal.signal(signal.SIGTSTP, mine)
+            os.write(terminal, ENTER.encode())
