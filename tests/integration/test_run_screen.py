@@ -1,4 +1,4 @@
-"""`tandem run` on a terminal of 80 columns and 24 lines: the picture while it runs, and what is left of it."""
+"""`tandem run` on a terminal: the picture while it runs, whatever its size, and what is left of it."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,6 @@ TIME = r"\d+ (d|h|min|s)( \d+ (h|min|s))?"
 COUNT = r"\d[\d,]*"
 NUMBER = r"\d[\d.e-]*"
 TRAINING = (
-    r"live page: tandem open .+",
     rf"  digits  training +{TIME}",
     rf"  step {COUNT} of 115,000 · epoch {NUMBER} · about {TIME} left",
     rf"  loss        {NUMBER}  [▁▂▃▄▅▆▇█]+",
@@ -27,7 +26,7 @@ TRAINING = (
     rf"  checkpoint  step {COUNT}",
     rf"  evaluated   step {COUNT} · accuracy {NUMBER} % · .+",
     r"  trainers    .+ of \d+ cores?",
-    r"  http://127\.0\.0\.1:\d+/metrics · .+ +Ctrl-C saves and leaves",
+    r"  .*/run +Ctrl-C saves and leaves",
 )
 """Lines of a run of 5,000 epochs."""
 
@@ -61,6 +60,7 @@ def ends(run: LocalRun, terminal: Terminal) -> int:
 
 def assert_nothing_is_left_of_the_picture(lines: list[str], terminal: Terminal) -> None:
     assert "Ctrl-C saves and leaves" in terminal.written, "there was one"
+    assert len(lines_like("live page: tandem open .+", lines)) == 1, "what was there before still is"
     for word in ("━", "Ctrl-C", "  loss  ", "  workers  ", "/metrics"):
         assert not [line for line in lines if word in line]
     assert terminal.is_as_before
@@ -77,12 +77,30 @@ def test_it_shows_how_training_goes_and_after_ctrl_c_only_how_to_go_on(tmp_path:
         assert ends(run, terminal) == 130
         left = terminal.all_lines()
         (saved, *_) = run.run_dir.committed()
-    assert "  saving; Ctrl-C again leaves at once" in terminal.written
-    step = f"{saved.step:,}".replace(",", " ")
+    assert re.search(rf"  saving, at step {COUNT}; Ctrl-C again leaves at once", terminal.written)
+    assert "restarting" not in terminal.written
+    step = f"{saved.step:,}"
     (stopped,) = lines_like(f"digits was stopped; saved after step {step}", left)
     after = left[left.index(stopped) :]
     assert [word for line in after if (word := line[:14].strip()) in ("saved", "go on with")] == ["saved", "go on with"]
     assert_nothing_is_left_of_the_picture(left, terminal)
+
+
+def test_a_window_that_changes_its_size_shows_one_picture_each_time(tmp_path: Path, terminal: Terminal) -> None:
+    with start(5000, tmp_path, terminal) as run:
+        until(lambda: lines_like(r"  evaluated   step .+", terminal.look()), "a picture of the training")
+        for columns, lines in ((50, 20), (120, 40), (64, 12), (50, 24), (80, 24)):
+            terminal.resize(columns, lines)
+            mark = len(terminal.written)
+            until(lambda at=mark: (terminal.look(), "Ctrl-C" in terminal.written[at:])[1], "a new picture")
+            shown = terminal.look()
+            for once in (r"  digits  training .+", r"  loss .+", r"  workers .+", r".+ Ctrl-C saves and leaves"):
+                assert len(lines_like(once, shown)) == 1, "\n".join(shown)
+            assert not [line for line in shown if len(line) > columns]
+            assert re.fullmatch(r"  .+Ctrl-C saves and leaves", [line for line in shown if line][-1])
+        terminal.press(CTRL_C)
+        assert ends(run, terminal) == 130
+    assert_nothing_is_left_of_the_picture(terminal.all_lines(), terminal)
 
 
 def test_a_complete_run_leaves_its_result_alone_on_the_terminal(tmp_path: Path, terminal: Terminal) -> None:

@@ -101,25 +101,25 @@ def test_a_run_at_80_columns() -> None:
 
 
 SCREEN_50 = """\
-  digits  training                                                    1 min 23 s
-  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╸                                57 %
-  step 520 of 900 · epoch 23.1 · about 1 min 5 s left
+  digits  training                      1 min 23 s
+  ━━━━━━━━━━━━━━━━━━━━━━━━                    57 %
+  step 520 of 900 · epoch 23.1 · 1 min 5 s left
 
-  loss        0.0213  ██▇▇▇▆▆▆▆▅▅▅▄▄▄▃▃▃▃▂▂▂▁▁
-  throughput  2,310 samples/s
-  workers     2/2 · world size 2 · generation 3 · 2 restarts
-  checkpoint  step 500
-  evaluated   step 450 · accuracy 98.33 % · 50 steps behind
-  best        step 400 · accuracy 98.61 %
+  loss    0.0213  ██▇▇▇▆▆▆▆▅▅▅▄▄▄▃▃▃▃▂▂▂▁▁
+  rate    2,310 samples/s
+  workers 2/2 · world 2 · gen 3 · 2 restarts
+  saved   step 500
+  scored  step 450 · acc 98.33 % · 50 behind
+  best    step 400 · acc 98.61 %
 
-  trainers    ━━━━━━━━━━━━━━━━━━━━━━━━━━━━       1.7 of 2 cores
-  evaluators  ━━━━━                              0.3 of 2 cores · 1 of 2 busy
+  train   ━━━━━━━━╸   1.7 of 2 cores
+  evals   ━╸          0.3 of 2 cores · 1 of 2 busy
 
   22:12:20   generation 1 started with 2 workers
-  22:12:50 ! worker-1 failed; generation 2 goes on from step 350
-  22:13:00 ✗ step-000000400 set aside: weights.safetensors does not match its c…
+  22:12:50 ! worker-1 failed; generation 2 goes o…
+  22:13:00 ✗ step-000000400 set aside: weights.sa…
 
-  http://127.0.0.1:43121/metrics · runs/digits           Ctrl-C saves and leaves"""
+  runs/digits              Ctrl-C saves and leaves"""
 
 
 def test_at_50_columns_words_are_shorter_and_no_value_is_cut() -> None:
