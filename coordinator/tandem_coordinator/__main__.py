@@ -15,18 +15,17 @@ import resource
 import signal
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from aiohttp import web
 
-from tandem.difference import differences
 from tandem.durable import temporary_beside
 from tandem.exitcode import ExitCode
-from tandem.job import DistributedTrainingJob
+from tandem.job import DistributedTrainingJob, OnExisting
 from tandem.launch import INCARNATION, JOB, POD, RUN_DIR, TOKEN, TOKEN_DIGEST, weakness
 from tandem.listening import EVERYWHERE, listen
 from tandem.mistake import UserError
+from tandem.ownership import Finding, Occupied, Unreadable, complete_moves, look, settle
 from tandem.reading import read_job
 from tandem.rundir import RunDir
 from tandem_coordinator.coordinator import Coordinator
@@ -99,18 +98,15 @@ async def _serve(
     if weak := weakness(token):
         raise CannotStart(weak)
     rundir = _rundir()
-    job = _job(rundir) if manifest is None else _given_job(rundir, manifest)
+    job = _job(rundir) if manifest is None else _given_job(manifest)
     ledger = Ledger(rundir, os.environ.get(POD) or None)
     try:
+        if manifest is not None:
+            _take(rundir, job)
         rundir.create()
-        is_new_try = manifest is not None and _is_new_try(rundir, job)
-        if is_new_try:
-            rundir.set_aside_failure()
         if manifest is not None:
             rundir.write_job(job)
         remembered = ledger.claim(job.spec.workers.replicas)
-        if is_new_try:
-            remembered = replace(remembered, failures=0)
     except OSError as error:
         raise CannotStart(f"the run directory {rundir.path} cannot be written: {error.strerror or error}") from None
 
@@ -168,32 +164,62 @@ def _job(rundir: RunDir) -> DistributedTrainingJob:
         raise CannotStart(f"{rundir.job_file} is not a job: {str(error).splitlines()[0]}") from None
 
 
-def _given_job(rundir: RunDir, manifest: Path) -> DistributedTrainingJob:
-    """The job of a manifest, unless the run directory belongs to one that trains something else."""
+def _given_job(manifest: Path) -> DistributedTrainingJob:
     try:
-        job = read_job(manifest)
+        return read_job(manifest)
     except UserError as error:
         raise CannotStart(str(error)) from None
+
+
+def _take(rundir: RunDir, job: DistributedTrainingJob) -> None:
+    """Make the run directory this job's, unless that was done for this very object already, and this try of it.
+
+    Raises:
+        CannotStart: it holds what the job cannot, or is not to, go on with.
+        OSError: it cannot be written.
+    """
+    rundir.path.mkdir(parents=True, exist_ok=True)
+    complete_moves(rundir)
+    mine = job.metadata.annotations.get(INCARNATION, "")
+    there = _incarnation(rundir)
+    # A retry has a number behind the object's uid, and goes on with what the object has saved.
+    same_object = there is not None and there.partition(".")[0] == mine.partition(".")[0]
+    found = _look(rundir, job, "Resume" if same_object else job.spec.checkpoint.on_existing)
+    if there == mine:
+        return
+    if same_object:
+        found = Finding(tries_again=rundir.failed() is not None)
+    if found.aside is not None:
+        log.info("event=moved-aside folder=%s", rundir.path / found.aside)
+    settle(rundir, found)
+
+
+def _incarnation(rundir: RunDir) -> str | None:
+    """Which try of which object the recorded job is; None if there is none that can be read."""
     try:
-        found = differences(rundir.read_job(), job)
-    except FileNotFoundError:
-        return job
-    except (OSError, ValueError) as error:
-        raise CannotStart(f"{rundir.job_file} is not a job: {str(error).splitlines()[0]}") from None
-    if found:
+        return rundir.read_job().metadata.annotations.get(INCARNATION, "")
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _look(rundir: RunDir, job: DistributedTrainingJob, on_existing: OnExisting) -> Finding:
+    begin_anew = "set spec.checkpoint.onExisting to Fresh to begin anew (what is there is kept in its folder previous)"
+    try:
+        return look(rundir, job, on_existing)
+    except Unreadable:
         raise CannotStart(
-            f"{rundir.path} belongs to a job that trains something else ({'; '.join(found)}); "
-            "give this job another volume, or another folder on it"
-        )
-    return job
-
-
-def _is_new_try(rundir: RunDir, job: DistributedTrainingJob) -> bool:
-    """Whether the run has failed, and this is not the job that it failed for: somebody has made another one since."""
-    if rundir.failed() is None or not rundir.job_file.exists():
-        return False
-    recorded = rundir.read_job().metadata.annotations
-    return recorded.get(INCARNATION) != job.metadata.annotations.get(INCARNATION)
+            f"{rundir.job_file} is not a job, or of another version; {begin_anew}, or give the job another name"
+        ) from None
+    except Occupied as found:
+        if not found.differs:
+            raise CannotStart(
+                f"{rundir.path} holds {found.saved}, and spec.checkpoint.onExisting is Refuse; "
+                f"set it to Resume to go on with that, or {begin_anew}"
+            ) from None
+        raise CannotStart(
+            f"{rundir.path} holds {found.saved}, which this job cannot go on with ({'; '.join(found.differs)}); "
+            f"undo that, or {begin_anew}, or give the job another name"
+        ) from None
 
 
 async def _listen(runner: web.AppRunner, host: str, port: int) -> int:

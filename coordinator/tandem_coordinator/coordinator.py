@@ -74,6 +74,7 @@ class Coordinator:
             remembered.target or job.spec.workers.replicas,
             time.monotonic(),
             number=remembered.generation,
+            first=remembered.first,
             latest=remembered.membership,
             failures=remembered.failures,
             left_out=remembered.left_out,
@@ -82,7 +83,7 @@ class Coordinator:
         self._rundir, self._ledger = rundir, ledger
         self._recorded = remembered.generation
         self._started_at = remembered.started_at
-        self._history = History(rundir, remembered.history)
+        self._history = History(rundir, remembered.history, remembered.first)
         self._reports = Reports()
         elasticity = job.spec.elasticity
         self._hangs = HangWatch(elasticity.hang_seconds, elasticity.hang_start_seconds, elasticity.heartbeat_seconds)

@@ -168,6 +168,8 @@ class State:
     """How many replicas are wished for."""
     number: int = 0
     """The highest generation number that was ever given out."""
+    first: int = 1
+    """The lowest one of this run: those before are of what was in the run directory earlier."""
     latest: Membership | None = None
     """The generation with that number, where it is known."""
     inside: Mapping[tuple[str, str], Member] = field(default_factory=dict)

@@ -18,13 +18,18 @@ _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ER
 
 
 class History:
-    """The generations and events of one job, the newest of each."""
+    """The generations and events of one job, the newest of each.
 
-    def __init__(self, rundir: RunDir, generations: Iterable[GenerationView]) -> None:
+    Args:
+        first: the lowest number of a generation of this run.
+    """
+
+    def __init__(self, rundir: RunDir, generations: Iterable[GenerationView], first: int = 1) -> None:
         self.generations = deque(generations, MOST_GENERATIONS)
         self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self.restarts: Counter[str] = Counter()
         """How often a generation followed another in this process, by reason."""
+        self._first = first
         self._journal = Journal(rundir.log / "coordinator.jsonl")
 
     def say(self, text: str, kind: str) -> None:
@@ -43,7 +48,7 @@ class History:
             self.say(detail, "info")
             if self.generations and self.generations[-1].generation == opened.generation:
                 return
-        elif opened.generation > 1:
+        elif opened.generation > self._first:
             self.restarts[opened.reason] += 1
         names = [member.replica for member in opened.members]
         view = GenerationView(

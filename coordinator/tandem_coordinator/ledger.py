@@ -101,6 +101,8 @@ class Remembered:
     """What a predecessor left behind."""
 
     generation: int = 0
+    first: int = 1
+    """The lowest number of this run (tandem.ownership)."""
     membership: Membership | None = None
     failures: int = 0
     target: int | None = None
@@ -132,14 +134,16 @@ class Ledger:
         self._taken_from = _taken_from(page, self._pod)
         if self._pod is not None and self._pod in (self._taken_from or ()):
             raise TakenOver(f"a coordinator in another pod has taken over this job from pod {self._pod}")
-        newest = self._rundir.newest_generation()
+        first = self._rundir.first_generation()
+        newest = max(self._rundir.newest_generation(), first - 1)
         if page is None:
-            remembered = Remembered(generation=newest)
+            remembered = Remembered(generation=newest, first=first)
         else:
             # A generation that has a record but no page was handed out by a coordinator whose disk lost the page.
             current = page.generation >= newest
             remembered = Remembered(
                 generation=max(page.generation, newest),
+                first=first,
                 membership=page.membership if current else None,
                 failures=page.failures,
                 target=page.target if page.replicas == replicas else None,

@@ -83,6 +83,7 @@ def start(
     target: int,
     now: float,
     number: int = 0,
+    first: int = 1,
     latest: Membership | None = None,
     failures: int = 0,
     left_out: Iterable[Absent] = (),
@@ -92,6 +93,7 @@ def start(
         rules,
         _within(target, rules),
         number=number,
+        first=first,
         changed=now,
         grown=now,
         ticked=now,
@@ -99,7 +101,7 @@ def start(
         failed_at=now,
         left_out=tuple(LeftOut(one.replica, one.node, one.why, now - one.seconds) for one in left_out),
     )
-    if number == 0:
+    if number < first:
         return state
     cause = Cause("Started", "the job starts again")
     return replace(with_latest(state, latest), cause=cause, adopting_until=now + _return_time(rules))

@@ -22,7 +22,7 @@ from tandem.job import Evaluators
 from tandem.lineage import Chain, counts
 from tandem.manifest import Broken
 from tandem.numbers import amount, finite, whole
-from tandem.rundir import FOLDERS, RunDir
+from tandem.rundir import EARLIER, FOLDERS, RunDir
 from tandem.snapshot import EvaluatorView
 from tandem.status import CheckpointRef, Score
 from tandem_coordinator.evaluator_log import EvaluatorLog, evaluator_name
@@ -134,7 +134,7 @@ class RunDirectory:
 
     def __init__(self, rundir: RunDir, evaluation: Evaluators, own_script: bool = False) -> None:
         self._rundir, self._evaluation = rundir, evaluation
-        self._foreign = ForeignCheckpoints(rundir.path, frozenset(FOLDERS)) if own_script else None
+        self._foreign = ForeignCheckpoints(rundir.path, frozenset({*FOLDERS, *EARLIER})) if own_script else None
         self._links: Chain = {}
         self._linked_up_to = -1
         self._manifests: dict[str, CheckpointRef | None] = {}

@@ -110,7 +110,7 @@ def status(
         evaluators=Members(desired=spec.evaluation.processes, ready=observed.ready_evaluators),
         world_size=world_size,
         generation=state.number or None,
-        restarts=max(0, state.number - 1),
+        restarts=max(0, state.number - state.first),
         progress=_progress(state, reports, observed),
         loss=reports.loss,
         throughput=reports.throughput if state.open else None,
@@ -162,8 +162,8 @@ def _phase(job: DistributedTrainingJob, state: State, reports: Reports, observed
     if state.open:
         if reports.stepping or (reports.silent and _all_run(state)):
             return "Running"
-        return "Starting" if state.number == 1 else "Restarting"
-    if state.number > 0 and state.cause.reason != "Started":
+        return "Starting" if state.number == state.first else "Restarting"
+    if state.number >= state.first and state.cause.reason != "Started":
         return "Restarting"
     return "Starting" if state.agents else "Pending"
 
@@ -183,7 +183,7 @@ def _message(state: State, clock: Clock, observed: Observed) -> str | None:
         return f"no agent was heard of for {clock.steady - heard:.0f} s"
     if state.saving is not None:
         return f"{state.saving.cause.detail}; the group saves first"
-    if not state.open and state.number > 0:
+    if not state.open and state.number >= state.first:
         return state.cause.detail
     return None
 

@@ -286,8 +286,18 @@ class Storage(Model):
     )
 
 
+OnExisting = Literal["Resume", "Fresh", "Refuse"]
+"""What a job does with checkpoints that an earlier run has left."""
+
+
 class Checkpoint(Model):
     """When checkpoints are written, and which are kept."""
+
+    on_existing: OnExisting = "Resume"
+    """What to do with what an earlier run has left in the run directory. `Resume`: go on from its newest checkpoint;
+    the job is refused if its data or model are other ones. `Fresh`: move it into the folder `previous`, in the place of
+    what is there, and begin anew; with `tandem run`, each time. `Refuse`: leave it alone, and do not start. A folder
+    in which nothing was saved is taken whatever this says."""
 
     every_steps: Positive | None = None
     """Write one every so many optimizer steps."""

@@ -14,6 +14,8 @@
     log/….jsonl                           what happened; one writer for each file; for people and reports only
     BROKEN-OFF                            a loop that was left early, and its last checkpoint: its steps are over
     DONE | FAILED.json                    the end, so that evaluators drain and stop
+    previous/  attempt/                   what was here before, moved aside as it was (see tandem.ownership)
+    numbering.json                        from which generation on numbers are of the run that is here
 
 Readers poll, trust only a committed folder whose manifest verifies, and treat a vanished one as normal.
 """
@@ -32,10 +34,13 @@ from tandem.durable import create_json, listed, read_json, read_json_or_none, re
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import Chain, GenerationRecord, chain, counts
 from tandem.manifest import Broken, Manifest, OtherFormat
+from tandem.numbers import whole
 from tandem.rewind import Rewind, is_rewound
 from tandem.status import CheckpointRef
 
 FOLDERS = ("generations", "rewinds", "checkpoints", "evaluations", "leases", "log")
+EARLIER = ("previous", "attempt")
+"""Folders of what was here before: a run that was begun anew, and an attempt that had saved nothing."""
 TRAIN_LOG = re.compile(r"^train-g([0-9]{6,9})\.jsonl$")
 """What the log of a generation's rank 0 is called."""
 _STEP = re.compile(r"^step-([0-9]{9,15})$")
@@ -73,6 +78,7 @@ class RunDir:
         self.broken_off_file = self.path / "BROKEN-OFF"
         self.done_file = self.path / "DONE"
         self.failed_file = self.path / "FAILED.json"
+        self.numbering_file = self.path / "numbering.json"
 
     def create(self) -> None:
         """Make the folders that are missing."""
@@ -124,6 +130,11 @@ class RunDir:
         """The highest generation that has a record, 0 if none has."""
         found = (_GENERATION.match(path.name) for path in listed(self.generations))
         return max((int(match[1]) for match in found if match), default=0)
+
+    def first_generation(self) -> int:
+        """The lowest number of a generation of this run: those before are of what was here earlier. Numbers never
+        come again, so that what is left of an earlier group, behind a broken network, is always the older one."""
+        return whole((_object(read_json_or_none(self.numbering_file)) or {}).get("first")) or 1
 
     def chain(self) -> Chain:
         """The generations that count (see tandem.lineage)."""
@@ -284,11 +295,19 @@ class RunDir:
 
     def set_aside_failure(self) -> None:
         """Forget that the job has failed, because it is tried again; what was said stays among the logs."""
+        self._keep_among_logs(self.failed_file, "failed")
+
+    def reopen(self) -> None:
+        """Forget that training is complete, because there is more to do; what was said stays among the logs."""
+        self.broken_off_file.unlink(missing_ok=True)
+        self._keep_among_logs(self.done_file, "done")
+
+    def _keep_among_logs(self, file: Path, name: str) -> None:
         self.log.mkdir(exist_ok=True)
         number = 1
-        while (target := self.log / f"failed-{number}.json").exists():
+        while (target := self.log / f"{name}-{number}.json").exists():
             number += 1
-        self.failed_file.rename(target)
+        file.rename(target)
 
     def done(self) -> dict[str, Any] | None:
         """The content of DONE, None while training is not complete."""

@@ -25,7 +25,7 @@ def test_all_pods_are_made_at_once_and_workers_wait_for_their_coordinator(
 
 
 @pytest.mark.timeout(400)
-def test_a_job_on_the_volume_of_one_that_failed_begins_anew_and_one_that_trains_something_else_gets_no_workers(
+def test_a_job_on_the_volume_of_an_earlier_one_goes_on_and_one_that_cannot_gets_no_workers_unless_it_begins_anew(
     namespace: Namespace, operator: Operator
 ) -> None:
     shared = {"everySteps": 50, "storage": {"claimName": "left"}}
@@ -41,8 +41,12 @@ def test_a_job_on_the_volume_of_one_that_failed_begins_anew_and_one_that_trains_
     namespace("delete", "dtj", "again")
     other = {"task": "image-classification", "config": {"model": "baby-cnn", "data": {"name": "digits"}}}
     job.apply(manifest("again", trainer=other, checkpoint=shared))
-    job.becomes(lambda: "trains something else" in str(job.status.get("message")), "its reason")
+    job.becomes(lambda: "set spec.checkpoint.onExisting to Fresh" in str(job.status.get("message")), "its reason")
     job.becomes(lambda: not job.live("worker"), "no workers", 60.0)
+    namespace("delete", "dtj", "again")
+    job.apply(manifest("again", trainer=other, checkpoint={**shared, "onExisting": "Fresh"}))
+    job.trains()
+    assert job.status["restarts"] == 0
     namespace("delete", "dtj", "again")
 
 

@@ -119,12 +119,15 @@ def test_a_name_at_the_limit(namespace: Namespace, operator: Operator) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_another_training_on_the_volume_that_an_earlier_job_left(job: Job, namespace: Namespace) -> None:
-    whole = manifest(job.name)
+def test_fix_delete_apply(job: Job, namespace: Namespace) -> None:
+    """On the volume that the failed one has left."""
+    typo = {"command": ["python", "-c", "raise KeyError('typo')"]}
+    once = {"maxRestarts": 0}
+    whole = manifest(job.name, trainer=typo, workers={"replicas": 1}, evaluators={"replicas": 0}, elasticity=once)
     job.apply(whole)
-    job.becomes(lambda: job.status.get("phase") in ("Starting", "Running"), "its start")
+    job.reaches("Failed")
     namespace("delete", "dtj", job.name, "--wait=true")
-    job.becomes(lambda: not any(job.pods(role) for role in ("worker", "coordinator", "evaluator")), "no pods")
-    whole["spec"]["trainer"]["config"]["globalBatchSize"] = 32
+    whole["spec"]["trainer"]["command"][-1] = "print('fixed')"
     job.apply(whole)
-    says(job, "belongs to a job that trains something else", "globalBatchSize")
+    job.reaches("Succeeded")
+    assert job.status["restarts"] == 0

@@ -217,6 +217,7 @@ def test_a_file_with_another_number_of_workers_is_recorded_anew(tmp_path: Path) 
 def test_another_job_of_that_name_on_the_volume_of_one_that_failed_is_a_new_try(tmp_path: Path) -> None:
     coordinator = Coordinator(tmp_path)
     rundir = coordinator.rundir
+    (rundir.checkpoints / "step-000000500").mkdir()
     first = rundir.read_job().dump()
     for uid, stays in (("first", True), ("first", True), ("second", False)):
         first["metadata"]["annotations"] = {launch.INCARNATION: uid}
@@ -239,8 +240,38 @@ def test_a_file_that_is_no_job_or_another_job_is_refused_and_changes_nothing(tmp
     wrong = tmp_path / "wrong.json"
     wrong.write_text(before.decode().replace('"replicas"', '"replica"'))
     assert "did you mean replicas?" in refusal(rundir, "--job", str(wrong))
-    other = Coordinator(tmp_path / "other", trainer={"task": "image-classification", "config": {"epochs": 7}})
+    (rundir.checkpoints / "step-000000500").mkdir()
+    other = Coordinator(tmp_path / "other", trainer={"task": "image-classification", "config": {"seed": 7}})
     complaint = refusal(rundir, "--job", str(other.rundir.job_file))
-    assert f"{rundir.path} belongs to a job that trains something else (spec.trainer.config.epochs: " in complaint
-    assert "another volume" in complaint
+    assert f"{rundir.path} holds step-000000500, which this job cannot go on with" in complaint
+    assert "(spec.trainer.config.seed: there 0, now 7)" in complaint
+    assert "set spec.checkpoint.onExisting to Fresh" in complaint
     assert rundir.job_file.read_bytes() == before
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_another_object_takes_what_saved_nothing_and_with_fresh_also_what_did(tmp_path: Path, is_saved: bool) -> None:
+    """The same one, whose coordinator starts again, goes on."""
+    coordinator = Coordinator(tmp_path)
+    rundir = coordinator.rundir
+    given = rundir.read_job().dump()
+    for uid, seed in (("first", 0), ("second", 7), ("second", 7), ("second.1", 7)):
+        given["metadata"]["annotations"] = {launch.INCARNATION: uid}
+        given["spec"]["trainer"]["config"] = {"seed": seed}
+        given["spec"]["checkpoint"] = {"onExisting": "Fresh"}
+        (tmp_path / "given.json").write_text(json.dumps(given))
+        if uid == "first":
+            rundir.write_job(DistributedTrainingJob.parse(given))
+            rundir.mark_failed("WorkerFailed", "a typo", 1)
+            if is_saved:
+                (rundir.checkpoints / "step-000000500").mkdir()
+            continue
+        with mock.patch.dict(os.environ, {launch.JOB: str(tmp_path / "given.json")}):
+            coordinator.start()
+        (rundir.checkpoints / "step-000000100").mkdir(exist_ok=True)
+        assert coordinator.kill(signal.SIGTERM) == 0
+        assert rundir.failed() is None
+    assert rundir.checkpoint_names() == ["step-000000100"]
+    earlier = RunDir(rundir.path / ("previous" if is_saved else "attempt"))
+    assert (earlier.failed() or {})["message"] == "a typo"
+    assert earlier.checkpoint_names() == (["step-000000500"] if is_saved else [])

@@ -93,7 +93,8 @@ def place_of(rundir: RunDir, group: Group, pulse: Pulse | None) -> Place:
     """
     number = int(os.environ.get(GENERATION, "0"))
     if not number:
-        number = int(group.tell({"generation": rundir.newest_generation() + 1})["generation"])
+        following = max(rundir.newest_generation() + 1, rundir.first_generation())
+        number = int(group.tell({"generation": following})["generation"])
     members = [str(view["replica"]) for view in group.gather({"replica": os.environ.get(REPLICA, "alone")})]
     return Place(rundir, group, number, list(dict.fromkeys(members)), pulse)
 

@@ -17,8 +17,8 @@ from tandem.cluster.kubectl import Kubectl
 from tandem.cluster.sight import ask_job
 from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
 from tandem.durable import read_json_or_none
-from tandem.local.prepare import ENDPOINT
 from tandem.mistake import UserError
+from tandem.ownership import ENDPOINT
 
 MOST_NAMED = 8
 

@@ -49,7 +49,7 @@ def run(
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", metavar="DIR", help="The run directory.", show_default="runs/NAME")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Move an earlier run aside and start over.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Move an earlier run to DIR/previous and begin anew.")] = False,
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port for status and Prometheus.", show_default="a free one")
     ] = 0,
@@ -138,7 +138,7 @@ class _Run:
         evaluates = self._job.spec.evaluation.processes > 0
         if done and not (evaluates and before.left):
             self._print(summary.complete(self._job.metadata.name, before, str(self._path), None, evaluates))
-            self._say(f"nothing is left to do; to start over: {self._command.again('--fresh')}")
+            self._say(f"nothing is left to do; {self._ways_on()}")
             return ExitCode.DONE
         if before.step is not None and not done:
             self._notes.append(f"going on from step {before.step}")
@@ -159,6 +159,20 @@ class _Run:
         session.run()
         return self._end(session, crew, time.monotonic() - started)
 
+    def _ways_on(self) -> str:
+        """What to type where the run is complete."""
+        anew = f"to begin anew: {self._command.again('--fresh')}"
+        if self._job.spec.trainer.task is None:
+            return f"give the script other args to have it go on in the same folder, or, {anew}"
+        config = self._job.spec.trainer.settings
+        field, more = ("epochs", config.epochs) if config.max_steps is None else ("maxSteps", config.max_steps)
+        return f"to go on: {self._command.again('--set', f'trainer.config.{field}={2 * more}')}; {anew}"
+
+    def _again(self) -> str:
+        """The command that goes on with this run."""
+        resumes = self._job.spec.checkpoint.on_existing == "Resume"
+        return self._command.again(*(() if resumes else ("--set", "checkpoint.onExisting=Resume")))
+
     def _end(self, session: Session, crew: Crew, seconds: float) -> ExitCode:
         name, run_dir, found = self._job.metadata.name, crew.run_dir, summary.result(crew.run_dir)
         evaluates = self._job.spec.evaluation.processes > 0
@@ -168,7 +182,7 @@ class _Run:
         own_command = self._job.spec.trainer.command is not None
         complete = run_dir.done() is not None or (own_command and not self._requests.count)
         if self._requests.count and not (complete and not (evaluates and found.left)):
-            self._print(summary.interrupted(name, found, str(self._path), self._command.again()))
+            self._print(summary.interrupted(name, found, str(self._path), self._again()))
             return ExitCode.INTERRUPTED
         self._print(summary.complete(name, found, str(self._path), seconds, evaluates))
         lost = [child.name for child in session.children.values() if child.role == "evaluator" and is_given_up(child)]
@@ -179,7 +193,7 @@ class _Run:
                     f"{', '.join(lost)} did not come up",
                     str(self._path / "log" / f"{lost[0]}.txt"),
                     last_lines(crew.log(lost[0]), TAIL),
-                    self._command.again(),
+                    self._again(),
                 )
             )
             return ExitCode.FAILED
@@ -195,7 +209,7 @@ class _Run:
                 str(failed.get("message") or failed.get("reason") or "for an unknown reason"),
                 str(self._path / "log" / f"{child}.txt") if child else "",
                 last_lines(crew.log(child), TAIL) if child else [],
-                "" if mistake else self._command.again(),
+                "" if mistake else self._again(),
             )
         )
         return code

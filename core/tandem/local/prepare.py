@@ -18,20 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from tandem.difference import differences
-from tandem.durable import TEMPORARY, encode
+from tandem.durable import encode
 from tandem.job import DistributedTrainingJob
 from tandem.local.guardian import sweep
 from tandem.mistake import UserError
-from tandem.rundir import FOLDERS, RunDir
-
-LOCK = "local.lock"
-ENDPOINT = "endpoint.json"
-"""Where and with which token the coordinator answers; there while a local run is alive."""
-OURS = {*FOLDERS, LOCK, ENDPOINT}
-"""Names of a run directory that may be there before job.json is."""
+from tandem.ownership import ENDPOINT, LOCK, Finding, Occupied, Unreadable, complete_moves, look, others_in, settle
+from tandem.rundir import RunDir
 
 LEAST_FREE_BYTES = 16 * 2**20
 """Less space than this, and not even the logs of a short run have room."""
@@ -77,7 +69,7 @@ def claim(path: Path, job: DistributedTrainingJob, fresh: bool, again: str) -> C
     """Make the directory ready for this job, new or as an earlier run left it.
 
     Args:
-        fresh: move an earlier run aside and start over.
+        fresh: move an earlier run aside and start over, whatever `checkpoint.onExisting` says.
         again: what the user would type to do that, for messages.
 
     Raises:
@@ -86,18 +78,14 @@ def claim(path: Path, job: DistributedTrainingJob, fresh: bool, again: str) -> C
     with _disk_errors(path):
         _make(path)
         lock = _lock(path)
-    notes: list[str] = []
     try:
         with _disk_errors(path):
-            if fresh and (path / "job.json").exists():
-                aside = _move_aside(path)
-                notes.append(f"moved the earlier run to {aside}; delete it when it is of no more use")
-                _make(path)
-                previous, lock = lock, _lock(path)
-                os.close(previous)
             run_dir = RunDir(path)
-            notes += _go_on(run_dir, job, again)
+            complete_moves(run_dir)
+            found = _look(run_dir, job, fresh, again)
             _need_space(path)
+            notes = _notes(run_dir, found)
+            settle(run_dir, found)
             run_dir.create()
             run_dir.write_job(job)
     except BaseException:
@@ -110,9 +98,9 @@ def _make(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file; --run-dir needs a folder.")
     path.mkdir(parents=True, exist_ok=True)
-    names = {entry.name for entry in path.iterdir() if not entry.name.startswith(TEMPORARY)}
-    if "job.json" not in names and names - OURS:
-        some = ", ".join(sorted(names - OURS)[:3])
+    others = others_in(path)
+    if others and not (path / "job.json").exists():
+        some = ", ".join(others[:3])
         raise UserError(
             f"{path} is not a run directory and not empty (it holds {some}). Give --run-dir a new or empty folder."
         )
@@ -144,7 +132,7 @@ def _lock(path: Path, clock: Callable[[], float] = time.monotonic) -> int:
 
 
 def _is_same_file(descriptor: int, path: Path) -> bool:
-    """False when the folder was moved away, by a --fresh, between opening the lock and getting it."""
+    """False when somebody has moved the folder away between opening the lock and getting it."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), path.stat())
     return False
@@ -174,38 +162,45 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _move_aside(path: Path) -> Path:
-    number = 1
-    while (target := path.with_name(f"{path.name}.{number}")).exists():
-        number += 1
-    path.rename(target)
-    return target
-
-
-def _go_on(run_dir: RunDir, job: DistributedTrainingJob, again: str) -> list[str]:
-    """Check that the run that is there, if one is, may be gone on with."""
-    if not run_dir.job_file.exists():
-        return []
+def _look(run_dir: RunDir, job: DistributedTrainingJob, fresh: bool, again: str) -> Finding:
+    keeping = f"(what is there is kept in {run_dir.path / 'previous'})"
     try:
-        there = run_dir.read_job()
-    except (ValueError, ValidationError) as error:
+        return look(run_dir, job, "Fresh" if fresh else job.spec.checkpoint.on_existing)
+    except Unreadable:
         raise UserError(
-            f"{run_dir.job_file} is damaged or was written by another version. To start over: {again}"
-        ) from error
-    if found := differences(there, job):
-        listed = [f"  {line}" for line in found[:MOST_DIFFERENCES]]
-        if len(found) > MOST_DIFFERENCES:
-            listed.append(f"  and {len(found) - MOST_DIFFERENCES} more")
+            f"{run_dir.job_file} is damaged or was written by another version. To begin anew {keeping}: {again}"
+        ) from None
+    except Occupied as found:
+        if not found.differs:
+            raise UserError(
+                f"{run_dir.path} holds {found.saved}, and spec.checkpoint.onExisting is Refuse. "
+                "To go on with it: --set spec.checkpoint.onExisting=Resume. "
+                f"Or give another --run-dir, or begin anew {keeping}: {again}"
+            ) from None
+        listed = [f"  {line}" for line in found.differs[:MOST_DIFFERENCES]]
+        if len(found.differs) > MOST_DIFFERENCES:
+            listed.append(f"  and {len(found.differs) - MOST_DIFFERENCES} more")
         what = "\n".join(listed)
         raise UserError(
-            f"{run_dir.path} belongs to a job that trains something else:\n{what}\n"
-            f"Give another --run-dir, or move that run aside and start over: {again}"
-        )
-    notes = []
-    if failed := run_dir.failed():
-        run_dir.set_aside_failure()
-        notes.append(f"the last run failed ({failed.get('reason', 'unknown')}); trying again from its last checkpoint")
-    return notes
+            f"{run_dir.path} holds {found.saved}, which this job cannot go on with:\n{what}\n"
+            f"Undo that to go on, give another --run-dir, or begin anew {keeping}: {again}"
+        ) from None
+
+
+def _notes(run_dir: RunDir, found: Finding) -> list[str]:
+    """What becomes of what is there, for the user; empty where nothing is worth a word."""
+    failed = run_dir.failed()
+    if found.aside == "previous":
+        return [f"moved the earlier run to {run_dir.path / 'previous'}; the next one moved there takes its place"]
+    if found.aside == "attempt" and failed is not None:
+        return [
+            f"the last attempt failed ({failed.get('reason', 'unknown')}) and had saved nothing; this one begins anew, "
+            f"and its logs are in {run_dir.path / 'attempt'}"
+        ]
+    if found.tries_again:
+        reason = "unknown" if failed is None else failed.get("reason", "unknown")
+        return [f"the last run failed ({reason}); trying again from its last checkpoint"]
+    return ["the run was complete, and this job goes further"] if found.reopens else []
 
 
 def _need_space(path: Path) -> None:

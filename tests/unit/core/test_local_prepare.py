@@ -63,15 +63,34 @@ def test_an_image_matters_only_on_a_cluster() -> None:
     assert differences(job(), job(task="image-classification", image="registry/trainer:1")) == []
 
 
-def test_another_job_is_refused_with_what_differs_and_how_to_go_on(there: Path) -> None:
-    other = job("digits", task="image-classification", config={"epochs": 7, "model": "baby-cnn"})
+def test_what_cannot_be_gone_on_with_is_refused_with_what_differs_and_the_very_command(there: Path) -> None:
+    (there / "checkpoints" / "step-000000500").mkdir()
+    other = job("digits", task="image-classification", config={"seed": 7, "model": "baby-cnn"})
     with pytest.raises(UserError) as refusal:
         prepared(there, other)
     message = str(refusal.value)
-    assert "spec.trainer.config.epochs: there 5, now 7" in message
+    assert "holds step-000000500, which this job cannot go on with" in message
+    assert "spec.trainer.config.seed: there 0, now 7" in message
     assert 'spec.trainer.config.model: there "cnn", now "baby-cnn"' in message
     assert AGAIN in message
     assert RunDir(there).read_job() == job()
+
+
+def test_where_nothing_was_saved_another_job_begins(there: Path) -> None:
+    other = job("digits", task="image-classification", config={"model": "baby-cnn"})
+    prepared(there, other).release()
+    assert RunDir(there).read_job() == other
+    assert RunDir(there / "attempt").read_job() == job()
+
+
+def test_a_field_says_what_happens_to_an_earlier_run(there: Path) -> None:
+    (there / "checkpoints" / "step-000000500").mkdir()
+    with pytest.raises(UserError, match=r"onExisting is Refuse.*onExisting=Resume.*--fresh"):
+        prepared(there, manifests.job("digits", checkpoint={"onExisting": "Refuse"}))
+    mine = prepared(there, manifests.job("digits", checkpoint={"onExisting": "Fresh"}))
+    mine.release()
+    assert RunDir(there / "previous").checkpoint_names() == ["step-000000500"]
+    assert str(there / "previous") in mine.notes[0]
 
 
 def test_another_name_is_another_job() -> None:
@@ -80,24 +99,26 @@ def test_another_name_is_another_job() -> None:
 
 def test_a_command_is_not_a_task() -> None:
     found = differences(job(), job(command=["python", "train.py"]))
-    assert 'spec.trainer.command: there not set, now ["python", "train.py"]' in found
+    assert found == ['spec.trainer.task: there "image-classification", now not set']
 
 
 def test_a_damaged_job_file_is_refused(there: Path) -> None:
     (there / "job.json").write_text("{")
+    (there / "checkpoints" / "step-000000500").mkdir()
     with pytest.raises(UserError, match=r"damaged.*--fresh"):
         prepared(there)
 
 
-def test_fresh_moves_the_earlier_run_aside_and_deletes_nothing(there: Path) -> None:
-    (there / "checkpoints" / "precious").touch()
+def test_fresh_keeps_the_last_run_that_saved_something(there: Path) -> None:
+    (there / "checkpoints" / "step-000000500").mkdir()
     mine = prepared(there, job("other"), fresh=True)
     mine.release()
-    assert (there.parent / "digits.1" / "checkpoints" / "precious").exists()
-    assert not (there / "checkpoints" / "precious").exists()
-    assert str(there.parent / "digits.1") in mine.notes[0]
+    assert RunDir(there / "previous").checkpoint_names() == ["step-000000500"]
+    assert str(there / "previous") in mine.notes[0]
     prepared(there, fresh=True).release()
-    assert RunDir(there.parent / "digits.2").read_job().metadata.name == "other"
+    assert RunDir(there / "previous").checkpoint_names() == ["step-000000500"]
+    assert RunDir(there / "attempt").read_job().metadata.name == "other"
+    assert [path.name for path in there.parent.iterdir()] == ["digits"]
 
 
 def test_fresh_without_an_earlier_run_is_nothing_special(tmp_path: Path) -> None:
@@ -121,6 +142,7 @@ def test_a_directory_whose_making_was_cut_short_is_gone_on_with(tmp_path: Path) 
 
 def test_a_failed_run_is_tried_again_and_its_failure_kept(there: Path) -> None:
     RunDir(there).mark_failed("Diverged", "the loss is NaN", 65)
+    (there / "checkpoints" / "step-000000500").mkdir()
     mine = prepared(there)
     mine.release()
     assert mine.run_dir.failed() is None
