@@ -9,7 +9,8 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Self
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -74,7 +75,16 @@ class ApiServer:
             config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
         except config.ConfigException:
             await config.load_kube_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+        # Left to aiohttp, it reads ~/.netrc for each request, in a thread: a tenth of what a job cost.
+        settings.client_session_kwargs = {"trust_env": False}
+        settings.proxy = settings.proxy or _proxy(str(settings.host))
         return cls(client.ApiClient(settings))
+
+    @property
+    def proxy(self) -> str | None:
+        """By whom it goes."""
+        found: str | None = self._client.configuration.proxy
+        return found
 
     async def __aenter__(self) -> Self:
         return self
@@ -218,6 +228,12 @@ class ApiServer:
         if answer.status >= 400:
             raise Refused(answer.status, found.get("reason", ""), found.get("message", str(answer.status)))
         return found
+
+
+def _proxy(host: str) -> str | None:
+    """The proxy that the environment names for an address."""
+    address = urlsplit(host)
+    return None if proxy_bypass(address.netloc) else getproxies().get(address.scheme)
 
 
 class _TooLarge(Exception):  # noqa: N818 - it is what is wrong with the answer

@@ -51,6 +51,7 @@ class Backlog(Generic[K]):
         self._given: dict[K, float] = {}
         self._failures: dict[K, int] = {}
         self._changed = asyncio.Event()
+        self._turn = asyncio.Lock()
 
     def __len__(self) -> int:
         """How many are due now and wait."""
@@ -68,6 +69,11 @@ class Backlog(Generic[K]):
 
     async def take(self) -> K:
         """The next key that is due. Give it back with `done`."""
+        # Of all who have nothing to do, one waits for the next key: news need not wake a hundred.
+        async with self._turn:
+            return await self._next()
+
+    async def _next(self) -> K:
         while True:
             now = asyncio.get_running_loop().time()
             while self._heap and not self._counts(*self._heap[0]):

@@ -9,7 +9,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from tandem.job import DistributedTrainingJob
 from tandem.launch import token_digest
@@ -17,18 +17,19 @@ from tandem.status import Status
 from tandem.times import rfc3339, seconds
 from tandem_operator import allowed, jobs, kinds, names, objects, reporting, retry, tokens
 from tandem_operator.api import ApiServer, Refused, Unavailable
-from tandem_operator.attempts import Attempts, ending, place, removing, tried, writing
+from tandem_operator.attempts import ending, place, removing, tried, writing
 from tandem_operator.backlog import Backlog
 from tandem_operator.coordinators import Coordinators
 from tandem_operator.course import condition
 from tandem_operator.gauges import Gauges, Holding
 from tandem_operator.jobs import InvalidSpec, Object
+from tandem_operator.memory import Memory
 from tandem_operator.objects import Peers, Volumes
 from tandem_operator.observed import Children, observe
 from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
 from tandem_operator.questions import Questions
-from tandem_operator.reconcile import ANY_VOLUMES, HASTY_SECONDS, is_ours, reconcile
+from tandem_operator.reconcile import ANY_VOLUMES, HASTY_SECONDS, is_ours, lively, reconcile
 from tandem_operator.reporting import Notice, Trouble
 from tandem_operator.rivalry import PATIENCE_SECONDS, Claimant, claimant, starved_for, way_ends
 from tandem_operator.store import Key, Store
@@ -48,25 +49,10 @@ PODS_AT_ONCE = 8
 """Pods of a job that are made side by side."""
 AGAIN_SECONDS = 600.0
 """The same Event is not posted again sooner."""
-LIVELY_SECONDS = 10.0
-"""Between two writes of a status of which only step, loss and the like have changed."""
 MOST_WORDS = 500
 """Characters of what was raised that people are told."""
 
 log = logging.getLogger("tandem.operator")
-
-
-@dataclass
-class _Memory:
-    """What is only kept to save requests; all of it can be lost."""
-
-    uid: str
-    written: float = 0.0
-    """When the status was written last."""
-    attempts: Attempts = field(default_factory=dict)
-    """What was tried and has not come to rest."""
-    told: dict[tuple[str, str], float] = field(default_factory=dict)
-    """Reason and message of the last Events, and when each was posted."""
 
 
 def soonest(again_in: float | None, written_in: float) -> float:
@@ -108,7 +94,7 @@ class Controller:
         self._images, self._gauges, self._key, self._volumes = images, gauges, key, volumes
         self._patience, self._template_fields, self._peers = patience, tuple(template_fields), peers
         self.backlog: Backlog[Key] = Backlog(LEAST_SECONDS, SLOW_AT_ONCE, OF_A_NAMESPACE, lambda key: key[0])
-        self._memories: dict[Key, _Memory] = {}
+        self._memories: dict[Key, Memory] = {}
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -155,9 +141,9 @@ class Controller:
         uid = body["metadata"]["uid"]
         memory = self._memories.get(key)
         if memory is None or memory.uid != uid:
-            memory = self._memories[key] = _Memory(uid)
+            memory = self._memories[key] = Memory(uid)
         try:
-            job = jobs.parsed(body)
+            job = memory.parsed(body)
         except InvalidSpec as error:
             await self._stall(key, body, "InvalidSpec", str(error))
             return None
@@ -189,6 +175,7 @@ class Controller:
             now=time.time(),
             entropy=secrets.token_hex(8),
             attempts=memory.attempts,
+            memo=memory.memo,
         )
         plan = reconcile(situation, self._images, self._volumes)
         # Workers are told the address that the Service is given: all pods are made in the same look, after it.
@@ -210,7 +197,9 @@ class Controller:
         if plan.expired:
             log.info("event=expired job=%s/%s", *key)
             await self._api.delete(kinds.JOB, *key, uid)
-        return plan.again_in if wrote else soonest(plan.again_in, memory.written + LIVELY_SECONDS - time.monotonic())
+        if wrote:
+            return plan.again_in
+        return soonest(plan.again_in, memory.written + lively(situation.answering) - time.monotonic())
 
     def _claimants(self, key: Key, uid: str, job: DistributedTrainingJob, of: Children) -> list[Claimant]:
         """Other jobs that are starved or have given way; looked for only if this one is starved itself."""
@@ -250,7 +239,7 @@ class Controller:
 
     # Doing
 
-    async def _carry_out(self, key: Key, plan: Plan, at: Situation, memory: _Memory) -> set[str]:
+    async def _carry_out(self, key: Key, plan: Plan, at: Situation, memory: Memory) -> set[str]:
         """Returns what was tried in vain (tandem_operator.attempts); what was answered is in the memory then."""
         attempts = {what: one for what, one in at.attempts.items() if what not in plan.settled}
         memory.attempts, vain = attempts, set[str]()
@@ -361,7 +350,7 @@ class Controller:
 
     # Telling
 
-    async def _report(self, key: Key, job: DistributedTrainingJob, plan: Plan, memory: _Memory) -> bool:
+    async def _report(self, key: Key, job: DistributedTrainingJob, plan: Plan, memory: Memory) -> bool:
         """Write the status if it is worth it; False if it will be later."""
         body = self._store.job(key)
         if body is None or body["metadata"]["uid"] != memory.uid:
@@ -370,7 +359,7 @@ class Controller:
         now = time.monotonic()
         # What is there for the first time is what somebody waits for.
         known = body.get("status", {}).keys() & reporting.LIVELY
-        waits = changes and changes.keys() <= known and now - memory.written < LIVELY_SECONDS
+        waits = changes and changes.keys() <= known and now - memory.written < lively(self._questions.answering)
         # What is noticed now is not noticed again.
         if waits and not plan.notices:
             return False
@@ -392,7 +381,7 @@ class Controller:
 
     async def _tell(self, key: Key, body: Object, notices: Iterable[Notice]) -> None:
         clock, now = time.monotonic(), rfc3339(time.time())
-        memory = self._memories.setdefault(key, _Memory(body["metadata"]["uid"]))
+        memory = self._memories.setdefault(key, Memory(body["metadata"]["uid"]))
         memory.told = {words: at for words, at in memory.told.items() if clock - at < AGAIN_SECONDS}
         for notice in notices:
             if (notice.reason, notice.message) in memory.told:

@@ -120,8 +120,8 @@ def coordinator(
         new: the failures before it.
         entropy: makes its name unique.
     """
-    asked = {names.TEMPLATE: asked_of_coordinator(job, images, token_digest, follows)}
     template = pods.coordinator(job, images, token_digest, follows)
+    asked = {names.TEMPLATE: _asked_of_coordinator(job, template)}
     return _pod(job, uid, names.COORDINATOR, template, new, entropy, {INCARNATION: uid}, asked)
 
 
@@ -130,7 +130,11 @@ def asked_of_coordinator(
 ) -> str:
     """A hash of what a coordinator is and of what of the job it reads at its start alone: where that changes, another
     one takes its place."""
-    return digest([pods.coordinator(job, images, token_digest, follows), _read_at_the_start(job)])
+    return _asked_of_coordinator(job, pods.coordinator(job, images, token_digest, follows))
+
+
+def _asked_of_coordinator(job: DistributedTrainingJob, template: Manifest) -> str:
+    return digest([template, _read_at_the_start(job)])
 
 
 def worker(
@@ -163,8 +167,8 @@ def evaluator(job: DistributedTrainingJob, uid: str, images: Images, follows: bo
         new: its place, and the failures there before it.
         entropy: makes its name unique.
     """
-    asked = {names.TEMPLATE: asked_of_evaluator(job, uid, images, follows)}
-    return _pod(job, uid, names.EVALUATOR, pods.evaluator(job, uid, images, follows), new, entropy, {}, asked)
+    template = pods.evaluator(job, uid, images, follows)
+    return _pod(job, uid, names.EVALUATOR, template, new, entropy, {}, {names.TEMPLATE: digest(template)})
 
 
 def asked_of_evaluator(job: DistributedTrainingJob, uid: str, images: Images, follows: bool = False) -> str:

@@ -8,6 +8,7 @@ from tandem.snapshot import Snapshot
 from tandem.status import Status
 from tandem_operator.attempts import Attempts
 from tandem_operator.course import Idle
+from tandem_operator.memory import Memo
 from tandem_operator.objects import Manifest, Peers
 from tandem_operator.observed import Children, Pod, Thing
 from tandem_operator.reporting import Notice
@@ -48,6 +49,8 @@ class Situation:
     """Makes the names of new pods unique."""
     attempts: Attempts = field(default_factory=dict)
     """What has been tried lately and has not come to rest."""
+    memo: Memo = field(default_factory=Memo)
+    """What was computed at earlier looks; decides nothing."""
 
     @property
     def nobody_trains(self) -> bool:

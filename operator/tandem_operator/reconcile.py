@@ -58,17 +58,23 @@ from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
 from tandem_operator.queueing import group_of
 from tandem_operator.reporting import Trouble, notices, status
+from tandem_operator.retry import incarnation
 from tandem_operator.rivalry import way_ends
 from tandem_operator.troubles import PLACING_SECONDS, all_pods, giving_way, name_taken, replacements, waiting
 
 STEADY_SECONDS = 1.0, 5.0
-"""Between two looks at a job that trains: where there are few, and where there are many."""
+"""Between two looks at a job whose coordinator is asked: where there are few, and where there are many."""
 LOOKS_PER_SECOND = 50.0
-"""At all jobs that train, as long as they are few enough. A look costs some two milliseconds."""
+"""At all of these, as long as they are few enough. A look costs a millisecond or two."""
+LIVELY_SECONDS = 10.0, 20.0
+"""Between two writes of a status of which only step, loss and the like have changed: where there are few such jobs, and
+where there are many."""
+WRITES_PER_SECOND = 50.0
+"""Of these, over all jobs, as long as they are few enough."""
 LAZY_SECONDS = 30.0
 """Between two looks at a job whose coordinator has no pod that could answer: news of pods comes by itself."""
 HASTY_SECONDS = 1.0
-"""Between two looks at a job that is about to become something else."""
+"""Between two looks at a job that is about to become something else, where there are few."""
 DOUBT_SECONDS = 0.2
 """Between two looks at a job whose coordinator has answered, is ready, and does not answer any more."""
 ENDING_SECONDS = 30.0
@@ -271,7 +277,11 @@ def _coordinator_fleet(
     at: Situation, images: Images, follows: bool, ahead: Course, workers: Sequence[Pod], objects_needed: _Needed
 ) -> Fleet:
     """What to do with the coordinator. At the end workers hear from it that it is over, so it is the last to go."""
-    asked = objects.asked_of_coordinator(at.job, images, at.token_digest, follows)
+    asked = at.memo.once(
+        at.job.spec,
+        (names.COORDINATOR, images, at.token_digest, follows),
+        lambda: objects.asked_of_coordinator(at.job, images, at.token_digest, follows),
+    )
     needed = ahead.mood in ("train", "drain") or any(not (pod.ended or pod.silent) for pod in workers)
     return fleet.plan(
         at.pods(names.COORDINATOR),
@@ -288,7 +298,11 @@ def _evaluator_fleet(
 ) -> Fleet:
     """What to do with the evaluators."""
     if ahead.mood in ("train", "drain"):
-        asked = objects.asked_of_evaluator(at.job, at.uid, images, follows)
+        asked = at.memo.once(
+            at.job.spec,
+            (names.EVALUATOR, incarnation(at.job, at.uid), images, follows),
+            lambda: objects.asked_of_evaluator(at.job, at.uid, images, follows),
+        )
         return fleet.plan(
             evaluators,
             at.job.spec.evaluation.replicas if at.job.spec.evaluation.processes else 0,
@@ -310,8 +324,13 @@ def _ended_at(at: Situation) -> float | None:
     return seconds((at.job.status or Status()).completion_time)
 
 
-def _wanted(at: Situation) -> Iterator[Manifest]:
+def _wanted(at: Situation) -> Sequence[Manifest]:
     """Everything that should be there but the token and the pods, until the job has ended."""
+    key = "objects", incarnation(at.job, at.uid), at.peers
+    return at.memo.once(at.job.spec, key, lambda: tuple(_objects(at)))
+
+
+def _objects(at: Situation) -> Iterator[Manifest]:
     job, uid = at.job, at.uid
     yield objects.job_file(job, uid)
     if job.spec.checkpoint.storage.claim_name is None:
@@ -386,13 +405,19 @@ def steady(jobs: int) -> float:
     return min(most, max(least, jobs / LOOKS_PER_SECOND))
 
 
+def lively(jobs: int) -> float:
+    """Seconds between two writes of what changes all the time, of each of so many jobs."""
+    least, most = LIVELY_SECONDS
+    return min(most, max(least, jobs / WRITES_PER_SECOND))
+
+
 def _pause(at: Situation) -> float:
-    """Seconds between two looks at a job that does not train, or is not heard."""
+    """Seconds between two looks at a job that does not train, or is not heard. News of its pods comes by itself."""
     there = [pod for pod in at.pods(names.COORDINATOR) if pod.live and pod.address]
     if not there:
         return LAZY_SECONDS
     doubtful = at.heard is None and there[-1].ready and _is_initialized(at)
-    return DOUBT_SECONDS if doubtful else HASTY_SECONDS
+    return DOUBT_SECONDS if doubtful else max(HASTY_SECONDS, steady(at.answering) / 2)
 
 
 def _again(at: Situation, ahead: Course, new: Status, fleets: Iterable[Fleet], expires: float | None) -> float | None:

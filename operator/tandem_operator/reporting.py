@@ -146,7 +146,8 @@ def refused(old: Status, generation: int, reason: str, message: str, now: float,
 def notices(old: Status, new: Status, heard: Snapshot | None) -> list[Notice]:
     """What a person following the job wants to read, as the status goes from one to the other."""
     found = [_generation(view) for view in _news(old, heard)]
-    if new.phase != old.phase and new.phase not in ("Pending", "Starting", "Restarting"):
+    # Of a group that trains its generation tells.
+    if new.phase != old.phase and new.phase not in ("Pending", "Starting", "Running", "Restarting"):
         why = next((one.message for one in new.conditions if one.status == "True" and one.type in _LAST), "")
         found.append(Notice(new.phase, why or f"the job is {new.phase}", new.phase == "Failed"))
     for one in new.conditions:
@@ -170,7 +171,7 @@ def patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return changes
 
 
-_LAST = ("Complete", "Failed", "Suspended", "Running")
+_LAST = ("Complete", "Failed", "Suspended")
 _WORTH_A_WARNING = {
     GAVE_WAY,
     "NameTaken",

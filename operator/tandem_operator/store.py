@@ -144,6 +144,9 @@ class Store:
         self._jobs[key] = body
         if before is None or before["metadata"]["uid"] != metadata["uid"]:
             return [key]
+        if before["metadata"]["generation"] == metadata["generation"] and before["spec"] == body["spec"]:
+            # What was parsed once is not parsed again (tandem_operator.memory).
+            body["spec"] = before["spec"]
         # A change of the status alone is our own.
         told = ("generation", "deletionTimestamp", "annotations")
         return [] if all(before["metadata"].get(field) == metadata.get(field) for field in told) else [key]

@@ -1,12 +1,15 @@
 """Lists of objects of any size, a piece at a time."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
+from kubernetes.aio.config import kube_config
 
 from tandem_operator import api, kinds
 from tandem_operator.api import ApiServer, Refused, Unavailable
@@ -48,6 +51,35 @@ async def test_of_large_objects_fewer_are_asked_for_at_once(content: Any, monkey
     assert await listed(answer) == [str(number) for number in range(100)]
     assert (limits[0], min(limits)) == (api.PAGE, 1)
     assert len(limits) < 40
+
+
+async def test_the_way_to_it_is_the_environments_and_a_netrc_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    async def pods(request: web.Request) -> web.Response:
+        asked.append((request.headers["Host"], request.headers.get("Authorization")))
+        return web.json_response({"items": []})
+
+    application = web.Application()
+    application.router.add_get("/api/v1/pods", pods)
+    (tmp_path / "netrc").write_text("default login me password mine")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    # KUBECONFIG is read as the client is imported.
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    cluster = {"clusters": [{"name": "c", "cluster": {"server": "http://192.0.2.1:6443"}}], "users": []}
+    context = {"contexts": [{"name": "c", "context": {"cluster": "c", "user": ""}}], "current-context": "c"}
+    (tmp_path / "config").write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **cluster, **context}))
+    async with TestServer(application) as server:
+        monkeypatch.setenv("http_proxy", str(server.make_url("")))
+        async with await ApiServer.connect() as connection:
+            assert [page.items async for page in connection.pages(kinds.POD)] == [[]]
+    assert asked == [("192.0.2.1:6443", None)]
+
+    monkeypatch.setenv("no_proxy", "192.0.2.1")
+    async with await ApiServer.connect() as connection:
+        assert connection.proxy is None
 
 
 async def made(status: int, message: str) -> None:

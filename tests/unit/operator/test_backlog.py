@@ -162,6 +162,30 @@ def test_a_hundred_that_never_answer_slow_nobody_but_themselves(lanes: dict[str,
     assert fewest > 5, "they have their turns all the same"
 
 
+def test_news_of_one_key_wakes_one_of_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> int:
+        waits: list[float | None] = []
+        timeout = asyncio.timeout
+
+        def noted(seconds: float | None) -> asyncio.Timeout:
+            waits.append(seconds)
+            return timeout(seconds)
+
+        monkeypatch.setattr(asyncio, "timeout", noted)
+        backlog: Backlog[str] = Backlog()
+        tasks = [asyncio.create_task(backlog.take()) for _ in range(100)]
+        await asyncio.sleep(1.0)
+        for number in range(10):
+            backlog.add(str(number))
+            await asyncio.sleep(1.0)
+        assert sum(task.done() for task in tasks) == 10
+        for task in tasks:
+            task.cancel()
+        return len(waits)
+
+    assert jumping(work()) == 11, "one more wait after each"
+
+
 def test_what_took_long_is_quick_again_after_some_quick_looks() -> None:
     async def work() -> list[str]:
         backlog: Backlog[str] = Backlog(most_slow=1)

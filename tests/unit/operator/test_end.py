@@ -168,5 +168,6 @@ def test_a_job_that_is_about_to_become_something_else_is_looked_at_more_often() 
     assert decided(of, there, heard=heard("Restarting")).again_in == HASTY_SECONDS
     joining = heard(workers={"desired": 2, "ready": 1, "min": 1, "max": 2})
     assert decided(of, there, heard=joining).again_in == HASTY_SECONDS
+    assert decided(of, there, heard=joining, answering=9_999).again_in == 2.5
     nobody_answers = {key: thing for key, thing in there.things.items() if key[0] is not kinds.POD}
     assert decided(of, Children(nobody_answers)).again_in == LAZY_SECONDS
