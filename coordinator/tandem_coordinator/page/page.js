@@ -32,6 +32,7 @@ function put(name, html) {
   place.querySelectorAll(".scroll, ol").forEach((one, index) => {
     [one.scrollLeft, one.scrollTop] = scrolled[index] || [0, 0];
   });
+  Charts.adopt(place);
   if (name === "head") {
     const job = place.querySelector("h1"), phase = place.querySelector(".result");
     document.title = `${job ? job.textContent : "Tandem"} · ${phase ? phase.textContent : ""}`;

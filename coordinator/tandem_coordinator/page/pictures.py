@@ -90,6 +90,7 @@ def use(record: Record, snapshot: Snapshot, look: Look) -> str:
                 color=color,
                 points=_scaled(known[name].means(), scale),
                 beside=_newest(known[name], kind),
+                unit="share" if kind == "gpu" else "cores",
                 alert=f"{slow[name]:.1f}× slow" if kind == "trainer" and name in slow else "",
             )
             for name in sorted(known, key=_natural)

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from tandem import charts
 from tandem.charts import palette
 from tandem.rundir import RunDir
 from tandem_coordinator.coordinator import Coordinator
@@ -68,6 +69,7 @@ class LivePage:
         # The report's page and this one look alike, and follow the reader's device in the same way.
         report = resources.files("tandem.report").joinpath("page.css").read_text("utf-8")
         self._files["page.css"] = (palette.variables() + report + _file("page.css"), "text/css")
+        self._files["charts.js"] = (charts.script(), "text/javascript")
         self._page, self._door = _file("page.html"), _file("open.html")
 
     def guards(self, path: str) -> bool:

@@ -7,6 +7,14 @@
     stories    which curves tell of loss and scores, of throughput and the group
     drawing    charts as SVG text
     rows       processor use as rows over time, as SVG text
+    charts.js  reads values off these drawings in a browser, and enlarges a part of them
 
 Python's standard library alone: the coordinator's image has no numpy, and the page is drawn beside heartbeats.
 """
+
+from importlib import resources
+
+
+def script() -> str:
+    """What a page with charts runs; it takes each element of the class `charted` as a place of charts."""
+    return resources.files(__package__).joinpath("charts.js").read_text("utf-8")

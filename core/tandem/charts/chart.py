@@ -10,7 +10,7 @@ Point = tuple[float, float | None]
 """A place on both axes; None: the line is broken here."""
 Points = Sequence[Point]
 
-Kind = Literal["line", "stairs", "dots", "star"]
+Kind = Literal["line", "spread", "stairs", "dots", "star"]
 Unit = Literal["number", "share", "count"]
 
 
@@ -24,13 +24,16 @@ class Curve:
     label: str = ""
     """What the legend calls it; empty: it has no place there."""
     kind: Kind = "line"
-    """`line`; `stairs`: each value holds until the next; `dots`: a line with a dot at each; `star`: no line."""
+    """`line`; `spread`: a line between the lowest and the highest of stretches; `stairs`: each value holds until the
+    next; `dots`: a line with a dot at each; `star`: no line."""
     width: float = 1.8
     """Of the line, in pixels."""
     strength: float = 1.0
     """How much it covers what is under it, 0 to 1."""
     filled: bool = False
     """Whether the area down to 0 is tinted."""
+    dashed: bool = False
+    """Whether the line is broken into dashes: what tells it from another of the same colour."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,13 @@
 Every colour is a CSS variable of `tandem.charts.palette`, everything that comes from a run is escaped, and no element
 has a style of its own: a page may forbid inline styles altogether. A drawing has no more points than pixels have a use
 for, however long the series is.
+
+A curve's path is written in the values that it shows, of a logarithmic axis in their logarithms, and a matrix takes
+them to pixels. So `charts.js`, which both pages run, reads exact values off the drawing and enlarges a part of it by
+another matrix, and needs no second copy of the points. What it looks for are the classes and the `data-` attributes.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import pairwise
@@ -26,6 +31,11 @@ LETTER = 6.3
 MOST_POINTS_A_PIXEL = 1.5
 MOST_BANDS = 300
 """More are a smear; the tables have them all."""
+LEAST_DIGITS, FINENESS = 5, 5000
+"""A value in a path has at least so many digits, and tells so many places of its axis apart."""
+DASHED = ' stroke-dasharray="6 3"'
+STEADY = ' vector-effect="non-scaling-stroke"'
+"""A line under a matrix has its width in pixels."""
 
 
 def draw(name: str, title: str, description: str, charts: Sequence[Chart], look: Look) -> str:
@@ -85,13 +95,44 @@ def rectangle(x: float, y: float, width: float, height: float, color: Role, stre
 
 def time_axis(axis: Axis, left: float, width: float, y: float) -> list[str]:
     """Ticks below, and the axis' name."""
-    shown = Scale(axis.low, axis.high if axis.high > axis.low else axis.low + 1.0)
-    found = []
+    shown = across(axis)
+    found = ['<g class="ticks">']
     for tick in shown.ticks(max(2, int(width / 90)), axis.whole):
         x = left + shown.place(tick) * width
         found.append(line(x, y, x, y + 4, "line"))
         found.append(text(x, y + 17, scale.word(tick, "number"), "muted", "middle"))
-    return [*found, text(left + width / 2, y + 17 + FOOT - 3, axis.label, "muted", "middle")]
+    return [*found, "</g>", text(left + width / 2, y + 17 + FOOT - 3, axis.label, "muted", "middle")]
+
+
+def across(axis: Axis) -> Scale:
+    """The scale of an x axis."""
+    return Scale(axis.low, axis.high if axis.high > axis.low else axis.low + 1.0)
+
+
+def opened(axis: Axis, left: float, width: float, top: float, bottom: float) -> str:
+    """The beginning of a chart's group, with what `charts.js` has to know of its x axis."""
+    shown = across(axis)
+    return (
+        f'<g class="chart" data-axis="{escape(axis.label)}" data-low="{_exact(shown.low)}" '
+        f'data-high="{_exact(shown.high)}" data-whole="{int(axis.whole)}" '
+        f'data-plot="{_at(left)} {_at(width)} {_at(top)} {_at(bottom)}">'
+    )
+
+
+def matrix(across: Scale, left: float, width: float, up: Scale | None, bottom: float, height: float) -> str:
+    """The transform from values to pixels. Without a scale for y, y is in pixels already."""
+    x = width / (across.high - across.low)
+    y = -height / (up.top - up.foot) if up is not None else 1.0
+    down = bottom - up.foot * y if up is not None else 0.0
+    return f'transform="matrix({_exact(x)} 0 0 {_exact(y)} {_exact(left - across.low * x)} {_exact(down)})"'
+
+
+def digits(low: float, high: float) -> int:
+    """Significant digits in which values between two have to be written."""
+    length, most = high - low, max(abs(low), abs(high))
+    if not (length > 0 and math.isfinite(length / most)):
+        return LEAST_DIGITS
+    return min(12, max(LEAST_DIGITS, math.ceil(math.log10(most / length * FINENESS))))
 
 
 def _chart(chart: Chart, left: float, top: float, width: float, look: Look) -> tuple[list[str], float]:
@@ -103,7 +144,8 @@ def _chart(chart: Chart, left: float, top: float, width: float, look: Look) -> t
         if panel is not chart.panels[-1]:
             y += 12.0
     parts += time_axis(chart.axis, left + LEFT, width - LEFT - RIGHT, y)
-    return parts, y + BELOW + FOOT
+    begin = opened(chart.axis, left + LEFT, width - LEFT - RIGHT, top + TITLE, y)
+    return [begin, *parts, "</g>"], y + BELOW + FOOT
 
 
 class _Frame:
@@ -111,8 +153,10 @@ class _Frame:
 
     def __init__(self, axis: Axis, values: Scale, left: float, top: float, width: float, height: float) -> None:
         self.left, self.top, self.width, self.height = left, top, width, height
-        self.across = Scale(axis.low, axis.high if axis.high > axis.low else axis.low + 1.0)
+        self.across = across(axis)
         self.up = values
+        self._x_digits = digits(self.across.low, self.across.high)
+        self._y_digits = digits(values.foot, values.top)
 
     @property
     def right(self) -> float:
@@ -128,14 +172,23 @@ class _Frame:
     def y(self, value: float) -> float:
         return self.bottom - self.up.place(value) * self.height
 
+    def written(self, x: float, y: float) -> str:
+        """A point as it stands in a path, which `matrix` takes to its place."""
+        return f"{self.across.height(x):.{self._x_digits}g} {self.up.height(y):.{self._y_digits}g}"
+
+    def matrix(self, only_x: bool = False) -> str:
+        """The transform of what is written in values."""
+        up = None if only_x else self.up
+        return matrix(self.across, self.left, self.width, up, self.bottom, self.height)
+
 
 def _panel(
     panel: Panel, axis: Axis, left: float, top: float, width: float, look: Look
 ) -> tuple[list[str], float]:  # fmt: skip
     y = top + TITLE
-    parts = [text(left, y - 5, panel.title, "ink", bold=True)]
+    head = [text(left, y - 5, panel.title, "ink", bold=True)]
     if panel.aside:
-        parts.append(text(left + width - RIGHT, y - 5, panel.aside, "checkpoint", "end", bold=True))
+        head.append(text(left + width - RIGHT, y - 5, panel.aside, "checkpoint", "end", bold=True))
     legend, y = _legend(panel, left, y, width)
     reasons = any(band.words for band in panel.bands)
     y += REASONS if reasons else 4.0
@@ -143,13 +196,28 @@ def _panel(
     frame = _Frame(
         axis, scale.of_values(values, panel), left + LEFT, y, width - LEFT - RIGHT, look.panel_height * panel.height
     )
-    parts += legend
-    parts += _grid(panel, frame)
-    parts += _pauses(axis, frame)
-    parts += _bands(panel.bands, frame)
-    for curve in panel.curves:
-        parts += _curve(curve, frame)
-    parts += [_cross(frame.x(place), frame.bottom - 7) for place in panel.flags[-200:]]
+    shaded, reasons_ = _bands(panel.bands, frame)
+    stops, pauses = _pauses(axis, frame)
+    marks = [mark for curve in panel.curves for mark in _stars(curve, frame)]
+    marks += [_mark(frame.x(place), frame.bottom - 7, place, None, CROSS) for place in panel.flags[-200:]]
+    curves = [part for curve in panel.curves if curve.kind != "star" for part in _curve(curve, frame)]
+    parts = [
+        f'<g class="panel" data-title="{escape(panel.title)}" data-unit="{panel.unit}" '
+        f'data-plot="{_at(frame.top)} {_at(frame.height)}" data-foot="{_exact(frame.up.foot)}" '
+        f'data-top="{_exact(frame.up.top)}" data-log="{int(frame.up.logarithmic)}" '
+        f'data-zero="{int(panel.from_zero)}">',
+        *head,
+        *legend,
+        *_grid(panel, frame),
+        '<g class="plot">',
+        *([f'<g class="across" {frame.matrix(only_x=True)}>', *stops, *shaded, "</g>"] if stops or shaded else ()),
+        *([f'<g class="curves" {frame.matrix()}>', *curves, "</g>"] if curves else ()),
+        "</g>",
+        *pauses,
+        *reasons_,
+        *marks,
+        "</g>",
+    ]
     return parts, frame.bottom
 
 
@@ -160,6 +228,7 @@ def _legend(panel: Panel, left: float, y: float, width: float) -> tuple[list[str
         if curve.label and curve.points:
             entries.setdefault(curve.label, f"var(--{curve.color})")
     strengths = {curve.label: max(0.35, curve.strength) for curve in panel.curves}
+    dashed = {curve.label for curve in panel.curves if curve.dashed}
     if panel.flags and panel.flag:
         entries[panel.flag] = "var(--alert)"
     if not entries:
@@ -172,7 +241,7 @@ def _legend(panel: Panel, left: float, y: float, width: float) -> tuple[list[str
             x, y = left, y + LEGEND
         parts.append(
             f'<path d="M{_at(x)} {_at(y - 4)}h16" stroke="{color}" stroke-width="2.5" '
-            f'stroke-opacity="{strengths.get(label, 1.0):g}"/>'
+            f'stroke-opacity="{strengths.get(label, 1.0):g}"{DASHED if label in dashed else ""}/>'
         )
         parts.append(text(x + 22, y, label, "muted"))
         x += length
@@ -180,66 +249,103 @@ def _legend(panel: Panel, left: float, y: float, width: float) -> tuple[list[str
 
 
 def _grid(panel: Panel, frame: _Frame) -> list[str]:
-    parts = []
+    parts = ['<g class="ticks">']
     most = max(2, min(6, int(frame.height / 26)))
     for tick in frame.up.ticks(most, whole=panel.unit == "count"):
         y = frame.y(tick)
         parts.append(line(frame.left, y, frame.right, y, "grid"))
         parts.append(text(frame.left - 7, y + 4, scale.word(tick, panel.unit), "muted", "end"))
-    return [*parts, line(frame.left, frame.bottom, frame.right, frame.bottom, "line")]
+    return [*parts, "</g>", line(frame.left, frame.bottom, frame.right, frame.bottom, "line")]
 
 
-def _pauses(axis: Axis, frame: _Frame) -> Iterator[str]:
-    for place, words in axis.pauses[:12]:
-        x = frame.x(place)
-        yield line(x, frame.top, x, frame.bottom, "muted", 0.9, ' stroke-dasharray="1 3"')
-        yield text(x + 3, frame.bottom - 5, f"{words} pause", "muted", size=10)
+def _pauses(axis: Axis, frame: _Frame) -> tuple[list[str], list[str]]:
+    """Lines in the plot, and the words beside them."""
+    lines, words = [], []
+    for place, length in axis.pauses[:12]:
+        lines.append(_upright(place, frame, "muted", 0.9, ' stroke-dasharray="1 3"'))
+        told = text(3, 0, f"{length} pause", "muted", size=10)
+        words.append(_mark(frame.x(place), frame.bottom - 5, place, None, told))
+    return lines, words
 
 
-def _bands(bands: Sequence[Band], frame: _Frame) -> Iterator[str]:
+def _bands(bands: Sequence[Band], frame: _Frame) -> tuple[list[str], list[str]]:
+    """What is shaded in the plot, and the words above."""
+    shaded, told = [], []
     free = frame.left
     for band in bands[-MOST_BANDS:]:
-        begin, end = frame.x(band.begin), frame.x(band.end)
-        yield rectangle(begin, frame.top, end - begin, frame.height, "alert", 0.13)
-        yield line(end, frame.top, end, frame.bottom, "alert", 0.7, ' stroke-opacity="0.55"')
+        begin, end = frame.across.height(band.begin), frame.across.height(band.end)
+        shaded.append(
+            f'<rect x="{_exact(begin)}" y="{_at(frame.top)}" width="{_exact(max(0.0, end - begin))}" '
+            f'height="{_at(frame.height)}" fill="var(--alert)" fill-opacity="0.13"/>'
+        )
+        shaded.append(_upright(end, frame, "alert", 0.7, ' stroke-opacity="0.55"'))
         room = LETTER * 0.9 * max((len(word) for word in band.words), default=0)
-        late = end + room > frame.right
-        start = end - room if late else end
+        at = frame.x(end)
+        late = at + room > frame.right
+        start = at - room if late else at
         if not band.words or start < free:
             continue
         free = start + room + LETTER
-        for index, word in enumerate(band.words[:2]):
-            y = frame.top - 4 - 12 * (len(band.words[:2]) - 1 - index)
-            yield text(end, y, word, "alert", "end" if late else "start", size=11)
+        lines = [
+            text(0, -12 * (len(band.words[:2]) - 1 - index), word, "alert", "end" if late else "start", size=11)
+            for index, word in enumerate(band.words[:2])
+        ]
+        told.append(_mark(at, frame.top - 4, end, None, "".join(lines)))
+    return shaded, told
+
+
+def _upright(place: float, frame: _Frame, color: Role, width: float, more: str) -> str:
+    """A line from the foot of the plot to its top, at a value of x."""
+    return (
+        f'<path d="M{_exact(place)} {_at(frame.top)}v{_at(frame.height)}" stroke="var(--{color})" '
+        f'stroke-width="{width:g}" fill="none"{more}{STEADY}/>'
+    )
+
+
+def _mark(x: float, y: float, value_x: float, height: float | None, drawn: str) -> str:
+    """Something that keeps its shape and stands at a value of x, and of y where it has one."""
+    up = "" if height is None else f' data-y="{_exact(height)}"'
+    return f'<g class="mark" data-x="{_exact(value_x)}"{up} transform="translate({_at(x)} {_at(y)})">{drawn}</g>'
+
+
+def _stars(curve: Curve, frame: _Frame) -> Iterator[str]:
+    if curve.kind == "star":
+        for x, y in curve.points:
+            if y is not None:
+                yield _mark(frame.x(x), frame.y(y), x, frame.up.height(y), STAR)
 
 
 def _curve(curve: Curve, frame: _Frame) -> Iterator[str]:
     points = shorten(curve.points, max(20, int(frame.width * MOST_POINTS_A_PIXEL)))
-    placed = [(frame.x(x), None if y is None else frame.y(y)) for x, y in points]
     color = f"var(--{curve.color})"
-    if curve.kind == "star":
-        yield from (_star(x, y) for x, y in placed if y is not None)
-        return
-    for run in _unbroken(placed):
-        path = _stairs(run) if curve.kind == "stairs" else run
-        if curve.filled and len(path) > 1:
-            foot = f"L{_at(path[-1][0])} {_at(frame.bottom)}L{_at(path[0][0])} {_at(frame.bottom)}Z"
-            yield f'<path d="{_path(path)}{foot}" fill="{color}" fill-opacity="0.13"/>'
-        if curve.width and len(path) > 1:
+    yield f'<g class="curve" data-kind="{curve.kind}" data-label="{escape(curve.label)}" data-color="{curve.color}">'
+    for run in _unbroken(points):
+        corners = _stairs(run) if curve.kind == "stairs" else run
+        path = "M" + "L".join(frame.written(x, y) for x, y in corners)
+        if curve.filled and len(corners) > 1:
+            foot = f"L{frame.written(corners[-1][0], 0.0)}L{frame.written(corners[0][0], 0.0)}Z"
+            yield f'<path d="{path}{foot}" fill="{color}" fill-opacity="0.13"/>'
+        is_dotted = curve.kind == "dots" or len(corners) == 1
+        if curve.width and len(corners) > 1:
             faint = f' stroke-opacity="{curve.strength:g}"' if curve.strength < 1 else ""
+            dashed = DASHED if curve.dashed else ""
             yield (
-                f'<path d="{_path(path)}" stroke="{color}" stroke-width="{curve.width:g}"{faint} fill="none" '
-                'stroke-linejoin="round"/>'
+                f'<path{"" if is_dotted else VALUES} d="{path}" stroke="{color}" stroke-width="{curve.width:g}"'
+                f'{faint}{dashed} fill="none" stroke-linejoin="round"{STEADY}/>'
             )
-        if curve.kind == "dots" or len(path) == 1:
+        if is_dotted:
             # Dots of one colour are one path of lines without length, whose round ends are the dots.
-            dots = "".join(f"M{_at(x)} {_at(y)}h0" for x, y in run)
-            yield f'<path d="{dots}" stroke="{color}" stroke-width="5.5" stroke-linecap="round" fill="none"/>'
+            dots = "".join(f"M{frame.written(x, y)}h0" for x, y in run)
+            yield (
+                f'<path{VALUES} d="{dots}" stroke="{color}" stroke-width="5.5" stroke-linecap="round" '
+                f'fill="none"{STEADY}/>'
+            )
+    yield "</g>"
 
 
-def _unbroken(placed: Sequence[Point]) -> Iterator[list[tuple[float, float]]]:
+def _unbroken(points: Sequence[Point]) -> Iterator[list[tuple[float, float]]]:
     run: list[tuple[float, float]] = []
-    for x, y in placed:
+    for x, y in points:
         if y is None:
             if run:
                 yield run
@@ -257,28 +363,27 @@ def _stairs(run: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return found
 
 
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    return "M" + "L".join(f"{_at(x)} {_at(y)}" for x, y in points)
-
-
-def _cross(x: float, y: float) -> str:
-    return (
-        f'<path d="M{_at(x - 3.5)} {_at(y - 3.5)}l7 7m0 -7l-7 7" stroke="var(--alert)" stroke-width="1.6" fill="none"/>'
-    )
-
-
-def _star(x: float, y: float) -> str:
-    corners = "".join(
+STAR = (
+    '<path d="M0 -8'
+    + "".join(
         f"l{dx:g} {dy:g}"
         for dx, dy in (
             *((2.1, 4.6), (5.0, 0.5), (-3.8, 3.3), (1.1, 4.9), (-4.4, -2.6)),
             *((-4.4, 2.6), (1.1, -4.9), (-3.8, -3.3), (5.0, -0.5)),
         )
     )
-    path = f"M{_at(x)} {_at(y - 8)}{corners}Z"
-    return f'<path d="{path}" fill="var(--checkpoint)" stroke="var(--paper)" stroke-width="0.8"/>'
+    + 'Z" fill="var(--checkpoint)" stroke="var(--paper)" stroke-width="0.8"/>'
+)
+CROSS = '<path d="M-3.5 -3.5l7 7m0 -7l-7 7" stroke="var(--alert)" stroke-width="1.6" fill="none"/>'
+VALUES = ' class="values"'
+"""What `charts.js` reads the values of a curve from."""
 
 
 def _at(value: float) -> str:
     """A coordinate to a tenth of a pixel."""
     return f"{value:.1f}".removesuffix(".0")
+
+
+def _exact(value: float) -> str:
+    """A number that is no pixel."""
+    return f"{value:.10g}"

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from math import ceil
+from typing import Literal
 
 from tandem.charts.chart import Axis, Look, Points
-from tandem.charts.drawing import FOOT, framed, line, text, time_axis
+from tandem.charts.drawing import FOOT, VALUES, across, digits, framed, line, matrix, opened, text, time_axis
 from tandem.charts.palette import Role
 from tandem.charts.scale import Scale
 from tandem.charts.series import shorten
@@ -14,6 +16,8 @@ ROW, SPACE, CAPTION = 24.0, 6.0, 22.0
 """Pixels of a row, between two, and of a heading."""
 MOST_POINTS, LEAST_POINTS = 3000, 60
 """Of all rows together, and of each: a page of many processes is sent again and again."""
+LONGEST = 60
+"""Characters of a name that comes from a run."""
 LEFT_WIDE, LEFT_NARROW, RIGHT = 128.0, 98.0, 76.0
 
 
@@ -27,6 +31,8 @@ class Row:
     """Busy cores (of a GPU: its busy share) over time, each since the one before."""
     beside: str
     """What stands at its right end."""
+    unit: Literal["cores", "share"] = "cores"
+    """How a value of it is read."""
     alert: str = ""
     """What is wrong with it, if something is: its name is then in the colour of warnings, and this beside it."""
 
@@ -50,7 +56,7 @@ def draw(
     """
     left = LEFT_NARROW if look.narrow else LEFT_WIDE
     width = look.width - left - RIGHT
-    across = Scale(axis.low, axis.high if axis.high > axis.low else axis.low + 1.0)
+    time = across(axis)
     points = min(int(width), max(LEAST_POINTS, MOST_POINTS // max(1, sum(len(group.rows) for group in groups))))
     parts: list[str] = []
     y = 0.0
@@ -59,64 +65,73 @@ def draw(
         parts.append(text(0, y + CAPTION - 8, group.caption, color, bold=True, size=11))
         y += CAPTION
         for row in group.rows:
-            parts += _row(row, across, left, y, width, points)
+            parts += _row(row, time, left, y, width, points)
             y += ROW + SPACE
     if marks:
-        parts += _lane(marks, across, left, y, width)
+        parts += _lane(marks, time, left, y, width)
         y += ROW
     parts += time_axis(axis, left, width, y)
-    return framed(name, title, description, parts, look.width, y + 26.0 + FOOT)
+    whole = [opened(axis, left, width, 0.0, y), *parts, "</g>"]
+    return framed(name, title, description, whole, look.width, y + 26.0 + FOOT)
 
 
-def _row(row: Row, across: Scale, left: float, top: float, width: float, points: int) -> list[str]:
+def _row(row: Row, time: Scale, left: float, top: float, width: float, points: int) -> list[str]:
     known = [value for _, value in row.points if value is not None]
     most = max(1.0, ceil(max(known, default=0.0) - 0.15))
     letters = int((left - 8) / 6.6)
     label = row.label if len(row.label) <= letters else row.label[: letters - 1] + "…"
     bottom = top + ROW
-    parts = [
+    up = Scale(0.0, most)
+    return [
+        f'<g class="panel row" data-title="{escape(row.label[:LONGEST])}" data-unit="{row.unit}" '
+        f'data-plot="{top + 2:g} {ROW - 2:g}" data-foot="0" data-top="{most:g}">',
         text(left - 8, bottom - 8, label, "alert" if row.alert else "ink", "end", bold=bool(row.alert)),
         text(left + width + 7, bottom - 8, row.alert or row.beside, "alert" if row.alert else row.color, bold=True),
         line(left, bottom, left + width, bottom, "line", 0.7),
+        f'<g class="plot"><g class="curves" {matrix(time, left, width, up, bottom, ROW - 2)}>'
+        f'<g class="curve" data-kind="stairs" data-label="" data-color="{row.color}">',
+        *_filled(row, time, up, points),
+        "</g></g></g></g>",
     ]
-    return [*parts, *_filled(row, across, left, bottom, width, most, points)]
 
 
-def _filled(row: Row, across: Scale, left: float, bottom: float, width: float, most: float, points: int) -> list[str]:
+def _filled(row: Row, time: Scale, up: Scale, points: int) -> list[str]:
     """One path for the whole row: up at the beginning of each stretch, along its values, down again at its end."""
     steps: list[str] = []
-    before: float | None = None
+    before = ""
     is_up, level = False, ""
+    exactly = digits(time.low, time.high)
     for x, value in shorten(row.points, points):
-        place = left + across.place(x) * width
+        place = f"{time.height(x):.{exactly}g}"
         if value is None:
-            steps += [f"V{bottom:g}Z"] if is_up else []
-            before, is_up, level = None, False, ""
+            steps += ["V0Z"] if is_up else []
+            before, is_up, level = "", False, ""
             continue
-        height = f"{bottom - min(1.0, value / most) * (ROW - 2):.1f}"
-        if before is not None:
+        height = f"{up.height(value):.3g}"
+        if before:
             if not is_up:
-                steps.append(f"M{before:.1f} {bottom:g}")
+                steps.append(f"M{before} 0")
             # Of a level that goes on, the last end counts.
             if is_up and height == level:
-                steps[-1] = f"H{place:.1f}"
+                steps[-1] = f"H{place}"
             else:
-                steps += [f"V{height}", f"H{place:.1f}"]
+                steps += [f"V{height}", f"H{place}"]
             is_up, level = True, height
         before = place
-    steps += [f"V{bottom:g}Z"] if is_up else []
+    steps += ["V0Z"] if is_up else []
     path = "".join(steps)
-    return [f'<path d="{path}" fill="var(--{row.color})" fill-opacity="0.72"/>'] if path else []
+    return [f'<path{VALUES} d="{path}" fill="var(--{row.color})" fill-opacity="0.72"/>'] if path else []
 
 
-def _lane(marks: Sequence[float], across: Scale, left: float, top: float, width: float) -> list[str]:
+def _lane(marks: Sequence[float], time: Scale, left: float, top: float, width: float) -> list[str]:
     y = top + ROW / 2
     parts = [text(left - 8, y + 4, "checkpoints", "checkpoint", "end"), line(left, y, left + width, y, "line", 0.7)]
     seen: set[int] = set()
     for mark in marks:
-        x = left + across.place(mark) * width
+        x = left + time.place(mark) * width
         if int(x / 3) in seen:
             continue
         seen.add(int(x / 3))
-        parts.append(f'<path d="M{x:.1f} {y - 5:.1f}l4 5l-4 5l-4 -5Z" fill="var(--checkpoint)"/>')
+        diamond = '<path d="M0 -5l4 5l-4 5l-4 -5Z" fill="var(--checkpoint)"/>'
+        parts.append(f'<g class="mark" data-x="{mark:.7g}" transform="translate({x:.1f} {y:.1f})">{diamond}</g>')
     return parts

@@ -13,6 +13,8 @@ LOGARITHMIC_FROM = 30.0
 MOSTLY, DECADES = 0.9, 8
 """So many of the values have to be above 0: a loss that is 0 now and then stands at the foot. And no more than so many
 powers of ten are shown."""
+LARGEST = 1e300
+"""Of larger values the range would be no number."""
 MARGIN = 0.07
 """Free room above and below values, as a share of their range."""
 
@@ -35,6 +37,22 @@ class Scale:
             share = (value - self.low) / (self.high - self.low)
         return min(1.0, max(0.0, share))
 
+    @property
+    def foot(self) -> float:
+        """Where it begins, as `height` says it."""
+        return self.height(self.low)
+
+    @property
+    def top(self) -> float:
+        """Where it ends, as `height` says it."""
+        return self.height(self.high)
+
+    def height(self, value: float) -> float:
+        """The value, or its logarithm to the base 10: places on the axis are linear in it. What lies outside stands at
+        the edge."""
+        inside = min(self.high, max(self.low, value))
+        return math.log10(inside) if self.logarithmic else inside
+
     def ticks(self, most: int, whole: bool = False) -> list[float]:
         """Round values inside the scale, at most so many."""
         if not self.logarithmic:
@@ -53,7 +71,7 @@ class Scale:
 
 def of_values(values: Iterable[float], panel: Panel) -> Scale:
     """The scale of a panel that all finite values fit into."""
-    good = [value for value in values if math.isfinite(value)]
+    good = [min(LARGEST, max(-LARGEST, value)) for value in values if math.isfinite(value)]
     low, high = (min(good), max(good)) if good else (0.0, 1.0)
     above = [value for value in good if value > 0]
     if panel.may_be_logarithmic and len(above) > MOSTLY * len(good):

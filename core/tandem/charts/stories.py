@@ -43,7 +43,8 @@ def training(losses: Losses, axis: Axis, bands: Sequence[Band] = ()) -> Chart:
     shaded = tuple(bands)
     curves = [Curve(points=points, color="other", width=0.9, strength=0.75, label=REDONE) for points in losses.redone]
     if losses.mean:
-        curves.append(Curve(points=losses.each, color="trainer", width=0.8, strength=0.3, label="each step"))
+        each = Curve(points=losses.each, color="trainer", kind="spread", width=0.8, strength=0.3, label="each step")
+        curves.append(each)
         curves.append(Curve(points=losses.mean, color="trainer", label=losses.mean_of or "mean"))
     else:
         curves.append(Curve(points=losses.each, color="trainer", label="training", kind=_kind(losses.each)))
@@ -91,7 +92,7 @@ def pace(
         sizes: ranks over time, each until the next.
         spread: the lowest and highest throughput of stretches, where `throughput` is a mean of those.
     """
-    curves = [Curve(points=spread, color="trainer", width=0.7, strength=0.35)] if spread else []
+    curves = [Curve(points=spread, color="trainer", kind="spread", width=0.7, strength=0.35)] if spread else []
     curves.append(Curve(points=throughput, color="trainer", filled=True, width=1.5, kind=_kind(throughput)))
     shaded = tuple(bands)
     silent = tuple(Band(begin=band.begin, end=band.end) for band in shaded)

@@ -88,6 +88,25 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._ask("Emulation.setEmulatedMedia", features=[scheme])
 
+    def mouse(self, kind: str, x: float, y: float, clicks: int = 0) -> None:
+        """Have the mouse do something at a place of the screen: `Moved`, `Pressed` or `Released`."""
+        button = "none" if kind == "Moved" and not clicks else "left"
+        pressed = 1 if button == "left" and kind != "Released" else 0
+        self._ask(
+            "Input.dispatchMouseEvent", type=f"mouse{kind}", x=x, y=y, button=button, buttons=pressed, clickCount=clicks
+        )
+
+    def touch(self, kind: str, *places: tuple[float, float]) -> None:
+        """Have fingers do something: `Start`, `Move` or `End`; all that are on the screen then."""
+        points = [{"x": x, "y": y, "id": index} for index, (x, y) in enumerate(places)]
+        self._ask("Input.dispatchTouchEvent", type=f"touch{kind}", touchPoints=points)
+
+    def key(self, name: str) -> None:
+        """Press a key and let it go."""
+        text = {"text": name} if len(name) == 1 else {}
+        self._ask("Input.dispatchKeyEvent", type="keyDown", key=name, **text)
+        self._ask("Input.dispatchKeyEvent", type="keyUp", key=name)
+
     def picture(self, path: Path, whole: bool = True) -> None:
         """Take a picture, of the whole page or of what the screen shows."""
         found = self._ask("Page.captureScreenshot", captureBeyondViewport=whole, format="png")

@@ -154,6 +154,38 @@ class TestADrawing:
         svg = drawn(training(Losses(each=[(0, 1.0)], scored=[(50, 0.9)], best=(50, 0.9)), STEPS))
         assert not re.search(r"style=|<style|<script|\bon[a-z]+=|href", svg)
 
+    @pytest.mark.parametrize(
+        ("points", "logarithmic"),
+        [
+            (((0, 1.0), (37, 0.98612), (38, 0.98609), (100, 2.0)), False),
+            (((0, 0.0021), (50, 3.0417), (100, 12_345.0)), True),
+            (((0, -4.0), (99, 12_345.6)), False),
+        ],
+    )
+    def test_is_written_in_the_values_that_it_shows_and_a_matrix_takes_them_to_their_places(
+        self, points: tuple[Point, ...], logarithmic: bool
+    ) -> None:
+        tree = ElementTree.fromstring(drawn(one(*points, may_be_logarithmic=True)))
+        chart, panel = (tree.find(f".//g[@class='{name}']") for name in ("chart", "panel"))
+        curves = tree.find(".//g[@class='curves']")
+        path = tree.find(".//path[@class='values']")
+        assert chart is not None
+        assert panel is not None
+        assert curves is not None
+        assert path is not None
+        assert panel.get("data-log") == str(int(logarithmic))
+        written = [tuple(map(float, pair.split())) for pair in (path.get("d") or "")[1:].split("L")]
+        a, b, c, d, e, f = map(float, (curves.get("transform") or "")[7:-1].split())
+        left, width, _, _ = map(float, (chart.get("data-plot") or "").split())
+        top, height = map(float, (panel.get("data-plot") or "").split())
+        assert (b, c) == (0, 0)
+        for (x, y), (shown_x, shown_y) in zip(points, written, strict=True):
+            assert shown_x == pytest.approx(x, rel=1e-4)
+            assert y is not None
+            assert (10**shown_y if logarithmic else shown_y) == pytest.approx(y, rel=1e-4)
+            assert a * shown_x + e == pytest.approx(left + x / 100 * width, abs=0.1)
+            assert top - 0.1 <= d * shown_y + f <= top + height + 0.1
+
     def test_is_broken_where_the_line_is(self) -> None:
         paths = re.findall(
             r'd="([^"]*)" stroke="var\(--trainer\)"', drawn(one((0, 1.0), (9, 2.0), (10, None), (20, 1.0), (30, 2.0)))
@@ -200,7 +232,8 @@ class TestADrawing:
         use = rows.draw("b", EVIL, EVIL, [Rows(caption=EVIL, rows=(row, bad))], [0.5], chart.axis, WIDE)
         for svg in (drawing.draw("a", EVIL, EVIL, [chart], WIDE), use):
             assert "<script" not in svg
-            ElementTree.fromstring(svg)
+            names = {name for part in ElementTree.fromstring(svg).iter() for name in part.attrib}
+            assert not [name for name in names if name.startswith("on")]
 
     @pytest.mark.parametrize("points", [[], [(0, None)], [(5, 1.0)], [(5, 0.0), (6, 0.0)], [(0, 1e300), (1, -1e300)]])
     @pytest.mark.parametrize("look", [WIDE, NARROW])

@@ -1,5 +1,7 @@
 """The page and the pictures: complete, self-contained, safe, and really drawn."""
 
+import base64
+import hashlib
 import json
 import re
 import shutil
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tandem import charts
 from tandem.charts import chart, drawing
 from tandem.charts.palette import DARK, LIGHT
 from tandem.report import clock, style, svg
@@ -53,12 +56,22 @@ class TestThePage:
         assert tree(text).tag == "html"
 
     def test_asks_for_nothing_from_anywhere(self, text: str) -> None:
-        assert "http" not in text
-        assert not re.search(r"<(script|link|img|iframe|object|embed)\b", text)
+        assert "://" not in text
+        assert not re.search(r"<(link|img|iframe|object|embed)\b", text)
         assert not re.search(r"@import|url\((?!#)|\bsrc=", text)
         assert all(target.startswith("#") for target in re.findall(r'href="([^"]*)"', text))
 
+    def test_runs_the_one_script_that_its_policy_names_by_its_hash(self, text: str) -> None:
+        (script,) = re.findall(r"<script[^>]*>(.*?)</script>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+        assert policy.startswith("default-src 'none'; ")
+        assert f"script-src 'sha256-{digest}';" in policy
+        assert charts.script() in script
+        assert not re.search(r"\bon[a-z]+=|javascript:", text.replace(script, ""))
+
     def test_has_every_id_once_and_every_reference_leads_to_one(self, text: str) -> None:
+        text = re.sub(r"<script>.*</script>", "", text, flags=re.DOTALL)
         ids = Counter(re.findall(r'\bid="([^"]+)"', text))
         assert ids
         assert set(ids.values()) == {1}
@@ -133,7 +146,8 @@ def test_nothing_that_a_run_says_becomes_part_of_the_page(tmp_path: Path) -> Non
         log.write(json.dumps({"kind": "bad", "time": T0 + 50, "checkpoint": "step-000000020", "why": evil}) + "\n")
     shutil.move(path / "log" / "evaluator-evaluator-0-1.jsonl", path / "log" / "evaluator-<script>$x$.jsonl")
     page = write(path, png=False).page.read_text("utf-8")
-    assert not list(tree(page).iter("script"))
+    (script,) = tree(page).iter("script")
+    assert (script.text or "").strip("\n/") == charts.script().strip("\n/")
     assert not list(tree(page).iter("b"))
     assert page.count("&lt;script&gt;alert(2)") >= 4
 

@@ -17,6 +17,7 @@ from tandem.report.style import Look
 PANEL_INCHES = 2.35
 STYLES: dict[str, dict[str, Any]] = {
     "line": {},
+    "spread": {},
     "stairs": {"drawstyle": "steps-post"},
     "dots": {"marker": "o", "markersize": 3.6},
     "star": {"marker": "*", "markersize": 13, "linestyle": "none", "mec": LIGHT["paper"], "mew": 0.8, "zorder": 5},
@@ -75,6 +76,8 @@ def _curve(axes: Axes, curve: Curve) -> None:
     x = np.array([x for x, _ in curve.points], np.float64)
     y = np.array([np.nan if y is None else y for _, y in curve.points], np.float64)
     style = {"linewidth": curve.width, "alpha": curve.strength, "label": curve.label or None, **STYLES[curve.kind]}
+    if curve.dashed:
+        style |= {"linestyle": "--"}
     if not curve.width:
         style |= {"linestyle": "none", "mfc": "none"}
     color = LIGHT[curve.color]
