@@ -107,7 +107,8 @@ async def _operate(options: Options) -> None:
             options.template_fields,
             options.peers,
         )
-        watching = Watching(api, store, controller.backlog.add, options.namespaces)
+        isolates = options.peers is not None
+        watching = Watching(api, store, controller.backlog.add, options.namespaces, isolates)
         gauges.depth, gauges.requests = lambda: len(controller.backlog), lambda: api.requests
         gauges.age, gauges.unreadable = lambda: watching.age, lambda: store.unreadable.counts
         tasks = [

@@ -28,6 +28,7 @@ CHUNK = 25
 """Objects in one answer of a list of kopf's. Each may have a megabyte and a half, and thirty times that once parsed."""
 STALE_SECONDS = 4 * SWEEP_SECONDS
 """Without a complete list for so long, the operator does not know what is going on."""
+FORBIDDEN = 403
 
 log = logging.getLogger("tandem.operator")
 
@@ -38,11 +39,21 @@ class Watching:
     Args:
         news: called with each job that there is news for.
         namespaces: the only ones to look at; none for all.
+        isolates: NetworkPolicies are made. If not, those that are left are listed, as far as that is allowed, and
+            nobody watches them: roles that somebody keeps by himself need no right that is not used.
     """
 
-    def __init__(self, api: ApiServer, store: Store, news: Callable[[Key], None], namespaces: Sequence[str]) -> None:
+    def __init__(
+        self,
+        api: ApiServer,
+        store: Store,
+        news: Callable[[Key], None],
+        namespaces: Sequence[str],
+        isolates: bool = False,
+    ) -> None:
         self._api, self._store, self._news = api, store, news
         self._namespaces = tuple(namespaces)
+        self._unwatched: frozenset[Kind] = frozenset() if isolates else frozenset({kinds.NETWORK_POLICY})
         self._listed_at: float | None = None
         self._started: float | None = None
         self._told: dict[Kind, float] = {}
@@ -55,9 +66,10 @@ class Watching:
         """Have kopf watch, until cancelled."""
         registry = kopf.OperatorRegistry()
         for kind in (kinds.JOB, *kinds.WATCHED):
-            kopf.on.event(kind.group, kind.version, kind.plural, id=f"see-{kind.plural}", registry=registry)(
-                self._handler(kind)
-            )
+            if kind not in self._unwatched:
+                kopf.on.event(kind.group, kind.version, kind.plural, id=f"see-{kind.plural}", registry=registry)(
+                    self._handler(kind)
+                )
         kopf.on.login(id="login", registry=registry)(kopf.login_via_client)
         await kopf.operator(
             registry=registry,
@@ -100,8 +112,13 @@ class Watching:
             self._judge(kind)
             began, found = _now(), False
             for namespace in self._namespaces or ("",):
-                found |= await self._list(kind, namespace)
-            if found and self.listed.is_set():
+                try:
+                    found |= await self._list(kind, namespace)
+                except Refused as error:
+                    if error.code != FORBIDDEN or kind not in self._unwatched:
+                        raise
+                    log.info("event=not-listed kind=%s error=%r", kind.name, str(error))
+            if found and self.listed.is_set() and kind not in self._unwatched:
                 self._owed[kind] = began
 
     def _judge(self, kind: Kind) -> None:

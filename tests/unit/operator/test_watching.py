@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
-from tandem_operator import kinds
-from tandem_operator.api import Page, Unavailable
+from tandem_operator import kinds, names
+from tandem_operator.api import Page, Refused, Unavailable
 from tandem_operator.kinds import Kind
 from tandem_operator.store import Key, Store
 from tandem_operator.watching import STALE_SECONDS, SWEEP_SECONDS, Watching
@@ -19,27 +19,37 @@ def job(name: str = "digits", version: int = 1, generation: int = 1) -> dict[str
     return {"metadata": {**metadata, "generation": generation}}
 
 
+def policy() -> dict[str, Any]:
+    labels = {names.JOB: "digits"}
+    return {"metadata": {"name": "p", "namespace": "n", "uid": "uid-p", "resourceVersion": "9", "labels": labels}}
+
+
 class Api:
     """Lists that a test decides on."""
 
     def __init__(self) -> None:
         self.jobs = [job()]
+        self.policies: list[dict[str, Any]] = []
         self.version = 1
         self.fails = False
+        self.forbidden: Kind | None = None
 
     async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[Page]:
         if self.fails:
             raise Unavailable("the API server is away")
-        yield Page(self.jobs if kind is kinds.JOB else [], self.version)
+        if kind is self.forbidden:
+            raise Refused(403, "Forbidden", f"may not list {kind.plural}")
+        yield Page({kinds.JOB: self.jobs, kinds.NETWORK_POLICY: self.policies}.get(kind, []), self.version)
 
 
-def watched(story: Callable[[Api, Watching, list[Key]], Coroutine[Any, Any, None]]) -> None:
+def watched(story: Callable[[Api, Watching, list[Key]], Coroutine[Any, Any, None]], isolates: bool = False) -> None:
     """Tell a story beside the sweep."""
 
     async def work() -> None:
-        api, news = Api(), []
+        api = Api()
+        news: list[Key] = []
         anything: Any = api
-        watching = Watching(anything, Store(), news.append, ())
+        watching = Watching(anything, Store(), news.append, (), isolates)
         sweep = asyncio.create_task(watching.sweep())
         try:
             await story(api, watching, news)
@@ -102,5 +112,35 @@ def test_an_operator_that_cannot_list_says_so() -> None:
         assert watching.complaint == ""
         await asyncio.sleep(2)
         assert "nothing could be listed" in watching.complaint
+
+    watched(story)
+
+
+def test_where_no_network_policies_are_made_nothing_waits_for_the_right_to_see_them() -> None:
+    async def story(api: Api, watching: Watching, news: list[Key]) -> None:
+        api.forbidden = kinds.NETWORK_POLICY
+        await asyncio.sleep(1)
+        assert (watching.listed.is_set(), watching.complaint, news) == (True, "", [KEY])
+
+    watched(story)
+
+
+def test_where_network_policies_are_made_the_right_to_see_them_is_needed() -> None:
+    async def story(api: Api, watching: Watching, news: list[Key]) -> None:
+        api.forbidden = kinds.NETWORK_POLICY
+        await asyncio.sleep(STALE_SECONDS + 1)
+        assert not watching.listed.is_set()
+        assert "nothing could be listed" in watching.complaint
+
+    watched(story, isolates=True)
+
+
+def test_policies_that_are_left_are_found_by_lists_alone_and_no_watch_has_stalled() -> None:
+    async def story(api: Api, watching: Watching, news: list[Key]) -> None:
+        await watching.listed.wait()
+        api.policies = [policy()]
+        api.version = 9
+        await asyncio.sleep(2 * SWEEP_SECONDS + 2)
+        assert (news, watching.complaint) == ([KEY, KEY], "")
 
     watched(story)
