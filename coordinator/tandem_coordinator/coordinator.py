@@ -17,7 +17,7 @@ from tandem.messages import Answer, Membership, Sync
 from tandem.protocol import FIRST, PROTOCOL
 from tandem.rundir import RunDir
 from tandem.snapshot import Snapshot
-from tandem.status import Status
+from tandem.status import Status, Troubles
 from tandem_coordinator import group, membership
 from tandem_coordinator.account import Account
 from tandem_coordinator.export import Figures
@@ -44,6 +44,7 @@ from tandem_coordinator.observer import Observed, Observer, RunDirectory
 from tandem_coordinator.progress import Reports
 from tandem_coordinator.straggler import StragglerWatch
 from tandem_coordinator.summary import Clock, about, snapshot, status
+from tandem_coordinator.trouble import TroubleWatch
 
 TICK_SECONDS = 0.05
 """How often time is looked at; what agents say is acted on at once."""
@@ -88,6 +89,7 @@ class Coordinator:
         elasticity = job.spec.elasticity
         self._hangs = HangWatch(elasticity.hang_seconds, elasticity.hang_start_seconds, elasticity.heartbeat_seconds)
         self._stragglers = StragglerWatch()
+        self._troubles = TroubleWatch(self._history.say)
         self._asked_to_save: set[str] = set()
         self._observed = Observed()
         self._heard: dict[str, float] = {}
@@ -116,6 +118,8 @@ class Coordinator:
         request = self._requests[sync.replica] = object()
         now = time.monotonic()
         self._reports.take(sync.replica, sync.generation, sync.ranks, now)
+        if sync.generation == self._reports.generation:
+            self._troubles.take(sync.ranks)
         self._hangs.take(sync.replica, sync.generation, sync.ranks, now)
         if membership.says_nothing_new(self.state, sync):
             self._heard[sync.replica] = now
@@ -173,6 +177,7 @@ class Coordinator:
             started_at=self._started_at,
             clock=Clock(time.time(), time.monotonic()),
             observed=self._observed,
+            troubles=self._troubles.troubles or Troubles(),
         )
 
     def _count_time(self) -> None:
@@ -181,7 +186,8 @@ class Coordinator:
 
     def _status(self, clock: Clock, observed: Observed) -> Status:
         stragglers = self._stragglers.stragglers
-        return status(self.job, self.state, clock, self._reports, observed, self._started_at, stragglers)
+        found = status(self.job, self.state, clock, self._reports, observed, self._started_at, stragglers)
+        return found.model_copy(update={"troubles": self._troubles.troubles})
 
     async def _ask_whether_over(self) -> None:
         """An agent that leaves because training is complete may say so before we have seen the marker, and the rest
@@ -278,6 +284,8 @@ class Coordinator:
             await asyncio.sleep(SAMPLE_SECONDS)
             for told in self._stragglers.look(self._reports.everyone(), time.monotonic()):
                 self._history.say(told, "info")
+            if self._troubles.look(self._observed, self._history.lines_lost) and (found := self._troubles.troubles):
+                self._history.write("troubles", **found.dump())
             clock, observed = Clock(time.time(), time.monotonic()), self._observed
             now, evaluators = self._status(clock, observed), observed.evaluators
             owed -= RANKS_IN_SAMPLES
@@ -353,6 +361,7 @@ class Coordinator:
         self._reports.begin(opened.generation)
         self._hangs.begin(opened.generation)
         self._stragglers.begin()
+        self._troubles.begin()
         self._asked_to_save.clear()
         self._unrecorded.set()
         self._started_at = self._started_at or time.time()

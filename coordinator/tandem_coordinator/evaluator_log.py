@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.durable import read_lines
-from tandem.numbers import finite
+from tandem.numbers import finite, whole
 from tandem.snapshot import EvaluatorView
 
 _NAME = re.compile(r"^evaluator-(.+)\.jsonl$")
@@ -33,8 +33,10 @@ class EvaluatorLog:
         self._before: dict[str, Any] | None = None
         self._newest: dict[str, Any] | None = None
         self._ended = False
-        self.failed: set[str] = set()
-        """Checkpoints that it could not evaluate, since it is followed."""
+        self.failed: dict[str, str] = {}
+        """Checkpoints that it could not evaluate, since it is followed, and why."""
+        self.lines_lost = 0
+        """Lines that it could not write, since it is followed."""
 
     def follow(self) -> None:
         """Read what was appended since the last time."""
@@ -43,7 +45,9 @@ class EvaluatorLog:
             if record.get("kind") == "usage" and (at := finite(record.get("time"))) is not None:
                 self._before, self._newest = self._newest, {**record, "time": at}
             if record.get("kind") == "bad" and len(self.failed) < MOST_FAILED:
-                self.failed.add(str(record.get("checkpoint"))[:MOST_WORDS])
+                self.failed[str(record.get("checkpoint"))[:MOST_WORDS]] = str(record.get("why", ""))[:MOST_WORDS]
+            if record.get("kind") == "lost":
+                self.lines_lost += whole(record.get("lines")) or 0
             self._ended = record.get("kind") == "end"
 
     def view(self, now: float) -> EvaluatorView | None:

@@ -19,7 +19,7 @@ from tandem import metrics
 from tandem.job import Checkpoint
 from tandem.metrics import STEP_BUCKETS, Metric
 from tandem.snapshot import Snapshot
-from tandem.status import Phase
+from tandem.status import Phase, Troubles
 from tandem_coordinator.observer import Observed
 from tandem_coordinator.summary import Clock
 from tandem_coordinator.training_log import Training
@@ -64,6 +64,8 @@ class Figures:
     """When the first generation opened, seconds since the epoch."""
     observed: Observed = field(default_factory=Observed)
     """What the run directory holds."""
+    troubles: Troubles = field(default_factory=Troubles)
+    """What went wrong and did not end the job."""
 
 
 def prometheus_text(snapshot: Snapshot, namespace: str, figures: Figures) -> bytes:
@@ -197,8 +199,13 @@ def _history(figures: Figures) -> Iterator[Sample]:
     yield metrics.SAMPLES, (), training.samples
     yield metrics.STEPS_LOST, (), training.steps_lost
     yield metrics.REWINDS, (), figures.observed.rewinds
-    for result in ("committed", "skipped", "failed"):
+    for result in ("committed", "skipped"):
         yield metrics.SAVES, (result,), training.saves.get(result, 0)
+    troubles = figures.troubles
+    yield metrics.SAVES, ("failed",), max(training.saves.get("failed", 0), troubles.saves_failed)
+    yield metrics.SAVES_FAILING, (), troubles.saves_failed_in_a_row
+    yield metrics.LINES_LOST, (), troubles.lines_lost
+    yield metrics.LEFT_OUT, (), figures.observed.batches_left_out
     done = figures.observed.evaluations
     for result, number in {"merged": done.merged, "skipped": done.skipped, "failed": done.failed}.items():
         yield metrics.EVALUATIONS, (result,), number

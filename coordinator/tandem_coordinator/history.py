@@ -38,6 +38,11 @@ class History:
         self.write("event", level=kind, text=text)
         log.log(_LEVELS[kind], "%s", text)
 
+    @property
+    def lines_lost(self) -> int:
+        """Of the journal, since this process began."""
+        return self._journal.lost
+
     def write(self, kind: str, **fields: object) -> None:
         """Put a record into the journal."""
         self._journal.append({"kind": kind, "time": round(time.time(), 3), **fields})

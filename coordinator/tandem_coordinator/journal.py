@@ -19,6 +19,8 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.lost = 0
+        """Lines that the disk did not take."""
         self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(MOST_WAITING)
         self._thread = threading.Thread(target=self._write, name="journal", daemon=True)
         self._thread.start()
@@ -28,6 +30,7 @@ class Journal:
         try:
             self._waiting.put_nowait(record)
         except queue.Full:
+            self.lost += 1
             log.warning("event=journal-full path=%s", self._path)
 
     def close(self, seconds: float = 2.0) -> None:
@@ -45,6 +48,7 @@ class Journal:
                 lines = lines or Lines(self._path)
                 lines.append(record)
             except OSError as error:
+                self.lost += 1
                 log.warning("event=journal-failed path=%s error=%s", self._path, error)
         if lines is not None:
             lines.close()

@@ -9,7 +9,7 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from tandem.job import Evaluators
 from tandem.lineage import Chain, counts
 from tandem.manifest import Broken
 from tandem.numbers import amount, finite, whole
+from tandem.rewind import Rewind, batches_left_out
 from tandem.rundir import EARLIER, FOLDERS, RunDir
 from tandem.snapshot import EvaluatorView
 from tandem.status import CheckpointRef, Score
@@ -87,6 +88,8 @@ class Evaluations:
     skipped: int = 0
     failed: int = 0
     """Of those that evaluators found since this process began."""
+    failure: str = ""
+    """The newest of these and why, while no newer checkpoint has been evaluated."""
     waits_since: float | None = None
     """Since when a checkpoint newer than the newest evaluated one has waited and no evaluation was published, seconds
     since the epoch; None if none waits."""
@@ -110,6 +113,10 @@ class Observed:
     evaluated_at: float | None = None
     """When an evaluator last published a result, also of a part, seconds since the epoch."""
     rewinds: int = 0
+    batches_left_out: int = 0
+    """By rewinds."""
+    lines_lost: int = 0
+    """Of evaluators' logs."""
     volume: Volume | None = None
 
     @property
@@ -146,6 +153,7 @@ class RunDirectory:
         self._listed: dict[str, int] = {}
         self._logs: dict[str, EvaluatorLog] = {}
         self._training = TrainingLogs(rundir.log)
+        self._rewinds = 0, 0
         self._volume: tuple[float, Volume | None] = (float("-inf"), None)
 
     def look(self, now: float) -> Observed:
@@ -155,6 +163,7 @@ class RunDirectory:
             OSError, ValueError: the directory cannot be read, or is damaged; the next look may go well.
         """
         self._follow_lineage()
+        self._follow_rewinds()
         self._find_scores()
         logs = listed(self._rundir.log)
         checkpoints = [ref for ref in self._checkpoints() if counts(self._links, ref)]
@@ -176,7 +185,9 @@ class RunDirectory:
             saved=None if latest is None else self._saved.get(latest),
             evaluations=self._evaluations(checkpoints, evaluated),
             evaluated_at=self._evaluated,
-            rewinds=sum(1 for path in listed(self._rundir.rewinds) if _REWIND.match(path.name)),
+            rewinds=self._rewinds[0],
+            batches_left_out=self._rewinds[1],
+            lines_lost=sum(log.lines_lost for log in self._logs.values()),
             volume=self._room(now),
         )
 
@@ -189,6 +200,16 @@ class RunDirectory:
         if newest != self._linked_up_to:
             self._links = self._rundir.chain()
             self._linked_up_to = newest
+
+    def _follow_rewinds(self) -> None:
+        paths = [path for path in listed(self._rundir.rewinds) if _REWIND.match(path.name)]
+        if len(paths) == self._rewinds[0]:
+            return
+        records = []
+        for path in paths:
+            with suppress(ValidationError):
+                records.append(Rewind.read(read_json_or_none(path)))
+        self._rewinds = len(paths), batches_left_out(records)
 
     def _checkpoints(self) -> list[CheckpointRef]:
         names = self._rundir.checkpoint_names()
@@ -250,11 +271,13 @@ class RunDirectory:
 
     def _evaluations(self, checkpoints: list[CheckpointRef], evaluated: CheckpointRef | None) -> Evaluations:
         waiting = [ref for ref in checkpoints if evaluated is None or self._age(ref) > self._age(evaluated)]
+        failed = {name: why for log in self._logs.values() for name, why in log.failed.items()}
         oldest = min((self._saved[ref].at for ref in waiting if ref in self._saved), default=None)
         return Evaluations(
             merged=len(self._scores),
             skipped=len(self._skipped),
-            failed=len(set().union(*(log.failed for log in self._logs.values()))),
+            failed=len(failed),
+            failure=_failure(failed, evaluated),
             waits_since=None if oldest is None else max(oldest, self._published or oldest),
         )
 
@@ -329,6 +352,11 @@ class Observer(threading.Thread):
         """Stop looking. Does not wait: a look may hang with the disk."""
         self._stopped = True
         self._wake.set()
+
+
+def _failure(failed: Mapping[str, str], evaluated: CheckpointRef | None) -> str:
+    newest = max(failed, default="")
+    return f"{newest}: {failed[newest]}" if newest and (evaluated is None or newest > evaluated.name) else ""
 
 
 def _time(content: dict[str, object]) -> float | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tandem.model import Model
+from tandem.model import Model, cut
 
 MOST_BODY_BYTES = 64 * 2**10
 """A larger request is refused."""
@@ -62,6 +62,19 @@ class Membership(Model):
         return sum(member.processes for member in self.members)
 
 
+class Trouble(Model):
+    """What went wrong in a training process since its start, and did not end it."""
+
+    saves_failed: Counter = 0
+    """Checkpoints that could not be written."""
+    saves_failed_in_a_row: Counter = 0
+    """The same since the last one that could."""
+    why: Annotated[str, cut(200)] = ""
+    """Why the last one could not."""
+    lines_lost: Counter = 0
+    """Lines of the training log that the disk did not take."""
+
+
 class RankReport(Model):
     """How one training process is doing."""
 
@@ -95,6 +108,8 @@ class RankReport(Model):
     """GPU utilization, 0 to 1."""
     gpu_memory_bytes: Counter | None = None
     """GPU memory in use."""
+    trouble: Trouble | None = None
+    """What went wrong and did not end it; absent while nothing did."""
 
 
 class Pair(Model):

@@ -126,6 +126,11 @@ SAVES = Metric(
     "Saves that were due: committed, skipped (the one before was still being written), or failed.",
     ("result",),
 )
+SAVES_FAILING = Metric(
+    "tandem_saves_failed_in_a_row", "gauge", "Saves that have failed since the last one that went well."
+)
+LINES_LOST = Metric("tandem_log_lines_lost_total", "counter", "Lines of the job's own logs that the disk did not take.")
+LEFT_OUT = Metric("tandem_batches_left_out", "gauge", "Batches that are left out because of rewinds.")
 VOLUME_BYTES = Metric("tandem_volume_bytes", "gauge", "Size of the file system that checkpoints are on.")
 VOLUME_FREE = Metric("tandem_volume_free_bytes", "gauge", "What may still be written to it.")
 

@@ -65,6 +65,11 @@ def windows(rewinds: Iterable[Rewind]) -> list[Window]:
     return merged
 
 
+def batches_left_out(rewinds: Iterable[Rewind]) -> int:
+    """How many batches no step sees."""
+    return sum(end - start for start, end in windows(rewinds))
+
+
 def data_step(step: int, skipped: Sequence[Window]) -> int:
     """Which data a step (counted from 0) takes."""
     for start, end in skipped:

@@ -23,8 +23,8 @@ class Condition(Model):
     """One aspect of the state, in the manner of Kubernetes conditions."""
 
     type: Annotated[str, Field(min_length=1, max_length=316)]
-    """Which aspect: Initialized, Running, Restarting, Suspended, Complete, Failed; for kstatus Ready, Reconciling and
-    Stalled; or another writer's."""
+    """Which aspect: Initialized, Running, Restarting, Suspended, Complete, Failed, Degraded; for kstatus Ready,
+    Reconciling and Stalled; or another writer's."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     reason: Word = ""
@@ -93,6 +93,29 @@ class Straggler(Model):
     """Its replica."""
     ratio: float
     """Its own time of a step over the median of all ranks."""
+
+
+class Troubles(Model):
+    """What went wrong and did not end the job, counted since its coordinator began."""
+
+    saves_failed: Whole = 0
+    """Checkpoints that could not be written."""
+    saves_failed_in_a_row: Whole = 0
+    """The same since the last one that could."""
+    save_message: Annotated[str, cut(300)] = ""
+    """Why the last one could not, while saves fail."""
+    evaluations_failed: Whole = 0
+    """Checkpoints that an evaluator could not evaluate."""
+    evaluation_message: Annotated[str, cut(300)] = ""
+    """Why, while no newer checkpoint has been evaluated."""
+    evaluations_skipped: Whole = 0
+    """Checkpoints that evaluators passed over, over the whole run."""
+    lines_lost: Whole = 0
+    """Lines of logs that the disk did not take."""
+    rewinds: Whole = 0
+    """Times the loss became useless and training went back, over the whole run."""
+    batches_left_out: Whole = 0
+    """Batches that are left out because of that."""
 
 
 class CheckpointRef(Model):
@@ -168,6 +191,8 @@ class Status(Model):
     """Steps between the newest checkpoint and the newest evaluated one."""
     evaluated_at: Word | None = None
     """When an evaluator last published a result, RFC 3339."""
+    troubles: Troubles | None = None
+    """What went wrong and did not end the job; absent while nothing did."""
     start_time: Word | None = None
     """When the first generation opened, RFC 3339."""
     completion_time: Word | None = None

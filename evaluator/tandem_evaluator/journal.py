@@ -27,7 +27,7 @@ class Journal:
         """
         self._lines = Lines(rundir.log / f"evaluator-{name}.jsonl")
         self._activity: tuple[str, str | None] = ("starting", None)
-        self._refused = False
+        self._refused, self._lost = False, 0
         self._over = threading.Event()
         self._usage()
         self._thread = threading.Thread(target=self._watch, name="usage", daemon=True)
@@ -65,9 +65,14 @@ class Journal:
         self._append("usage", {"cpuSeconds": time.process_time(), "state": state, "checkpoint": checkpoint})
 
     def _append(self, kind: str, facts: dict[str, Any]) -> None:
+        records = [{"kind": kind, "time": time.time()} | facts]
+        if self._lost:
+            records.append({"kind": "lost", "time": time.time(), "lines": self._lost})
         try:
-            self._lines.append({"kind": kind, "time": time.time()} | facts)
+            self._lines.append(*records)
+            self._lost = 0
         except OSError as error:
+            self._lost += 1
             if not self._refused:
                 self._refused = True
                 print(f"the log cannot be written, going on without it: {error}", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.snapshot import GenerationView, Snapshot
 from tandem.status import KSTATUS, Condition, Members, Phase, Score, Status
 from tandem.times import rfc3339
+from tandem.troubles import REWOUND, lasting, told
 from tandem_operator import names
 from tandem_operator.course import Course, condition, is_initialized
 from tandem_operator.observed import Pod
@@ -25,10 +26,11 @@ LIVELY = {
     "latestEvaluation",
     "evaluatedAt",
     "evaluationLagSteps",
+    "troubles",
 }
 """Fields that change all the time; a change of them alone may wait."""
 
-OURS = ("Initialized", "Running", "Restarting", "Suspended", "Complete", "Failed", *KSTATUS)
+OURS = ("Initialized", "Running", "Restarting", "Suspended", "Complete", "Failed", "Degraded", *KSTATUS)
 """Types of the conditions that the operator writes; those of other writers are kept as they are."""
 ALWAYS = {"Initialized", "Running", "Ready"}
 """Told also while they do not hold; others only once they have."""
@@ -106,6 +108,7 @@ def status(
         "retried_at": old.retried_at,
         "progress": base.progress or old.progress,
         "loss": _rounded(base.loss if base.loss is not None else old.loss),
+        "troubles": base.troubles if heard is not None else old.troubles,
         "start_time": base.start_time or old.start_time,
         "completion_time": _completion(old, heard, ahead, now),
         "message": message,
@@ -155,7 +158,18 @@ def notices(old: Status, new: Status, heard: Snapshot | None) -> list[Notice]:
         told = one.type == "Running" and one.status == "False" and one.reason in _WORTH_A_WARNING
         if told and (before is None or before.reason != one.reason):
             found.append(Notice(one.reason, one.message, warning=True))
-    return found
+    return [*found, *_troubles(old, heard)]
+
+
+def _troubles(old: Status, heard: Snapshot | None) -> Iterator[Notice]:
+    """Each kind of trouble when it begins, and again when its sentence is about something new: not for each number."""
+    before = {(one.reason, one.lasts) for one in told(old.troubles)}
+    rewinds = old.troubles.rewinds if old.troubles is not None else 0
+    now = heard.status.troubles if heard is not None else None
+    for one in told(now):
+        again = one.reason == REWOUND and now is not None and now.rewinds > rewinds
+        if again or ((one.reason, one.lasts) not in before and (one.lasts or (one.reason, True) not in before)):
+            yield Notice(one.reason, one.text, warning=one.level != "info")
 
 
 def patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -241,6 +255,8 @@ def _report(
     complete = phase == "Succeeded"
     yield "Complete", (complete, ahead.reason or phase, ahead.message)
     yield "Failed", (phase == "Failed", ahead.reason or phase, ahead.message)
+    wrong = lasting(heard.status.troubles) if heard is not None and phase not in ("Succeeded", "Failed") else None
+    yield "Degraded", (True, wrong.reason, wrong.text) if wrong is not None else (False, "Well", "")
     failed, rests = phase == "Failed", phase == "Suspended" and ahead.reason == "Suspended"
     words = trouble.message or ahead.message or f"the job is {phase}"
     yield "Ready", (phase in SETTLED or rests, why, words)

@@ -40,6 +40,7 @@ from tandem_trainer.journal import Journal
 from tandem_trainer.meter import Meter
 from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.pulse import Pulse
+from tandem_trainer.trouble import Troubles
 
 log = logging.getLogger(__name__)
 
@@ -211,8 +212,11 @@ class Course:
         rounds = self._checkpoints.weights_precision == "bfloat16"
         author = Author(place.generation, parent, group.world_size, group.rank, rounds)
         if group.rank == 0:
-            journal = self._journal = Journal(place.rundir, place.generation)
-            self._saver = Saver(place.rundir, author, journal.settle, lambda outcome: _log_save(journal, outcome))
+            troubles = Troubles(place.pulse)
+            journal = self._journal = Journal(place.rundir, place.generation, troubles.lines_lost)
+            self._saver = Saver(
+                place.rundir, author, journal.settle, lambda outcome: _tell_of_save(journal, troubles, outcome)
+            )
             for name, why in restored.passed_over.items():
                 journal.write("passed", checkpoint=name, why=why)
                 log.warning("checkpoint=%s passed over: %s", name, why)
@@ -418,11 +422,14 @@ def _rewinds_of_all(rundir: RunDir, group: Group) -> list[Rewind]:
     return [Rewind.parse(rewind) for rewind in group.tell({"rewinds": mine})["rewinds"]]
 
 
-def _log_save(journal: Journal, outcome: Outcome) -> None:
+def _tell_of_save(journal: Journal, troubles: Troubles, outcome: Outcome) -> None:
     facts = {"name": outcome["name"], "step": outcome["step"], "stallSeconds": round(outcome["stallSeconds"], 6)}
     if "committed" in outcome:
         journal.write("checkpoint", **facts, commitSeconds=round(outcome["seconds"], 6), bytes=outcome["bytes"])
+        troubles.save_went_well()
     else:
         why = outcome.get("failed") or outcome["superseded"]
         journal.write("skipped", **facts, why=why)
         log.warning("checkpoint=%s not written: %s", outcome["name"], why)
+        if "failed" in outcome:
+            troubles.save_failed(str(why))

@@ -8,6 +8,7 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tandem.durable import Lines
@@ -21,10 +22,14 @@ Record = dict[str, Any]
 class Journal:
     """Appends records to `log/train-g000007.jsonl`."""
 
-    def __init__(self, rundir: RunDir, generation: int) -> None:
+    def __init__(self, rundir: RunDir, generation: int, lost: Callable[[int], None] = lambda count: None) -> None:
+        """
+        Args:
+            lost: told of lines that the disk did not take.
+        """
         self._lines = Lines(rundir.log / f"train-g{generation:06d}.jsonl")
         self._queue: queue.SimpleQueue[list[Record] | threading.Event | None] = queue.SimpleQueue()
-        self._lost = 0
+        self._lost, self._tell_lost = 0, lost
         self._thread = threading.Thread(target=self._write, name="tandem-journal", daemon=True)
         self._thread.start()
 
@@ -62,7 +67,9 @@ class Journal:
             if self._lost == 0:
                 log.warning("the training log cannot be written: %s", error)
             self._lost += len(records)
+            self._tell_lost(len(records))
         else:
             if self._lost:
                 log.warning("the training log can be written again; %d lines are lost", self._lost)
-            self._lost = 0
+                lost, self._lost = self._lost, 0
+                self._append([{"kind": "lost", "time": time.time(), "lines": lost}])

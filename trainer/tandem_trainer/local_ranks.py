@@ -140,6 +140,7 @@ class LocalRanks:
                     cpu=cpu,
                     gpu=None if usage is None else usage.gpu,
                     gpu_memory_bytes=None if usage is None else usage.gpu_memory_bytes,
+                    trouble=view.trouble(),
                 )
             )
         return reports

@@ -42,7 +42,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from tandem.exitcode import ExitCode
 from tandem.launch import GENERATION, PULSE
-from tandem.messages import FINISHING, SAVING, SCRIPT, STARTING, STOPPED, TRAIN
+from tandem.messages import FINISHING, SAVING, SCRIPT, STARTING, STOPPED, TRAIN, Trouble
 from tandem_trainer.stacks import answer_with_stacks
 
 Order = Literal["run", "save-and-leave", "abort"]
@@ -64,9 +64,11 @@ _AT_ORDER = 64
 _AT_LAST_WORD = 65
 _AT_BEATS = (128, 384)
 _AT_USAGE = (640, 768)
+_AT_TROUBLE = (1024, 2560)
 _SILENT = 255
 _BEAT = struct.Struct("=QqqqqqddddBBBd16s")
 _USAGE = struct.Struct("=Qdddq")
+_TROUBLE = struct.Struct("=Q1500s")
 _SEAL = struct.Struct("=I")
 _NAN = float("nan")
 
@@ -170,6 +172,7 @@ class Pulse:
         self.stacks = os.open(_stacks_path(path), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._beats = _Slots(self._memory, _BEAT, _AT_BEATS)
         self._usage = _Slots(self._memory, _USAGE, _AT_USAGE)
+        self._trouble = _Slots(self._memory, _TROUBLE, _AT_TROUBLE)
         self._said: _Said = (0, None, None, None, None, None, STARTING, False)
         self._finishing = False
         self._pid = os.getpid()
@@ -264,6 +267,10 @@ class Pulse:
             pauses=pauses,
         )
 
+    def tell(self, trouble: Trouble) -> None:
+        """Say what went wrong so far. One thread at a time."""
+        self._trouble.write(trouble.model_dump_json().encode()[: _TROUBLE.size - 8])
+
     @property
     def order(self) -> Order:
         """What the agent wants of this rank."""
@@ -338,6 +345,7 @@ class PulseView:
         self._memory = _map(self.path)
         self._beats = _Slots(self._memory, _BEAT, _AT_BEATS)
         self._usage = _Slots(self._memory, _USAGE, _AT_USAGE)
+        self._trouble = _Slots(self._memory, _TROUBLE, _AT_TROUBLE)
 
     def beat(self) -> Beat | None:
         """The newest beat; None before the first one."""
@@ -368,6 +376,11 @@ class PulseView:
             return None
         at, cpu_seconds, gpu, memory = record
         return Usage(at, cpu_seconds, _known(gpu), None if memory < 0 else memory)
+
+    def trouble(self) -> Trouble | None:
+        """What went wrong in the rank so far; None if nothing did."""
+        record = self._trouble.read()
+        return None if record is None else Trouble.read_json(record[0].rstrip(b"\0"))
 
     def order(self, order: Order) -> None:
         """Give an order and wake the rank's watchdog. There is no way back from `abort`."""

@@ -24,6 +24,7 @@ from tandem.formatting import (
 )
 from tandem.snapshot import GenerationView, MemberView, Snapshot
 from tandem.status import Status
+from tandem.troubles import told
 from tandem_coordinator.page import pictures
 from tandem_coordinator.page.record import Formed, Record
 from tandem_coordinator.page.results import Key, Result
@@ -81,7 +82,15 @@ def _head(snapshot: Snapshot) -> str:
     status = snapshot.status
     message = f'<p class="why">{_text(status.message)}</p>' if status.message else ""
     phase = f'<span class="result {status.phase}">{status.phase}</span>'
-    return f'<div class="title"><h1>{_text(snapshot.job)}</h1>{phase}</div>{message}{_progress(status)}'
+    return (
+        f'<div class="title"><h1>{_text(snapshot.job)}</h1>{phase}</div>{message}{_troubles(status)}{_progress(status)}'
+    )
+
+
+def _troubles(status: Status) -> str:
+    """A line for each kind of trouble; red where it is grave."""
+    kinds = {"error": "why bad", "warning": "why", "info": "note"}
+    return "".join(f'<p class="{kinds[one.level]}">{_text(one.text)}</p>' for one in told(status.troubles))
 
 
 def _progress(status: Status) -> str:

@@ -16,6 +16,7 @@ from tandem.cluster.sight import JobSight, Sight
 from tandem.formatting import elapsed, metric_name, number, several
 from tandem.status import KSTATUS, Members, Phase, Score, Status
 from tandem.times import seconds
+from tandem.troubles import told
 
 LATELY = 8
 """Happenings that are shown with the rest: the job's own, and warnings. `tandem events` has all of them."""
@@ -160,6 +161,8 @@ def _facts(status: Status) -> Iterator[tuple[str, str]]:
         yield "slow", f"rank {slow.rank} of {slow.replica} takes {slow.ratio:.1f} times as long as the others"
     if status.utilization is not None:
         yield from _processors(status)
+    for one in told(status.troubles):
+        yield "trouble", one.text
     if status.latest_checkpoint is not None:
         yield "checkpoint", f"{status.latest_checkpoint.name} (generation {status.latest_checkpoint.generation})"
     if status.latest_evaluation is not None:
@@ -188,12 +191,12 @@ def _processors(status: Status) -> Iterator[tuple[str, str]]:
     use = status.utilization
     assert use is not None
     busy = [("trainers", use.trainer_cpu), ("evaluators", use.evaluator_cpu)]
-    told = [f"{who} {formatting.cores(cores)}" for who, cores in busy if cores is not None]
+    shown = [f"{who} {formatting.cores(cores)}" for who, cores in busy if cores is not None]
     if use.gpu is not None:
         memory = f" · {use.gpu_memory_bytes / 2**30:.1f} GiB" if use.gpu_memory_bytes is not None else ""
-        told.append(f"GPU {use.gpu:.0%}{memory}")
-    if told:
-        yield "busy", " · ".join(told)
+        shown.append(f"GPU {formatting.share(use.gpu)}{memory}")
+    if shown:
+        yield "busy", " · ".join(shown)
 
 
 def _score(score: Score) -> str:

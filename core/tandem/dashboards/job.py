@@ -193,9 +193,10 @@ def _trouble() -> list[Panel]:
         ),
         graph(
             "Lost and regretted",
-            "Steps that had to be taken again, and times that the loss became useless, in the time shown.",
+            "Steps taken again, and times that the loss became useless, in the time shown; batches left out.",
             Query(f"increase({of(metrics.STEPS_LOST)}[$__range])", "steps lost"),
             Query(f"increase({of(metrics.REWINDS)}[$__range])", "rewinds", right=True),
+            Query(of(metrics.LEFT_OUT), "batches left out"),
             width=6,
         ),
         graph(

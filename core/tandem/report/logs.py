@@ -2,14 +2,17 @@
 
 import re
 from array import array
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from pydantic import ValidationError
 
 from tandem.numbers import whole
 from tandem.report.lines import LATEST, Record, mapping, number, seconds, stream, text, within
 from tandem.report.run import Event, Floats, Kind, Rates, Steps, Use, Work, World
+from tandem.status import Troubles
 
 MOST_CORES = 10_000.0
 MOST_THROUGHPUT = 1e15
@@ -40,6 +43,8 @@ class TrainLog:
     rates: Rates
     saves: tuple[Save, ...]
     unsaved: tuple[tuple[int, str], ...]
+    failed: tuple[str, ...]
+    """Why saves that were begun have failed."""
     passed: tuple[tuple[float, str, str], ...]
     """Checkpoints it could not resume from: when, name, why."""
     started_at: float | None
@@ -63,6 +68,8 @@ class CoordinatorLog:
     opened: tuple[Record, ...] = ()
     closed: tuple[Record, ...] = ()
     events: tuple[Event, ...] = ()
+    troubles: tuple[Troubles, ...] = ()
+    """As the coordinator counted them, each time something was new."""
     marks: Floats = field(default_factory=lambda: np.empty(0))
 
 
@@ -100,6 +107,7 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
     rates: list[tuple[float, float, float, Record]] = []
     saves: list[Save] = []
     unsaved: list[tuple[int, str]] = []
+    failed: list[str] = []
     passed: list[tuple[float, str, str]] = []
     start: Record = {}
     ended, marks = "", _Marks()
@@ -130,6 +138,8 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
                 saves.append(saved)
         elif kind == "skipped":
             unsaved.append((whole(record.get("step")) or 0, text(record.get("why"))))
+            if "name" in record:  # it was begun
+                failed.append(text(record.get("why")))
         elif kind == "passed":
             passed.append((time, text(record.get("checkpoint")), text(record.get("why"))))
         elif kind == "start":
@@ -142,6 +152,7 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
         rates=_rates(rates),
         saves=tuple(saves),
         unsaved=tuple(unsaved),
+        failed=tuple(failed),
         passed=tuple(passed),
         started_at=start.get("time"),
         start_step=whole(start.get("step")),
@@ -161,6 +172,7 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
     opened: list[Record] = []
     closed: list[Record] = []
     events: list[Event] = []
+    troubles: list[Troubles] = []
     marks = _Marks()
     for record in stream(path, faults):
         time, kind = record["time"], record["kind"]
@@ -176,6 +188,9 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
             opened.append(record)
         elif kind == "closed":
             closed.append(record)
+        elif kind == "troubles":
+            with suppress(ValidationError):
+                troubles.append(Troubles.read(record))
         elif kind == "event":
             events.append(Event(time, text(record.get("level")) or "info", text(record.get("text"))))
     times = _floats(when)
@@ -187,6 +202,7 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
         opened=tuple(opened),
         closed=tuple(closed),
         events=tuple(events),
+        troubles=tuple(troubles),
         marks=marks.all(),
     )
 

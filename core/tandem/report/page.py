@@ -20,6 +20,7 @@ from tandem.charts import palette
 from tandem.formatting import duration, metric_name, moment, number, reason, score, several, share, size
 from tandem.report.run import Checkpoint, Generation, Run
 from tandem.report.summary import Summary
+from tandem.troubles import told
 
 MOST_ROWS = 100
 """Rows of a table; of more the last are shown, with those that stand out."""
@@ -86,8 +87,14 @@ def _header(run: Run, summary: Summary) -> str:
     return (
         f'<header><div class="title"><h1>{escape(run.name)}</h1>'
         f'<span class="result {run.result}">{run.result}</span></div>'
-        f'<p class="lead">{escape(_lead(run))}</p>{why}<dl class="tiles">{tiles}</dl></header>'
+        f'<p class="lead">{escape(_lead(run))}</p>{why}{_troubles(run)}<dl class="tiles">{tiles}</dl></header>'
     )
+
+
+def _troubles(run: Run) -> str:
+    """A line for each kind of trouble; red where it is grave."""
+    kinds = {"error": "why bad", "warning": "why", "info": "note"}
+    return "".join(f'<p class="{kinds[one.level]}">{escape(one.text)}</p>' for one in told(run.troubles))
 
 
 def _lead(run: Run) -> str:

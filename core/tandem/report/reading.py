@@ -16,6 +16,8 @@ import yaml
 from pydantic import ValidationError
 
 from tandem.durable import read_json, read_json_or_none
+from tandem.formatting import elapsed
+from tandem.formatting import moment as moment_of
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import GenerationRecord
 from tandem.report import checkpoints, generations, lineage
@@ -30,9 +32,11 @@ from tandem.report.logs import (
     read_evaluator_log,
     read_train_log,
 )
-from tandem.report.run import Floats, Generation, Rates, Result, Run, Use
+from tandem.report.run import Checkpoint, Floats, Generation, Rates, Result, Run, Use
+from tandem.rewind import batches_left_out
 from tandem.rundir import TRAIN_LOG, RunDir
 from tandem.secrecy import hidden
+from tandem.status import Troubles
 
 SILENT_SECONDS = 20.0
 """A run without an end whose logs are silent for so long is not going on: the coordinator writes every second."""
@@ -66,7 +70,7 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
     end = rundir.done() or rundir.failed() or {}
     started_at, ended_at = _span(marks, train, evaluators, memberships, moment(end.get("at")), rundir.ended())
     inside = marks[(marks >= started_at) & (marks <= ended_at)]
-    result, message = _result(rundir, now() - max([ended_at, *marks[-1:].tolist()]))
+    result, message = _result(rundir, max([ended_at, *marks[-1:].tolist()]), now())
     return Run(
         name=job.metadata.name if job else path.resolve().name,
         job=job,
@@ -89,6 +93,7 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
         generations=memberships,
         events=coordinator.events,
         unsaved=tuple(entry for log in train for entry in log.unsaved),
+        troubles=_troubles(rundir, train, coordinator, evaluators, written),
         faults=tuple(faults),
     )
 
@@ -139,19 +144,49 @@ def _records(rundir: RunDir, faults: list[str]) -> dict[int, GenerationRecord]:
     return found
 
 
-def _result(rundir: RunDir, silent_seconds: float) -> tuple[Result, str]:
+def _result(rundir: RunDir, heard_at: float, now: float) -> tuple[Result, str]:
+    """How it ended, and why. One that has left no end is going on for as long as its logs grow."""
     if rundir.done_file.exists():
         return "Succeeded", ""
     if rundir.failed_file.exists():
         failure = rundir.failed() or {}
         reason, message = text(failure.get("reason")), text(failure.get("message"))
         return "Failed", ": ".join(part for part in (reason, message) if part)
-    if silent_seconds > SILENT_SECONDS:
-        return (
-            "Stopped",
-            "it left no DONE and no FAILED.json; `tandem run` with the same file goes on from the last checkpoint",
+    if now - heard_at > SILENT_SECONDS:
+        return "Stopped", (
+            f"no process of it has written a line since {moment_of(heard_at)}, for {elapsed(now - heard_at)} when this "
+            "page was made, and it left no end; `tandem run` with the same file goes on from the last checkpoint"
         )
-    return "Running", "this page shows it as far as it had come"
+    return "Running", f"this page shows it as far as it had come at {moment_of(heard_at)}"
+
+
+def _troubles(
+    rundir: RunDir,
+    train: list[TrainLog],
+    coordinator: CoordinatorLog,
+    evaluators: list[EvaluatorLog],
+    written: tuple[Checkpoint, ...],
+) -> Troubles:
+    """What went wrong: what the coordinator heard, and what stands in the logs of the others; the larger number, as a
+    full disk takes no lines."""
+    failed = [why for log in train for why in log.failed]
+    unusable = {name for log in evaluators for _, name, _ in log.bad}
+    heard = coordinator.troubles or (Troubles(),)
+    try:
+        rewinds = rundir.rewind_records()
+    except (OSError, ValueError):
+        rewinds = []
+    return Troubles(
+        saves_failed=max(len(failed), *(one.saves_failed for one in heard)),
+        saves_failed_in_a_row=heard[-1].saves_failed_in_a_row,
+        save_message=heard[-1].save_message,
+        evaluations_failed=max(len(unusable), *(one.evaluations_failed for one in heard)),
+        evaluation_message=heard[-1].evaluation_message,
+        evaluations_skipped=sum(c.counts and c.evaluation is None and c.skipped is not None for c in written),
+        lines_lost=max(one.lines_lost for one in heard),
+        rewinds=len(rewinds),
+        batches_left_out=batches_left_out(rewinds),
+    )
 
 
 def _joined_rates(train: list[TrainLog]) -> Rates:

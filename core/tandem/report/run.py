@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.job import DistributedTrainingJob
+from tandem.status import Troubles
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -235,5 +236,7 @@ class Run:
     """What the coordinator told people."""
     unsaved: tuple[tuple[int, str], ...]
     """Saves that were skipped: step and why."""
+    troubles: Troubles
+    """What went wrong and did not end it."""
     faults: tuple[str, ...]
     """What could not be read, a sentence each."""

@@ -29,6 +29,7 @@ def state_line(scene: Scene, now: float) -> str:
         )
     progress, workers, use = status.progress, status.workers, status.utilization
     newest, evaluated, best = status.latest_checkpoint, status.latest_evaluation, status.best_checkpoint
+    troubles = status.troubles
     return _line(
         now,
         phase="Leaving" if scene.leaving else "Draining" if scene.draining else status.phase,
@@ -52,6 +53,8 @@ def state_line(scene: Scene, now: float) -> str:
         trainerCpu=_short(use.trainer_cpu) if use else None,
         evaluatorCpu=_short(use.evaluator_cpu) if use else None,
         output=scene.output or None,
+        savesFailed=(troubles.saves_failed_in_a_row or None) if troubles else None,
+        linesLost=(troubles.lines_lost or None) if troubles else None,
         waiting=scene.notice or scene.waiting or None,
     )
 

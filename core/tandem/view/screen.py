@@ -18,6 +18,7 @@ from tandem.formatting import elapsed, metric_name, number, several
 from tandem.printable import one_line
 from tandem.snapshot import Event, Snapshot
 from tandem.status import Phase, Score, Status
+from tandem.troubles import lasting
 from tandem.view.scene import Scene
 from tandem.view.sparkline import sparkline
 
@@ -41,7 +42,7 @@ SPARK = 24
 NOTE = 33
 """Width of the words beside a bar."""
 EVENTS = 4
-"""Events that are shown; one less where there is a GPU line."""
+"""Events that are shown; one less where there is a GPU line, and one where something goes wrong."""
 
 PHASES: dict[Phase, tuple[str, str]] = {
     "Pending": ("starting", "cyan"),
@@ -101,7 +102,7 @@ def _drawn(scene: Scene, room: _Room) -> RenderableType:
     if scene.snapshot is not None and (status.progress is not None or status.phase == "Running"):
         parts += [_facts(scene, status, room), Text(), _processors(scene, scene.snapshot, room), Text()]
     gpu = status.utilization is not None and status.utilization.gpu is not None
-    events = scene.events[-(EVENTS - gpu) :]
+    events = scene.events[-(EVENTS - gpu - (lasting(status.troubles) is not None)) :]
     if events:
         parts += [*(_event(event) for event in events), Text()]
     parts.append(_foot(scene, room))
@@ -179,6 +180,8 @@ def _facts(scene: Scene, status: Status, room: _Room) -> Table:
     if newest is not None or not scene.own_command:
         words = Text(f"step {number(newest.step)}") if newest else Text("none yet", "dim")
         rows.add_row(room.labelled("checkpoint"), words)
+    if (trouble := lasting(status.troubles)) is not None:
+        rows.add_row(room.labelled("trouble"), Text(f"✗ {one_line(trouble.text)}", "red"))
     if scene.evaluates:
         rows.add_row(room.labelled("evaluated"), _evaluated(status, room))
         best = status.best_checkpoint

@@ -2,18 +2,25 @@
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rich.console import Group
 from rich.text import Text
 
 from tandem import evaluations
-from tandem.durable import read_json_or_none
+from tandem.durable import read_json_or_none, read_lines
 from tandem.formatting import elapsed, metric_name, number, score, several
 from tandem.printable import one_line
+from tandem.rewind import batches_left_out
 from tandem.rundir import RunDir
+from tandem.status import Troubles
+from tandem.troubles import told
 
 LABEL = 12
+TAIL_BYTES = 4 * 2**20
+"""Of the coordinator's log: the last hours."""
+SAMPLE = b'{"kind": "sample"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +43,8 @@ class Result:
     """Checkpoints that evaluators passed over."""
     left: int = 0
     """Committed checkpoints that were neither."""
+    troubles: Troubles | None = None
+    """What went wrong and did not end it."""
     restarts: int = 0
     """Generations after the first."""
 
@@ -58,8 +67,21 @@ def result(run_dir: RunDir) -> Result:
         evaluated=sum(bool(evaluations.MERGED.match(name)) for name in names),
         skipped=sum(bool(evaluations.SKIPPED.match(name)) for name in names),
         left=sum(evaluations.fate(run_dir, manifest.reference) in ("waits", "begun") for manifest in saved),
+        troubles=_troubles(run_dir),
         restarts=max(0, len(run_dir.generation_records()) - 1),
     )
+
+
+def _troubles(run_dir: RunDir) -> Troubles | None:
+    """The last word of the coordinator, and the rewinds of the whole run."""
+    path = run_dir.log / "coordinator.jsonl"
+    found = Troubles()
+    with suppress(OSError, ValueError):
+        records, _ = read_lines(path, max(0, path.stat().st_size - TAIL_BYTES), skip=SAMPLE)
+        found = next((Troubles.read(one) for one in reversed(records) if one.get("kind") == "troubles"), found)
+        rewinds = run_dir.rewind_records()
+        found = found.model_copy(update={"rewinds": len(rewinds), "batches_left_out": batches_left_out(rewinds)})
+    return found
 
 
 def complete(name: str, found: Result, shown: str, seconds: float | None, evaluates: bool) -> Group:
@@ -78,6 +100,7 @@ def complete(name: str, found: Result, shown: str, seconds: float | None, evalua
     if evaluates:
         left = f", {found.left} not evaluated" if found.left else ""
         rows.append(("evaluated", f"{several(found.evaluated, 'checkpoint')}, {found.skipped or 'none'} skipped{left}"))
+    rows += [("trouble", one.text) for one in told(found.troubles) if one.level != "info"]
     rows += [
         ("restarts", str(found.restarts)),
         ("logs", f"{shown}/log"),
@@ -89,6 +112,7 @@ def complete(name: str, found: Result, shown: str, seconds: float | None, evalua
 def interrupted(name: str, found: Result, shown: str, again: str) -> Group:
     """A run that the user stopped."""
     rows = [("saved", f"{shown}/checkpoints/{found.checkpoint}")] if found.checkpoint else []
+    rows += [("trouble", one.text) for one in told(found.troubles) if one.level != "info"]
     saved = f"saved after step {number(found.step)}" if found.step is not None else "nothing was saved yet"
     rows.append(("go on with", again))
     return _lines(Text.assemble((name, "bold"), " was ", ("stopped", "yellow"), f"; {saved}"), rows)

@@ -29,7 +29,7 @@ def journal(rundir: RunDir) -> Iterator[Journal]:
 
 def steps(rundir: RunDir) -> list[int]:
     lines = (rundir.log / "train-g000003.jsonl").read_text().splitlines()
-    return [json.loads(line)["step"] for line in lines if line]
+    return [record["step"] for line in lines if line and "step" in (record := json.loads(line))]
 
 
 def test_what_was_handed_over_is_on_the_disk_once_it_has_settled(rundir: RunDir, journal: Journal) -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from tandem.exitcode import ExitCode
+from tandem.messages import Trouble
 from tandem_trainer.pulse import Pulse, PulseView
+from tandem_trainer.trouble import Troubles
 from tests.support.processes import alive
 from tests.support.waiting import SECONDS, until
 
@@ -278,3 +280,19 @@ def test_a_pause_needs_a_name_that_can_be_shown_and_means_nothing_else(view: Pul
     pulse = Pulse(view.path, rank=0, generation=1)
     with pytest.raises(ValueError, match="cannot name a pause"), pulse.pausing(name):
         pytest.fail("it was taken")
+
+
+def test_what_went_wrong_reaches_the_agent_in_any_letters(view: PulseView) -> None:
+    pulse = Pulse(view.path, rank=0, generation=1)
+    assert view.trouble() is None
+    troubles = Troubles(pulse)
+    troubles.save_failed("kein Platz: \x00\U0001f4be" * 60)
+    troubles.save_failed("no space left on device")
+    troubles.lines_lost(1_275)
+    told = view.trouble()
+    assert told is not None
+    assert (told.saves_failed, told.saves_failed_in_a_row, told.lines_lost) == (2, 2, 1_275)
+    assert told.why == "no space left on device"
+    troubles.save_went_well()
+    assert view.trouble() == Trouble(saves_failed=2, lines_lost=1_275, why="no space left on device")
+    pulse.close()

@@ -1,0 +1,63 @@
+"""What went wrong in a job and did not end it, in words: the same on the screen, in status, on pages and in Events."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from tandem.formatting import number, several
+from tandem.status import Troubles
+
+SAVES_FAIL, EVALUATION_FAILED, LINES_LOST, REWOUND, SKIPPED = (
+    *("SavesFail", "EvaluationFailed", "LogLinesLost", "Rewound"),
+    "EvaluationsSkipped",
+)
+"""The kinds of trouble, as reasons of conditions and Events."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """One kind of trouble."""
+
+    reason: str
+    """One CamelCase word."""
+    level: Literal["info", "warning", "error"]
+    text: str
+    """A sentence."""
+    lasts: bool = False
+    """Whether it is so now, and not only in the past."""
+
+
+def told(troubles: Troubles | None) -> Iterator[Told]:
+    """Each kind of trouble there was, the gravest first."""
+    if troubles is None:
+        return
+    if row := troubles.saves_failed_in_a_row:
+        saves = "the last save has failed" if row == 1 else f"the last {number(row)} saves have failed"
+        yield Told(SAVES_FAIL, "error", _because(saves, troubles.save_message), lasts=True)
+    elif troubles.saves_failed:
+        yield Told(SAVES_FAIL, "warning", _have(troubles.saves_failed, "save", "failed"))
+    if troubles.evaluations_failed:
+        text = f"{several(troubles.evaluations_failed, 'checkpoint')} could not be evaluated"
+        lasts = bool(troubles.evaluation_message)
+        yield Told(EVALUATION_FAILED, "error", _because(text, troubles.evaluation_message), lasts)
+    if troubles.lines_lost:
+        yield Told(LINES_LOST, "error", _have(troubles.lines_lost, "log line", "been lost: the disk did not take them"))
+    if troubles.rewinds:
+        times = "once" if troubles.rewinds == 1 else f"{troubles.rewinds} times"
+        left = several(troubles.batches_left_out, "batch", "batches")
+        yield Told(REWOUND, "warning", f"the loss became useless: training went back {times} and left out {left}")
+    if troubles.evaluations_skipped:
+        yield Told(SKIPPED, "info", _have(troubles.evaluations_skipped, "checkpoint", "been skipped by evaluators"))
+
+
+def lasting(troubles: Troubles | None) -> Told | None:
+    """The gravest trouble that the job is in now."""
+    return next((one for one in told(troubles) if one.lasts), None)
+
+
+def _have(count: int, noun: str, what: str) -> str:
+    return f"{several(count, noun)} {'has' if count == 1 else 'have'} {what}"
+
+
+def _because(text: str, why: str) -> str:
+    return f"{text}: {why}" if why else text

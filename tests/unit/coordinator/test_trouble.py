@@ -1,0 +1,104 @@
+"""What goes wrong and does not end a job is counted, and said when it begins and when it has doubled."""
+
+from tandem.messages import RankReport, Trouble
+from tandem.status import CheckpointRef, Troubles
+from tandem_coordinator.observer import Evaluations, Observed
+from tandem_coordinator.trouble import TroubleWatch
+
+FULL = "[Errno 28] No space left on device"
+OLD = CheckpointRef(name="step-000000250", step=250, generation=1)
+NEW = CheckpointRef(name="step-000000500", step=500, generation=2)
+
+
+class World:
+    """A watch, what it says, and what it looks at."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str]] = []
+        self.watch = TroubleWatch(lambda text, level: self.said.append((level, text)))
+        self.observed = Observed(latest_checkpoint=OLD)
+        self.look()
+
+    def look(self, **changes: object) -> Troubles | None:
+        self.observed = Observed(**{"latest_checkpoint": self.observed.latest_checkpoint, **changes})  # type: ignore[arg-type]
+        self.watch.look(self.observed, 0)
+        return self.watch.troubles
+
+    def saves(self, failed: int, in_a_row: int, lines: int = 0) -> None:
+        trouble = Trouble(saves_failed=failed, saves_failed_in_a_row=in_a_row, why=FULL, lines_lost=lines)
+        self.watch.take([RankReport(rank=0, step=1, trouble=trouble), RankReport(rank=1, step=1)])
+
+
+def test_nothing_wrong_is_nothing_said() -> None:
+    world = World()
+    assert world.look() is None
+    assert world.said == []
+
+
+def test_failed_saves_are_said_when_they_begin_and_whenever_their_number_has_doubled() -> None:
+    world = World()
+    for number in range(1, 25):
+        world.saves(number, number)
+        world.look()
+    assert [text.split(" have")[0].split(" has")[0] for _, text in world.said] == [
+        "the last save",
+        *(f"the last {number} saves" for number in (2, 4, 8, 16)),
+    ]
+    assert {level for level, _ in world.said} == {"error"}
+    assert all(FULL in text for _, text in world.said)
+    assert world.watch.troubles == Troubles(saves_failed=24, saves_failed_in_a_row=24, save_message=FULL)
+
+
+def test_a_save_that_goes_well_ends_the_row_and_is_said() -> None:
+    world = World()
+    world.saves(3, 3)
+    world.look()
+    world.saves(3, 0)
+    found = world.look()
+    assert found == Troubles(saves_failed=3)
+    assert world.said[-1] == ("info", "a save has gone well again")
+
+
+def test_a_new_group_goes_on_with_the_row_until_a_checkpoint_is_there() -> None:
+    world = World()
+    world.saves(3, 3)
+    world.look()
+    world.watch.begin()
+    world.saves(1, 1)
+    found = world.look()
+    assert found is not None
+    assert (found.saves_failed, found.saves_failed_in_a_row) == (4, 4)
+    world.watch.begin()
+    found = world.look(latest_checkpoint=NEW)
+    assert found == Troubles(saves_failed=4)
+
+
+def test_lost_lines_of_all_logs_are_added_up() -> None:
+    world = World()
+    world.saves(0, 0, lines=1_200)
+    world.watch.look(Observed(lines_lost=70), 5)
+    assert world.watch.troubles == Troubles(lines_lost=1_275)
+    assert world.said == [("error", "1,275 log lines have been lost: the disk did not take them")]
+
+
+def test_each_rewind_is_said_with_what_is_left_out_and_old_ones_are_not_said_again() -> None:
+    world = World()
+    world.look(rewinds=1, batches_left_out=60)
+    world.look(rewinds=2, batches_left_out=120)
+    world.look(rewinds=3, batches_left_out=180)
+    assert world.said[0] == ("warning", "the loss became useless: training went back once and left out 60 batches")
+    assert world.said[2][1].endswith("went back 3 times and left out 180 batches")
+    again = World()
+    again.watch = TroubleWatch(lambda text, level: again.said.append((level, text)))
+    again.look(rewinds=3, batches_left_out=180)
+    assert again.said == []
+    assert again.watch.troubles == Troubles(rewinds=3, batches_left_out=180)
+
+
+def test_an_evaluation_that_failed_is_an_error_and_one_that_was_skipped_is_not() -> None:
+    world = World()
+    world.look(evaluations=Evaluations(failed=1, failure="step-000000250: it cannot be read", skipped=3))
+    assert world.said == [
+        ("error", "1 checkpoint could not be evaluated: step-000000250: it cannot be read"),
+        ("info", "3 checkpoints have been skipped by evaluators"),
+    ]

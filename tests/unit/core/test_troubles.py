@@ -1,0 +1,28 @@
+"""What went wrong, in the same words on the screen, in `tandem status`, and as one line for programs."""
+
+from tandem.status import Status, Troubles
+from tandem.troubles import lasting, told
+
+FULL = "[Errno 28] No space left on device"
+FAILING = Troubles(saves_failed=24, saves_failed_in_a_row=24, save_message=FULL, lines_lost=1_275)
+
+
+def test_the_gravest_comes_first_and_what_is_past_does_not_last() -> None:
+    past = Troubles(saves_failed=2, rewinds=3, batches_left_out=180, evaluations_skipped=18, lines_lost=1)
+    assert [(one.level, one.text) for one in told(past)] == [
+        ("warning", "2 saves have failed"),
+        ("error", "1 log line has been lost: the disk did not take them"),
+        ("warning", "the loss became useless: training went back 3 times and left out 180 batches"),
+        ("info", "18 checkpoints have been skipped by evaluators"),
+    ]
+    assert lasting(past) is None
+    assert lasting(None) is None
+    now = lasting(FAILING)
+    assert now is not None
+    assert (now.reason, now.text) == ("SavesFail", f"the last 24 saves have failed: {FULL}")
+
+
+def test_a_status_holds_them_and_an_older_reader_passes_over_them() -> None:
+    status = Status(troubles=FAILING)
+    assert Status.read(status.dump()).troubles == FAILING
+    assert "troubles" not in Status().dump()
