@@ -15,7 +15,10 @@ def main() -> None:
     rundir = RunDir(os.environ["TANDEM_RUN_DIR"])
     generations = []
     for record in rundir.generation_records():
-        path = rundir.path / "log" / f"train-g{record.generation:06d}.jsonl"
+        named = f"g{record.generation:06d}.jsonl"
+        path = rundir.path / "log" / f"train-{named}"
+        if not path.exists():
+            path = rundir.path / f"script-{named}"
         lines = path.read_text().splitlines() if path.exists() else []
         # The last line may be half written.
         steps = [line for line in lines if '"kind": "step"' in line and line.endswith("}")]

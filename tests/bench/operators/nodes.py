@@ -44,6 +44,7 @@ async def _round(scene: Scene, fault: str, number: int) -> Record:
     record: Record = {"kind": "pods", "fault": fault, "round": number, "problem": ""}
     try:
         home, workers = await _spread(scene)
+        await scene.rests(NAME)
         lost = next(node for node in workers if (node == home) == (fault == WITH_COORDINATOR))
         (kept,) = workers.keys() - {lost}
         node = Node(lost)

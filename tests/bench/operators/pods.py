@@ -2,6 +2,9 @@
 
 Times are taken from the run directory where it has them (`inside`). Beside each there is what a pod needs to start on
 this cluster, measured in the same round with a plain pod of the trainer's image: nobody can be faster than that.
+
+All jobs have the default times. A worker is taken from a group that has last changed longer ago than the default of
+`growCooldownSeconds`: groups grow once in that time.
 """
 
 import asyncio
@@ -17,16 +20,19 @@ from tests.support.cluster.images import provide
 from tests.support.cluster.operated import Operator, manifest, operated
 from tests.support.cluster.pods import Namespace, container, named, pod, restricted
 
+from tandem.job import Elasticity
 from tandem_operator import kinds, names
 
 WORKERS = 2
 STARTING = "import time; print(time.time()); import torch; print(time.time())"
 CRASH = "import os; os.kill(-1, 9)"
 """Ends everything in the pod but its first process, which then ends as well."""
-INSIDE = (Path(__file__).parent / "inside.py").read_text()
+INSIDE, SCRIPT = ((Path(__file__).parent / f"{name}.py").read_text() for name in ("inside", "script"))
 LOOK_SECONDS = 0.1
 LIMIT_SECONDS = 120.0
-FAULTS = ("worker deleted", "worker crashed", "coordinator", "evaluator", "operator")
+COOLDOWN_SECONDS = Elasticity().grow_cooldown_seconds + 1.0
+FAULTS = ("worker deleted", "script's worker deleted", "worker crashed", "coordinator", "evaluator", "operator")
+SCRIPTS = FAULTS[1]
 Record = dict[str, Any]
 
 
@@ -75,17 +81,22 @@ class Scene:
             await asyncio.sleep(pause)
         return found
 
-    async def trains(self, job: str, beyond: int = 0) -> Object:
-        """Wait until it trains at full size, with more steps than that; its status."""
+    async def trains(self, job: str, beyond: int | None = 0) -> Object:
+        """Wait until it trains at full size, with more steps than that; its status. None: it tells no steps."""
 
         async def look() -> Object | None:
             status = await self.status(job)
             step = (status.get("progress") or {}).get("step", 0)
             full = status.get("phase") == "Running" and status.get("worldSize") == WORKERS
-            return status if full and step > beyond else None
+            return status if full and (beyond is None or step > beyond) else None
 
         found: Object = await self.until(look, f"{job} at full size, beyond step {beyond}")
         return found
+
+    async def rests(self, job: str) -> None:
+        """Wait until its group may grow at once again."""
+        newest = (await self.inside(job))["generations"][-1]
+        await asyncio.sleep(max(0.0, newest["startedAt"] + COOLDOWN_SECONDS - time.time()))
 
     async def plain_start(self, name: str) -> tuple[float, float]:
         """Seconds from the making of a plain pod to its first line of Python, and until torch is imported."""
@@ -117,6 +128,9 @@ async def measure(rounds: int, faults: tuple[str, ...], folder: Path, keep: Call
                 for number in range(rounds):
                     keep(await _creation(scene, f"made-{number}", number))
                 await cluster.request("POST", kinds.JOB.path(namespace.name), job("long"))
+                if SCRIPTS in faults:
+                    await cluster.request("POST", kinds.JOB.path(namespace.name), script("script"))
+                    await scene.trains("script", None)
                 await scene.trains("long")
                 for number in range(rounds):
                     for fault in faults:
@@ -156,17 +170,19 @@ async def _creation(scene: Scene, name: str, number: int) -> Record:
 async def _round(scene: Scene, fault: str, number: int) -> Record:
     record: Record = {"kind": "pods", "fault": fault, "round": number, "problem": ""}
     try:
-        before = await scene.trains("long")
-        if fault.startswith("worker"):
-            record["plain"], record["plainTorch"] = await scene.plain_start(f"plain-{fault.split()[1]}-{number}")
-            record |= await _kill_worker(scene, crash=fault == "worker crashed")
+        name = "script" if fault == SCRIPTS else "long"
+        before = await scene.trains(name, None if fault == SCRIPTS else 0)
+        if "worker" in fault:
+            await scene.rests(name)
+            record["plain"], record["plainTorch"] = await scene.plain_start(f"plain-{FAULTS.index(fault)}-{number}")
+            record |= await _kill_worker(scene, name, crash=fault == "worker crashed")
         else:
             workers = await scene.live("long", names.WORKER)
             record["full"] = await _kill_other(scene, fault)
             after = await scene.trains("long", beyond=before["progress"]["step"])
             unharmed = after["generation"] == before["generation"] and workers == await scene.live("long", names.WORKER)
             record["problem"] = "" if unharmed else "training was disturbed"
-        found = await scene.inside("long")
+        found = await scene.inside(name)
         record |= {"twoGroups": two_groups(found["generations"]), "damaged": found["damaged"]}
     except (Trouble, AssertionError) as problem:
         record["problem"] = str(problem) or "it did not come back"
@@ -174,8 +190,8 @@ async def _round(scene: Scene, fault: str, number: int) -> Record:
     return record
 
 
-async def _kill_worker(scene: Scene, crash: bool) -> Record:
-    victim = min(await scene.live("long", names.WORKER))
+async def _kill_worker(scene: Scene, name: str, crash: bool) -> Record:
+    victim = min(await scene.live(name, names.WORKER))
     began = time.time()
     if crash:
         await asyncio.to_thread(scene.namespace, "exec", victim, "--", "python", "-c", CRASH, check=False)
@@ -183,13 +199,13 @@ async def _kill_worker(scene: Scene, crash: bool) -> Record:
         await scene.delete(victim)
 
     async def steps_again() -> float | None:
-        status = await scene.status("long")
+        status = await scene.status(name)
         if status.get("phase") != "Running" or status.get("worldSize") != WORKERS:
             return None
-        return first_step((await scene.inside("long"))["generations"], began, WORKERS)
+        return first_step((await scene.inside(name))["generations"], began, WORKERS)
 
     full: float = await scene.until(steps_again, "a step at full size", pause=0.5)
-    found = (await scene.inside("long"))["generations"]
+    found = (await scene.inside(name))["generations"]
     first = first_step(found, began)
     assert first is not None
     # With the times of all later generations, for who wants to know where the time went.
@@ -221,9 +237,20 @@ def job(name: str, **spec: Any) -> Object:
     return manifest(
         name,
         trainer={"task": "image-classification", "config": data},
-        elasticity={"growCooldownSeconds": 1, "maxRestarts": 1000},
+        elasticity={"maxRestarts": 1000},
         checkpoint={"everySteps": 50, "storage": {"size": "1Gi", "retain": False}},
         **spec,
+    )
+
+
+def script(name: str) -> Object:
+    """A job of a plain script that runs for longer than all rounds."""
+    return manifest(
+        name,
+        trainer={"command": ["python", "-c", SCRIPT]},
+        elasticity={"maxRestarts": 1000},
+        evaluators={"replicas": 0},
+        checkpoint={"storage": {"size": "1Gi", "retain": False}},
     )
 
 

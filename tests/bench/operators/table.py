@@ -34,6 +34,12 @@ BOUNDS = (
     Bound(
         "worker deleted", "full size over a pod that imports torch", 2.0, lambda one: one["full"] - one["plainTorch"]
     ),
+    Bound(
+        "script's worker deleted",
+        "full size over a pod that imports torch",
+        2.0,
+        lambda one: one["full"] - one["plainTorch"],
+    ),
     Bound("node", "the rest steps again", 2.5, lambda one: one["any"]),
     Bound("node and coordinator", "the rest steps again", 6.0, lambda one: one["any"]),
 )

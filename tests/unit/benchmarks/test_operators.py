@@ -123,6 +123,7 @@ def rounds(fault: str, count: int = 5, **seconds: float) -> list[table.Record]:
     ("fault", "good", "bad"),
     [
         ("worker deleted", {"full": 4.0, "plainTorch": 2.1}, {"full": 4.2, "plainTorch": 2.1}),
+        ("script's worker deleted", {"full": 4.0, "plainTorch": 2.1}, {"full": 4.2, "plainTorch": 2.1}),
         ("node", {"any": 2.5}, {"any": 2.6}),
         ("node and coordinator", {"any": 6.0}, {"any": 6.1}),
     ],
