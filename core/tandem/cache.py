@@ -2,12 +2,18 @@
 
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 
-def cache_folder() -> Path:
+def cache_folder(variables: Mapping[str, str] = os.environ) -> Path:
     """The folder of Tandem in the user's cache; it need not be there."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tandem"
+    return Path(variables.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tandem"
+
+
+def data_folder(variables: Mapping[str, str] = os.environ) -> Path:
+    """Where data sets are kept that were downloaded."""
+    return cache_folder(variables) / "data"
 
 
 def private_folder(path: Path) -> Path | None:

@@ -8,8 +8,9 @@ Pydantic does the checking, `tandem.source` knows the places, `tandem.wording` f
 """
 
 import copy
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -20,12 +21,15 @@ from tandem.job import API_VERSION, KIND, DistributedTrainingJob
 from tandem.mistake import ManifestError, Problem, UserError
 from tandem.overrides import apply_overrides
 from tandem.source import MOST_BYTES, Source, parse
-from tandem.wording import problems
+from tandem.unmet import Unmet
+from tandem.wording import placed, problems
 
 __all__ = ["STDIN", "apply_overrides", "job_of", "read_job", "read_source"]
 
 STDIN = "-"
 """The file name that means standard input."""
+MOST_NAMES = 1_000
+"""Of a folder that are compared with a misspelt one."""
 
 
 def read_job(file: FilePath | str, overrides: Sequence[str] = ()) -> DistributedTrainingJob:
@@ -78,6 +82,16 @@ def job_of(source: Source, overrides: Sequence[str] = ()) -> DistributedTraining
     raise ManifestError(problems(details, source, data, overrides))
 
 
+def refuse(found: Iterable[Unmet], source: Source, overrides: Sequence[str] = ()) -> None:
+    """End where a job cannot run.
+
+    Raises:
+        ManifestError: with everything that keeps it from running, each at its place in the document.
+    """
+    if wrong := [placed(source, overrides, one.field, one.message, one.suggestion) for one in found if one.fails]:
+        raise ManifestError(sorted(wrong))
+
+
 def _content(file: FilePath | str) -> bytes:
     if str(file) == STDIN:
         return sys.stdin.buffer.read(MOST_BYTES + 1)
@@ -88,18 +102,20 @@ def _content(file: FilePath | str) -> bytes:
         with path.open("rb") as opened:
             return opened.read(MOST_BYTES + 1)
     except FileNotFoundError:
-        raise UserError(f"{file} does not exist{_similar_file(path)}") from None
+        near = similar_file(path)
+        raise UserError(f"{file} does not exist" + (f"; did you mean {near}?" if near else "")) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _similar_file(path: FilePath) -> str:
+def similar_file(path: FilePath) -> str:
+    """The file beside a missing one that was probably meant, as a path; empty if none comes near."""
     try:
-        names = [entry.name for entry in path.parent.iterdir()]
+        names = [entry.name for entry in itertools.islice(path.parent.iterdir(), MOST_NAMES)]
     except OSError:
         return ""
     name = nearest(path.name, names)
-    return f"; did you mean {path.with_name(name)}?" if name else ""
+    return str(path.with_name(name)) if name else ""
 
 
 def _foreign(source: Source) -> Problem | None:

@@ -125,6 +125,14 @@ def _in_yaml(word: str) -> str:
     return word if is_plain else json.dumps(word, ensure_ascii=False)
 
 
+def placed(source: Source, overrides: Sequence[str], path: Path, message: str, suggestion: str = "") -> Problem:
+    """A problem that was found after the manifest had been read, at its place."""
+    if not path:
+        return Problem(0, 0, source.file, "", message)
+    set_by = {setting_of(setting)[0]: setting for setting in overrides}
+    return _placed(source, set_by, path, message, False, {"suggestion": suggestion})
+
+
 def _placed(
     source: Source, set_by: dict[Path, str], path: Path, message: str, at_key: bool, more: dict[str, str]
 ) -> Problem:

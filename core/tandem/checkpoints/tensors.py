@@ -4,47 +4,21 @@ NumPy has no bfloat16. Such a number is the upper half of a float32, so it is wi
 (https://github.com/huggingface/safetensors, section Format.)
 """
 
-import json
-import math
-import struct
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
+from tandem import tensor_header
 from tandem.checkpoints.chunks import ChunkedFile
 from tandem.manifest import Broken
+from tandem.tensor_header import Tensor
+
+__all__ = ["NUMPY", "WIDTHS", "Floats", "Tensor", "tensors", "values"]
 
 Floats = npt.NDArray[np.float64]
 
 NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1", "U8": "<u1"}
 """NumPy's names; BF16 and BOOL are made from other types."""
 WIDTHS = {name: np.dtype(code).itemsize for name, code in NUMPY.items()} | {"BF16": 2, "BOOL": 1}
-MOST_HEADER_BYTES = 100_000_000
-"""The library's own limit."""
-_LENGTH = struct.Struct("<Q")
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """Where a tensor stands in its file."""
-
-    name: str
-    """Its name."""
-    dtype: str
-    """In the format's words: F32, BF16, …"""
-    shape: tuple[int, ...]
-    """Its shape."""
-    start: int
-    """First byte in the file."""
-    size: int
-    """Bytes."""
-
-    @property
-    def count(self) -> int:
-        """Elements."""
-        return math.prod(self.shape)
 
 
 def tensors(file: ChunkedFile) -> dict[str, Tensor]:
@@ -54,20 +28,13 @@ def tensors(file: ChunkedFile) -> dict[str, Tensor]:
         Broken: it is not a safetensors file, or has a type that is not known here.
     """
     path = file.entry.path
-    if file.entry.size < _LENGTH.size:
-        raise Broken(f"{path} is not a safetensors file: it has {file.entry.size} bytes")
     try:
-        (length,) = _LENGTH.unpack(file.read(0, _LENGTH.size))
-        if length > min(MOST_HEADER_BYTES, file.entry.size - _LENGTH.size):
-            raise ValueError(f"a header of {length} bytes")
-        entries = json.loads(file.read(_LENGTH.size, length))
-        begin = _LENGTH.size + length
-        found = [_tensor(name, entry, begin) for name, entry in entries.items() if name != "__metadata__"]
-        if any(tensor.start + tensor.size > file.entry.size for tensor in found):
-            raise ValueError("a tensor that ends after the file")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
+        found = tensor_header.tensors(file.read, file.entry.size)
+        if strange := {tensor.dtype for tensor in found.values()} - WIDTHS.keys():
+            raise ValueError(f"a tensor of {min(strange)}")
+    except ValueError as error:
         raise Broken(f"{path} is not a safetensors file that this version reads: {error}") from error
-    return {tensor.name: tensor for tensor in sorted(found, key=lambda tensor: tensor.start)}
+    return found
 
 
 def values(data: bytes, dtype: str) -> Floats:
@@ -77,12 +44,3 @@ def values(data: bytes, dtype: str) -> Floats:
     if dtype == "BOOL":
         return np.frombuffer(data, np.uint8).astype(np.float64)
     return np.frombuffer(data, NUMPY[dtype]).astype(np.float64)
-
-
-def _tensor(name: str, entry: dict[str, Any], begin: int) -> Tensor:
-    dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not all(isinstance(number, int) and number >= 0 for number in (start, end, *shape)):
-        raise ValueError("a shape or a place that is no number")
-    if end - start != math.prod(shape) * WIDTHS[dtype]:
-        raise ValueError(f"{name} has {end - start} bytes, which is not what {dtype} of that shape takes")
-    return Tensor(name, dtype, tuple(shape), begin + start, end - start)

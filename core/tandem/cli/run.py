@@ -30,8 +30,11 @@ from tandem.local.process import last_lines
 from tandem.local.session import Requests, Session
 from tandem.local.supervision import is_given_up
 from tandem.mistake import UserError
-from tandem.reading import read_job
+from tandem.prerequisites import here, unmet
+from tandem.reading import job_of, read_source, refuse
+from tandem.rundir import RunDir
 from tandem.snapshot import Event
+from tandem.source import Source
 from tandem.view import summary
 from tandem.view.console import PrintableConsole
 from tandem.view.lines import event_line
@@ -73,8 +76,10 @@ def run(
         raise UserError(weak)
     requests = Requests()
     with requests.caught():
-        job = read_job(file, command.overrides)
-        raise typer.Exit(_Run(command, job, requests, _Output(highlight=False, soft_wrap=False)).until_its_end(fresh))
+        source = read_source(file)
+        job = job_of(source, command.overrides)
+        output = _Output(highlight=False, soft_wrap=False)
+        raise typer.Exit(_Run(command, source, job, requests, output).until_its_end(fresh))
 
 
 class _Output(PrintableConsole):
@@ -109,20 +114,24 @@ class Command:
 
 
 class _Run:
-    def __init__(self, command: Command, job: DistributedTrainingJob, requests: Requests, console: Console) -> None:
-        self._command, self._job, self._requests, self._console = command, job, requests, console
+    def __init__(
+        self, command: Command, source: Source, job: DistributedTrainingJob, requests: Requests, console: Console
+    ) -> None:
+        self._command, self._source, self._job = command, source, job
+        self._requests, self._console = requests, console
         self._path = command.run_dir or Path("runs") / job.metadata.name
         self._notes: list[str] = []
 
     def until_its_end(self, fresh: bool) -> ExitCode:
         """Everything that can be wrong is found before anything is written; then the run."""
-        check(self._job)
+        need_torch()
         cores = usable_cores()
         placement = self._place(cores)
         need_free(self._command.port)
         need_free(self._command.metrics_port or 0, "--metrics-port")
         gpus, note = share_gpus(visible_gpus(dict(os.environ)), self._job)
         self._notes += [note] if note else []
+        self._notes += self._refuse_what_cannot_run(len(cores), gpus, fresh)
         if unused := not_used_here(self._job):
             self._notes.append(f"not used on one machine: {', '.join(unused)}")
         mine = claim(self._path, self._job, fresh, self._command.again("--fresh"))
@@ -131,6 +140,16 @@ class _Run:
             return self._with_claim(mine, placement, len(cores), gpus)
         finally:
             mine.release()
+
+    def _refuse_what_cannot_run(self, cores: int, gpus: Sequence[str] | None, fresh: bool) -> list[str]:
+        """Have what this machine lacks told, before anything is written; returns what is only unwise."""
+        run_dir = RunDir(self._path)
+        is_fresh = fresh or self._job.spec.checkpoint.on_existing == "Fresh"
+        if not is_fresh and run_dir.done() is not None:
+            return []
+        found = unmet(self._job, here(self._job, run_dir, cores, gpus, is_fresh))
+        refuse(found, self._source, self._command.overrides)
+        return [one.message for one in found]
 
     def _with_claim(self, mine: Claim, placement: Placement, cores: int, gpus: Sequence[str] | None) -> ExitCode:
         before = summary.result(mine.run_dir)
@@ -240,34 +259,14 @@ class _Run:
             print(event_line(Event(at=time.time(), kind="info", text=text)), file=self._console.file, flush=True)
 
 
-def check(job: DistributedTrainingJob) -> None:
-    """Find out early what would otherwise be found by every rank after seconds.
+def need_torch() -> None:
+    """See whether this machine can train.
 
     Raises:
-        UserError: the trainer is not installed, or the data folder is not there.
+        UserError: the trainer is not installed.
     """
     if importlib.util.find_spec("torch") is None:
         raise UserError("tandem run trains on this machine and needs PyTorch here: pip install 'tandem[trainer]'")
-    for variable in job.spec.trainer.env:
-        source = variable.value_from
-        if source is not None and not source.optional and variable.name not in os.environ:
-            raise UserError(
-                f"spec.trainer.env: {variable.name} comes from a Secret, a ConfigMap or a pod, which a cluster has; "
-                f"here it is taken from the environment: set {variable.name} and try again"
-            )
-    if job.spec.trainer.task is None:
-        return
-    data = job.spec.trainer.settings.data
-    if data.path is None:
-        return
-    folder = Path(data.path).expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"spec.trainer.config.data.path: {data.path} is a file; it must be a folder.")
-    if not folder.exists() and not data.download:
-        raise UserError(
-            f"spec.trainer.config.data.path: there is no folder {data.path}, and download is false. "
-            f"Put the files of {data.name} there, or set download: true."
-        )
 
 
 def not_used_here(job: DistributedTrainingJob) -> list[str]:

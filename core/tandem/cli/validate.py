@@ -1,17 +1,21 @@
 """`tandem validate FILE…`: all that is wrong with manifests, before a cluster or a GPU is involved."""
 
-from dataclasses import asdict
+import os
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tandem.cli.echo import echo, echo_json
+from tandem.fields import dotted
 from tandem.job import DistributedTrainingJob
 from tandem.mistake import ManifestError, Problem, UserError
 from tandem.printable import one_line
-from tandem.reading import read_job
+from tandem.reading import job_of, read_source, refuse
 from tandem.secrecy import looks_secret
+from tandem.source import Source
 
 
 class Output(StrEnum):
@@ -26,13 +30,16 @@ def validate(
     output: Annotated[
         Output, typer.Option("--output", "-o", help="Sentences for people, or JSON for editors and scripts.")
     ] = Output.TEXT,
+    here: Annotated[
+        bool, typer.Option("--here", help="Also see whether the job can run on this machine, as tandem run does.")
+    ] = False,
 ) -> None:
     """Check manifests, and say what is wrong and where.
 
     Names the file, the line and the field, what was given, what is allowed, and the nearest right name. The API server
     applies the same rules. Ends with 0 if every manifest is right, with 2 if one is not.
     """
-    outcomes = [_checked(file) for file in files]
+    outcomes = [_checked(file, here) for file in files]
     if output is Output.JSON:
         echo_json([_record(file, outcome) for file, outcome in zip(files, outcomes, strict=True)])
     else:
@@ -75,24 +82,55 @@ def _count(number: int, thing: str, plural: str = "s") -> str:
     return f"{number} {thing}{plural if number != 1 else ''}"
 
 
-def _checked(file: str) -> DistributedTrainingJob | UserError:
+@dataclass(frozen=True)
+class _Sound:
+    """A manifest without a mistake."""
+
+    job: DistributedTrainingJob
+    warnings: list[str]
+
+
+def _checked(file: str, here: bool) -> _Sound | UserError:
     try:
-        return read_job(file)
+        source = read_source(file)
+        job = job_of(source)
+        return _Sound(job, warnings(job) + (_doubts_here(job, source) if here else []))
     except UserError as error:
         return error
 
 
-def _show(file: str, outcome: DistributedTrainingJob | UserError) -> None:
+def _doubts_here(job: DistributedTrainingJob, source: Source) -> list[str]:
+    """See whether the job can run here; returns what is only unwise.
+
+    Raises:
+        ManifestError: it cannot.
+    """
+    # Who does not ask for it does not wait for it.
+    from tandem.local.placement import share_gpus, usable_cores, visible_gpus
+    from tandem.prerequisites import here, unmet
+    from tandem.rundir import RunDir
+
+    gpus, _ = share_gpus(visible_gpus(dict(os.environ)), job)
+    site = here(job, RunDir(Path("runs") / job.metadata.name), len(usable_cores()), gpus)
+    found = unmet(job, site)
+    refuse(found, source)
+    return [f"{dotted(one.field)}: {one.message}" for one in found]
+
+
+def _show(file: str, outcome: _Sound | UserError) -> None:
     if isinstance(outcome, UserError):
         from tandem.cli.mistakes import tell  # rich takes a tenth of a second; a good manifest goes without
 
         tell(outcome)
     else:
-        echo(f" {file}: {one_line(summary(outcome))}", mark="OK", colour="green")
+        for warning in outcome.warnings:
+            echo(f" {file}: {one_line(warning)}", mark="warning:", colour="yellow", err=True)
+        echo(f" {file}: {one_line(summary(outcome.job))}", mark="OK", colour="green")
 
 
-def _record(file: str, outcome: DistributedTrainingJob | UserError) -> dict[str, Any]:
-    if isinstance(outcome, DistributedTrainingJob):
-        return {"file": file, "valid": True, "summary": summary(outcome), "problems": [], "warnings": warnings(outcome)}
+def _record(file: str, outcome: _Sound | UserError) -> dict[str, Any]:
+    if isinstance(outcome, _Sound):
+        told = {"summary": summary(outcome.job), "problems": [], "warnings": outcome.warnings}
+        return {"file": file, "valid": True, **told}
     found = outcome.problems if isinstance(outcome, ManifestError) else (Problem(0, 0, file, "", str(outcome)),)
     return {"file": file, "valid": False, "problems": [asdict(problem) for problem in found], "warnings": []}

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli.run import check
 from tandem.cli.validate import warnings
 from tandem.job import DistributedTrainingJob
 from tandem.launch import environment
-from tandem.mistake import UserError
+from tandem.prerequisites import here, unmet
+from tandem.rundir import RunDir
 from tandem.secrecy import HIDDEN, hidden, looks_secret
 from tests.support import manifests
 
@@ -47,18 +47,26 @@ def test_what_comes_from_elsewhere_is_no_part_of_what_is_written() -> None:
     assert job.spec.trainer.env[0].dump()["valueFrom"]["secretKeyRef"]["name"] == "hub"
 
 
-def test_on_a_laptop_the_value_is_the_users_own_or_its_lack_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_laptop_the_value_is_the_users_own_or_its_lack_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def job(optional: bool) -> DistributedTrainingJob:
         source = {"secretKeyRef": {"name": "hub", "key": "token", "optional": optional}}
         script = {"command": ["train.py"], "env": [{"name": "HF_TOKEN", "valueFrom": source}]}
         return manifests.job("digits", trainer=script)
 
+    def lacks(optional: bool) -> list[str]:
+        wanted = job(optional)
+        Path("train.py").touch()
+        return [one.message for one in unmet(wanted, here(wanted, RunDir(tmp_path / "run"), 2, None))]
+
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    check(job(optional=True))
-    with pytest.raises(UserError, match="set HF_TOKEN and try again"):
-        check(job(optional=False))
+    assert lacks(optional=True) == []
+    (why,) = lacks(optional=False)
+    assert "set HF_TOKEN and try again" in why
     monkeypatch.setenv("HF_TOKEN", "hf_abc")
-    check(job(optional=False))
+    assert lacks(optional=False) == []
 
 
 def test_validate_warns_of_them() -> None:

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from tandem import lease
+from tandem.idx import FILES
 from tandem.tasks import Data
 from tandem_trainer.data import load
-from tandem_trainer.data.idx import FILES, read_idx
+from tandem_trainer.data.idx import read_idx
 from tandem_trainer.mistake import ConfigurationError
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from tandem.architectures import plain
 from tandem.manifest import Broken
 from tandem_trainer.checkpoint.contents import Contents, Tensors
 from tandem_trainer.checkpoint.format import ordered
@@ -23,7 +24,6 @@ from tandem_trainer.checkpoint.state import (
     extra_state,
     load_weights,
     own,
-    plain,
     unwrapped,
     weights,
 )

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tandem.architectures import plain
 from tandem.mistake import enumerated
-from tandem_trainer.checkpoint.state import DoesNotFit, own, plain, refuse
+from tandem_trainer.checkpoint.state import DoesNotFit, own, refuse
 
 PARAMETERS = "params"
 """In a group of torch's optimizers: its parameters."""

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from tandem.architectures import plain
 from tandem.mistake import enumerated
 from tandem_trainer.mistake import ConfigurationError
 
-INNER_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
-"""What torch.compile and activation checkpointing put into the names of what is inside."""
 MOST_DIFFERENCES = 6
 """In a sentence for people."""
 
@@ -35,11 +34,6 @@ def unwrapped(module: nn.Module) -> nn.Module:
             module = inner
         else:
             return module
-
-
-def plain(name: str) -> str:
-    """A name without the parts that wrappers inside the model have put into it."""
-    return ".".join(part for part in name.split(".") if part not in INNER_WRAPPERS)
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:

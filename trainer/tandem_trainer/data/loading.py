@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from tandem import lease
-from tandem.cache import cache_folder
+from tandem.cache import data_folder
 from tandem.durable import TEMPORARY
+from tandem.idx import FILES, FOLDERS, find, raw_folder
 from tandem.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, Data
-from tandem_trainer.data.idx import FILES, find_idx, read_idx
+from tandem_trainer.data.idx import read_idx
 from tandem_trainer.data.samples import Samples, Split
 from tandem_trainer.mistake import ConfigurationError
 
 DOWNLOAD_SECONDS = 600.0
 """How long one process may download before others think it dead."""
 
-TORCHVISION_NAMES = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
 DIGITS_FILE = "sklearn/datasets/data/digits.csv.gz"
 MEAN_AND_DEVIATION = {"digits": (0.3053, 0.3759), "mnist": (0.1307, 0.3081), "fashion-mnist": (0.2860, 0.3530)}
 """Of the training images scaled to 0…1."""
@@ -70,14 +70,13 @@ def _synthetic(split: Split, samples: int, size: int) -> Samples:
 
 
 def _mnist(config: Data, split: Split) -> Samples:
-    name = TORCHVISION_NAMES[config.name]
-    root = Path(config.path).expanduser() if config.path else default_folder()
+    root = Path(config.path).expanduser() if config.path else data_folder()
     if config.path and not config.download and not root.is_dir():
         raise ConfigurationError(f"data.path: {config.path} is not a folder. {_how_to_provide(config, root)}")
-    found = _read(root, name, split, config.download)
+    found = _read(root, config.name, split, config.download)
     if found is None and config.download:
-        _download(config, root, name)
-        found = _read(root, name, split, can_be_had_again=False)
+        _download(config, root)
+        found = _read(root, config.name, split, can_be_had_again=False)
     if found is None:
         raise ConfigurationError(f"{config.name} is not in {root}. {_how_to_provide(config, root)}")
     images, labels = found
@@ -86,24 +85,19 @@ def _mnist(config: Data, split: Split) -> Samples:
     return Samples(scaled.unsqueeze(1), labels.to(torch.int64), classes=CLASSES)
 
 
-def default_folder() -> Path:
-    """Where downloaded data sets are kept."""
-    return cache_folder() / "data"
-
-
 def _read(root: Path, name: str, split: Split, can_be_had_again: bool) -> tuple[Tensor, Tensor] | None:
     """Images and labels; None if they are not there, or not whole and of a download that can be made again.
 
     Raises:
         ConfigurationError: they are no images and labels.
     """
-    if (pair := find_idx(root, name, split)) is None:
+    if (pair := find(root, name, split)) is None:
         return None
     try:
         images, labels = read_idx(pair[0]), read_idx(pair[1])
     except ConfigurationError:
         # What is not where torchvision puts it is the user's own.
-        if can_be_had_again and pair[0].parent == root / name / "raw":
+        if can_be_had_again and pair[0].parent == raw_folder(root, name):
             return None
         raise
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
@@ -111,7 +105,7 @@ def _read(root: Path, name: str, split: Split, can_be_had_again: bool) -> tuple[
     return images, labels
 
 
-def _download(config: Data, root: Path, name: str) -> None:
+def _download(config: Data, root: Path) -> None:
     """Let torchvision download; one process does, the others wait for it.
 
     Into a folder of its own, of which each file is moved whole: torchvision writes into the names that others look for,
@@ -121,6 +115,7 @@ def _download(config: Data, root: Path, name: str) -> None:
 
     try:
         root.mkdir(parents=True, exist_ok=True)
+        name = FOLDERS[config.name]
         lock = root / f".{name}.lease"
         deadline = time.monotonic() + DOWNLOAD_SECONDS
         while (held := lease.acquire(lock, seconds=DOWNLOAD_SECONDS)) is None:
@@ -128,12 +123,12 @@ def _download(config: Data, root: Path, name: str) -> None:
                 raise ConfigurationError(f"another process has been downloading {config.name} to {root} for too long")
             time.sleep(0.5)
         with held, tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=root) as aside:
-            if all(_read(root, name, split, can_be_had_again=True) is not None for split in FILES):
+            if all(_read(root, config.name, split, can_be_had_again=True) is not None for split in FILES):
                 return
             getattr(torchvision.datasets, name)(aside, download=True)
-            raw = root / name / "raw"
+            raw = raw_folder(root, config.name)
             raw.mkdir(parents=True, exist_ok=True)
-            for path in sorted((Path(aside) / name / "raw").iterdir()):
+            for path in sorted(raw_folder(Path(aside), config.name).iterdir()):
                 path.replace(raw / path.name)
     except (OSError, RuntimeError) as error:
         raise ConfigurationError(

@@ -1,11 +1,12 @@
 """One split of a data set, whole in memory."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
-Split = Literal["train", "test"]
+from tandem.idx import Split
+
+__all__ = ["Samples", "Split"]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,62 @@
+"""The IDX format of the MNIST family: a magic number with type and rank, the sizes, then the bytes."""
+
+import gzip
+import math
+import struct
+from pathlib import Path
+from typing import IO, Literal
+
+Split = Literal["train", "test"]
+Bytes = gzip.GzipFile | IO[bytes]
+"""A file that is read."""
+FILES: dict[Split, tuple[str, str]] = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+"""Images and labels of each split, with or without `.gz`."""
+FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
+"""What torchvision calls each data set and the folder of its files."""
+UNSIGNED_BYTE = 0x08
+MOST_BYTES = 2**32
+
+
+class NotIdx(Exception):  # noqa: N818 - it is what the file is
+    """A file that cannot be read as IDX; the message names it and says why."""
+
+
+def raw_folder(root: Path, data: str) -> Path:
+    """Where torchvision puts the files of a data set."""
+    return root / FOLDERS[data] / "raw"
+
+
+def find(root: Path, data: str, split: Split) -> tuple[Path, Path] | None:
+    """The image and label file of a split, in `root` or where torchvision puts them; None if one is missing."""
+    for folder in (root, raw_folder(root, data)):
+        pair = [next((p for p in (folder / stem, folder / f"{stem}.gz") if p.is_file()), None) for stem in FILES[split]]
+        if pair[0] and pair[1]:
+            return pair[0], pair[1]
+    return None
+
+
+def opened(path: Path) -> Bytes:
+    """The file's bytes, whether it is compressed or not. Raises OSError."""
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+
+
+def shape(file: Bytes, path: Path) -> tuple[int, ...]:
+    """Read the header, up to the first of the bytes: the size of each dimension.
+
+    Raises:
+        NotIdx: it is no IDX file of unsigned bytes, or a larger one than is read.
+        OSError, EOFError: the file cannot be read, or is no gzip file.
+    """
+    try:
+        zero, kind, rank = struct.unpack(">HBB", file.read(4))
+        if zero != 0 or kind != UNSIGNED_BYTE or not 1 <= rank <= 4:
+            raise NotIdx(f"{path} is not an IDX file of unsigned bytes")
+        sizes: tuple[int, ...] = struct.unpack(f">{rank}I", file.read(4 * rank))
+    except struct.error:
+        raise NotIdx(f"{path} cannot be read as an IDX file: it ends before its header does") from None
+    if math.prod(sizes) > MOST_BYTES:
+        raise NotIdx(f"{path} says it has {math.prod(sizes)} bytes, more than this reads")
+    return sizes

@@ -1,0 +1,68 @@
+"""What a job needs of the place where it runs: known before torch is imported and before anything is started.
+
+A manifest can be right and the job still unable to run: its script is not there, its data has no test images, its
+weights are those of another model, its replicas do not fit into the memory. Each of these is found here in milliseconds
+and told with its line of the manifest, where a rank would find it after seconds and say it in a log, once for each try.
+
+Who checks what:
+
+    tandem validate FILE          the manifest alone (tandem.reading)
+    tandem validate --here FILE   and this machine, as tandem run does
+    tandem run FILE               and this machine, before the run directory is made
+    coordinator on a cluster      what lies on the job's volume, before a worker trains (tandem.prerequisites.site.pod)
+
+A finding is a mistake only if the job cannot run; all else is a warning. What cannot be known is not mentioned. So a
+check reads what the ranks would read, in the same way, and stops where it would have to import or run something.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+
+from tandem.job import DistributedTrainingJob
+from tandem.prerequisites.dataset import dataset
+from tandem.prerequisites.disk import disk
+from tandem.prerequisites.machine import machine, this_machine
+from tandem.prerequisites.program import program
+from tandem.prerequisites.site import Site, pod
+from tandem.prerequisites.variables import variables
+from tandem.prerequisites.weights import weights
+from tandem.rundir import RunDir
+from tandem.unmet import Unmet
+
+__all__ = ["Site", "Unmet", "here", "pod", "unmet"]
+
+CHECKS = (variables, program, dataset, weights, machine, disk)
+
+
+def unmet(job: DistributedTrainingJob, site: Site) -> list[Unmet]:
+    """Everything that keeps a job from running there, or makes it run otherwise than it looks."""
+    return list(chain.from_iterable(_guarded(check(job, site)) for check in CHECKS))
+
+
+def here(
+    job: DistributedTrainingJob,
+    run_dir: RunDir,
+    cores: int,
+    gpus: Sequence[str] | None,
+    is_fresh: bool = False,
+    environment: Mapping[str, str] = os.environ,
+) -> Site:
+    """This machine, for a job that is to run on it as a whole.
+
+    Args:
+        cores: that it may use.
+        gpus: CUDA_VISIBLE_DEVICES of each replica; None: as it is.
+        is_fresh: whether an earlier run is moved aside first.
+        environment: what the training processes inherit.
+    """
+    own = {one.name: one.value for one in job.spec.trainer.env if one.value_from is None}
+    return Site(run_dir, this_machine(cores, gpus), {**environment, **own}, is_fresh=is_fresh)
+
+
+def _guarded(found: Iterator[Unmet]) -> Iterator[Unmet]:
+    """A check that a file or a folder gets the better of says nothing: the ranks will."""
+    try:
+        yield from found
+    except (OSError, ValueError, RecursionError):
+        return

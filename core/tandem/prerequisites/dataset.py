@@ -1,0 +1,209 @@
+"""The data of a built-in task: whether it is there, whole, and as large as the job says.
+
+Only headers are read, and labels; compressed images are read through while READING_SECONDS last, to see that they end
+where their header says.
+"""
+
+import importlib.metadata
+import math
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.idx import FILES, NotIdx, Split, find, opened, raw_folder, shape
+from tandem.job import DistributedTrainingJob
+from tandem.prerequisites.folder import fault_of_folder
+from tandem.prerequisites.site import CONFIG, Site
+from tandem.tasks import CLASSES, LEAST_FOR_CNN, SYNTHETIC_SIZE, ImageClassification
+from tandem.unmet import Unmet
+
+READING_SECONDS = 0.5
+"""For reading through files; what is not known by then is left to the ranks."""
+BLOCK = 2**20
+DIGITS_FILE = "sklearn/datasets/data/digits.csv.gz"
+SIZES = {"digits": 8, "mnist": 28, "fashion-mnist": 28}
+"""Height and width of the images of a data set, where its files do not say otherwise."""
+
+DATA = (*CONFIG, "data")
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a job's training data before it is read."""
+
+    samples: int | None = None
+    """How many there are."""
+    image_size: int | None = None
+    """Their height and width, pixels."""
+
+
+def known(settings: ImageClassification, site: Site) -> Known:
+    """What is known of the training data, by its name or by its files."""
+    data = settings.data
+    if data.name == "synthetic":
+        return Known(data.known_samples, data.image_size or SYNTHETIC_SIZE)
+    if data.name == "digits":
+        return Known(data.known_samples, SIZES[data.name])
+    root = _root(settings, site)
+    try:
+        pair = find(root, data.name, "train") if root is not None else None
+        if pair is None:
+            return Known(image_size=SIZES[data.name] if data.path is None else None)
+        with opened(pair[0]) as file:
+            sizes = shape(file, pair[0])
+    except (NotIdx, OSError, EOFError, zlib.error):
+        return Known()
+    return Known(sizes[0], sizes[1]) if len(sizes) == 3 else Known()
+
+
+def dataset(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
+    """What is wrong with the data of a built-in task."""
+    if job.spec.trainer.task is None:
+        return
+    settings = job.spec.trainer.settings
+    if settings.data.name == "digits" and site.is_here:
+        yield from _digits()
+    if settings.data.name not in ("digits", "synthetic"):
+        found = list(_files(job, settings, site))
+        yield from found
+        if found:
+            return
+    yield from _amounts(settings, known(settings, site))
+
+
+def _digits() -> Iterator[Unmet]:
+    try:
+        is_there = Path(str(importlib.metadata.distribution("scikit-learn").locate_file(DIGITS_FILE))).is_file()
+    except importlib.metadata.PackageNotFoundError:
+        is_there = False
+    if not is_there:
+        message = "digits ships with scikit-learn, which is not installed here: pip install 'tandem[trainer]'"
+        yield Unmet((*DATA, "name"), message)
+
+
+def _amounts(settings: ImageClassification, there: Known) -> Iterator[Unmet]:
+    """Whether the slice and the batch go together with how much there is."""
+    data, samples = settings.data, there.samples
+    if settings.model == "cnn" and there.image_size is not None and there.image_size < LEAST_FOR_CNN:
+        least = f"{LEAST_FOR_CNN}×{LEAST_FOR_CNN}"
+        given = f"{there.image_size}×{there.image_size}"
+        yield Unmet((*CONFIG, "model"), f"model cnn needs images of at least {least} pixels, and these have {given}")
+    if samples is None:
+        return
+    start, end = data.start or 0, data.end or samples
+    if end > samples or start >= end:
+        field = "end" if data.end is not None and data.end > samples else "start"
+        yield Unmet((*DATA, field), f"{data.name} has {samples:,} training samples, so there is no slice {start}:{end}")
+    elif settings.global_batch_size > end - start:
+        message = f"globalBatchSize is {settings.global_batch_size:,}, and there are {end - start:,} samples"
+        if settings.drop_last:
+            yield Unmet((*CONFIG, "globalBatchSize"), f"{message}: dropLast leaves all of them out")
+        else:
+            yield Unmet((*CONFIG, "globalBatchSize"), f"{message}: each epoch is one step", fails=False)
+
+
+def _root(settings: ImageClassification, site: Site) -> Path | None:
+    path = settings.data.path
+    return site.data_folder() if path is None else site.look(path, expands=True)
+
+
+def _files(job: DistributedTrainingJob, settings: ImageClassification, site: Site) -> Iterator[Unmet]:
+    """The IDX files of MNIST and its like."""
+    data, root = settings.data, _root(settings, site)
+    if root is None:
+        return
+    path = (*DATA, "path") if data.path is not None else (*DATA, "name")
+    try:
+        if root.exists() and not root.is_dir():
+            yield Unmet(path, f"{data.path} is a file, and a folder is wanted")
+            return
+        if not root.exists() and data.path is not None and not data.download:
+            yield Unmet(path, f"there is no folder {data.path}; {_how_to_provide(settings)}")
+            return
+        splits: list[Split] = ["train", "test"] if job.spec.evaluation.processes else ["train"]
+        deadline = time.monotonic() + READING_SECONDS
+        for split in splits:
+            pair = find(root, data.name, split)
+            if pair is None:
+                yield from _missing(settings, root, split, path)
+                return
+            if data.download and pair[0].parent == raw_folder(root, data.name):
+                continue  # what is damaged of a download is downloaded again
+            if fault := _fault(pair, settings, split, deadline):
+                yield Unmet(path, fault)
+                return
+    except OSError as error:
+        yield Unmet(path, f"{root} cannot be read: {error.strerror}")
+
+
+def _missing(settings: ImageClassification, root: Path, split: Split, path: tuple[str, ...]) -> Iterator[Unmet]:
+    data = settings.data
+    if data.download:
+        if fault := fault_of_folder(root):
+            yield Unmet(path, f"{data.name} cannot be downloaded to {root}: {fault}")
+        return
+    names = [name for name in FILES[split] if not any((root / f"{name}{end}").is_file() for end in ("", ".gz"))]
+    what = "the test data, which the evaluators need" if split == "test" else "the training data"
+    yield Unmet(path, f"{root} lacks {what}: {' and '.join(names)}; {_how_to_provide(settings)}")
+
+
+def _how_to_provide(settings: ImageClassification) -> str:
+    if settings.data.path is None:
+        return "name the folder of its four IDX files in data.path, or set download: true"
+    return f"put the four IDX files of {settings.data.name} there, or set download: true"
+
+
+def _fault(pair: tuple[Path, Path], settings: ImageClassification, split: Split, deadline: float) -> str:
+    """What is wrong with images and labels, in a sentence; empty if nothing is, as far as one can see in time."""
+    images, labels = pair
+    sizes = []
+    for path in (labels, images):
+        try:
+            with opened(path) as file:
+                sizes.append(shape(file, path))
+        except NotIdx as error:
+            return str(error)
+        except (OSError, EOFError, zlib.error) as error:
+            return f"{path} cannot be read as an IDX file: {error}"
+    of_labels, of_images = sizes
+    if len(of_images) != 3 or len(of_labels) != 1:
+        return f"{images} and {labels} are not images and labels of the same samples"
+    if of_images[0] != of_labels[0]:
+        counts = f"{of_images[0]:,} images and {of_labels[0]:,} labels"
+        return f"{images} and {labels} are not images and labels of the same samples: there are {counts}"
+    if not math.prod(of_images):
+        return f"{images} holds no images"
+    if of_images[1] != of_images[2] and settings.model != "resnet-18":
+        return f"{images} has images of {of_images[1]}×{of_images[2]} pixels; model {settings.model} needs square ones"
+    largest = 0
+    for path, size in ((labels, of_labels[0]), (images, math.prod(of_images))):
+        count, most, fault = _read(path, size, deadline, wants_largest=path is labels)
+        if fault:
+            return fault
+        if count is not None and count < size:
+            return f"{path} is cut short: {count:,} of {size:,} bytes"
+        largest = max(largest, most)
+    if largest >= CLASSES:
+        return f"{labels} has the label {largest}; labels are 0 to {CLASSES - 1}"
+    return ""
+
+
+def _read(path: Path, size: int, deadline: float, wants_largest: bool) -> tuple[int | None, int, str]:
+    """How many of the bytes after the header are there (None: not known), the largest of them, and what goes wrong."""
+    count = largest = 0
+    try:
+        with opened(path) as file:
+            header = 4 + 4 * len(shape(file, path))
+            if path.suffix != ".gz" and not wants_largest:
+                return min(size, path.stat().st_size - header), 0, ""
+            while count < size and (block := file.read(min(BLOCK, size - count))):
+                count += len(block)
+                if wants_largest:
+                    largest = max(largest, max(block))
+                if time.monotonic() > deadline:
+                    return None, largest, ""
+    except (OSError, EOFError, zlib.error) as error:
+        return count, largest, f"{path} is damaged: {error}"
+    return count, largest, ""

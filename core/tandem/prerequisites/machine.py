@@ -1,0 +1,160 @@
+"""What one machine can carry: the processes of a job that all run on it, its GPUs, its ports.
+
+Only what cannot work is refused. Ranks that share a core are slow and no mistake, so there is a warning.
+"""
+
+import os
+import resource
+import shutil
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from tandem.formatting import size
+from tandem.job import DistributedTrainingJob
+from tandem.prerequisites.site import CONFIG, Machine, Site
+from tandem.tasks import SYNTHETIC, SYNTHETIC_SIZE
+from tandem.unmet import Unmet
+
+AGENT_BYTES, RANK_BYTES, EVALUATOR_BYTES = 64 * 2**20, 28 * 2**20, 96 * 2**20
+"""What a process has for itself at least, beside what all share: an agent with its fork server, a rank, an evaluator of
+the smallest built-in model (torch 2.15 on a CPU: 66, 29 and 360 MiB)."""
+FLOAT = 4
+"""Bytes."""
+MOST_RANKS_ON_A_CORE = 4
+"""More of them than this are probably not meant."""
+MOST_PORTS = 1_000
+"""Of a range that are tried."""
+
+
+def this_machine(cores: int, gpus: Sequence[str] | None) -> Machine:
+    """What there is here.
+
+    Args:
+        cores: that the job may use.
+        gpus: CUDA_VISIBLE_DEVICES of each replica; None: as it is.
+    """
+    has_gpu = None if gpus is None or any(gpus) else False
+    if gpus is None and not _may_have_gpu():
+        has_gpu = False
+    return Machine(cores, _memory(), _processes(), has_gpu)
+
+
+def machine(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
+    """What this machine cannot carry of a job that is to run on it as a whole."""
+    there = site.machine
+    if there is None:
+        return
+    yield from _load(job, there)
+    yield from _task(job, there, site)
+    yield from _store_ports(job)
+
+
+def _load(job: DistributedTrainingJob, there: Machine) -> Iterator[Unmet]:
+    workers, evaluation = job.spec.workers, job.spec.evaluation
+    ranks = workers.replicas * workers.processes
+    field = ("spec", "workers", "replicas")
+    what = f"{workers.replicas:,} replicas" + (f" of {workers.processes} processes" if workers.processes > 1 else "")
+    if evaluation.processes > ranks:
+        field = ("spec", "evaluators", "replicas")
+        what = f"{evaluation.processes:,} evaluator processes"
+    needed = workers.replicas * AGENT_BYTES + ranks * RANK_BYTES + evaluation.processes * EVALUATOR_BYTES
+    processes = workers.replicas + ranks + evaluation.processes
+    if there.memory is not None and needed > there.memory:
+        message = f"{what} take {size(needed)} of memory at least, and this machine has "
+        yield Unmet(field, f"{message}{size(there.memory)} on {_cores(there)}")
+    elif there.processes is not None and processes > there.processes:
+        message = f"{what} are {processes:,} processes, and there can be {there.processes:,} on this machine"
+        yield Unmet(field, message)
+    elif ranks > MOST_RANKS_ON_A_CORE * there.cores:
+        yield Unmet(field, f"{ranks:,} training processes share {_cores(there)}; this is slow", fails=False)
+
+
+def _task(job: DistributedTrainingJob, there: Machine, site: Site) -> Iterator[Unmet]:
+    if job.spec.trainer.task is None:
+        return
+    settings = job.spec.trainer.settings
+    if settings.precision == "float16" and there.has_gpu is False:
+        message = "float16 needs a GPU, and training runs on CPUs here; take bfloat16 or float32"
+        yield Unmet((*CONFIG, "precision"), message)
+    data = settings.data
+    if data.name == "synthetic" and there.memory is not None:
+        pixels = (data.image_size or SYNTHETIC_SIZE) ** 2
+        each = (data.samples or SYNTHETIC) * pixels * FLOAT
+        ranks = job.spec.workers.replicas * job.spec.workers.processes
+        if each * ranks > there.memory:
+            message = f"the data takes {size(each)} in each of {ranks:,} training processes, and this machine has "
+            field = (*CONFIG, "data", "samples" if data.samples else "imageSize")
+            yield Unmet(field, f"{message}{size(there.memory)}")
+    if settings.compile and there.has_gpu is False and not _has_compiler(site.variables or {}):
+        message = "compile needs a C++ compiler (g++), and there is none in the folders of PATH"
+        yield Unmet((*CONFIG, "compile"), message)
+
+
+def _store_ports(job: DistributedTrainingJob) -> Iterator[Unmet]:
+    ports = job.spec.workers.store_ports
+    if ports is None or ports.last - ports.first >= MOST_PORTS:
+        return
+    if not any(_is_free(port) for port in range(ports.first, ports.last + 1)):
+        message = (
+            f"none of the ports {ports.first} to {ports.last} is free on this machine; give others, or leave it out"
+        )
+        yield Unmet(("spec", "workers", "storePorts"), message)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def _has_compiler(variables: Mapping[str, str]) -> bool:
+    if variables.get("CXX"):
+        return True
+    return any(shutil.which(name, path=variables.get("PATH")) for name in ("g++", "c++", "clang++", "cl"))
+
+
+def _may_have_gpu() -> bool:
+    """Whether there is any sign of a GPU that torch may find, whoever made it."""
+    if sys.platform == "darwin":
+        return False
+    signs = ("nvidia0", "nvidiactl", "kfd", "dxg", "dri")
+    return sys.platform != "linux" or any(Path("/dev", sign).exists() for sign in signs) or bool(_nvidia_smi())
+
+
+def _nvidia_smi() -> str | None:
+    return shutil.which("nvidia-smi")
+
+
+def _memory() -> int:
+    """Bytes for all processes, swap included; a container's limit where it is smaller."""
+    whole = psutil.virtual_memory().total
+    limits = [whole]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            limits.append(int(Path("/sys/fs/cgroup", name).read_text()))
+    return min(limits) + psutil.swap_memory().total
+
+
+def _processes() -> int | None:
+    """How many processes there may be; None where nothing says it."""
+    limits = []
+    for path in ("/proc/sys/kernel/pid_max", "/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max"):
+        with suppress(OSError, ValueError):
+            limits.append(int(Path(path).read_text()))
+    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if os.geteuid() != 0 and most != resource.RLIM_INFINITY:
+        limits.append(most)
+    return min(limits, default=None)
+
+
+def _cores(there: Machine) -> str:
+    return f"{there.cores} core" + ("s" if there.cores > 1 else "")

@@ -1,0 +1,248 @@
+"""The user's own command: whether there is what it names, and whether it can be started.
+
+The words are read as the agent reads them (tandem.launch.agent_command): a script, a module, or a program. Nothing is
+imported and nothing is run. What follows the script is its own business.
+"""
+
+import os
+import re
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from tandem.job import DistributedTrainingJob
+from tandem.prerequisites.site import Site, fault_of_file, is_folder, unexpanded
+from tandem.unmet import Unmet
+
+MOST_BYTES = 2**21
+"""Longer scripts are not compiled to find mistakes in them."""
+SHELLS = ("bash", "dash", "ksh", "sh", "zsh")
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
+_ALONE = re.compile(r"-[bBdEiIOPqsSuvx]+")
+"""Options of Python without an argument."""
+
+Word = tuple[str, int]
+"""One of the words of command and args, with its place among them."""
+
+
+def program(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
+    """What is wrong with the command of a job that has one."""
+    trainer = job.spec.trainer
+    command = trainer.command
+    if command is None:
+        return
+    words = list(zip([*command, *trainer.args], range(len(command) + len(trainer.args)), strict=True))
+    for message, place, suggestion in _start(words, site):
+        inner = ("command", place) if place < len(command) else ("args", place - len(command))
+        yield Unmet(("spec", "trainer", *inner), message, suggestion=suggestion)
+
+
+Found = Iterator[tuple[str, int, str]]
+"""Message, place of the word, what was probably meant."""
+
+
+def _start(words: Sequence[Word], site: Site) -> Found:
+    (first, place), rest = words[0], words[1:]
+    if first in ("python", "python3"):
+        yield from _python(rest, place, site, is_ours=True)
+    elif first == "-m":
+        yield from _module(rest, place, site)
+    elif first.endswith(".py"):
+        yield from _script(words[0], site, is_ours=True)
+    else:
+        yield from _program(words[0], site)
+        name = Path(first).name
+        if _PYTHON.fullmatch(name):
+            yield from _python(rest, place, site, is_ours=False)
+        elif name in SHELLS and rest and not rest[0][0].startswith("-"):
+            yield from _shell_script(rest[0], site)
+
+
+def _python(words: Sequence[Word], place: int, site: Site, is_ours: bool) -> Found:
+    """What Python is asked to run, after the options that are known here.
+
+    Args:
+        is_ours: whether it is the Python that this is.
+    """
+    left = list(words)
+    while left and left[0][0].startswith("-"):
+        option, place = left.pop(0)
+        if option == "-m":
+            if is_ours or not left:
+                yield from _module(left, place, site)
+            return
+        if option in ("-X", "-W") and left:
+            left.pop(0)
+        elif not _ALONE.fullmatch(option):
+            return
+    if left:
+        yield from _script(left[0], site, is_ours)
+
+
+def _script(word: Word, site: Site, is_ours: bool) -> Found:
+    text, place = word
+    path = site.look(text)
+    if path is None:
+        return
+    if is_folder(path) and not text.endswith(".py"):
+        if not (path / "__main__.py").is_file():
+            yield f"{text} is a folder without a __main__.py; name a script in it", place, ""
+        return
+    fault, near = fault_of_file(path, text)
+    if fault:
+        yield fault, place, near
+    elif is_ours and site.is_here and text.endswith(".py") and (mistake := _mistake_in(path)):
+        yield f"{text}, {mistake}", place, ""
+
+
+def _mistake_in(script: Path) -> str:
+    """Why Python does not compile a script; empty if it does."""
+    try:
+        if not script.is_file() or script.stat().st_size > MOST_BYTES:
+            return ""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return f"line {error.lineno}: {error.msg}" if error.lineno else str(error.msg)
+    except ValueError as error:
+        return str(error)
+    except (OSError, RecursionError, MemoryError, OverflowError):
+        return ""
+    return ""
+
+
+def _module(words: Sequence[Word], place: int, site: Site) -> Found:
+    if not words:
+        yield "-m lacks the name of a module after it", place, ""
+        return
+    name, place = words[0]
+    if not site.is_here or site.variables is None:
+        return
+    folders = [str(Path.cwd()), *filter(None, site.variables.get("PYTHONPATH", "").split(os.pathsep)), *sys.path]
+    if fault := _fault_of_module(name, folders):
+        ending = ".py"
+        is_file = name.endswith(ending) and Path(name).is_file()
+        yield fault, place, name.removesuffix(ending) if is_file else ""
+
+
+def _fault_of_module(name: str, folders: Sequence[str]) -> str:
+    """Why Python finds no module of a name to run; empty if it does, or if only an import could tell."""
+    parts, where = name.split("."), list(folders)
+    if not all(part.isidentifier() for part in parts):
+        return f"{name} is no name of a module; -m takes one such as package.module, and a path stands without -m"
+    for number in range(1, len(parts) + 1):
+        full = ".".join(parts[:number])
+        spec, is_known = _found(full, where, is_top=number == 1)
+        if not is_known:
+            return ""
+        if spec is None:
+            return f"Python finds no module {full} in {Path.cwd()}, in PYTHONPATH or among what is installed"
+        if spec.submodule_search_locations is None:
+            if number < len(parts):
+                return f"{full} is a module and not a package, so there is no {name} in it"
+            return ""
+        where = list(spec.submodule_search_locations)
+        if _makes_modules(spec):
+            return ""
+    spec, is_known = _found(f"{name}.__main__", where, is_top=False)
+    if is_known and spec is None:
+        return f"{name} is a package without a __main__.py, which -m would run"
+    return ""
+
+
+def _found(name: str, where: Sequence[str], is_top: bool) -> tuple[ModuleSpec | None, bool]:
+    """Where a module is, and whether that could be found out."""
+    try:
+        for finder in [PathFinder, *(sys.meta_path if is_top else [])]:
+            find = getattr(finder, "find_spec", None)
+            spec = find(name, where if finder is PathFinder else None) if find else None
+            if spec is not None:
+                return spec, True
+    except Exception:
+        return None, False
+    return None, True
+
+
+def _makes_modules(package: ModuleSpec) -> bool:
+    """Whether a package may have modules that no file shows, because it says so when it is imported."""
+    try:
+        text = Path(package.origin or "").read_text(errors="replace") if package.origin else ""
+    except OSError:
+        return True
+    return "__path__" in text or "sys.modules" in text
+
+
+def _shell_script(word: Word, site: Site) -> Found:
+    text, place = word
+    path = site.look(text)
+    if path is None or ("/" not in text and site.is_here and _on_path(text, site)):
+        return
+    fault, near = fault_of_file(path, text)
+    if fault:
+        yield fault, place, near
+
+
+def _program(word: Word, site: Site) -> Found:
+    text, place = word
+    if not text:
+        yield "the name of the program is empty", place, ""
+        return
+    if "/" not in text:
+        if site.is_here and _on_path(text, site) is None:
+            here = Path(text).exists()
+            hint = f"; the file {text} here is started as ./{text}" if here else unexpanded(text)
+            yield f"there is no program {text} in the folders of PATH{hint}", place, f"./{text}" if here else ""
+        return
+    path = site.look(text)
+    if path is None:
+        return
+    fault, near = fault_of_file(path, text)
+    if fault and not ("Permission denied" in fault and os.access(path, os.X_OK)):
+        yield fault, place, near
+    elif not os.access(path, os.X_OK):
+        yield f"{text} is not executable: chmod +x {text}, or name what runs it, such as bash, before it", place, ""
+    elif site.is_here and (fault := _fault_of_image(path, text, site)):
+        yield fault, place, ""
+
+
+def _on_path(name: str, site: Site) -> str | None:
+    return shutil.which(name, path=(site.variables or {}).get("PATH", os.defpath))
+
+
+def _fault_of_image(path: Path, text: str, site: Site) -> str:
+    """Why the kernel cannot start a file; empty if nothing shows that."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(4096)
+    except OSError:
+        return ""
+    if not begin.startswith(b"#!"):
+        is_text = begin.isascii() and b"\0" not in begin
+        if is_text and not _has_foreign_formats():
+            return f"{text} is text without #! and the name of what runs it in its first line; name that before it"
+        return ""
+    line = begin[2:].split(b"\n", 1)[0].decode(errors="replace")
+    words = line.split()
+    if not words:
+        return f"{text} names nothing after #! in its first line"
+    if line.endswith("\r"):
+        return f"{text} has Windows line ends, so its first line names {words[0]!r} with one more character; dos2unix"
+    if not Path(words[0]).exists():
+        return f"{text} wants to be run by {words[0]}, as its first line says, which is not there"
+    by_env = Path(words[0]).name == "env" and len(words) > 1 and "=" not in words[1] and not words[1].startswith("-")
+    if by_env and _on_path(words[1], site) is None:
+        return f"{text} wants to be run by {words[1]}, as its first line says, which is in no folder of PATH"
+    return ""
+
+
+def _has_foreign_formats() -> bool:
+    """Whether the kernel knows programs by other signs than those that are checked here (binfmt_misc)."""
+    folder = Path("/proc/sys/fs/binfmt_misc")
+    try:
+        return any(entry.name not in ("register", "status") for entry in folder.iterdir())
+    except OSError:
+        return False

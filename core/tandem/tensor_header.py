@@ -1,0 +1,78 @@
+"""The header of a safetensors file: what tensors it holds and where they stand, without a byte of them.
+
+(https://github.com/huggingface/safetensors, section Format.)
+"""
+
+import json
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+MOST_BYTES = 100_000_000
+"""The library's own limit."""
+WIDTHS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+}
+"""Bytes of an element, by the format's names of types."""
+LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Where a tensor stands in its file."""
+
+    name: str
+    """Its name."""
+    dtype: str
+    """In the format's words: F32, BF16, …"""
+    shape: tuple[int, ...]
+    """Its shape."""
+    start: int
+    """First byte in the file."""
+    size: int
+    """Bytes."""
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+
+def tensors(read: Callable[[int, int], bytes], size: int) -> dict[str, Tensor]:
+    """All tensors of a file by name, in the order in which it holds them.
+
+    Args:
+        read: so many bytes from a place on.
+        size: of the file, in bytes.
+
+    Raises:
+        ValueError: it is no such file; says why.
+    """
+    if size < LENGTH.size:
+        raise ValueError(f"it has {size} bytes")
+    try:
+        (length,) = LENGTH.unpack(read(0, LENGTH.size))
+        if length > min(MOST_BYTES, size - LENGTH.size):
+            raise ValueError(f"a header of {length} bytes")
+        entries = json.loads(read(LENGTH.size, length))
+        begin = LENGTH.size + length
+        found = [_tensor(name, entry, begin) for name, entry in entries.items() if name != "__metadata__"]
+    except (KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
+        raise ValueError(str(error)) from error
+    if any(tensor.start + tensor.size > size for tensor in found):
+        raise ValueError("a tensor that ends after the file")
+    return {tensor.name: tensor for tensor in sorted(found, key=lambda tensor: tensor.start)}
+
+
+def _tensor(name: str, entry: dict[str, Any], begin: int) -> Tensor:
+    dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not all(isinstance(number, int) and number >= 0 for number in (start, end, *shape)):
+        raise ValueError("a shape or a place that is no number")
+    if end - start != math.prod(shape) * WIDTHS[dtype]:
+        raise ValueError(f"{name} has {end - start} bytes, which is not what {dtype} of that shape takes")
+    return Tensor(name, dtype, tuple(shape), begin + start, end - start)

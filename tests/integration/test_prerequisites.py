@@ -1,0 +1,55 @@
+"""A job that cannot run here is refused by the real command line: at once, in one message, without torch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+from tests.support.bad_surroundings import CASES, BadSurroundings
+from tests.support.processes import tandem
+
+SHOWN = [
+    case
+    for case in CASES
+    if case.name
+    in (
+        "script-missing",
+        "module-missing",
+        "program-not-executable",
+        "label-out-of-range",
+        "test-data-missing",
+        "weights-of-torch-save",
+        "ten-thousand-replicas",
+        "run-directory-below-a-file",
+    )
+]
+
+
+@pytest.mark.parametrize("case", SHOWN, ids=lambda case: case.name)
+@pytest.mark.parametrize("command", [["run"], ["validate", "--here"]], ids=" ".join)
+def test_it_ends_with_2_and_one_message(case: BadSurroundings, command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(json.dumps(case.job(tmp_path)))
+    result = tandem(*command, "job.json", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count("error:") == 1
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "runs/case").exists()
+
+
+def test_the_example_that_lacks_nothing_passes() -> None:
+    result = tandem("validate", "--here", "examples/own-script.yaml")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", [["run"], ["validate", "--here"]], ids=" ".join)
+def test_torch_is_not_imported_to_find_out(command: list[str], tmp_path: Path) -> None:
+    code = "import sys; from tandem.cli import main; sys.exit(main() or 0)"
+    words = [sys.executable, "-X", "importtime", "-c", code, *command, str(ROOT / "examples/digits.yaml")]
+    words += ["--set", "trainer.config.initialWeights=gone"] if command == ["run"] else []
+    result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in result.stderr.splitlines()}
+    assert "tandem" in imported
+    assert not imported & {"torch", "numpy", "safetensors", "torchvision", "matplotlib", "tandem_trainer"}

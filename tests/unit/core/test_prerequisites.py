@@ -1,0 +1,261 @@
+"""What a job lacks where it runs is known before anything is started, and nothing else is complained of."""
+
+import gzip
+import re
+import shutil
+import socket
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from tandem.architectures import shapes
+from tandem.job import DistributedTrainingJob
+from tandem.mistake import ManifestError, Problem
+from tandem.prerequisites import Site, here, pod, unmet
+from tandem.prerequisites.site import Machine
+from tandem.reading import job_of, read_job, refuse
+from tandem.rundir import RunDir
+from tandem.source import parse
+from tandem.unmet import Unmet
+from tests.support import ROOT
+from tests.support.bad_surroundings import CASES, BadSurroundings, idx, safetensors, weights, whole_mnist, written
+from tests.support.manifests import job, run_directory
+
+LAPTOP = Machine(cores=2, memory=16 * 2**30, processes=32_768, has_gpu=False)
+TASK = {"task": "image-classification"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def laptop(of: DistributedTrainingJob, machine: Machine = LAPTOP, **more: Any) -> Site:
+    return replace(here(of, RunDir(Path("runs") / of.metadata.name), 2, None), machine=machine, **more)
+
+
+def found(of: DistributedTrainingJob, machine: Machine = LAPTOP, **more: Any) -> list[Unmet]:
+    return unmet(of, laptop(of, machine, **more))
+
+
+def trains(**config: Any) -> DistributedTrainingJob:
+    return job(trainer=TASK | {"config": {"data": {"name": "digits"}} | config})
+
+
+def runs(*words: str) -> DistributedTrainingJob:
+    return job(trainer={"command": list(words)})
+
+
+# What is wrong is told
+
+
+def the_problem(case: BadSurroundings, folder: Path) -> Problem:
+    text = yaml.safe_dump(case.job(folder), sort_keys=False)
+    source = parse(text.encode(), "job.yaml")
+    with pytest.raises(ManifestError) as caught:
+        refuse(found(job_of(source)), source)
+    (problem,) = caught.value.problems
+    if problem.line:
+        assert problem.excerpt == text.splitlines()[problem.line - 1]
+    return problem
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_bad_surroundings_get_one_message_at_the_field_it_is_about(case: BadSurroundings, folder: Path) -> None:
+    problem = the_problem(case, folder)
+    assert problem.field == case.field
+    assert re.search(case.words, problem.message), problem.message
+    assert problem.suggestion.removeprefix(f"{folder}/") == case.suggestion
+    assert bool(problem.line) == bool(case.field)
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len({case.name for case in CASES}) == len(CASES) >= 40
+
+
+def test_a_setting_from_the_command_line_is_blamed_where_it_is_one(folder: Path) -> None:
+    source = parse((ROOT / "examples/digits.yaml").read_bytes(), "digits.yaml")
+    settings = ["trainer.config.precision=float16"]
+    with pytest.raises(ManifestError) as caught:
+        refuse(found(job_of(source, settings)), source, settings)
+    assert [(one.file, one.column) for one in caught.value.problems] == [("--set", 26)]
+
+
+def test_ports_of_which_none_is_free_are_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        (one,) = found(job(workers={"storePorts": {"first": port, "last": port}}))
+    assert one.field == ("spec", "workers", "storePorts")
+
+
+def test_two_checkpoints_have_to_have_room(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    of = trains(model="resnet-18")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=200 * 2**20))
+    (one,) = found(of)
+    assert (one.field, one.message.startswith("two checkpoints take 268 MB")) == ((), True)
+    assert not found(trains(model="cnn"))
+
+
+# What can run is let alone
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.stem)
+def test_nothing_is_said_of_the_examples(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert found(read_job(path), Machine(cores=4, memory=16 * 2**30)) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["python", "a.py"],
+        ["python3", "a.py", "--data", "nowhere"],
+        ["python", "-u", "a.py"],
+        ["python", "-c", "pass"],
+        ["python", "-u", "-m", "pack.inner"],
+        ["python", "-"],
+        ["python", "-m", "pack"],
+        ["python", "-m", "json.tool"],
+        ["-m", "pack"],
+        ["a.py"],
+        ["python", "-u", "pack"],
+        ["python3.99", "a.py"],
+        ["bash", "a.sh"],
+        ["bash", "-c", "python train.py"],
+        ["./a.sh"],
+        ["env", "A=1", "python", "train.py"],
+        ["true"],
+        ["python", "-m", "dynamic.made_up"],
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_can_start_is_let_alone(words: list[str], folder: Path) -> None:
+    written(folder, {"a.py": "print('x')\n", "pack/__main__.py": "", "pack/__init__.py": "", "pack/inner.py": ""})
+    written(folder, {"a.sh": "#!/usr/bin/env bash\n", "dynamic/__init__.py": "__path__ = []\n"}, executable=True)
+    if words[0] != "python3.99":
+        assert found(runs(*words)) == []
+    else:
+        assert [one.message for one in found(runs(*words))] == ["there is no program python3.99 in the folders of PATH"]
+
+
+def test_a_script_is_not_compiled_that_another_python_runs(folder: Path) -> None:
+    written(folder, {"a.py": "print 'of Python 2'\n"})
+    written(folder, {"python2": "#!/bin/sh\n"}, executable=True)
+    assert found(runs("./python2", "a.py")) == []
+
+
+def test_pythonpath_of_the_job_counts(folder: Path) -> None:
+    written(folder, {"lib/mine.py": ""})
+    env = [{"name": "PYTHONPATH", "value": "lib"}]
+    assert found(job(trainer={"command": ["python", "-m", "mine"], "env": env})) == []
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_sound_data_is_let_alone(folder: Path, ending: str) -> None:
+    whole_mnist(folder, count=100)
+    if ending:
+        for path in list((folder / "data").iterdir()):
+            path.with_name(path.name + ending).write_bytes(gzip.compress(path.read_bytes()))
+            path.unlink()
+    assert found(trains(data={"name": "mnist", "path": "data", "download": False, "end": 100})) == []
+
+
+def test_data_that_can_be_downloaded_need_not_be_there(folder: Path) -> None:
+    assert found(trains(data={"name": "mnist", "path": "data"})) == []
+
+
+def test_a_download_that_is_damaged_is_downloaded_again(folder: Path) -> None:
+    raw = folder / "data/MNIST/raw"
+    raw.mkdir(parents=True)
+    for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
+        (raw / name).write_bytes(b"garbage")
+    assert found(trains(data={"name": "mnist", "path": "data"})) == []
+    assert found(trains(data={"name": "mnist", "path": "data", "download": False})) != []
+
+
+def test_without_evaluators_nobody_needs_test_data(folder: Path) -> None:
+    whole_mnist(folder, count=100)
+    for path in (folder / "data").glob("t10k*"):
+        path.unlink()
+    config = {"data": {"name": "mnist", "path": "data", "download": False}}
+    assert found(job(trainer=TASK | {"config": config}, evaluators={"replicas": 0})) == []
+    assert found(job(trainer=TASK | {"config": config})) != []
+
+
+@pytest.mark.parametrize("model", ["cnn", "baby-cnn", "simple-net", "resnet-18"])
+def test_weights_of_the_same_model_fit(folder: Path, model: str) -> None:
+    written(folder, {"w": weights(model)})
+    assert found(trains(model=model, initialWeights="w")) == []
+
+
+def test_what_the_compiler_puts_into_names_is_no_difference(folder: Path) -> None:
+    wrapped = {f"_orig_mod.{name}": shape for name, shape in shapes("cnn", 1, 8, 10).items()}
+    written(folder, {"w": safetensors(**wrapped)})
+    assert found(trains(initialWeights="w")) == []
+
+
+def test_a_run_with_checkpoints_needs_no_initial_weights(folder: Path) -> None:
+    of = trains(initialWeights="gone")
+    rundir = run_directory(Path("runs/digits"), of)
+    assert found(of) != []
+    (rundir.checkpoints / "step-000000010").mkdir()
+    assert found(of) == []
+    assert found(of, is_fresh=True) != []
+
+
+def test_more_ranks_than_cores_are_slow_and_no_mistake() -> None:
+    (one,) = found(job(workers={"replicas": 10}))
+    assert not one.fails
+    assert found(job(workers={"replicas": 8})) == []
+
+
+def test_a_batch_larger_than_the_data_is_one_step_and_no_mistake() -> None:
+    (one,) = found(trains(globalBatchSize=5_000))
+    assert not one.fails
+
+
+@pytest.mark.parametrize("has_gpu", [True, None])
+def test_half_precision_is_let_alone_where_there_may_be_a_gpu(has_gpu: bool | None) -> None:
+    assert found(trains(precision="float16"), replace(LAPTOP, has_gpu=has_gpu)) == []
+
+
+# On a cluster
+
+
+def on_volume(of: DistributedTrainingJob, volume: Path) -> list[Unmet]:
+    return unmet(of, pod(RunDir(volume / of.metadata.name), of))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_coordinator_says_nothing_of_what_only_workers_can_see(
+    case: BadSurroundings, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    of = DistributedTrainingJob.parse(case.job(folder))
+    if case.name == "module-unnamed":  # which is wrong wherever it runs
+        return
+    assert [one for one in on_volume(of, tmp_path_factory.mktemp("volume")) if one.fails] == []
+
+
+def test_a_coordinator_sees_what_lies_on_the_volume(tmp_path: Path) -> None:
+    whole_mnist(tmp_path)
+    (tmp_path / "data/train-labels-idx1-ubyte").write_bytes(idx(20, content=b"\x0b" * 20))
+    data = {"name": "mnist", "path": str(tmp_path / "data"), "download": False}
+    of = trains(data=data, initialWeights=str(tmp_path / "gone"))
+    assert [one.field[-1] for one in on_volume(of, tmp_path)] == ["path", "initialWeights"]
+    (one,) = on_volume(runs("python", str(tmp_path / "train.py")), tmp_path)
+    assert one.field == ("spec", "trainer", "command", 1)
+
+
+def test_a_coordinator_does_not_see_through_what_workers_mount_over_the_volume(tmp_path: Path) -> None:
+    mount = {"name": "code", "mountPath": str(tmp_path / "code")}
+    template = {"spec": {"containers": [{"name": "worker", "volumeMounts": [mount]}]}}
+    command = ["python", str(tmp_path / "code/train.py")]
+    assert on_volume(job(trainer={"command": command}), tmp_path) != []
+    assert on_volume(job(trainer={"command": command}, workers={"template": template}), tmp_path) == []
