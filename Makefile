@@ -26,6 +26,7 @@ setup: $(STAMP) ## Make .venv with everything in it
 run: $(STAMP) ## Train and evaluate real digits on this machine, then write a report
 	@$(BIN)/tandem run examples/digits.yaml --fresh
 	@$(BIN)/tandem report runs/digits
+	@echo; echo "To have the tandem command in this terminal:  . $(VENV)/bin/activate"
 
 fmt: $(STAMP) ## Format the code
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .

@@ -112,7 +112,7 @@ class TestARunThatGoesOn:
 
     def test_has_only_sound_checkpoints_in_the_end_and_never_began_again(self, going: LocalRun, over: RunDir) -> None:
         assert checkpoints("verify", over.path).returncode == 0
-        listed = json.loads(checkpoints("ls", over.path, "--json").stdout)
+        listed = json.loads(checkpoints("ls", over.path, "-o", "json").stdout)
         assert {one["state"] for one in listed["checkpoints"]} == {"counts"}
         assert len(over.generation_records()) == 1
 
@@ -137,7 +137,7 @@ class TestARunThatGoesOn:
         shown = checkpoints("show", over.path, "latest").stdout
         for said in ("complete", "with 2 ranks", "from the beginning", "evaluated", "keepLast", "torch 2."):
             assert said in shown
-        body = json.loads(checkpoints("show", over.path, "latest", "--json").stdout)
+        body = json.loads(checkpoints("show", over.path, "latest", "-o", "json").stdout)
         assert body["manifest"]["step"] == body["step"] == over.committed()[0].step
 
 
@@ -154,7 +154,7 @@ class TestVerify:
         ]
 
     def test_those_that_are_named_are_read_and_no_others(self, run: SmallRun) -> None:
-        answer = checkpoints("verify", run.rundir.path, "best", "600", "600", "--json")
+        answer = checkpoints("verify", run.rundir.path, "best", "600", "600", "-o", "json")
         assert answer.returncode == 0
         found = json.loads(answer.stdout)
         assert [(one["name"], one["outcome"]) for one in found] == [("step-000000200", "sound"), (NAME, "sound")]
@@ -238,7 +238,7 @@ class TestMistakes:
 
     def test_a_run_that_is_not_there(self, tmp_path: Path) -> None:
         SmallRun(tmp_path / "runs" / "digits")
-        assert "Did you mean runs/digits?" in self.refused("ls", "digits", cwd=tmp_path)
+        assert "runs/digits/checkpoints" in checkpoints("ls", "digits", cwd=tmp_path).stdout, "by its name"
         assert "Runs here: runs/digits" in self.refused("verify", "runs/digit", cwd=tmp_path)
         (tmp_path / "file").touch()
         assert "is a file; a run is a folder" in self.refused("prune", "file", cwd=tmp_path)

@@ -176,10 +176,10 @@ def test_a_job_that_is_not_there_is_told_with_the_nearest(fake: FakeKubectl, com
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "events"])
-def test_a_run_directory_is_no_name_of_a_job(fake: FakeKubectl, command: str) -> None:
-    result = called(fake, command, "runs/digits")
+def test_a_folder_is_no_name_of_a_job(fake: FakeKubectl, command: str) -> None:
+    result = called(fake, command, "there-are-no/runs/digits")
     assert result.returncode == 2
-    assert "runs/digits is no job's name. For a run on this machine: tandem report runs/digits" in result.stderr
+    assert "runs/digits does not exist" in result.stderr
     assert "lower-case" in called(fake, command, "digits,x=y").stderr
     assert fake.asked == []
 

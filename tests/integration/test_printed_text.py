@@ -71,7 +71,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
         (("verify",), "step-000000500"),
         (("diff", "step-000000400", "step-000000500"), "gnp.exe"),
         (("prune", "--all", "--keep-last", "1", "--keep-best", "0"), "TO DELETE"),
-        (("ls", "--json"), "step-000000500"),
+        (("ls", "-o", "json"), "step-000000500"),
     ],
 )
 def test_checkpoints(hostile: SmallRun, words: tuple[str, ...], shows: str) -> None:
@@ -80,7 +80,7 @@ def test_checkpoints(hostile: SmallRun, words: tuple[str, ...], shows: str) -> N
 
 
 def test_a_report(hostile: SmallRun, tmp_path: Path) -> None:
-    check(tandem("report", hostile.rundir.path, "-o", tmp_path / "report.html", "--no-png"))
+    check(tandem("report", hostile.rundir.path, "--to", tmp_path / "report.html", "--no-png"))
 
 
 def test_an_export(hostile: SmallRun, tmp_path: Path) -> None:

@@ -60,7 +60,9 @@ def test_the_code_is_that_of_a_tool_that_sigpipe_has_killed() -> None:
     assert READER_GONE == 141
 
 
-@pytest.mark.parametrize("words", [["ls"], ["ls", "--json"], ["show", "latest"], ["verify"], ["verify", "--json"]])
+@pytest.mark.parametrize(
+    "words", [["ls"], ["ls", "-o", "json"], ["show", "latest"], ["verify"], ["verify", "-o", "json"]]
+)
 def test_what_is_told_of_checkpoints_ends_quietly(run: SmallRun, words: list[str]) -> None:
     assert unread("checkpoints", words[0], run.rundir.path, *words[1:]) == (READER_GONE, "")
 

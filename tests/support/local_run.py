@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,13 @@ class LocalRun:
     """One `tandem run`, in a session of its own, its output in a file, or on a terminal if there is one."""
 
     def __init__(
-        self, folder: Path, *words: str, manifest: Path = DIGITS, cwd: Path = ROOT, terminal: "Terminal | None" = None
+        self,
+        folder: Path,
+        *words: str,
+        manifest: Path = DIGITS,
+        cwd: Path = ROOT,
+        terminal: "Terminal | None" = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.path = folder / "run"
         self.run_dir = RunDir(self.path)
@@ -51,7 +58,7 @@ class LocalRun:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 cwd=cwd,
-                env=environment({"PYTHONWARNINGS": "ignore", "COLUMNS": "200"}),
+                env=environment({"PYTHONWARNINGS": "ignore", "COLUMNS": "200", **(variables or {})}),
             )
 
     @property

@@ -17,9 +17,10 @@ _NOT_HANDED_ON = ("FORCE_COLOR", "COLUMNS", MARK)
 
 
 def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The tests' own environment, without what changes how a command prints, and with some more variables."""
+    """The tests' own environment, without what changes how a command prints and what was run before, and with some more
+    variables."""
     kept = {name: value for name, value in os.environ.items() if name not in _NOT_HANDED_ON}
-    return {**kept, **(variables or {})}
+    return {**kept, "XDG_STATE_HOME": os.devnull, **(variables or {})}
 
 
 def tandem(

@@ -20,15 +20,17 @@ from tandem.mistake import UserError
 
 COMMANDS = {
     "run": "Train and evaluate a job on this machine.",
+    "ls": "List the runs of this machine.",
+    "stop": "Have a run of this machine save and leave.",
     "validate": "Check manifests, and say what is wrong and where.",
     "open": "Open the live page of a run or of a job on a cluster.",
     "report": "Draw what happened in a run as one HTML page.",
     "checkpoints": "List, verify, compare, export and delete the checkpoints of a run.",
     "submit": "Give jobs to a cluster, or change those that are there.",
-    "status": "Say how jobs on a cluster get on.",
-    "logs": "Print the logs of all pods of a job, in the order of time.",
+    "status": "Say how a run of this machine or the jobs on a cluster get on.",
+    "logs": "Print the logs of all processes of a run or pods of a job, in the order of time.",
     "retry": "Try a failed job on a cluster again, from its newest checkpoint.",
-    "events": "Say what happened to a job and its pods.",
+    "events": "Say what happened to a run, or to a job and its pods.",
 }
 """Every command with its one-line help. To add one: a line here, and `tandem/cli/NAME.py` with a function or a
 typer.Typer called NAME."""
@@ -68,12 +70,18 @@ def main() -> None:
 
 def _call() -> None:
     try:
-        application(sys.argv[1:])(prog_name="tandem")
+        application(_words())(prog_name="tandem")
     except UserError as error:
         from tandem.cli.mistakes import tell  # rich takes a tenth of a second, and most calls go well
 
         tell(error)
         sys.exit(2)
+
+
+def _words() -> Sequence[str]:
+    """The command line; while a shell completes it, what is typed so far."""
+    typed = os.environ.get("_TYPER_COMPLETE_ARGS")
+    return sys.argv[1:] if typed is None else typed.split()[1:]
 
 
 def application(words: Sequence[str]) -> typer.Typer:
@@ -82,7 +90,7 @@ def application(words: Sequence[str]) -> typer.Typer:
     app = typer.Typer(
         help="Trains PyTorch models and, in tandem, evaluates every checkpoint on CPUs that would otherwise idle.",
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
         context_settings={"help_option_names": ["-h", "--help"]},

@@ -21,7 +21,8 @@ from tandem.checkpoints.entry import Entry, Inventory
 from tandem.checkpoints.exporting import Dtype, Format, Order
 from tandem.checkpoints.inventory import look
 from tandem.cli import needing
-from tandem.cli.echo import echo, echo_json
+from tandem.cli.echo import echo
+from tandem.cli.output import Output, OutputOption, emit
 from tandem.cli.runs import RunArgument, opened
 from tandem.formatting import several, size
 from tandem.job import Checkpoint
@@ -39,7 +40,6 @@ checkpoints = typer.Typer(
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="A name, a step, or `latest`, `best` or `final`.", show_default=False)
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
 
 
 WORTH_A_BAR = 256 * 2**20
@@ -47,28 +47,28 @@ WORTH_A_BAR = 256 * 2**20
 
 
 @checkpoints.command("ls")
-def list_(run: RunArgument, as_json: JsonOption = False) -> None:
+def list_(run: RunArgument, output: OutputOption = Output.TEXT) -> None:
     """List all checkpoints, newest first: size, age, score, whether each counts, and why it is kept.
 
     `*` marks the best score. KEPT FOR says which rule of the job keeps a checkpoint; `nothing` means that the next save
     deletes it.
     """
     inventory = _inventory(run)
-    if as_json:
-        echo_json(listing.as_json(inventory))
+    if output.is_data:
+        emit(listing.as_json(inventory), output)
     else:
-        _say(lambda width: listing.lines(inventory, width))
+        _say(lambda width: listing.lines(inventory, width), output)
 
 
 @checkpoints.command()
-def show(run: RunArgument, name: NameArgument, as_json: JsonOption = False) -> None:
+def show(run: RunArgument, name: NameArgument, output: OutputOption = Output.TEXT) -> None:
     """Tell what is known of one checkpoint: where training stood, where it comes from, its scores, its files."""
     inventory = _inventory(run)
     entry = choose(inventory, name)
-    if as_json:
-        echo_json(story.as_json(entry, inventory))
+    if output.is_data:
+        emit(story.as_json(entry, inventory), output)
     else:
-        _say(lambda width: story.lines(entry, inventory, width))
+        _say(lambda width: story.lines(entry, inventory, width), output)
 
 
 @checkpoints.command()
@@ -78,7 +78,7 @@ def verify(
         list[str] | None,
         typer.Argument(metavar="NAME", help="Which ones; all that are there unless given.", show_default=False),
     ] = None,
-    as_json: JsonOption = False,
+    output: OutputOption = Output.TEXT,
 ) -> None:
     """Read every byte and compare it with its checksum. Changes nothing.
 
@@ -88,14 +88,14 @@ def verify(
     inventory = _inventory(run)
     chosen = _to_verify(inventory, names)
     verdicts = []
-    with _progress(sum(entry.size or 0 for entry in chosen), not as_json) as (tick, tell):
+    with _progress(sum(entry.size or 0 for entry in chosen), not output.is_data) as (tick, tell):
         for entry in chosen:
             verdict = verification.verify(inventory.rundir, entry.name, tick)
             verdicts.append(verdict)
-            if not as_json:
+            if not output.is_data:
                 tell(partial(telling.verdict, verdict))
-    if as_json:
-        echo_json([telling.verdict_json(verdict) for verdict in verdicts])
+    if output.is_data:
+        emit([telling.verdict_json(verdict) for verdict in verdicts], output)
     if not all(verdict.is_good for verdict in verdicts):
         raise typer.Exit(1)
 
@@ -111,7 +111,7 @@ def diff(
     with_state: Annotated[
         bool, typer.Option("--state", help="List the tensors of the optimizer's state, too.")
     ] = False,
-    as_json: JsonOption = False,
+    output: OutputOption = Output.TEXT,
 ) -> None:
     """Say what differs between two checkpoints, tensor by tensor and by how much.
 
@@ -122,7 +122,7 @@ def diff(
         from tandem.checkpoints import comparison
     one, other = _side(run, before), _side(run, after)
     try:
-        with _progress(one[1].size, not as_json) as (tick, _):
+        with _progress(one[1].size, not output.is_data) as (tick, _):
             files = comparison.compare(one, other, tick)
     except FileNotFoundError as error:
         raise UserError(f"a checkpoint was deleted while it was read, as retention does: {error.filename}") from error
@@ -132,10 +132,10 @@ def diff(
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
     names = [side[0].name if one[0].parent == other[0].parent else str(side[0]) for side in (one, other)]
     found = contrast.Contrast(names[0], names[1], tuple(facts(one[1], other[1])), tuple(files))
-    if as_json:
-        echo_json(contrast.as_json(found))
+    if output.is_data:
+        emit(contrast.as_json(found), output)
     else:
-        _say(lambda width: contrast.lines(found, most, with_state, width))
+        _say(lambda width: contrast.lines(found, most, with_state, width), output)
 
 
 @checkpoints.command()
@@ -167,7 +167,9 @@ def export(
     entry, manifest = sound(inventory, name)
     known = exporting.fields(entry, manifest, inventory)
     filled = naming.filled(pattern, known) if pattern is not None else None
-    path = exporting.target(to, form, filled, f"{known['job'] or run.resolve().name}-{entry.name}", run)
+    path = exporting.target(
+        to, form, filled, f"{known['job'] or inventory.rundir.path.resolve().name}-{entry.name}", inventory.rundir.path
+    )
     written = copying.copy(inventory, entry, manifest, Order(path, form, dtype, force))
     echo(f"exported  {written.path}")
     echo(
@@ -258,12 +260,12 @@ Lines = Callable[[int | None], list[Text]]
 """Lines for a terminal of that width; None: for anything else."""
 
 
-def _say(lines: Lines) -> None:
-    _print(PrintableConsole(highlight=False), lines)
+def _say(lines: Lines, output: Output = Output.TEXT) -> None:
+    _print(PrintableConsole(highlight=False), lines, output)
 
 
-def _print(console: Console, lines: Lines) -> None:
-    for line in lines(console.width if console.is_terminal else None):
+def _print(console: Console, lines: Lines, output: Output = Output.TEXT) -> None:
+    for line in lines(console.width if console.is_terminal and output is not Output.WIDE else None):
         console.print(line, soft_wrap=True)
 
 

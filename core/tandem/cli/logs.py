@@ -1,19 +1,23 @@
-"""`tandem logs NAME`: what all processes of a job on a cluster have printed, in one stream."""
+"""`tandem logs NAME`: what all processes of a run or of a job on a cluster have printed, in one stream."""
 
 import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tandem.cli.cluster import INTERRUPTED, ContextOption, JobArgument, NamespaceOption, named
+from tandem.cli.cluster import INTERRUPTED, ContextOption, NamespaceOption, named
 from tandem.cli.echo import echo
+from tandem.cli.runs import TargetArgument, local
 from tandem.cluster.following import Follower
 from tandem.cluster.kubectl import Kubectl
 from tandem.cluster.lines import Line
 from tandem.cluster.pods import Pod
 from tandem.cluster.sight import ask_job, ask_pods
 from tandem.cluster.streams import Choice, check, chosen, whole
+from tandem.local.known import is_alive
+from tandem.local.output import Logs
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 NARROWEST = len("coordinator")
@@ -28,26 +32,29 @@ class Role(StrEnum):
 
 
 def logs(
-    name: JobArgument,
+    name: TargetArgument,
     pods: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="POD…", help="worker-0, evaluator-1, coordinator; all unless given.", show_default=False
+            metavar="WHO…", help="worker-0, evaluator-1, coordinator; all unless given.", show_default=False
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    role: Annotated[Role | None, typer.Option("--role", help="Pods of one kind alone.", show_default="all")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it ends.")] = False,
+    role: Annotated[Role | None, typer.Option("--role", help="Those of one kind alone.", show_default="all")] = None,
     tail: Annotated[
         int | None, typer.Option("--tail", min=1, help="Begin with so many lines of each pod.", show_default="all")
     ] = None,
     namespace: NamespaceOption = "",
     context: ContextOption = "",
 ) -> None:
-    """Print the logs of all pods of a job in the order of time, each line with the name of its pod.
+    """Print what all processes of a run, or all pods of a job, have printed, each line with who printed it.
 
-    With --follow it goes on over restarts and pods that are replaced, until the job ends. Needs kubectl, and uses what
-    is set up for it.
+    With --follow it goes on over restarts and pods that are replaced, until the end. For a cluster it needs kubectl,
+    and uses what is set up for it.
     """
+    path = local(name, namespace, context)
+    if path is not None:
+        raise typer.Exit(_here(path, tuple(pods or ()), role.value if role else "", tail, follow))
     kubectl = Kubectl(namespace, context)
     ask_job(kubectl, named(name))
     there = ask_pods(kubectl, name)
@@ -71,6 +78,24 @@ def logs(
     finally:
         if follower is not None:
             follower.close()
+
+
+def _here(path: Path, names: tuple[str, ...], role: str, tail: int | None, follow: bool) -> int:
+    """The logs of a run of this machine."""
+    found, printed = Logs(path, names, role, tail), _Printed(())
+    try:
+        some = False
+        for one in found.lines():
+            printed.write(one)
+            some = True
+        if follow:
+            for one in found.follow(lambda: not is_alive(path)):
+                printed.write(one)
+        elif not some:
+            echo(f"nothing is printed yet in {path}", err=True)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
 
 
 class _Printed:

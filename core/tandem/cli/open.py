@@ -3,20 +3,21 @@
 import shlex
 import webbrowser
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from tandem.cli.cluster import INTERRUPTED, ContextOption, NamespaceOption, named
 from tandem.cli.echo import echo
-from tandem.cli.runs import RUNS
+from tandem.cli.runs import completed, local
 from tandem.cluster import forwarding
 from tandem.cluster.complaint import ClusterError, NotFound
 from tandem.cluster.forwarding import Forward
 from tandem.cluster.kubectl import Kubectl
 from tandem.cluster.sight import ask_job
 from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
-from tandem.durable import read_json_or_none
+from tandem.local.known import known
+from tandem.local.sight import endpoint
 from tandem.mistake import UserError
 from tandem.ownership import ENDPOINT
 
@@ -28,8 +29,9 @@ def open(
         str,
         typer.Argument(
             metavar="RUN|NAME",
-            help="A run directory of this machine, or the name of a job on a cluster.",
+            help="A run of this machine, by its name or folder; else a job on a cluster.",
             show_default="the run that is going on here",
+            autocompletion=completed,
         ),
     ] = "",
     print_only: Annotated[
@@ -49,45 +51,33 @@ def open(
     Of a job on a cluster it is reached through kubectl port-forward, until Ctrl-C. The address opens the page once and
     within ten minutes; the browser may look for a week.
     """
-    folder = None if namespace or context else _local(run)
+    folder = local(run, namespace, context) if run else None if namespace or context else _only_run()
     if folder is not None:
         _show(_invited(*_endpoint(folder)), print_only)
         return
     raise typer.Exit(_on_a_cluster(Kubectl(namespace, context), named(run), port, print_only))
 
 
-def _local(run: str) -> Path | None:
-    """The run directory that is meant, None for a job on a cluster."""
-    if not run:
-        return _only_run()
-    if Path(run).is_dir() or "/" in run:
-        return Path(run)
-    return RUNS / run if (RUNS / run / ENDPOINT).is_file() else None
-
-
 def _only_run() -> Path:
-    going = sorted(path.parent for path in RUNS.glob(f"*/{ENDPOINT}"))
+    going = [path for path in known() if (path / ENDPOINT).is_file()]
     if len(going) == 1:
         return going[0]
     if not going:
-        raise UserError(f"no run is going on in {RUNS}/. Give a run directory, or the name of a job on a cluster")
+        raise UserError("no run is going on here. Give a run directory, or the name of a job on a cluster")
     some = ", ".join(str(path) for path in going[:MOST_NAMED])
     raise UserError(f"several runs are going on: {some}. Say which: tandem open {shlex.quote(str(going[0]))}")
 
 
 def _endpoint(folder: Path) -> tuple[str, str]:
     """Address and token of the coordinator of a run on this machine."""
-    if not folder.is_dir():
-        raise UserError(f"{folder} does not exist; give the run directory that `tandem run` named")
     file = folder / ENDPOINT
     if not file.exists():
         raise UserError(
             f"{folder} is not going on, so it has no live page. What it was: tandem report {shlex.quote(str(folder))}"
         )
-    content: Any = read_json_or_none(file)
-    if not isinstance(content, dict) or not {"url", "token"} <= content.keys():
+    if (found := endpoint(folder)) is None:
         raise UserError(f"{file} cannot be read; it belongs to whoever started the run, and says where its page is")
-    return str(content["url"]).removeprefix("http://"), str(content["token"])
+    return found
 
 
 def _invited(endpoint: str, token: str) -> str:

@@ -7,19 +7,21 @@ import matplotlib  # noqa: F401 - whoever lacks it is told which extra brings it
 import typer
 
 from tandem.cli.echo import echo
-from tandem.cli.runs import RunArgument, other_runs
+from tandem.cli.runs import RunArgument, opened
 from tandem.mistake import UserError
 from tandem.printable import one_line
-from tandem.report.folder import NoRun
 from tandem.report.writing import Report, write
 
 
 def report(
     run: RunArgument,
-    output: Annotated[
+    to: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Folder or .html file to write to.", show_default="report.html in the run directory"
+            "--to",
+            metavar="PATH",
+            help="Folder or .html file to write to.",
+            show_default="report.html in the run directory",
         ),
     ] = None,
     png: Annotated[
@@ -30,10 +32,9 @@ def report(
 
     Works on a run that is going on, too, and on one that was killed.
     """
+    rundir = opened(run)
     try:
-        written = write(run, output, png)
-    except NoRun as error:
-        raise UserError(f"{error}{other_runs(run)}") from error
+        written = write(rundir.path, to, png)
     except OSError as error:
         raise UserError(f"the report cannot be written to {error.filename}: {error.strerror}") from error
     echo(_told(written))

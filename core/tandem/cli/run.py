@@ -24,6 +24,7 @@ from tandem.job import Checkpoint, Coordinator, DistributedTrainingJob, RunPolic
 from tandem.launch import TOKEN, weakness
 from tandem.local.crew import HOST, Crew
 from tandem.local.display import display_for
+from tandem.local.known import remember
 from tandem.local.placement import Placement, place, refuse_unpinnable, share_gpus, usable_cores, visible_gpus
 from tandem.local.prepare import Claim, claim
 from tandem.local.process import last_lines
@@ -136,6 +137,7 @@ class _Run:
             self._notes.append(f"not used on one machine: {', '.join(unused)}")
         mine = claim(self._path, self._job, fresh, self._command.again("--fresh"))
         self._notes += mine.notes
+        remember(self._path)
         try:
             return self._with_claim(mine, placement, len(cores), gpus)
         finally:

@@ -1,9 +1,9 @@
-"""`tandem status [NAME]`: how the jobs of a cluster get on."""
+"""`tandem status [NAME]`: how a run of this machine or the jobs of a cluster get on."""
 
 import json
 import time
 from collections.abc import Callable
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -12,12 +12,17 @@ from rich.text import Text
 
 from tandem.checkpoints.columns import plain
 from tandem.cli.cluster import INTERRUPTED, ContextOption, NamespaceOption, named
-from tandem.cli.echo import echo, echo_json
+from tandem.cli.echo import echo
+from tandem.cli.output import Output, OutputOption, emit
+from tandem.cli.runs import completed, local
 from tandem.cluster import picture
 from tandem.cluster.complaint import ClusterError, NotFound
+from tandem.cluster.happenings import Happening
 from tandem.cluster.kubectl import Kubectl
 from tandem.cluster.records import job_record, sight_record
 from tandem.cluster.sight import JobSight, Sight, ask_jobs, look
+from tandem.local import sight as local_sight
+from tandem.local.known import is_alive
 from tandem.mistake import UserError
 from tandem.printable import printable
 from tandem.snapshot import Snapshot
@@ -32,51 +37,54 @@ EVENTS_SECONDS = 10.0
 """Between two looks at the events, which are those of the whole namespace."""
 
 
-class Output(StrEnum):
-    """How it is written."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
 def status(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A job; all of the namespace unless given.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A run of this machine, by its name or folder; else a job on a cluster. Without it all jobs there.",
+            show_default=False,
+            autocompletion=completed,
+        ),
     ] = "",
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Go on until the job ends; exit code 1 if it fails.")
     ] = False,
     everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="The jobs of all namespaces.")] = False,
-    output: Annotated[Output, typer.Option("--output", "-o", help="Text for people, JSON for programs.")] = Output.TEXT,
+    output: OutputOption = Output.TEXT,
     namespace: NamespaceOption = "",
     context: ContextOption = "",
 ) -> None:
-    """Say how jobs on a cluster get on: one row for each, or everything about one.
+    """Say how a run of this machine or a job on a cluster gets on; without NAME a row for each job of the namespace.
 
-    Progress, loss and scores, where its pods are and what keeps them from running, what happened last. Needs kubectl,
-    and uses what is set up for it.
+    Progress, loss and scores, where its processes are and what keeps them from running, what happened last. For a
+    cluster it needs kubectl, and uses what is set up for it. All runs of this machine: `tandem ls`.
     """
-    kubectl, name = Kubectl(namespace, context), named(name) if name else ""
     if name and everywhere:
         raise UserError("give a NAME or --all-namespaces, not both; where the job is, says --namespace")
     if watch and not name:
         raise UserError("--watch follows one job: give its NAME; for all of them: kubectl get dtj --watch")
-    if watch and output is Output.JSON:
-        raise UserError("-o json says how it is now; leave --watch out, or call it again and again")
+    if watch and output.is_data:
+        raise UserError(f"-o {output.value} says how it is now; leave --watch out, or call it again and again")
     console = PrintableConsole(highlight=False)
-    width = console.width if console.is_terminal else None
-    if watch:
-        raise typer.Exit(_watched(kubectl, name, console))
+    width = console.width if console.is_terminal and output is not Output.WIDE else None
     if name:
-        sight = look(kubectl, name)
-        if output is Output.JSON:
-            echo_json(sight_record(sight))
+        source = source_of(name, namespace, context)
+        if watch:
+            raise typer.Exit(_watched(source, console))
+        seen = source.look(None)
+        if output.is_data:
+            emit(sight_record(seen), output)
         else:
-            _print(console, picture.picture(sight, width, time.time()))
+            _print(console, picture.picture(seen, width, time.time()))
         return
-    found = ask_jobs(kubectl, everywhere)
-    if output is Output.JSON:
-        echo_json([job_record(job) for job in found])
+    kubectl = Kubectl(namespace, context)
+    try:
+        found = ask_jobs(kubectl, everywhere)
+    except ClusterError as error:
+        raise UserError(f"{error}. Without a NAME it is about a cluster; runs of this machine: tandem ls") from error
+    if output.is_data:
+        emit([job_record(job) for job in found], output)
     elif found:
         _print(console, picture.jobs(found, width, time.time(), everywhere))
     else:
@@ -84,22 +92,51 @@ def status(
         echo(f"no jobs in {where}; give it one with: tandem submit FILE{kubectl.options()}", err=True)
 
 
-def _watched(kubectl: Kubectl, name: str, console: Console) -> int:
-    """Until the job ends, is deleted, or Ctrl-C. A cluster that is away for a while is waited for."""
-    sight, notice, events_at = look(kubectl, name), "", time.monotonic()
-    show, close = _drawn(console) if can_draw(console) else _written(console)
+@dataclass(frozen=True)
+class Source:
+    """Where a job or a run is looked at."""
+
+    look: Callable[[tuple[Happening, ...] | None], Sight]
+    """Everything about it; what happened is not asked again if it is given."""
+    is_over: Callable[[Sight], bool]
+    hint: str
+    """What Ctrl-C does while it is followed."""
+    forgets: str = ""
+    """Why nothing may be told of it, as the end of a sentence."""
+
+
+def source_of(name: str, namespace: str, context: str) -> Source:
+    """The run or job that is meant."""
+    path = local(name, namespace, context)
+    if path is not None:
+        return Source(
+            lambda known: local_sight.look(path), lambda _: not is_alive(path), "Ctrl-C leaves; the run goes on"
+        )
+    kubectl, job = Kubectl(namespace, context), named(name)
+    return Source(
+        lambda known: look(kubectl, job, known),
+        lambda seen: seen.job.ended,
+        "Ctrl-C leaves; the job goes on",
+        "; Kubernetes forgets events after an hour or so",
+    )
+
+
+def _watched(source: Source, console: Console) -> int:
+    """Until it ends, is deleted, or Ctrl-C. A cluster that is away for a while is waited for."""
+    seen, notice, events_at = source.look(None), "", time.monotonic()
+    show, close = _drawn(console, source.hint) if can_draw(console) else _written(console)
     try:
         while True:
-            show(sight, notice)
-            if sight.job.ended:
+            show(seen, notice)
+            if source.is_over(seen):
                 break
             time.sleep(WATCH_SECONDS)
             with_events = time.monotonic() - events_at >= EVENTS_SECONDS
             try:
-                sight, notice = _look_again(kubectl, sight, with_events), ""
+                seen, notice = _look_again(source, seen, with_events), ""
             except NotFound:
                 close()
-                echo(f"{name} was deleted", err=True)
+                echo(f"{seen.job.name} was deleted", err=True)
                 return 1
             except ClusterError as error:
                 notice = f"trying again: {printable(str(error)).splitlines()[0]}"
@@ -109,26 +146,26 @@ def _watched(kubectl: Kubectl, name: str, console: Console) -> int:
         return INTERRUPTED
     finally:
         close()
-    _print(console, picture.picture(sight, console.width if console.is_terminal else None, time.time()))
-    return 0 if sight.job.status.phase == "Succeeded" else 1
+    _print(console, picture.picture(seen, console.width if console.is_terminal else None, time.time()))
+    return 0 if seen.job.status.phase == "Succeeded" else 1
 
 
-def _look_again(kubectl: Kubectl, before: Sight, with_events: bool) -> Sight:
+def _look_again(source: Source, before: Sight, with_events: bool) -> Sight:
     """The next look; the last one has everything."""
-    sight = look(kubectl, before.job.name, None if with_events else before.happenings)
-    return look(kubectl, before.job.name) if sight.job.ended and not with_events else sight
+    seen = source.look(None if with_events else before.happenings)
+    return source.look(None) if source.is_over(seen) and not with_events else seen
 
 
 Show = Callable[[Sight, str], None]
 
 
-def _drawn(console: Console) -> tuple[Show, Callable[[], None]]:
+def _drawn(console: Console, hint: str) -> tuple[Show, Callable[[], None]]:
     canvas = Canvas(console)
 
     def show(sight: Sight, notice: str) -> None:
         columns, rows = canvas.size
         lines = picture.picture(sight, columns, time.time())
-        foot = Text(notice or "Ctrl-C leaves; the job goes on", "yellow" if notice else "dim")
+        foot = Text(notice or hint, "yellow" if notice else "dim")
         canvas.draw(Group(*lines[: max(1, rows - 2)], Text(), foot))
 
     return show, canvas.close

@@ -2,13 +2,13 @@
 
 import os
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tandem.cli.echo import echo, echo_json
+from tandem.cli.echo import echo
+from tandem.cli.output import Output, OutputOption, emit
 from tandem.fields import dotted
 from tandem.job import DistributedTrainingJob
 from tandem.mistake import ManifestError, Problem, UserError
@@ -18,18 +18,9 @@ from tandem.secrecy import looks_secret
 from tandem.source import Source
 
 
-class Output(StrEnum):
-    """How the outcome is written."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
 def validate(
     files: Annotated[list[str], typer.Argument(metavar="FILE…", help="Manifests; `-` reads standard input.")],
-    output: Annotated[
-        Output, typer.Option("--output", "-o", help="Sentences for people, or JSON for editors and scripts.")
-    ] = Output.TEXT,
+    output: OutputOption = Output.TEXT,
     here: Annotated[
         bool, typer.Option("--here", help="Also see whether the job can run on this machine, as tandem run does.")
     ] = False,
@@ -40,8 +31,8 @@ def validate(
     applies the same rules. Ends with 0 if every manifest is right, with 2 if one is not.
     """
     outcomes = [_checked(file, here) for file in files]
-    if output is Output.JSON:
-        echo_json([_record(file, outcome) for file, outcome in zip(files, outcomes, strict=True)])
+    if output.is_data:
+        emit([_record(file, outcome) for file, outcome in zip(files, outcomes, strict=True)], output)
     else:
         for file, outcome in zip(files, outcomes, strict=True):
             _show(file, outcome)

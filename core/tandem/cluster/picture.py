@@ -46,10 +46,16 @@ _STATE_STYLES: dict[State, str] = {
 }
 
 
-def jobs(found: Sequence[JobSight], width: int | None, now: float, with_namespace: bool) -> list[Text]:
-    """All jobs, a row for each."""
+def jobs(
+    found: Sequence[JobSight], width: int | None, now: float, with_namespace: bool, place: str = "NAMESPACE"
+) -> list[Text]:
+    """All jobs, a row for each.
+
+    Args:
+        place: heading of what they are in.
+    """
     columns = [
-        *([Column("NAMESPACE")] if with_namespace else []),
+        *([Column(place)] if with_namespace else []),
         Column("NAME"),
         Column("PHASE"),
         Column("WORKERS", is_right=True),
@@ -94,7 +100,7 @@ def happening_row(one: Happening) -> list[tuple[str, str]]:
         (clock(one.at), "dim"),
         (mark, style),
         (one.who or "job", "" if one.who else "bold"),
-        (f"{one.text} ({one.reason}{again})", style),
+        (f"{one.text} ({one.reason}{again})" if one.reason else f"{one.text}{again}", style),
     ]
 
 
@@ -227,6 +233,10 @@ def _conditions(status: Status, width: int | None, now: float) -> list[Text]:
 
 
 def _pods(found: Sequence[Pod], width: int | None, now: float) -> list[Text]:
+    if found and not any(pod.pod for pod in found):
+        # Processes of this machine.
+        here = [[(pod.name, ""), (pod.state, _STATE_STYLES[pod.state])] for pod in found]
+        return table([Column("PROCESS"), Column("STATE")], here, width)
     columns = [
         Column("POD"),
         Column("STATE"),

@@ -37,7 +37,10 @@ class Canvas:
     def size(self) -> os.terminal_size:
         """Columns and lines of the terminal as it is at this moment, whatever COLUMNS says."""
         with suppress(OSError, ValueError):
-            return os.get_terminal_size(self._console.file.fileno())
+            size = os.get_terminal_size(self._console.file.fileno())
+            # Of one that does not know its size, both are 0.
+            if size.columns and size.lines:
+                return size
         return os.terminal_size(self._console.size)
 
     @property

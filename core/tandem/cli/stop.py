@@ -1,0 +1,68 @@
+"""`tandem stop RUN`: have a run of this machine save and leave, from another terminal."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import psutil
+import typer
+
+from tandem.cli.cluster import INTERRUPTED
+from tandem.cli.echo import echo
+from tandem.cli.runs import RunArgument, opened
+from tandem.durable import read_json_or_none
+from tandem.formatting import number
+from tandem.local.known import is_alive
+from tandem.mistake import UserError
+from tandem.ownership import LOCK
+from tandem.rundir import RunDir
+
+POLL_SECONDS = 0.1
+
+
+def stop(
+    run: RunArgument,
+    at_once: Annotated[
+        bool, typer.Option("--now", help="End everything at once, without saving: a second Ctrl-C.")
+    ] = False,
+) -> None:
+    """Have a run save and leave, as Ctrl-C in its terminal does; returns when it has.
+
+    A job on a cluster is suspended by its field `runPolicy.suspend`.
+    """
+    rundir = opened(run)
+    if not is_alive(rundir.path):
+        raise UserError(f"{rundir.path} is not going on")
+    process = _process(rundir.path)
+    try:
+        for _ in range(2 if at_once else 1):
+            process.send_signal(signal.SIGINT)
+            # Two that arrive together are one.
+            time.sleep(POLL_SECONDS)
+        while is_alive(rundir.path):
+            time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except psutil.NoSuchProcess:
+        pass
+    echo(f"{rundir.path} is stopped; {_saved(rundir)}")
+
+
+def _process(path: Path) -> psutil.Process:
+    content = read_json_or_none(path / LOCK)
+    pid = content.get("pid") if isinstance(content, dict) else None
+    with suppress(psutil.Error, OSError):
+        if isinstance(pid, int) and pid != os.getpid():
+            process = psutil.Process(pid)
+            # The number may be another process's by now.
+            if process.create_time() <= (path / LOCK).stat().st_mtime + 1.0:
+                return process
+    raise UserError(f"{path} is just ending, or does not say yet which process it is; try again")
+
+
+def _saved(rundir: RunDir) -> str:
+    saved = rundir.committed()
+    return f"saved after step {number(saved[0].step)}" if saved else "nothing was saved yet"

@@ -1,0 +1,104 @@
+"""The runs of this machine: those in `runs/` here, and those that `tandem run` has written down for this user.
+
+Each run that is begun is a file of its own in the user's state folder, named after the path of its run directory: so
+runs that begin at the same time need no lock, and what cannot be written costs nothing but a row of `tandem ls`. Moved
+and deleted runs drop out when somebody looks.
+"""
+
+import fcntl
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from tandem.durable import read_json_or_none
+from tandem.ownership import LOCK
+
+RUNS = Path("runs")
+"""Where `tandem run` keeps runs unless told otherwise."""
+MOST = 500
+"""Runs that are remembered; the oldest are forgotten."""
+
+
+def state_folder() -> Path:
+    """The folder of Tandem among the user's states; it need not be there."""
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "tandem"
+
+
+def remember(path: Path) -> None:
+    """Write down that a run is here. A home that cannot be written ends no run."""
+    folder, text = state_folder() / "runs", str(path.resolve())
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / hashlib.sha256(text.encode()).hexdigest()[:16]).write_text(text)
+        for old in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime)[:-MOST]:
+            old.unlink(missing_ok=True)
+
+
+def known() -> list[Path]:
+    """Run directories that are there, the one that was begun last first; paths below this folder as one would type
+    them."""
+    found: dict[Path, Path] = {}
+    with suppress(OSError):
+        for folder in RUNS.iterdir():
+            if (folder / "job.json").is_file():
+                found[folder.resolve()] = folder
+    for path in _remembered():
+        found.setdefault(path, _typed(path))
+    return sorted(found.values(), key=_begun, reverse=True)
+
+
+def named(name: str) -> list[Path]:
+    """The runs that a name may mean: that in `runs/` here alone if there is one, else all whose folder or job is called
+    so."""
+    if (RUNS / name / "job.json").is_file():
+        return [RUNS / name]
+    return [path for path in known() if name in (path.name, job_name(path))]
+
+
+def job_name(path: Path) -> str:
+    """The name of a run's job, empty where it cannot be read."""
+    content = read_json_or_none(path / "job.json")
+    metadata = content.get("metadata") if isinstance(content, dict) else None
+    return str(metadata.get("name", "")) if isinstance(metadata, dict) else ""
+
+
+def is_alive(path: Path) -> bool:
+    """Whether a `tandem run`, or the guardian of one, is at work in a run directory."""
+    try:
+        lock = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return False
+
+
+def _remembered() -> list[Path]:
+    found = []
+    with suppress(OSError):
+        for file in (state_folder() / "runs").iterdir():
+            with suppress(OSError, UnicodeDecodeError):
+                path = Path(file.read_text())
+                if (path / "job.json").is_file():
+                    found.append(path)
+                elif not path.exists():
+                    file.unlink()
+    return found
+
+
+def _typed(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _begun(path: Path) -> float:
+    with suppress(OSError):
+        return (path / LOCK).stat().st_mtime
+    return 0.0

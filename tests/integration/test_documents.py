@@ -1,0 +1,88 @@
+"""The commands of README and docs, run as they stand there, in the order of the pages. What needs a cluster, a GPU or
+half an hour says so in a comment beside it, and is only parsed: tests/unit/repository/test_documents.py.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+from tests.support.documents import PAGES, Block, blocks
+from tests.support.local_run import LocalRun
+from tests.support.processes import environment
+
+pytestmark = pytest.mark.timeout(900)
+RUNS = [block for page in PAGES for block in blocks(page) if block.language in ("sh", "python") and not block.not_run]
+ALONE = [block for block in RUNS if not block.beside_a_run]
+BESIDE = sorted((block for block in RUNS if block.beside_a_run), key=lambda block: "tandem stop" in block.text)
+"""The run is stopped last."""
+
+
+def checkout(folder: Path) -> Path:
+    """A folder as a clone is after `make setup`, in which no run has been."""
+    for name in ("Makefile", "README.md", "charts", "docs", "examples"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / ".venv").symlink_to(Path(sys.prefix))
+    return folder
+
+
+def runs_well(block: Block, folder: Path) -> None:
+    """Run a block to its end, as a shell and a person who looks at errors would."""
+    own = str(Path(sys.prefix) / "bin")
+    # README is for those who have just cloned, and have no `tandem` in their PATH.
+    path = "/usr/local/bin:/usr/bin:/bin" if block.page.name == "README.md" else f"{own}:/usr/bin:/bin"
+    if block.beside_a_run:
+        path = f"{own}:{path}"
+    variables = {"PATH": path, "BROWSER": "true", "XDG_STATE_HOME": str(folder / "state")}
+    if block.language == "sh":
+        command = ["bash", "-euo", "pipefail", "-c", block.text]
+    else:
+        command = [sys.executable, "-c", f"{block.given}\n{block.text}"]
+    done = subprocess.run(
+        command, cwd=folder, env=environment(variables), stdin=subprocess.DEVNULL, capture_output=True, timeout=600
+    )
+    assert done.returncode == 0, (
+        f"{block}\n{block.text}\n{done.stdout.decode()[-2000:]}\n{done.stderr.decode()[-2000:]}"
+    )
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkout(tmp_path_factory.mktemp("checkout"))
+
+
+@pytest.fixture(scope="module")
+def going(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where `tandem run examples/digits.yaml` goes on."""
+    folder = checkout(tmp_path_factory.mktemp("going"))
+    (folder / "runs").mkdir()
+    (folder / "runs" / "run").symlink_to("digits")
+    words = ["--set", "trainer.config.epochs=5000", "--run-dir", "runs/digits"]
+    with LocalRun(
+        folder / "runs",
+        *words,
+        manifest=Path("examples/digits.yaml"),
+        cwd=folder,
+        variables={"XDG_STATE_HOME": str(folder / "state")},
+    ) as run:
+        run.reaches(100)
+        yield folder
+
+
+@pytest.mark.parametrize("block", ALONE, ids=str)
+def test_a_block_runs_as_it_stands(block: Block, workspace: Path) -> None:
+    runs_well(block, workspace)
+
+
+@pytest.mark.parametrize("block", BESIDE, ids=str)
+def test_a_block_beside_a_run_runs_as_it_stands(block: Block, going: Path) -> None:
+    runs_well(block, going)
+
+
+def test_what_is_documented_is_wrong_if_it_fails(tmp_path: Path) -> None:
+    block = Block(ROOT / "docs" / "guide.md", 1, "sh", "tandem validate there-is-none.yaml\n")
+    with pytest.raises(AssertionError, match=r"there-is-none\.yaml"):
+        runs_well(block, tmp_path)
