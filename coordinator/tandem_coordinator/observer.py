@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -22,6 +23,7 @@ from tandem.job import Evaluators
 from tandem.lineage import Chain, counts
 from tandem.manifest import Broken
 from tandem.numbers import amount, finite, whole
+from tandem.ranking import Rank, deciding, rank
 from tandem.rewind import Rewind, batches_left_out
 from tandem.rundir import EARLIER, FOLDERS, RunDir
 from tandem.snapshot import EvaluatorView
@@ -146,7 +148,7 @@ class RunDirectory:
         self._linked_up_to = -1
         self._manifests: dict[str, CheckpointRef | None] = {}
         self._saved: dict[CheckpointRef, Saved] = {}
-        self._scores: dict[CheckpointRef, Score] = {}
+        self._scores: dict[CheckpointRef, tuple[Rank, Score]] = {}
         self._skipped: set[tuple[str, int]] = set()
         self._published: float | None = None
         self._evaluated: float | None = None
@@ -171,14 +173,14 @@ class RunDirectory:
         ending = self._ending()
         final = None if ending is None else ending.final
         latest = max(checkpoints, key=self._age, default=None)
-        evaluated, score = max(scores, key=lambda entry: self._age(entry[0]), default=(None, None))
+        evaluated, (_, score) = max(scores, key=lambda entry: self._age(entry[0]), default=(None, (None, None)))
         evaluators = tuple(self._evaluators(logs, now))
         return Observed(
             ending=ending,
             latest_checkpoint=latest,
             foreign=None if self._foreign is None else self._foreign.look(),
             latest_evaluation=score,
-            best=self._best([score for _, score in sorted(scores, key=lambda entry: entry[0].step)]),
+            best=min((found for _, found in scores), key=itemgetter(0), default=(None, None))[1],
             evaluators=evaluators,
             final_is_evaluated=final is not None and final in self._scores,
             training=self._training.follow(logs),
@@ -243,31 +245,28 @@ class RunDirectory:
             self._evaluated = max(self._evaluated or 0.0, changed / 1e9)
             for path in listed(folder):
                 if (match := MERGED.match(path.name)) and (found := self._score(path, folder.name, int(match[1]))):
-                    self._scores[found[0]] = found[1]
+                    self._scores[found[0]] = found[1:]
                     self._published = max(self._published or 0.0, changed / 1e9)
                 elif match := SKIPPED.match(path.name):
                     self._skipped.add((folder.name, int(match[1])))
             if time.time_ns() - changed > 2_000_000_000:
                 self._listed[folder.name] = changed
 
-    def _score(self, path: Path, name: str, generation: int) -> tuple[CheckpointRef, Score] | None:
+    def _score(self, path: Path, name: str, generation: int) -> tuple[CheckpointRef, Rank, Score] | None:
         result = read_json_or_none(path, MOST_RESULT_BYTES)
         if not isinstance(result, dict) or not isinstance(result.get("metrics"), dict):
             return None
         step, value = whole(result.get("step")), finite(result["metrics"].get(self._evaluation.metric))
-        # A loss that is not finite stands as null: such a checkpoint has no score that could be compared.
-        if step is None or value is None or result["metrics"].get("loss") is None:
+        if step is None or value is None:
+            return None
+        evaluation = self._evaluation
+        if (place := rank(deciding(result), evaluation.metric, evaluation.direction, step, generation)) is None:
             return None
         try:
             reference = CheckpointRef(name=name, step=step, generation=generation)
         except ValidationError:
             return None
-        return reference, Score(name=name, step=step, metric=self._evaluation.metric, value=value)
-
-    def _best(self, scores: list[Score]) -> Score | None:
-        """Of equals the earlier one, as the evaluators decide."""
-        pick = max if self._evaluation.direction == "Maximize" else min
-        return pick(scores, key=lambda score: score.value, default=None)
+        return reference, place, Score(name=name, step=step, metric=self._evaluation.metric, value=value)
 
     def _evaluations(self, checkpoints: list[CheckpointRef], evaluated: CheckpointRef | None) -> Evaluations:
         waiting = [ref for ref in checkpoints if evaluated is None or self._age(ref) > self._age(evaluated)]

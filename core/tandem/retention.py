@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.job import Checkpoint, Evaluators
+from tandem.ranking import Rank
 from tandem.rewind import reach
 from tandem.status import CheckpointRef
 
@@ -27,8 +28,8 @@ from tandem.status import CheckpointRef
 class Keepers:
     """What the run is doing with its checkpoints now."""
 
-    scores: Mapping[str, float]
-    """Score of each evaluated checkpoint, by name."""
+    ranks: Mapping[str, Rank | None]
+    """Of each evaluated checkpoint, by name; None for one that cannot become the best."""
     resumed_from: str | None
     """The checkpoint that the running generation started from."""
     leased: Collection[str]
@@ -47,10 +48,9 @@ def reasons(
     Args:
         newest_first: all committed checkpoints that count.
     """
-    sign = -1 if evaluators.direction == "Maximize" else 1
-    scored = [reference for reference in newest_first if reference.name in keepers.scores]
-    ranked = sorted(scored, key=lambda reference: (sign * keepers.scores[reference.name], reference.step))
-    best = {reference.name for reference in ranked[: policy.keep_best]}
+    names = {reference.name for reference in newest_first}
+    ranked = sorted((rank, name) for name, rank in keepers.ranks.items() if rank is not None and name in names)
+    best = {name for _, name in ranked[: policy.keep_best]}
     awaits_all = evaluators.policy == "Every" and evaluators.processes > 0
     needed = reserves([reference.step for reference in newest_first], keepers.reach)
     found = {}
@@ -60,7 +60,7 @@ def reasons(
             "keepLast": index < policy.keep_last,
             "keepBest": name in best,
             "keepEvery": bool(policy.keep_every) and reference.step % (policy.keep_every or 1) == 0,
-            "waits for evaluation": awaits_all and name not in keepers.scores,
+            "waits for evaluation": awaits_all and name not in keepers.ranks,
             "being evaluated": evaluators.processes > 0 and name in keepers.begun,
             "leased": name in keepers.leased,
             "resumed from": name == keepers.resumed_from,

@@ -39,9 +39,12 @@ class Data(Model):
     download: bool = True
     """Whether a missing data set may be downloaded."""
     start: Annotated[int, Field(ge=0)] | None = None
-    """First training sample that is used, counted from 0; default: the first there is."""
+    """First training sample that is used, counted from 0 without those of `validation`; default: the first there is."""
     end: Positive | None = None
     """First training sample after those that are used; default: all there are. The test data is always whole."""
+    validation: Annotated[float, Field(ge=0, le=0.9)] = 0.0
+    """Share of the training samples that training leaves out, always the same ones. Evaluators score each checkpoint on
+    them, too, and the best is chosen by them; without any it is chosen by the test data."""
     samples: Positive | None = None
     """`synthetic` only: training samples to generate, default 8192; the test set has a fifth of it."""
     image_size: Annotated[int, Field(ge=4, le=512)] | None = None
@@ -87,6 +90,10 @@ class Data(Model):
     def known_samples(self) -> int | None:
         """Training samples there are, as far as the name says it; None where only the files do."""
         return {"digits": DIGITS, "synthetic": self.samples or SYNTHETIC}.get(self.name)
+
+    def held_out(self, samples: int) -> int:
+        """How many of so many training samples are validation data."""
+        return round(self.validation * samples)
 
 
 class Optimizer(Model):

@@ -1,32 +1,28 @@
 """Which checkpoint is the best: a pure function of all merged results, so that nobody has to remember anything."""
 
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any, Literal
 
 from tandem.lineage import Chain, counts
+from tandem.ranking import METRICS, VALIDATION, Goal, deciding, rank
 from tandem_evaluator.result import MergedResult
 
 Metric = Literal["loss", "accuracy", "macroF1"]
-Goal = Literal["Maximize", "Minimize"]
 
 
 def best(results: Iterable[MergedResult], links: Chain, metric: Metric, goal: Goal) -> dict[str, Any] | None:
     """The content of best.json; None if no checkpoint qualifies.
 
-    Only checkpoints on the chain count, and only ones with a finite loss. Of equals the earlier one wins: it was there
-    first, and it has been trained less for the same score.
+    Only checkpoints on the chain count. Its value is that on the test data, whatever has decided.
     """
-    qualified = []
+    ranked = []
     for result in results:
-        value = {
-            "loss": result.metrics.loss,
-            "accuracy": result.metrics.accuracy,
-            "macroF1": result.metrics.macro_f1,
-        }[metric]
-        if value is not None and result.metrics.loss is not None and counts(links, result.reference):
-            rank = -value if goal == "Maximize" else value
-            qualified.append((rank, result.step, result.generation, value, result))
-    if not qualified:
+        scores = deciding(result.model_dump(by_alias=True, include={METRICS, VALIDATION}))
+        place = rank(scores, metric, goal, result.step, result.generation)
+        if place is not None and counts(links, result.reference):
+            ranked.append((place, result))
+    if not ranked:
         return None
-    *_, value, winner = min(qualified, key=lambda entry: entry[:3])
-    return winner.reference.dump() | {"metric": metric, "value": value}
+    _, winner = min(ranked, key=itemgetter(0))
+    return winner.reference.dump() | {"metric": metric, "value": winner.metrics.dump().get(metric)}

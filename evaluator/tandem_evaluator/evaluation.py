@@ -1,14 +1,14 @@
 """The computation: one shard of the evaluation data through the model, on the processor, in inference mode."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tandem.tasks import ImageClassification
-from tandem_evaluator.result import finite_or_none
+from tandem_evaluator.result import MOST_WRONG, WrongSample, finite_or_none, surest
 from tandem_trainer import data, models
 from tandem_trainer.mistake import ConfigurationError
 
@@ -32,20 +32,25 @@ class Tally:
     """Sum of their cross entropies, nats; None if it is not finite."""
     confusion: list[list[int]]
     """[classes, classes]: samples of class i (row) that were taken for class j (column)."""
+    wrong: list[WrongSample] = field(default_factory=list)
+    """Those of which the model is most sure."""
+    held_out: "Tally | None" = None
+    """Of the same shard of the validation data, where the job holds some out."""
 
 
 class Evaluation:
-    """The task's evaluation data and its model, loaded once for the life of the process.
+    """The task's test and validation data and its model, loaded once for the life of the process.
 
     Between two checkpoints the model has no weights, and it takes those that were read as its own instead of copying
     them: at its peak an evaluator holds the weights once.
     """
 
-    def __init__(self, samples: data.Samples, model: nn.Module) -> None:
-        self._samples, self._model = samples, model.eval()
+    def __init__(self, samples: data.Samples, model: nn.Module, held_out: data.Samples | None = None) -> None:
+        self._samples, self._held_out, self._model = samples, held_out, model.eval()
         self._shapes = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
         self._let_go()
         self.total, self.classes = len(samples), samples.classes
+        self.held_out = 0 if held_out is None else len(held_out)
         self._batch = max(1, min(MOST_SAMPLES, MOST_NUMBERS // max(1, samples.images[0].numel())))
 
     @classmethod
@@ -57,7 +62,8 @@ class Evaluation:
         samples = data.load(task.data, "test")
         if not len(samples):
             raise ConfigurationError(f"{task.data.name} has no test samples; the evaluators need at least one")
-        return cls(samples, models.build(task.model, samples.channels, samples.image_size, samples.classes))
+        held_out = data.load(task.data, "validation") if task.data.validation else None
+        return cls(samples, models.build(task.model, samples.channels, samples.image_size, samples.classes), held_out)
 
     def run(
         self, weights: Mapping[str, Tensor], shard: int, shards: int, going_on: Callable[[], bool] = lambda: True
@@ -76,7 +82,11 @@ class Evaluation:
         """
         try:
             self._take(weights)
-            return self._tally(shard, shards, going_on)
+            tally = self._tally(self._samples, shard, shards, going_on)
+            if tally is None or self._held_out is None:
+                return tally
+            held_out = self._tally(self._held_out, shard, shards, going_on)
+            return None if held_out is None else replace(tally, held_out=held_out)
         finally:
             self._let_go()
 
@@ -95,9 +105,10 @@ class Evaluation:
     def _let_go(self) -> None:
         self._model.load_state_dict(self._shapes, assign=True)
 
-    def _tally(self, shard: int, shards: int, going_on: Callable[[], bool]) -> Tally | None:
-        images, labels = self._samples.images[shard::shards], self._samples.labels[shard::shards]
+    def _tally(self, samples: data.Samples, shard: int, shards: int, going_on: Callable[[], bool]) -> Tally | None:
+        images, labels = samples.images[shard::shards], samples.labels[shard::shards]
         predicted = torch.empty_like(labels)
+        confidence = torch.empty(len(labels))
         loss = torch.zeros((), dtype=torch.float64)
         with torch.inference_mode():
             for start in range(0, len(labels), self._batch):
@@ -106,8 +117,26 @@ class Evaluation:
                 part = slice(start, start + self._batch)
                 logits = self._model(images[part].contiguous())
                 predicted[part] = logits.argmax(dim=1)
+                confidence[part] = logits.float().softmax(dim=1).amax(dim=1)
                 # Summed in double: the sum over a shard must not depend on how the data is split, to 1e-6 at least.
                 loss += F.cross_entropy(logits.float(), labels[part], reduction="none").double().sum()
         # Not scikit-learn's confusion_matrix: that refuses a shard without samples, of which there may be some.
         cells = torch.bincount(labels * self.classes + predicted, minlength=self.classes**2)
-        return Tally(len(labels), finite_or_none(loss.item()), cells.view(self.classes, self.classes).tolist())
+        wrong = surest(
+            WrongSample(
+                index=shard + place * shards,
+                label=int(labels[place]),
+                prediction=int(predicted[place]),
+                confidence=round(float(confidence[place].nan_to_num()), 4),
+            )
+            for place in _surest_places(predicted != labels, confidence)
+        )
+        return Tally(len(labels), finite_or_none(loss.item()), cells.view(self.classes, self.classes).tolist(), wrong)
+
+
+def _surest_places(wrong: Tensor, confidence: Tensor) -> list[int]:
+    """Where the wrong samples are of which the model is most sure."""
+    places = torch.nonzero(wrong).flatten()
+    order = confidence[places].nan_to_num().argsort(descending=True, stable=True)
+    found: list[int] = places[order[:MOST_WRONG]].tolist()
+    return found

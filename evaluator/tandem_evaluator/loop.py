@@ -21,10 +21,10 @@ from tandem.rundir import RunDir
 from tandem.status import CheckpointRef
 from tandem_evaluator.choice import Action, Evaluate, Finished, Merge, Skip, View, Wait, choose, worth_doing
 from tandem_evaluator.claim import Claim, claim, claim_file, give_back_leftovers
-from tandem_evaluator.evaluation import Evaluation, Misfit
+from tandem_evaluator.evaluation import Evaluation, Misfit, Tally
 from tandem_evaluator.journal import Journal, say
 from tandem_evaluator.publication import Publication
-from tandem_evaluator.result import ShardResult
+from tandem_evaluator.result import Counted, ShardResult
 from tandem_evaluator.survey import Survey
 from tandem_trainer.checkpoint.lending import Library
 
@@ -51,7 +51,7 @@ class Evaluator:
         self._rundir, self._policy, self._shards = rundir, evaluators.policy, evaluators.processes
         self._name, self._evaluation, self._journal = name, evaluation, journal
         self._survey = Survey(rundir, self._shards)
-        self._publication = Publication(rundir, evaluators, evaluation.total, evaluation.classes)
+        self._publication = Publication(rundir, evaluators, evaluation.total, evaluation.classes, evaluation.held_out)
         self._unusable: dict[CheckpointRef, str] = {}
         self._library = Library()
         self._signature: object = None
@@ -169,6 +169,8 @@ class Evaluator:
             samples=tally.samples,
             loss_sum=tally.loss_sum,
             confusion=tally.confusion,
+            wrong=tally.wrong,
+            validation=counted(tally.held_out),
             note="" if tally.loss_sum is not None else "the loss is not finite",
             seconds=max(0.0, now - started),
             evaluator=self._name,
@@ -249,3 +251,10 @@ class Evaluator:
         until = time.monotonic() + seconds
         while not self._stopped and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, SLICE_SECONDS))
+
+
+def counted(tally: Tally | None) -> Counted | None:
+    """What a shard's result says of validation data."""
+    if tally is None:
+        return None
+    return Counted(samples=tally.samples, loss_sum=tally.loss_sum, confusion=tally.confusion)

@@ -24,13 +24,15 @@ from tandem_evaluator.result import MergedResult, ShardResult, merge, shard_samp
 class Publication:
     """Writes the evaluation files."""
 
-    def __init__(self, rundir: RunDir, evaluators: Evaluators, total: int, classes: int) -> None:
+    def __init__(self, rundir: RunDir, evaluators: Evaluators, total: int, classes: int, held_out: int = 0) -> None:
         """
         Args:
-            total: samples of the evaluation data.
+            total: samples of the test data.
             classes: their classes.
+            held_out: samples of the validation data.
         """
         self._rundir, self._evaluators, self._total, self._classes = rundir, evaluators, total, classes
+        self._held_out = held_out
         self._known: dict[Path, MergedResult] = {}
 
     def publish(self, result: ShardResult) -> bool:
@@ -98,12 +100,17 @@ class Publication:
         """
         if (result.reference, result.shard, result.shards) != (reference, shard, self._evaluators.processes):
             raise ValueError("it is the result of another shard")
-        if result.samples != shard_samples(self._total, shard, result.shards):
-            raise ValueError(f"it has {result.samples} samples, which is not this shard of {self._total}")
-        if [len(row) for row in result.confusion] != [self._classes] * self._classes:
-            raise ValueError(f"its confusion matrix is not that of {self._classes} classes")
-        if sum(map(sum, result.confusion)) != result.samples:
-            raise ValueError("its confusion matrix does not count its samples")
+        if (result.validation is None) != (self._held_out == 0):
+            raise ValueError("it is of a job that holds out other validation data")
+        for part, total in ((result, self._total), (result.validation, self._held_out)):
+            if part is None:
+                continue
+            if part.samples != shard_samples(total, shard, result.shards):
+                raise ValueError(f"it has {part.samples} samples, which is not this shard of {total}")
+            if [len(row) for row in part.confusion] != [self._classes] * self._classes:
+                raise ValueError(f"its confusion matrix is not that of {self._classes} classes")
+            if sum(map(sum, part.confusion)) != part.samples:
+                raise ValueError("its confusion matrix does not count its samples")
 
 
 def _discard(path: Path, error: ValueError) -> None:

@@ -6,7 +6,7 @@ scores themselves (a mean of F1 values, say) could not be put together like that
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,11 +14,38 @@ from pydantic import Field
 from sklearn.metrics import accuracy_score, f1_score
 
 from tandem.model import Model
+from tandem.ranking import VALIDATION
 from tandem.status import CheckpointRef
 
 Count = Annotated[int, Field(ge=0)]
 
+MOST_WRONG = 24
+"""Wrong samples that a result names: enough to look at, and a few hundred bytes."""
 NOT_FINITE = "the loss is not finite, so this checkpoint cannot become the best one"
+
+
+class WrongSample(Model):
+    """A sample that the model takes for something else."""
+
+    index: Count
+    """Its place in the test data, from 0."""
+    label: Count
+    """Its class."""
+    prediction: Count
+    """The class that it was taken for."""
+    confidence: Annotated[float, Field(ge=0, le=1)]
+    """The probability that the model gives to that."""
+
+
+class Counted(Model):
+    """What was counted on a shard of the validation data."""
+
+    samples: Count
+    """Samples seen."""
+    loss_sum: float | None
+    """Sum of their cross entropies, nats; None if it is not finite."""
+    confusion: list[list[Count]]
+    """As that of the test data."""
 
 
 class Result(Model):
@@ -34,6 +61,8 @@ class Result(Model):
     """Evaluation samples seen."""
     confusion: list[list[Count]]
     """Samples of class i (row) that were taken for class j (column)."""
+    wrong: Annotated[list[WrongSample], Field(max_length=MOST_WRONG)] = []
+    """Of the samples that were taken for something else those of which the model is most sure."""
     note: str = ""
     """What a reader of the numbers has to know; absent if nothing."""
 
@@ -45,6 +74,8 @@ class Result(Model):
     def to_json(self) -> dict[str, Any]:
         """The JSON form. Unlike `dump` it keeps a null, which stands for a number that is not finite or not defined."""
         body = self.model_dump(mode="json", by_alias=True)
+        if body.get(VALIDATION, body) is None:
+            del body[VALIDATION]
         if not self.note:
             del body["note"]
         return body
@@ -59,6 +90,8 @@ class ShardResult(Result):
     """How many there are."""
     loss_sum: float | None
     """Sum of the samples' cross entropies, nats; None if it is not finite."""
+    validation: Counted | None = None
+    """The same shard of the validation data, where the job holds some out."""
     seconds: Annotated[float, Field(ge=0)]
     """Time from the claim to the result."""
     evaluator: str
@@ -78,11 +111,22 @@ class Metrics(Model):
     """Mean of the classes' F1 scores."""
 
 
+class Validation(Model):
+    """The evaluation of one checkpoint on the validation data, which decides whether it is the best."""
+
+    samples: Count
+    """Samples seen."""
+    metrics: Metrics
+    """Its scores."""
+
+
 class MergedResult(Result):
     """The evaluation of one checkpoint."""
 
     metrics: Metrics
-    """Its scores."""
+    """Its scores on the test data."""
+    validation: Validation | None = None
+    """Its scores on the validation data, where the job holds some out."""
     per_class_f1: list[float | None]
     """F1 of each class; None for one that neither occurs nor is ever predicted."""
     started_at: float
@@ -112,24 +156,43 @@ def merge(results: Sequence[ShardResult]) -> MergedResult:
     assert [result.shard for result in results] == list(range(first.shards))
     assert len({(result.checkpoint, result.generation, result.shards) for result in results}) == 1
 
-    samples = sum(result.samples for result in results)
-    sums = [result.loss_sum for result in results]
-    loss = None if None in sums else finite_or_none(sum(part for part in sums if part is not None) / samples)
-    confusion = sum(np.array(result.confusion, dtype=np.int64) for result in results)
-    assert isinstance(confusion, np.ndarray)
-    accuracy, macro_f1, per_class_f1 = scores(confusion)
+    samples, confusion, metrics, per_class_f1 = _added(results)
+    held_out = [result.validation for result in results if result.validation is not None]
+    validation, its_metrics = None, metrics
+    if len(held_out) == len(results):
+        count, _, its_metrics, _ = _added(held_out)
+        validation = Validation(samples=count, metrics=its_metrics)
+    wrong = [sample for result in results for sample in result.wrong]
     return MergedResult(
         checkpoint=first.checkpoint,
         step=first.step,
         generation=first.generation,
         samples=samples,
         confusion=confusion.tolist(),
-        note=NOT_FINITE if loss is None else "",
-        metrics=Metrics(loss=loss, accuracy=accuracy, macro_f1=macro_f1),
+        wrong=surest(wrong),
+        note="" if all(one.loss is not None for one in (metrics, its_metrics)) else NOT_FINITE,
+        metrics=metrics,
+        validation=validation,
         per_class_f1=per_class_f1,
         started_at=min(result.at - result.seconds for result in results),
         finished_at=max(result.at for result in results),
     )
+
+
+def surest(wrong: Iterable[WrongSample]) -> list[WrongSample]:
+    """Of wrong samples those of which the model is most sure."""
+    return sorted(wrong, key=lambda sample: (-sample.confidence, sample.index))[:MOST_WRONG]
+
+
+def _added(parts: Sequence[ShardResult | Counted]) -> tuple[int, np.ndarray, Metrics, list[float | None]]:
+    """Samples, confusion matrix, scores, and the F1 of each class, of all shards."""
+    samples = sum(part.samples for part in parts)
+    sums = [part.loss_sum for part in parts]
+    loss = None if None in sums else finite_or_none(sum(value for value in sums if value is not None) / samples)
+    confusion = sum(np.array(part.confusion, dtype=np.int64) for part in parts)
+    assert isinstance(confusion, np.ndarray)
+    accuracy, macro_f1, per_class_f1 = scores(confusion)
+    return samples, confusion, Metrics(loss=loss, accuracy=accuracy, macro_f1=macro_f1), per_class_f1
 
 
 def scores(confusion: np.ndarray) -> tuple[float, float, list[float | None]]:

@@ -7,6 +7,7 @@ from typing import Literal
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import GenerationRecord
 from tandem.manifest import Manifest
+from tandem.ranking import Rank
 from tandem.rundir import RunDir
 
 State = Literal["counts", "off", "rewound", "unknown", "damaged", "unreadable", "bad", "stale"]
@@ -41,7 +42,9 @@ class Entry:
     evaluation: Progress = "off"
     """How far its evaluation is."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Its scores."""
+    """Its scores on the test data."""
+    rank: Rank | None = None
+    """Where it stands among the evaluated ones; None where it cannot become the best."""
     evaluated_samples: int | None = None
     """Samples that the scores are of."""
     readers: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from tandem.durable import TEMPORARY, listed, read_json_or_none
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import Chain, GenerationRecord, chain, counts
 from tandem.manifest import FILE, Broken, OtherFormat
+from tandem.ranking import Rank, deciding, direction, rank
 from tandem.retention import Keepers, reasons
 from tandem.rewind import Rewind, is_rewound, reach
 from tandem.rundir import ASIDE, BAD, RunDir
-from tandem.tasks import GOALS
 
 
 def look(rundir: RunDir) -> Inventory:
@@ -48,10 +49,10 @@ def look(rundir: RunDir) -> Inventory:
 
     links = chain(records)
     entries = [_placed(entry, links, rewinds) for entry in found] if lineage else found
-    entries = [_scored(entry, rundir, job) for entry in entries]
+    entries = [_scored(entry, rundir, job, metric) for entry in entries]
     entries = [replace(entry, readers=readers.get(entry.name, ()), is_final=entry.name == final) for entry in entries]
     far = 0 if rundir.ended() else reach(len(rewinds))
-    entries = _compared(entries, job, metric, resumed.name if resumed else None, far)
+    entries = _compared(entries, job, resumed.name if resumed else None, far)
     aside, leftovers = _uncommitted(rundir)
     names = {entry.name for entry in entries}
     return Inventory(
@@ -165,7 +166,7 @@ def _placed(entry: Entry, links: Chain, rewinds: Sequence[Rewind]) -> Entry:
     return replace(entry, state="off", why=why)
 
 
-def _scored(entry: Entry, rundir: RunDir, job: DistributedTrainingJob | None) -> Entry:
+def _scored(entry: Entry, rundir: RunDir, job: DistributedTrainingJob | None, metric: str) -> Entry:
     if entry.manifest is None:
         return entry
     reference = entry.manifest.reference
@@ -187,12 +188,13 @@ def _scored(entry: Entry, rundir: RunDir, job: DistributedTrainingJob | None) ->
         entry,
         evaluation=progress,
         metrics=metrics,
+        rank=rank(deciding(result), metric, direction(job, metric), reference.step, reference.generation),
         evaluated_samples=samples if isinstance(samples, int) else None,
     )
 
 
 def _compared(
-    entries: list[Entry], job: DistributedTrainingJob | None, metric: str, resumed_from: str | None, far: int
+    entries: list[Entry], job: DistributedTrainingJob | None, resumed_from: str | None, far: int
 ) -> list[Entry]:
     """With what follows from all of them: the latest, the best, and why each is kept."""
     counting = sorted(
@@ -201,13 +203,12 @@ def _compared(
     )
     if not counting:
         return entries
-    direction = job.spec.evaluation.direction if job else GOALS.get(metric, "Maximize")
-    best = best_of(counting, metric, direction == "Maximize")
+    best = min((one for one in counting if one.rank is not None), key=attrgetter("rank"), default=None)
     kept: dict[str, list[str]] = {}
     if job:
-        scores = {entry.name: entry.metrics[metric] for entry in counting if metric in entry.metrics}
+        ranks = ranks_of(counting)
         leased = {entry.name for entry in counting if entry.readers}
-        keepers = Keepers(scores, resumed_from, leased, far, begun_of(counting))
+        keepers = Keepers(ranks, resumed_from, leased, far, begun_of(counting))
         references = [entry.manifest.reference for entry in counting if entry.manifest]
         kept = reasons(references, job.spec.checkpoint, job.spec.evaluation, keepers)
     return [
@@ -226,11 +227,9 @@ def begun_of(counting: Sequence[Entry]) -> set[str]:
     return {entry.name for entry in counting if entry.evaluation == "begun"}
 
 
-def best_of(counting: Sequence[Entry], metric: str, maximize: bool) -> Entry | None:
-    """The best by score, as evaluators choose it: only with a finite loss, and the earlier one of equals."""
-    scored = [entry for entry in counting if metric in entry.metrics and "loss" in entry.metrics]
-    sign = -1 if maximize else 1
-    return min(scored, key=lambda entry: (sign * entry.metrics[metric], entry.step), default=None)
+def ranks_of(counting: Sequence[Entry]) -> dict[str, Rank | None]:
+    """Where the evaluated ones stand, by name."""
+    return {entry.name: entry.rank for entry in counting if entry.metrics}
 
 
 def _size(path: Path) -> int:

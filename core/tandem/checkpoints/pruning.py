@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.checkpoints.entry import Entry, Inventory
-from tandem.checkpoints.inventory import begun_of
+from tandem.checkpoints.inventory import begun_of, ranks_of
 from tandem.durable import read_json_or_none, temporary_beside
 from tandem.job import Checkpoint
 from tandem.manifest import FILE, Broken, Manifest
@@ -73,10 +73,9 @@ def plan(inventory: Inventory, policy: Checkpoint, everything: bool = False) -> 
     if not inventory.has_lineage or inventory.job is None:
         raise UserError(f"nothing is deleted from {inventory.rundir.path}: {'; '.join(inventory.faults)}")
     counting = inventory.counting
-    scores = {entry.name: entry.metrics[inventory.metric] for entry in counting if inventory.metric in entry.metrics}
     leased = {entry.name for entry in counting if entry.readers}
     references = [entry.manifest.reference for entry in counting if entry.manifest]
-    keepers = Keepers(scores, inventory.resumed_from, leased, inventory.reach, begun_of(counting))
+    keepers = Keepers(ranks_of(counting), inventory.resumed_from, leased, inventory.reach, begun_of(counting))
     found = reasons(references, policy, inventory.job.spec.evaluation, keepers)
     doomed, kept = [], []
     for entry in counting:

@@ -92,6 +92,9 @@ def _amounts(settings: ImageClassification, there: Known) -> Iterator[Unmet]:
         yield Unmet((*CONFIG, "model"), f"model cnn needs images of at least {least} pixels, and these have {given}")
     if samples is None:
         return
+    if data.validation and not data.held_out(samples):
+        yield Unmet((*DATA, "validation"), f"{data.validation:g} of {samples:,} samples leaves nothing to validate with")
+    samples -= data.held_out(samples)
     start, end = data.start or 0, data.end or samples
     if end > samples or start >= end:
         field = "end" if data.end is not None and data.end > samples else "start"

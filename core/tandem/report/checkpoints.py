@@ -4,21 +4,21 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from operator import itemgetter
 from typing import Literal
 
 import numpy as np
 
 from tandem.durable import read_json_or_none
-from tandem.job import DistributedTrainingJob
 from tandem.manifest import Broken
 from tandem.numbers import whole
+from tandem.ranking import deciding, rank
 from tandem.report.folder import folders, listed
 from tandem.report.lineage import Limits, counts
 from tandem.report.lines import Record, mapping, moment, number, text, within
 from tandem.report.logs import EvaluatorLog, TrainLog
 from tandem.report.run import Checkpoint, Evaluation, Floats, Ints
 from tandem.rundir import BAD, STALE, RunDir
-from tandem.tasks import GOALS
 
 MOST_CLASSES = 4096
 """Larger confusion matrices are not read."""
@@ -58,33 +58,14 @@ def collect(
     return tuple(replace(c, counts=c.counts and counts(bounds, c.generation, c.step)) for c in ordered)
 
 
-def direction(job: DistributedTrainingJob | None, metric: str) -> Literal["Maximize", "Minimize"]:
-    """Which way a metric is better."""
-    return job.spec.evaluation.direction if job else GOALS.get(metric, "Maximize")
-
-
-def best(
-    found: Sequence[Checkpoint], metric: str, goal: Literal["Maximize", "Minimize"], rundir: RunDir
-) -> Checkpoint | None:
-    """The best of those that count. Among equal ones that of best.json, so that all views of a run name the same."""
-    # Evaluators give no rank to a checkpoint whose loss is not finite, whatever its other scores.
-    scored = [
-        (c.evaluation.metrics[metric], c)
+def best(found: Sequence[Checkpoint], metric: str, goal: Literal["Maximize", "Minimize"]) -> Checkpoint | None:
+    """The best of those that count."""
+    ranked = [
+        (place, c)
         for c in found
-        if c.counts and c.evaluation and metric in c.evaluation.metrics and _finite_loss(c.evaluation)
+        if c.counts and c.evaluation and (place := rank(c.evaluation.deciding, metric, goal, c.step, c.generation))
     ]
-    scored = [(value if goal == "Maximize" else -value, c) for value, c in scored if np.isfinite(value)]
-    if not scored:
-        return None
-    highest = max(value for value, _ in scored)
-    equal = [c for value, c in scored if value == highest]
-    hint = mapping(read_json_or_none(rundir.best_file))
-    named = [c for c in equal if c.name == hint.get("name") and c.generation == hint.get("generation", c.generation)]
-    return (named or equal)[0]
-
-
-def _finite_loss(evaluation: Evaluation) -> bool:
-    return bool(np.isfinite(evaluation.metrics.get("loss", 0.0)))
+    return min(ranked, key=itemgetter(0), default=(None, None))[1]
 
 
 def _add_folders(found: Found, rundir: RunDir) -> None:
@@ -165,6 +146,7 @@ def _evaluation(data: Record) -> Evaluation | None:
         return None
     return Evaluation(
         metrics=metrics,
+        deciding=deciding(data),
         samples=whole(data.get("samples")),
         per_class_f1=_column(data.get("perClassF1")),
         confusion=_matrix(data.get("confusion")),

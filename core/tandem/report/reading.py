@@ -20,6 +20,7 @@ from tandem.formatting import elapsed
 from tandem.formatting import moment as moment_of
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import GenerationRecord
+from tandem.ranking import direction
 from tandem.report import checkpoints, generations, lineage
 from tandem.report.folder import expect_run, listed
 from tandem.report.lines import mapping, moment, text
@@ -88,7 +89,7 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
         uses=(*coordinator.trainer_cpu, *coordinator.gpu, *_evaluator_uses(coordinator, evaluators)),
         works=tuple(sorted((work for log in evaluators for work in log.works), key=lambda work: work.end)),
         checkpoints=written,
-        best=checkpoints.best(written, metric, checkpoints.direction(job, metric), rundir),
+        best=checkpoints.best(written, metric, direction(job, metric)),
         metric=metric,
         generations=memberships,
         events=coordinator.events,

@@ -105,7 +105,9 @@ class Evaluation:
     """The merged evaluation of one checkpoint."""
 
     metrics: dict[str, float]
-    """What was measured."""
+    """What was measured on the test data."""
+    deciding: dict[str, float] = field(default_factory=dict)
+    """By what it is compared with others: on the validation data, where the job holds some out."""
     samples: int | None = None
     """Evaluated samples."""
     per_class_f1: Floats = field(default_factory=lambda: np.empty(0))

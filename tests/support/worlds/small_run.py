@@ -80,12 +80,12 @@ class SmallRun:
             self.evaluate(manifest.reference, accuracy)
         return manifest.reference
 
-    def evaluate(self, reference: CheckpointRef, accuracy: float, loss: float | None = 0.5) -> None:
+    def evaluate(self, reference: CheckpointRef, accuracy: float, loss: float | None = 0.5, **more: Any) -> None:
         """A merged result."""
         folder = self.rundir.evaluations / reference.name
         folder.mkdir(exist_ok=True)
         metrics = {"loss": loss, "accuracy": accuracy, "macroF1": accuracy}
-        result = {"metrics": metrics, "samples": 20, "confusion": [[9, 1], [1, 9]]}
+        result = {"metrics": metrics, "samples": 20, "confusion": [[9, 1], [1, 9]], **more}
         replace_json(folder / f"g{reference.generation:06d}.json", result)
 
     def read(self, name: str, verb: str = "evaluate") -> Lease:

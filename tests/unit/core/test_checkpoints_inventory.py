@@ -142,6 +142,21 @@ class TestTheBest:
             run.save(step, accuracy=accuracy)
         assert [entry.step for entry in look(run.rundir).entries if entry.is_best] == [200]
 
+    def test_of_equals_the_one_with_the_lower_loss_is_the_best_and_is_kept(self, tmp_path: Path) -> None:
+        run = SmallRun(tmp_path / "run", keepLast=1, keepBest=1)
+        run.begin(1)
+        for step, loss in ((100, 0.3), (200, 0.2), (300, 0.4)):
+            run.evaluate(run.save(step), 0.8, loss=loss)
+        found = by_name(look(run.rundir))
+        assert [entry.step for entry in found.values() if entry.is_best] == [200]
+        assert found["200"].kept == ("keepBest",)
+
+    def test_validation_data_decides_where_there_is_some(self, run: SmallRun) -> None:
+        run.begin(1)
+        for step, accuracy, held_out in ((100, 0.9, 0.6), (200, 0.7, 0.8)):
+            run.evaluate(run.save(step), accuracy, validation={"metrics": {"accuracy": held_out, "loss": 1.0}})
+        assert [entry.step for entry in look(run.rundir).entries if entry.is_best] == [200]
+
     def test_one_whose_loss_is_not_finite_is_not_the_best(self, run: SmallRun) -> None:
         run.begin(1)
         run.save(100, accuracy=0.5)

@@ -13,6 +13,7 @@ from tandem.checkpoints.pruning import Plan, carry_out, plan
 from tandem.job import Checkpoint, Evaluators
 from tandem.manifest import FILE
 from tandem.mistake import UserError
+from tandem.ranking import Rank
 from tandem.retention import Keepers, expendable, reasons
 from tandem.rundir import RunDir
 from tandem.status import CheckpointRef
@@ -231,7 +232,7 @@ def test_what_has_a_reason_is_kept_and_what_has_none_is_not(
 ) -> None:
     names = [reference.name for reference in newest_first]
     some = st.sets(st.sampled_from(names)) if names else st.just(set())
-    scores = {name: data.draw(st.floats(0, 1)) for name in sorted(data.draw(some))}
+    scores = {name: Rank(data.draw(st.floats(0, 1)), 0.5, 1, 1) for name in sorted(data.draw(some))}
     keepers = Keepers(scores, names[-1] if names else None, data.draw(some))
     rules = Checkpoint(keep_last=last, keep_best=best, keep_every=every)
     evaluators = Evaluators.model_validate({"policy": policy})

@@ -115,14 +115,13 @@ class TestTheBestCheckpoint:
         assert broken_twice.best.evaluation.metrics["accuracy"] == max(scores)
         assert broken_twice.best.evaluation.confusion.shape == (10, 10)
 
-    @pytest.mark.parametrize("named", [40, 80])
-    def test_is_of_equal_ones_the_one_that_best_json_names(self, tmp_path: Path, named: int) -> None:
+    def test_is_of_equal_ones_the_one_with_the_lower_loss(self, tmp_path: Path) -> None:
         path = make_run(tmp_path, steps=100, every=20, evaluation_seconds=0.05)
-        _score(path, accuracy=0.9)
-        replace_json(path / "best.json", {"name": f"step-{named:09d}", "step": named, "generation": 1})
+        _score(path, accuracy=0.9, loss=0.2)
+        _score(path, accuracy=0.9, loss=0.1, steps={60, 80})
         best = read(path).best
         assert best is not None
-        assert best.step == named
+        assert best.step == 60
 
     def test_is_not_what_best_json_says_against_the_evaluations(self, tmp_path: Path) -> None:
         path = make_run(tmp_path, steps=100, every=20, evaluation_seconds=0.05)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from tandem.tasks import Data, ImageClassification
 from tandem_evaluator import evaluation
 from tandem_evaluator.evaluation import Evaluation, Misfit
-from tandem_evaluator.result import MergedResult, ShardResult, merge
+from tandem_evaluator.loop import counted
+from tandem_evaluator.result import MOST_WRONG, MergedResult, ShardResult, merge
 from tandem_trainer import data, models
 
 DIGITS = ImageClassification(model="baby-cnn", data=Data(name="digits"))
@@ -31,7 +32,9 @@ def merged(subject: Evaluation, shards: int, state: dict[str, Tensor]) -> Merged
         assert tally is not None
         facts: dict[str, Any] = {"checkpoint": "step-000000001", "step": 1, "generation": 1}
         facts |= {"shard": shard, "shards": shards, "seconds": 0.0, "evaluator": "e", "at": 0.0}
-        results.append(ShardResult(samples=tally.samples, loss_sum=tally.loss_sum, confusion=tally.confusion, **facts))
+        facts |= {"samples": tally.samples, "loss_sum": tally.loss_sum, "confusion": tally.confusion}
+        facts |= {"wrong": tally.wrong, "validation": counted(tally.held_out)}
+        results.append(ShardResult(**facts))
     return merge(results)
 
 
@@ -53,6 +56,43 @@ def test_any_number_of_shards_is_one_pass_over_the_whole_test_set(shards: int) -
     assert whole.metrics.loss == pytest.approx(log_loss(true, probabilities, labels=range(10)), abs=1e-6)
     assert whole.metrics.accuracy == pytest.approx(accuracy_score(true, predicted), abs=1e-12)
     assert whole.metrics.macro_f1 == pytest.approx(f1_score(true, predicted, average="macro"), abs=1e-12)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_the_wrong_samples_of_which_the_model_is_most_sure_are_named(shards: int) -> None:
+    state, samples = weights(), data.load(DIGITS.data, "test")
+    model = models.build("baby-cnn", 1, 8, 10)
+    model.load_state_dict(state)
+    with torch.inference_mode():
+        sure, predicted = model.eval()(samples.images).softmax(dim=1).max(dim=1)
+
+    named = merged(Evaluation.load(DIGITS), shards, state).wrong
+
+    assert len(named) == MOST_WRONG
+    for one in named:
+        assert (one.label, one.prediction) == (int(samples.labels[one.index]), int(predicted[one.index]))
+        assert one.label != one.prediction
+        assert one.confidence == pytest.approx(float(sure[one.index]), abs=1e-4)
+    others = set(torch.nonzero(predicted != samples.labels).flatten().tolist()) - {one.index for one in named}
+    assert max(float(sure[index]) for index in others) <= min(one.confidence for one in named) + 1e-4
+    assert [one.confidence for one in named] == sorted((one.confidence for one in named), reverse=True)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_data_that_is_held_out_is_evaluated_beside_the_test_data(shards: int) -> None:
+    task = ImageClassification(model="baby-cnn", data=Data(name="digits", validation=0.2))
+    state, samples = weights(), data.load(task.data, "validation")
+    model = models.build("baby-cnn", 1, 8, 10)
+    model.load_state_dict(state)
+    with torch.inference_mode():
+        predicted = model.eval()(samples.images).argmax(dim=1)
+
+    whole = merged(Evaluation.load(task), shards, state)
+
+    assert whole.validation is not None
+    assert whole.validation.samples == len(samples)
+    assert whole.validation.metrics.accuracy == pytest.approx(float((predicted == samples.labels).double().mean()))
+    assert whole.metrics == merged(Evaluation.load(DIGITS), 1, state).metrics
 
 
 def test_it_evaluates_without_dropout_and_learns_nothing() -> None:

@@ -45,6 +45,7 @@ class Computation:
     """Stands for the model: which samples are right depends on the checkpoint alone, and on the sample."""
 
     total, classes = SAMPLES, CLASSES
+    held_out = 0
 
     def run(self, weights: dict[str, Tensor], shard: int, shards: int, going_on: Callable[[], bool]) -> Tally | None:
         step = int(weights["step"].item())

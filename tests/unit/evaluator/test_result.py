@@ -154,6 +154,14 @@ def test_of_equals_the_earlier_one_is_the_best() -> None:
         assert found["step"] == 10
 
 
+def test_of_equals_the_one_with_the_lower_loss_is_the_best() -> None:
+    results = [result(10, 90, loss=0.4), result(20, 90, loss=0.3), result(30, 90, loss=0.3), result(40, 80, loss=0.1)]
+    for order in (results, results[::-1]):
+        found = best(order, {1: None}, "accuracy", "Maximize")
+        assert found is not None
+        assert found["step"] == 20
+
+
 def test_only_checkpoints_on_the_lineage_count() -> None:
     links = {3: None, 1: 10}
     results = [result(10, 50), result(20, 99), result(15, 98, generation=2), result(20, 60, generation=3)]

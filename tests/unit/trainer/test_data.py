@@ -175,3 +175,22 @@ def test_files_of_ones_own_that_are_damaged_are_named_and_not_replaced(tmp_path:
     with pytest.raises(ConfigurationError, match="cut short"):
         load(Data(name="mnist", path=str(tmp_path)), "train")
     assert downloads == []
+
+
+def test_what_is_held_out_is_never_trained_on_and_always_the_same() -> None:
+    whole = load(Data(name="digits"), "train")
+    for share in (0.1, 0.25):
+        config = Data(name="digits", validation=share)
+        left, held_out = load(config, "train"), load(config, "validation")
+        assert len(held_out) == round(share * len(whole))
+        rows = [image.flatten().tolist() for part in (left, held_out) for image in part.images]
+        assert sorted(rows) == sorted(image.flatten().tolist() for image in whole.images)
+        assert torch.equal(held_out.images, load(config, "validation").images)
+        assert held_out.labels.unique().tolist() == list(range(10))
+        assert torch.equal(load(config, "test").images, load(Data(name="digits"), "test").images)
+    assert len(load(Data(name="digits"), "validation")) == 0
+
+
+def test_a_share_that_leaves_nothing_to_validate_with_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"data.validation: 0.0001 of 1442 samples leaves nothing to validate"):
+        load(Data(name="digits", validation=0.0001), "train")

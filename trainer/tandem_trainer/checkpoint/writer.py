@@ -50,6 +50,7 @@ from tandem.job import Checkpoint, DistributedTrainingJob
 from tandem.lineage import counts
 from tandem.manifest import FILE, Broken, FileEntry, Manifest, chunks
 from tandem.mistake import enumerated
+from tandem.ranking import Rank, deciding, rank
 from tandem.retention import Keepers, expendable
 from tandem.rewind import reach
 from tandem.rundir import STALE, RunDir
@@ -271,11 +272,11 @@ def clean(rundir: RunDir, job: DistributedTrainingJob, request: Request, in_need
     """
     manifests = rundir.committed()
     readers = set(rundir.readers())
-    scores = _scores(rundir, job, manifests)
+    ranks = _ranks(rundir, job, manifests)
     far = 1 if in_need else reach(len(rundir.rewind_records()))
     fates = {manifest.name: evaluations.fate(rundir, manifest.reference) for manifest in manifests}
     begun = set() if in_need else {name for name, fate in fates.items() if fate == "begun"}
-    keepers = Keepers(scores, request["facts"].get("parent"), readers, far, begun)
+    keepers = Keepers(ranks, request["facts"].get("parent"), readers, far, begun)
     policy = job.spec.checkpoint
     if in_need:
         policy = Checkpoint(keep_last=1, keep_best=policy.keep_best, keep_every=policy.keep_every)
@@ -352,17 +353,13 @@ def _is_forgotten(leftover: Path, request: Request, now: float) -> bool:
     return now - leftover.stat().st_mtime > FORGOTTEN_SECONDS
 
 
-def _scores(rundir: RunDir, job: DistributedTrainingJob, manifests: list[Manifest]) -> dict[str, float]:
-    scores = {}
+def _ranks(rundir: RunDir, job: DistributedTrainingJob, manifests: list[Manifest]) -> dict[str, Rank | None]:
+    metric, goal, ranks = job.spec.evaluation.metric, job.spec.evaluation.direction, {}
     for manifest in manifests:
         result = read_json_or_none(rundir.evaluations / manifest.name / f"g{manifest.generation:06d}.json")
-        metrics = result.get("metrics") if isinstance(result, dict) else None
-        if not isinstance(metrics, dict) or metrics.get("loss", 0.0) is None:
-            continue  # as for best.json, a loss that is not finite is never the best
-        value = metrics.get(job.spec.evaluation.metric)
-        if isinstance(value, int | float):
-            scores[manifest.name] = float(value)
-    return scores
+        if isinstance(result, dict):
+            ranks[manifest.name] = rank(deciding(result), metric, goal, manifest.step, manifest.generation)
+    return ranks
 
 
 def serve(run_dir: Path, descriptor: int) -> None:

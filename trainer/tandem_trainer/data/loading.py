@@ -13,6 +13,7 @@ from tandem import lease
 from tandem.cache import data_folder
 from tandem.durable import TEMPORARY
 from tandem.idx import FILES, FOLDERS, find, raw_folder
+from tandem.idx import Split as Stored
 from tandem.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, Data
 from tandem_trainer.data.idx import read_idx
 from tandem_trainer.data.samples import Samples, Split
@@ -30,8 +31,29 @@ def load(config: Data, split: Split) -> Samples:
     """Load one split of a data set.
 
     Raises:
-        ConfigurationError: the data is not there and cannot be had; says how to provide it.
+        ConfigurationError: the data is not there and cannot be had; says how to provide it. Or nothing is left to
+            train or to validate with.
     """
+    if split == "test":
+        return _whole(config, split)
+    samples = _whole(config, "train")
+    held_out = _held_out(len(samples), config.held_out(len(samples)))
+    if config.validation and (held_out.all() or not held_out.any()):
+        purpose = "train" if held_out.all() else "validate"
+        raise ConfigurationError(
+            f"data.validation: {config.validation:g} of {len(samples)} samples leaves nothing to {purpose} with"
+        )
+    which = held_out if split == "validation" else ~held_out
+    return samples if which.all() else Samples(samples.images[which], samples.labels[which], samples.classes)
+
+
+def _held_out(samples: int, count: int) -> Tensor:
+    """Whether each training sample belongs to the validation data: the same ones for every job on the data set."""
+    order = torch.randperm(samples, generator=torch.Generator().manual_seed(0))
+    return order < count
+
+
+def _whole(config: Data, split: Stored) -> Samples:
     if config.name == "digits":
         return _digits(split)
     if config.name == "synthetic":
@@ -39,7 +61,7 @@ def load(config: Data, split: Split) -> Samples:
     return _mnist(config, split)
 
 
-def _digits(split: Split) -> Samples:
+def _digits(split: Stored) -> Samples:
     """1,797 real handwritten digits of 8×8 pixels (UCI, inside scikit-learn), a fifth of each class to test with.
 
     The file is read without importing scikit-learn, which takes 1.8 s that every recovery would pay for.
@@ -57,7 +79,7 @@ def _digits(split: Split) -> Samples:
     return Samples((images[chosen] - mean) / deviation, labels[chosen], classes=CLASSES)
 
 
-def _synthetic(split: Split, samples: int, size: int) -> Samples:
+def _synthetic(split: Stored, samples: int, size: int) -> Samples:
     """Ten smooth random patterns under noise: learnable, never trivial, the same on every machine."""
     generator = torch.Generator().manual_seed(20_240_601)
     coarse = torch.randn(10, 1, 4, 4, generator=generator)
@@ -69,7 +91,7 @@ def _synthetic(split: Split, samples: int, size: int) -> Samples:
     return Samples(images, labels, classes=CLASSES)
 
 
-def _mnist(config: Data, split: Split) -> Samples:
+def _mnist(config: Data, split: Stored) -> Samples:
     root = Path(config.path).expanduser() if config.path else data_folder()
     if config.path and not config.download and not root.is_dir():
         raise ConfigurationError(f"data.path: {config.path} is not a folder. {_how_to_provide(config, root)}")
@@ -85,7 +107,7 @@ def _mnist(config: Data, split: Split) -> Samples:
     return Samples(scaled.unsqueeze(1), labels.to(torch.int64), classes=CLASSES)
 
 
-def _read(root: Path, name: str, split: Split, can_be_had_again: bool) -> tuple[Tensor, Tensor] | None:
+def _read(root: Path, name: str, split: Stored, can_be_had_again: bool) -> tuple[Tensor, Tensor] | None:
     """Images and labels; None if they are not there, or not whole and of a download that can be made again.
 
     Raises:

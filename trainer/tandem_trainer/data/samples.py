@@ -1,12 +1,12 @@
 """One split of a data set, whole in memory."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
-from tandem.idx import Split
-
-__all__ = ["Samples", "Split"]
+Split = Literal["train", "validation", "test"]
+"""`validation`: what the job holds out of the training data."""
 
 
 @dataclass(frozen=True)
