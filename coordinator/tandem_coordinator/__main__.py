@@ -21,11 +21,13 @@ from aiohttp import web
 
 from tandem.durable import temporary_beside
 from tandem.exitcode import ExitCode
+from tandem.fields import dotted
 from tandem.job import DistributedTrainingJob, OnExisting
 from tandem.launch import INCARNATION, JOB, POD, RUN_DIR, TOKEN, TOKEN_DIGEST, weakness
 from tandem.listening import EVERYWHERE, listen
 from tandem.mistake import UserError
 from tandem.ownership import Finding, Occupied, Unreadable, complete_moves, look, settle
+from tandem.prerequisites import pod, unmet
 from tandem.reading import read_job
 from tandem.rundir import RunDir
 from tandem_coordinator.coordinator import Coordinator
@@ -101,11 +103,12 @@ async def _serve(
     job = _job(rundir) if manifest is None else _given_job(manifest)
     ledger = Ledger(rundir, os.environ.get(POD) or None)
     try:
-        if manifest is not None:
-            _take(rundir, job)
+        is_new = manifest is not None and _take(rundir, job)
         rundir.create()
         if manifest is not None:
             rundir.write_job(job)
+        if is_new:
+            _refuse_what_cannot_run(rundir, job)
         remembered = ledger.claim(job.spec.workers.replicas)
     except OSError as error:
         raise CannotStart(f"the run directory {rundir.path} cannot be written: {error.strerror or error}") from None
@@ -171,8 +174,22 @@ def _given_job(manifest: Path) -> DistributedTrainingJob:
         raise CannotStart(str(error)) from None
 
 
-def _take(rundir: RunDir, job: DistributedTrainingJob) -> None:
+def _refuse_what_cannot_run(rundir: RunDir, job: DistributedTrainingJob) -> None:
+    """End a job that lacks something on its volume, before its workers find that out one after the other."""
+    if rundir.ended():
+        return
+    found = unmet(job, pod(rundir, job))
+    for one in found:
+        log.warning("field=%s %s", dotted(one.field) or "-", one.message)
+    if wrong := [f"{dotted(one.field)}: {one.message}" if one.field else one.message for one in found if one.fails]:
+        rundir.mark_failed("ConfigurationError", "; ".join(wrong), ExitCode.CONFIGURATION)
+
+
+def _take(rundir: RunDir, job: DistributedTrainingJob) -> bool:
     """Make the run directory this job's, unless that was done for this very object already, and this try of it.
+
+    Returns:
+        Whether it is a new try.
 
     Raises:
         CannotStart: it holds what the job cannot, or is not to, go on with.
@@ -186,12 +203,13 @@ def _take(rundir: RunDir, job: DistributedTrainingJob) -> None:
     same_object = there is not None and there.partition(".")[0] == mine.partition(".")[0]
     found = _look(rundir, job, "Resume" if same_object else job.spec.checkpoint.on_existing)
     if there == mine:
-        return
+        return False
     if same_object:
         found = Finding(tries_again=rundir.failed() is not None)
     if found.aside is not None:
         log.info("event=moved-aside folder=%s", rundir.path / found.aside)
     settle(rundir, found)
+    return True
 
 
 def _incarnation(rundir: RunDir) -> str | None:

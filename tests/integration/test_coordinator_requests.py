@@ -249,6 +249,28 @@ def test_a_file_that_is_no_job_or_another_job_is_refused_and_changes_nothing(tmp
     assert rundir.job_file.read_bytes() == before
 
 
+def test_what_a_job_lacks_on_its_volume_ends_it_before_a_worker_starts_and_never_once_it_runs(tmp_path: Path) -> None:
+    weights = str(tmp_path / "weights.safetensors")
+    trainer = {"task": "image-classification", "config": {"initialWeights": weights}}
+    coordinator = Coordinator(tmp_path, trainer=trainer)
+    rundir, given = coordinator.rundir, coordinator.rundir.read_job().dump()
+    for uid, lacks in (("first", True), ("second", False)):
+        given["metadata"]["annotations"] = {launch.INCARNATION: uid}
+        (tmp_path / "given.json").write_text(json.dumps(given))
+        if not lacks:
+            # The same object that has been taken already, as after its coordinator was killed.
+            rundir.write_job(DistributedTrainingJob.parse(given))
+            rundir.set_aside_failure()
+        with mock.patch.dict(os.environ, {launch.JOB: str(tmp_path / "given.json")}):
+            coordinator.start()
+        assert coordinator.kill(signal.SIGTERM) == 0
+        assert (rundir.failed() is not None) == lacks
+        if lacks:
+            told = rundir.failed() or {}
+            assert (told["reason"], told["exitCode"]) == ("ConfigurationError", 78)
+            assert told["message"] == f"spec.trainer.config.initialWeights: there is no file {weights}"
+
+
 @pytest.mark.parametrize("is_saved", [False, True])
 def test_another_object_takes_what_saved_nothing_and_with_fresh_also_what_did(tmp_path: Path, is_saved: bool) -> None:
     """The same one, whose coordinator starts again, goes on."""
