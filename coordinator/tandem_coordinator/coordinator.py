@@ -291,6 +291,8 @@ class Coordinator:
             owed -= RANKS_IN_SAMPLES
             trainer_cpu = self._reports.trainer_cpu() if owed <= 0 else {}
             gpu = self._reports.trainer_gpu() if owed <= 0 else {}
+            busy = self._reports.trainer_busy() if owed <= 0 else {}
+            memory = self._reports.gpu_memory() if owed <= 0 else {}
             owed = owed if owed > 0 else len(trainer_cpu)
             self._history.write(
                 "sample",
@@ -302,6 +304,8 @@ class Coordinator:
                 throughput=now.throughput,
                 trainerCpu=trainer_cpu,
                 gpu=gpu,
+                busySeconds=busy,
+                gpuMemory=memory,
                 evaluatorCpu={view.name: round(view.cpu, 3) for view in evaluators if view.cpu is not None},
             )
 

@@ -166,6 +166,18 @@ class Reports:
         """GPU utilization by rank."""
         return {str(report.rank): round(report.gpu, 3) for report in self._all() if report.gpu is not None}
 
+    def trainer_busy(self) -> dict[str, float]:
+        """Seconds of its own work in a step, by rank."""
+        return {
+            str(report.rank): round(report.busy_seconds, 6) for report in self._all() if report.busy_seconds is not None
+        }
+
+    def gpu_memory(self) -> dict[str, int]:
+        """Bytes of GPU memory in use, by rank."""
+        return {
+            str(report.rank): report.gpu_memory_bytes for report in self._all() if report.gpu_memory_bytes is not None
+        }
+
     def _remaining(self, step: int, total: int | None) -> float | None:
         if total is None:
             return None

@@ -25,6 +25,8 @@ function put(name, html) {
   if (!place) return;
   // Whoever has scrolled a table to the right, or the events down, wants to stay there.
   const scrolled = [...place.querySelectorAll(".scroll, ol")].map((one) => [one.scrollLeft, one.scrollTop]);
+  const section = place.closest("section");
+  if (section) section.hidden = !html; // a chart that the run has nothing for
   place.innerHTML = html; // escaped where it was made; the page allows no script but this one
   for (const time of place.querySelectorAll("time[data-at]")) {
     time.textContent = clock(1000 * Number(time.dataset.at));

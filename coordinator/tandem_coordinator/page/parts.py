@@ -74,6 +74,8 @@ def charts(glance: Glance, record: Record, look: Look) -> dict[str, str]:
     return {
         "losses": _figure(pictures.losses(record, status, look), "No step was logged yet."),
         "speed": _figure(pictures.speed(record, look), "No generation was formed yet."),
+        "optimization": _figure(pictures.optimization(record, look)),
+        "ranks": _figure(pictures.ranks(record, look)),
         "use": _figure(pictures.use(record, glance.snapshot, look), "No process has told its use yet."),
     }
 
@@ -301,8 +303,11 @@ def _event(at: float, level: str, text: str) -> str:
     return f'<li class="{kind}">{_time(at)} <span>{_text(text)}</span></li>'
 
 
-def _figure(svg: str, otherwise: str) -> str:
-    return f"<figure>{svg}</figure>" if svg else f'<p class="note">{escape(otherwise)}</p>'
+def _figure(svg: str, otherwise: str = "") -> str:
+    """A drawing, or what is said while there is none; with nothing to say its section is hidden."""
+    if svg:
+        return f"<figure>{svg}</figure>"
+    return f'<p class="note">{escape(otherwise)}</p>' if otherwise else ""
 
 
 def _table(heads: str, rows: str) -> str:

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from math import isfinite
 
-from tandem.charts import drawing, rows
-from tandem.charts.chart import Axis, Band, Look, Point, Points
+from tandem.charts import drawing, rows, stories
+from tandem.charts.chart import Axis, Band, Chart, Look, Point, Points
 from tandem.charts.palette import Role
 from tandem.charts.rows import Row, Rows
 from tandem.charts.series import Series
-from tandem.charts.stories import Losses, pace, training
+from tandem.charts.stories import Losses, Ranks, pace, training
 from tandem.formatting import cores, duration, reason, share
 from tandem.snapshot import Snapshot
 from tandem.status import Score, Status
@@ -75,6 +75,36 @@ def speed(record: Record, look: Look) -> str:
         [story],
         look,
     )
+
+
+def optimization(record: Record, look: Look) -> str:
+    """Learning rate and gradient norm over steps; empty where neither is logged."""
+    rates, norms = record.learning_rate, record.gradient_norm
+    last = max([1.0, *(series.last.x for series in (rates, norms) if series.last)])
+    smooth = len(norms) >= SMOOTH_FROM
+    story = stories.optimization(
+        rates.means(),
+        norms.envelope(),
+        norms.smoothed() if smooth else (),
+        Axis(low=0.0, high=last, label="step", whole=True),
+    )
+    return _drawn("optimization", "Learning rate and gradient norm", "Of each step.", story, look)
+
+
+def ranks(record: Record, look: Look) -> str:
+    """Throughput by rank, the ranks' own work and GPU memory, over time; empty where nothing is known of them."""
+    unit, scale = _unit(record.now)
+    known = Ranks(
+        throughput=_scaled(record.rank_throughput.means(), scale),
+        busy={name: _scaled(series.means(), scale) for name, series in record.busy.items()},
+        memory={name: _scaled(series.means(), scale) for name, series in record.memory.items()},
+    )
+    story = stories.ranks(known, _axis(record, unit, scale), _bands(record, scale))
+    return _drawn("ranks", "Rank by rank", "Throughput by rank, own work and GPU memory over time.", story, look)
+
+
+def _drawn(name: str, title: str, description: str, story: Chart | None, look: Look) -> str:
+    return drawing.draw(f"{name}-{_name(look)}", title, description, [story], look) if story is not None else ""
 
 
 def use(record: Record, snapshot: Snapshot, look: Look) -> str:

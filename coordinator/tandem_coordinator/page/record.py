@@ -16,9 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tandem.charts.series import Series
+from tandem.charts.stories import GRADIENT_NORM, LEARNING_RATE
 from tandem.durable import listed
 from tandem.lineage import Chain, counts
-from tandem.numbers import finite
+from tandem.numbers import finite, whole
 from tandem.rundir import TRAIN_LOG, RunDir
 from tandem.status import CheckpointRef
 from tandem_coordinator.page.results import Results
@@ -71,10 +72,19 @@ class Record:
     """Over steps, as rank 0 logged it."""
     told_loss: Series = field(default_factory=Series)
     """Over steps, as the coordinator heard it: all there is of a script of the user's own."""
+    learning_rate: Series = field(default_factory=Series)
+    gradient_norm: Series = field(default_factory=Series)
+    """Over steps, where they are logged."""
     redone: deque[list[tuple[float, float | None]]] = field(default_factory=lambda: deque(maxlen=MOST_REDONE))
     not_finite: deque[int] = field(default_factory=lambda: deque(maxlen=200))
     throughput: Series = field(default_factory=Series)
     """Over seconds of the run."""
+    rank_throughput: Series = field(default_factory=Series)
+    """The same by the number of ranks."""
+    busy: dict[str, Series] = field(default_factory=dict)
+    """Milliseconds of its own work in a step, by rank, over seconds of the run."""
+    memory: dict[str, Series] = field(default_factory=dict)
+    """GB of GPU memory in use, by rank, over seconds of the run."""
     use: dict[str, dict[str, Series]] = field(default_factory=lambda: {"trainer": {}, "gpu": {}, "evaluator": {}})
     """Busy cores (of a GPU: its busy share) by kind and process, over seconds of the run."""
     generations: dict[int, Formed] = field(default_factory=dict)
@@ -188,7 +198,9 @@ class Record:
     def _sample(self, record: Mapping[str, Any], at: float) -> None:
         self._tick(at)
         now = self.shown(at)
-        self.throughput.add(now, finite(record.get("throughput")))
+        throughput, size = finite(record.get("throughput")), whole(record.get("worldSize"))
+        self.throughput.add(now, throughput)
+        self.rank_throughput.add(now, throughput / size if throughput is not None and size else None)
         step, loss = record.get("step"), finite(record.get("loss"))
         if isinstance(step, int) and loss is not None:
             last = self.told_loss.last
@@ -199,11 +211,16 @@ class Record:
             given = record.get(name)
             if isinstance(given, dict) and given:
                 self._used(self.use[kind], given, now)
+        for known, name, unit in ((self.busy, "busySeconds", 1e-3), (self.memory, "gpuMemory", 1e9)):
+            given = record.get(name)
+            if isinstance(given, dict) and given:
+                self._used(known, given, now, unit)
 
-    def _used(self, known: dict[str, Series], given: Mapping[str, Any], now: float) -> None:
-        for process, busy in given.items():
+    def _used(self, known: dict[str, Series], given: Mapping[str, Any], now: float, unit: float = 1.0) -> None:
+        for process, value in given.items():
             if process in known or len(known) < MOST_PROCESSES:
-                known.setdefault(process, Series(STRETCHES)).add(now, finite(busy))
+                told = finite(value)
+                known.setdefault(process, Series(STRETCHES)).add(now, None if told is None else told / unit)
         for process in known.keys() - given.keys():
             known[process].add(now, None)
 
@@ -230,6 +247,8 @@ class Record:
         """A generation goes on from a step: what came after it is done again."""
         if gone := self.loss.cut(step):
             self.redone.append(gone)
+        self.learning_rate.cut(step)
+        self.gradient_norm.cut(step)
 
     def _step(self, generation: int, record: Mapping[str, Any]) -> None:
         step, loss = int(record["step"]), finite(record.get("loss"))
@@ -237,6 +256,9 @@ class Record:
             self.not_finite.append(step)
         else:
             self.loss.add(step, loss)
+        for series, name in ((self.learning_rate, LEARNING_RATE), (self.gradient_norm, GRADIENT_NORM)):
+            if name in record:
+                series.add(step, finite(record[name]))
         formed = self.generations.get(generation)
         if formed is not None and formed.first_step is None:
             self.generations[generation] = replace(formed, first_step=float(record["time"]))

@@ -1,13 +1,21 @@
 """Which curves tell of a run: one decision for the live page and for the report. Pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from tandem.charts.chart import Axis, Band, Chart, Curve, Kind, Panel, Point, Points
+from tandem.charts.palette import Role
 from tandem.formatting import SHARES, metric_name, score
 
 MOST_DOTS = 80
 """More scores than this are a line without a dot for each."""
+LEARNING_RATE, GRADIENT_NORM = "lr", "gradientNorm"
+"""What trainers log of a step, beside its loss."""
+RANKS: tuple[Role, ...] = ("trainer", "evaluator", "gpu", "checkpoint")
+MOST_RANKS = 2 * len(RANKS)
+"""Each colour twice, the second time dashed."""
+LONGEST = 12
+"""Characters of a rank's name, which comes from a log."""
 REDONE = "done again after a restart"
 
 
@@ -106,6 +114,79 @@ def pace(
             ),
         ),
     )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """What is known of the ranks one by one, over time."""
+
+    throughput: Points = ()
+    """Samples a second, of all ranks, by their number."""
+    busy: Mapping[str, Points] = field(default_factory=dict)
+    """Milliseconds of its own work in a step, by rank."""
+    memory: Mapping[str, Points] = field(default_factory=dict)
+    """GB of GPU memory in use, by rank."""
+
+
+def optimization(
+    rates: Points, norms: Points, mean_norms: Points, axis: Axis, bands: Sequence[Band] = ()
+) -> Chart | None:
+    """Learning rate above the norm of the gradient; None where neither is known.
+
+    Args:
+        rates: the learning rate of each step.
+        norms: the norm of each step's gradient, or the lowest and the highest of stretches.
+        mean_norms: its running mean.
+    """
+    panels = []
+    if rates:
+        curve = Curve(points=rates, color="gpu", width=1.5, kind=_kind(rates))
+        panels.append(Panel(title="Learning rate", curves=(curve,), from_zero=True, bands=tuple(bands), height=0.7))
+    if norms:
+        curves = [Curve(points=norms, color="trainer", kind=_kind(norms), label="each step" if mean_norms else "")]
+        if mean_norms:
+            curves = [replace(curves[0], kind="spread", width=0.8, strength=0.3)]
+            curves.append(Curve(points=mean_norms, color="trainer", label="mean"))
+        panels.append(
+            Panel(title="Gradient norm", curves=tuple(curves), may_be_logarithmic=True, bands=tuple(bands), height=0.7)
+        )
+    return Chart(axis=axis, panels=tuple(panels)) if panels else None
+
+
+def ranks(known: Ranks, axis: Axis, bands: Sequence[Band] = ()) -> Chart | None:
+    """Throughput by rank, the ranks' own work and GPU memory; None where nothing is known of them."""
+    shaded = tuple(Band(begin=band.begin, end=band.end) for band in bands)
+    panels = []
+    if any(y is not None for _, y in known.throughput):
+        curve = Curve(points=known.throughput, color="trainer", width=1.5, kind=_kind(known.throughput))
+        panels.append(Panel(title="Throughput per rank (samples/s)", curves=(curve,), from_zero=True, bands=shaded))
+    for title, most, values in (
+        ("Own work in a step (ms)", "slowest", known.busy),
+        ("GPU memory (GB)", "fullest", known.memory),
+    ):
+        if found := {name: points for name, points in values.items() if any(y is not None for _, y in points)}:
+            panels.append(_by_rank(title, most, found, shaded))
+    return Chart(axis=axis, panels=tuple(panels)) if panels else None
+
+
+def _by_rank(title: str, most: str, values: Mapping[str, Points], bands: tuple[Band, ...]) -> Panel:
+    """A curve for each rank; of more than colours can tell apart those with the highest newest values."""
+    chosen = sorted(values, key=lambda name: -next(y for _, y in reversed(values[name]) if y is not None))[:MOST_RANKS]
+    chosen.sort(key=lambda name: (len(name), name))
+    if len(values) > len(chosen):
+        title += f", the {len(chosen)} {most} of {len(values):,} ranks"
+    curves = tuple(
+        Curve(
+            points=values[name],
+            color=RANKS[index % len(RANKS)],
+            dashed=index >= len(RANKS),
+            label=f"rank {name[:LONGEST]}",
+            width=1.4,
+            kind=_kind(values[name]),
+        )
+        for index, name in enumerate(chosen)
+    )
+    return Panel(title=title, curves=curves, from_zero=True, bands=bands)
 
 
 def _kind(points: Points) -> Kind:

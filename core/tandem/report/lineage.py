@@ -48,6 +48,10 @@ def resolve(logged: Mapping[int, Steps], bounds: Limits) -> tuple[Steps, tuple[S
         np.concatenate([steps.step for steps in kept]),
         np.concatenate([steps.time for steps in kept]),
         np.concatenate([steps.loss for steps in kept]),
+        {
+            name: np.concatenate([steps.measures.get(name, np.full(len(steps), np.nan)) for steps in kept])
+            for name in dict.fromkeys(name for steps in kept for name in steps.measures)
+        },
     )
     # np.unique names the first of equal ones: look from the end, where the later generation stands.
     last = len(joined) - 1 - np.unique(joined.step[::-1], return_index=True)[1]

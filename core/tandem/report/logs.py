@@ -2,6 +2,7 @@
 
 import re
 from array import array
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,14 +10,16 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
+from tandem.charts.stories import GRADIENT_NORM, LEARNING_RATE
 from tandem.numbers import whole
 from tandem.report.lines import LATEST, Record, mapping, number, seconds, stream, text, within
-from tandem.report.run import Event, Floats, Kind, Rates, Steps, Use, Work, World
+from tandem.report.run import Event, Floats, Kind, OfRank, Rates, Steps, Use, Work, World
 from tandem.status import Troubles
 
 MOST_CORES = 10_000.0
 MOST_THROUGHPUT = 1e15
-"""Larger numbers of busy cores and of samples a second are damage."""
+MOST_BYTES = 1e15
+"""Larger numbers of busy cores, of samples a second and of bytes are damage."""
 
 LOST_SECONDS = 12.0
 """An evaluator speaks at least every 5 s and the coordinator every second: after this it was not there."""
@@ -65,6 +68,8 @@ class CoordinatorLog:
     trainer_cpu: tuple[Use, ...] = ()
     gpu: tuple[Use, ...] = ()
     evaluator_cpu: tuple[Use, ...] = ()
+    busy: tuple[OfRank, ...] = ()
+    memory: tuple[OfRank, ...] = ()
     opened: tuple[Record, ...] = ()
     closed: tuple[Record, ...] = ()
     events: tuple[Event, ...] = ()
@@ -104,6 +109,7 @@ class _Marks:
 def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
     """Parse `log/train-g….jsonl`."""
     step, when, loss = array("q"), array("d"), array("d")
+    measures = {name: array("d") for name in (LEARNING_RATE, GRADIENT_NORM)}
     rates: list[tuple[float, float, float, Record]] = []
     saves: list[Save] = []
     unsaved: list[tuple[int, str]] = []
@@ -122,6 +128,8 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
                 step.append(at)
                 when.append(time)
                 loss.append(number(record.get("loss")))
+                for name, values in measures.items():
+                    values.append(number(record.get(name)))
         elif kind == "rate":
             since = first if previous_rate is None else previous_rate
             rates.append(
@@ -148,7 +156,7 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
             ended = text(record.get("why"))
     return TrainLog(
         generation=generation,
-        steps=Steps(np.array(step, np.int64), _floats(when), _floats(loss)),
+        steps=Steps(np.array(step, np.int64), _floats(when), _floats(loss), _told(measures)),
         rates=_rates(rates),
         saves=tuple(saves),
         unsaved=tuple(unsaved),
@@ -169,6 +177,7 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
     """Parse `log/coordinator.jsonl`."""
     when, size, throughput = array("d"), array("q"), array("d")
     trainers, gpus, evaluators = _Samples(), _Samples(), _Samples()
+    busy, memory = _Samples(LATEST), _Samples(MOST_BYTES)
     opened: list[Record] = []
     closed: list[Record] = []
     events: list[Event] = []
@@ -184,6 +193,8 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
             trainers.add(len(when) - 1, mapping(record.get("trainerCpu")))
             gpus.add(len(when) - 1, mapping(record.get("gpu")))
             evaluators.add(len(when) - 1, mapping(record.get("evaluatorCpu")))
+            busy.add(len(when) - 1, mapping(record.get("busySeconds")))
+            memory.add(len(when) - 1, mapping(record.get("gpuMemory")))
         elif kind == "generation":
             opened.append(record)
         elif kind == "closed":
@@ -199,6 +210,8 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
         trainer_cpu=trainers.uses("trainer", times),
         gpu=gpus.uses("gpu", times),
         evaluator_cpu=evaluators.uses("evaluator", times),
+        busy=tuple(OfRank(name, times, values) for name, values in busy.columns(times)),
+        memory=tuple(OfRank(name, times, values) for name, values in memory.columns(times)),
         opened=tuple(opened),
         closed=tuple(closed),
         events=tuple(events),
@@ -253,7 +266,8 @@ def busy_cores(time: Floats, cpu_seconds: Floats) -> Floats:
 class _Samples:
     """Values by name, each name present in some of the samples."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: float = MOST_CORES) -> None:
+        self._most = most
         self._columns: dict[str, tuple[array[int], array[float]]] = {}
 
     def add(self, sample: int, values: Record) -> None:
@@ -262,17 +276,19 @@ class _Samples:
                 self._columns[name] = (array("q"), array("d"))
             indices, column = self._columns[name]
             indices.append(sample)
-            column.append(within(value, 0, MOST_CORES))
+            column.append(within(value, 0, self._most))
 
     def uses(self, kind: Kind, time: Floats) -> tuple[Use, ...]:
-        """One `Use` for each name, over all samples: NaN in those that do not mention it."""
-        found = []
+        """One `Use` for each name."""
+        return tuple(Use(name, kind, time, busy) for name, busy in self.columns(time))
+
+    def columns(self, time: Floats) -> Iterator[tuple[str, Floats]]:
+        """Each name and its values over all samples: NaN in those that do not mention it."""
         for name in sorted(self._columns, key=natural):
             indices, column = self._columns[name]
-            busy = np.full(len(time), np.nan)
-            busy[np.array(indices, np.int64)] = _floats(column)
-            found.append(Use(name, kind, time, busy))
-        return tuple(found)
+            values = np.full(len(time), np.nan)
+            values[np.array(indices, np.int64)] = _floats(column)
+            yield name, values
 
 
 def natural(name: str) -> list[tuple[bool, int, str]]:
@@ -303,6 +319,12 @@ def _rates(rows: list[tuple[float, float, float, Record]]) -> Rates:
         seconds=np.array([row[2] for row in rows], np.float64),
         phases={name: np.array([seconds(row[3].get(name)) or 0.0 for row in rows], np.float64) for name in names},
     )
+
+
+def _told(measures: "dict[str, array[float]]") -> dict[str, Floats]:
+    """Those that were logged at all."""
+    found = {name: _floats(values) for name, values in measures.items()}
+    return {name: values for name, values in found.items() if np.isfinite(values).any()}
 
 
 def _floats(values: "array[float]") -> Floats:

@@ -87,6 +87,8 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
         rates=_joined_rates(train),
         world=coordinator.world,
         uses=(*coordinator.trainer_cpu, *coordinator.gpu, *_evaluator_uses(coordinator, evaluators)),
+        busy=coordinator.busy,
+        memory=coordinator.memory,
         works=tuple(sorted((work for log in evaluators for work in log.works), key=lambda work: work.end)),
         checkpoints=written,
         best=checkpoints.best(written, metric, direction(job, metric)),

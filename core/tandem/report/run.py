@@ -30,13 +30,16 @@ class Steps:
     """[N] When it was logged."""
     loss: Floats
     """[N] Training loss; NaN and infinity are as they were logged."""
+    measures: dict[str, Floats] = field(default_factory=dict)
+    """What else was logged of them, such as `lr`: [N] each, NaN where it was not."""
 
     def __len__(self) -> int:
         return len(self.step)
 
     def where(self, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> "Steps":
         """The chosen ones, by mask or by index."""
-        return Steps(self.step[chosen], self.time[chosen], self.loss[chosen])
+        measures = {name: values[chosen] for name, values in self.measures.items()}
+        return Steps(self.step[chosen], self.time[chosen], self.loss[chosen], measures)
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,18 @@ class World:
     """[N] Ranks."""
     throughput: Floats
     """[N] Samples a second over all ranks, NaN while there is none."""
+
+
+@dataclass(frozen=True)
+class OfRank:
+    """What one rank tells of itself, over time."""
+
+    rank: str
+    """Its number."""
+    time: Floats
+    """[N]"""
+    value: Floats
+    """[N] NaN where it said nothing."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +239,10 @@ class Run:
     """How large the group was."""
     uses: tuple[Use, ...]
     """Processor use: trainers in rank order, then GPUs, then evaluators."""
+    busy: tuple[OfRank, ...]
+    """Seconds of each rank's own work in a step."""
+    memory: tuple[OfRank, ...]
+    """Bytes of GPU memory that each rank has in use."""
     works: tuple[Work, ...]
     """What evaluators did, in order of time."""
     checkpoints: tuple[Checkpoint, ...]

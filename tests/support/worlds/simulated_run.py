@@ -138,7 +138,8 @@ class Simulation:
             self.steps_at.append((self.now, step))
             lines.append(
                 {
-                    **{"kind": "step", "time": self.now, "step": step, "loss": loss, "lr": 1e-3, "samples": 64},
+                    **{"kind": "step", "time": self.now, "step": step, "loss": loss, "samples": 64},
+                    **{"lr": 1e-3 * min(1.0, step / 100), "gradientNorm": 0.2 + 3 * math.exp(-3 * step / script.steps)},
                     "ids": f"{self.random.getrandbits(64):016x}",
                 }
             )
@@ -298,6 +299,10 @@ class Simulation:
                     **{"step": step, "loss": 0.5 if running else None, "trainerCpu": cpu},
                     "throughput": 64 / self.script.step_seconds * size / self.script.workers if running else None,
                     "gpu": {rank: self.random.uniform(0.9, 1) for rank in cpu} if self.script.gpus else {},
+                    "busySeconds": {rank: self.random.uniform(0.010, 0.012) * (1 + int(rank)) for rank in cpu},
+                    "gpuMemory": {rank: int(6e9 + 1e8 * int(rank) + now % 7 * 1e7) for rank in cpu}
+                    if self.script.gpus
+                    else {},
                     "evaluatorCpu": {},
                 }
             )

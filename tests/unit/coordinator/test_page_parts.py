@@ -93,6 +93,25 @@ class TestThePage:
         ):
             assert words in said, words
 
+    def test_has_a_chart_of_what_is_logged_and_none_of_what_is_not(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path / "run", steps=60, gpus=True)
+        glance = Glance(snapshot(), 1)
+        record = Record(RunDir(path))
+        record.follow(60.0, rest=0.0)
+        drawn = parts.charts(glance, record, WIDE)
+        assert "Learning rate" in drawn["optimization"]
+        assert "Gradient norm" in drawn["optimization"]
+        for title in ("Throughput per rank (samples/s)", "Own work in a step (ms)", "GPU memory (GB)"):
+            assert title in drawn["ranks"]
+        for file in path.glob("log/*.jsonl"):
+            file.write_text(
+                re.sub(r'"(lr|gradientNorm|busySeconds|gpuMemory|throughput)":', '"not":', file.read_text())
+            )
+        record = Record(RunDir(path))
+        record.follow(60.0, rest=0.0)
+        drawn = parts.charts(glance, record, WIDE)
+        assert (drawn["optimization"], drawn["ranks"]) == ("", "")
+
     def test_names_a_straggler_and_who_is_silent(self, record: Record) -> None:
         told = snapshot(stragglers=[Straggler(rank=1, replica="digits", ratio=1.62)])
         told = told.model_copy(update={"members": [told.members[0].model_copy(update={"silent_seconds": 7.0})]})
@@ -137,7 +156,8 @@ class TestWhatARunSays:
                 {"kind": "event", "time": T0 + 1, "level": EVIL, "text": EVIL},
                 {"kind": "generation", "time": T0 + 50, "generation": 9, "worldSize": 1, "members": [EVIL],
                  "reason": EVIL, "detail": EVIL},
-                {"kind": "sample", "time": T0 + 51, "trainerCpu": {EVIL: 1.0}, "evaluatorCpu": {EVIL: 1.0}},
+                {"kind": "sample", "time": T0 + 51, "trainerCpu": {EVIL: 1.0}, "evaluatorCpu": {EVIL: 1.0},
+                 "busySeconds": {EVIL: 1.0}, "gpuMemory": {EVIL: 1}},
             ):  # fmt: skip
                 with file.open("a") as log:
                     log.write(json.dumps(line) + "\n")

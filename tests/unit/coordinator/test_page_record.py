@@ -53,6 +53,18 @@ class TestTheWholeRun:
         assert steps == sorted(set(steps))
         assert [x for x, _ in record.redone[0]] == list(range(201, 231))
 
+    def test_has_what_is_logged_of_each_step_and_of_each_rank(self, tmp_path: Path) -> None:
+        record = followed(make_run(tmp_path / "run", steps=400, kills={230: "WorkerFailed"}, gpus=True))
+        for series in (record.learning_rate, record.gradient_norm):
+            steps = [x for x, _ in series.means()]
+            assert steps == sorted(set(steps)) == list(range(1, 401))
+        assert record.learning_rate.means()[49][1] == pytest.approx(5e-4)
+        assert record.busy.keys() == record.memory.keys() == {"0", "1"}
+        assert 10.0 <= (record.busy["0"].means()[-1][1] or record.busy["0"].means()[-2][1] or 0.0) <= 12.0
+        assert record.memory["1"].means()[0][1] == pytest.approx(6.1, abs=0.1)
+        alone = [y for _, y in record.rank_throughput.means() if y is not None]
+        assert alone == [pytest.approx(64 / 0.04 / 2)] * len(alone)
+
     def test_grows_as_the_logs_do(self, tmp_path: Path) -> None:
         log(tmp_path, formed(1, T0, "worker-0"))
         record = followed(tmp_path)

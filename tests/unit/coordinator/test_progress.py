@@ -72,6 +72,15 @@ def test_use_is_summed_over_the_ranks_that_tell_it() -> None:
     assert use is not None
     assert (use.trainer_cpu, use.evaluator_cpu, use.gpu, use.gpu_memory_bytes) == (1.5, 0.25, 0.75, 30)
     assert reports.trainer_cpu() == {"0": 0.5, "2": 1.0}
+    assert reports.gpu_memory() == {"0": 10, "2": 20}
+
+
+def test_own_work_is_told_by_rank() -> None:
+    reports = Reports()
+    reports.begin(1)
+    reports.take("worker-1", 1, [report(1, 5, busy_seconds=0.02), report(2, 5)], 1.0)
+    reports.take("worker-0", 1, [report(0, 5, busy_seconds=0.0123456789)], 1.0)
+    assert reports.trainer_busy() == {"0": 0.012346, "1": 0.02}
 
 
 def test_a_script_says_nothing_of_its_steps_but_what_it_uses() -> None:

@@ -16,7 +16,7 @@ from tandem.charts.chart import NARROW, WIDE, Axis, Band, Chart, Curve, Look, Pa
 from tandem.charts.rows import Row, Rows
 from tandem.charts.scale import Scale
 from tandem.charts.series import Series, shorten
-from tandem.charts.stories import REDONE, Losses, pace, training
+from tandem.charts.stories import REDONE, Losses, Ranks, optimization, pace, ranks, training
 
 STEPS = Axis(low=0.0, high=100.0, label="step", whole=True)
 EVIL = '"><script>alert(1)</script>'
@@ -251,6 +251,29 @@ class TestADrawing:
         assert sizes[0][2] == WIDE.width
         assert sizes[1][2] == NARROW.width
         assert sizes[1][3] > 1.7 * sizes[0][3]
+
+
+class TestRanks:
+    def story(self, count: int) -> Panel:
+        busy = {str(rank): [(0.0, 5.0), (9.0, 10.0 + rank)] for rank in range(count)}
+        found = ranks(Ranks(busy=busy, memory={"0": [(0.0, None)]}), STEPS)
+        assert found is not None
+        (panel,) = found.panels
+        return panel
+
+    def test_have_lines_that_can_be_told_apart_by_colour_and_dashes(self) -> None:
+        looks = {(curve.color, curve.dashed) for curve in self.story(8).curves}
+        assert len(looks) == 8
+        assert "stroke-dasharray" in drawn(Chart(axis=STEPS, panels=(self.story(8),)))
+
+    def test_of_more_than_that_are_the_slowest(self) -> None:
+        panel = self.story(1000)
+        assert panel.title == "Own work in a step (ms), the 8 slowest of 1,000 ranks"
+        assert [curve.label for curve in panel.curves] == [f"rank {rank}" for rank in range(992, 1000)]
+
+    def test_of_which_nothing_is_known_have_no_chart(self) -> None:
+        assert ranks(Ranks(throughput=[(0.0, None)]), STEPS) is None
+        assert optimization((), (), (), STEPS) is None
 
 
 def test_rows_are_filled_to_the_busy_cores_and_warn_of_a_straggler() -> None:

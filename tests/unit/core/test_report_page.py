@@ -155,7 +155,7 @@ def test_nothing_that_a_run_says_becomes_part_of_the_page(tmp_path: Path) -> Non
 class TestThePictures:
     def test_lie_beside_the_page_in_a_folder_of_its_name(self, report: Report) -> None:
         folder = report.page.parent / "report"
-        names = ["training", "processors", "world", "phases", "confusion"]
+        names = ["training", "optimization", "processors", "world", "ranks", "phases", "confusion"]
         assert report.pictures == tuple(folder / f"{name}.png" for name in names)
         assert sorted(folder.iterdir()) == sorted(report.pictures)
 

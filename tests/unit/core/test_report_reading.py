@@ -341,6 +341,26 @@ def test_a_generation_that_died_before_its_first_step_takes_no_step_away() -> No
     assert [part.step.tolist() for part in lost] == [list(range(21, 31))]
 
 
+def test_what_else_was_logged_of_steps_goes_with_them_and_is_nan_where_it_was_not() -> None:
+    steps = {
+        1: Steps(np.arange(1, 4), np.arange(3.0), np.ones(3)),
+        2: Steps(np.arange(3, 5), np.arange(2.0), np.ones(2), {"lr": np.array([0.5, 0.25])}),
+    }
+    counted, lost = lineage.resolve(steps, lineage.limits({1: 0, 2: 2}))
+    assert counted.step.tolist() == [1, 2, 3, 4]
+    assert counted.measures["lr"].tolist() == pytest.approx([np.nan, np.nan, 0.5, 0.25], nan_ok=True)
+    assert [part.measures for part in lost] == [{}]
+
+
+def test_a_run_tells_learning_rates_norms_and_each_ranks_work_and_memory(tmp_path: Path) -> None:
+    run = read(make_run(tmp_path / "run", steps=120, gpus=True))
+    assert run.counted.measures["lr"][[49, 119]].tolist() == pytest.approx([5e-4, 1e-3])
+    assert run.counted.measures["gradientNorm"][-1] < run.counted.measures["gradientNorm"][0]
+    assert [one.rank for one in run.busy] == [one.rank for one in run.memory] == ["0", "1"]
+    assert np.nanmedian(run.busy[1].value) == pytest.approx(0.022, abs=0.003)
+    assert np.nanmax(run.memory[1].value) == pytest.approx(6.1e9, rel=0.02)
+
+
 class TestProcessorUse:
     def test_is_the_growth_of_the_cpu_clock(self) -> None:
         busy = busy_cores(np.array([0.0, 1.0, 3.0]), np.array([2.0, 2.5, 4.5]))

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from tandem.charts.chart import Chart
 from tandem.formatting import duration, metric_name, number, reason, score, several, share
 from tandem.report.clock import Clock
-from tandem.report.figures import confusion, painted, phases, processors, training, world
+from tandem.report.figures import confusion, optimization, painted, phases, processors, ranks, training, world
 from tandem.report.run import Run
 from tandem.report.style import Look
 from tandem.report.summary import Summary, time_by_phase
@@ -36,6 +36,7 @@ def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
         _charted(
             "training", "Training loss and evaluation score", _training(run, summary), training.charts(run, clock)
         ),
+        _charted("optimization", "Learning rate and gradient norm", "", optimization.charts(run)),
         Picture(
             "processors",
             "Training and evaluation, side by side",
@@ -43,6 +44,7 @@ def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
             lambda look: processors.draw(run, clock, look),
         ),
         _charted("world", "Throughput and world size", _world(run, summary), world.charts(run, clock)),
+        _charted("ranks", "Rank by rank", _ranks(run), ranks.charts(run, clock)),
         Picture("phases", "Where training's time went", _phases(run), lambda look: phases.draw(run, clock, look)),
         Picture("confusion", "The best checkpoint", _confusion(run), lambda look: confusion.draw(run, look)),
     ]
@@ -54,7 +56,7 @@ def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
             "The same for a few checkpoints in the middle of the run.",
             lambda look: processors.draw(run, clock, look, window),
         )
-        found.insert(2, close)
+        found.insert(3, close)
     return found
 
 
@@ -108,6 +110,13 @@ def _world(run: Run, summary: Summary) -> str:
         said.append(changed + (f": {why}." if why else ".") + " Shaded: time without a step.")
     elif run.generations:
         said.append("The group never changed.")
+    return " ".join(said)
+
+
+def _ranks(run: Run) -> str:
+    said = []
+    if run.busy:
+        said.append("Own work is what a rank does without waiting for others: a rank far above the rest holds all up.")
     return " ".join(said)
 
 
