@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from tandem_coordinator.blame import cut_off, silent_members, strike
 from tandem_coordinator.group import Action, Cause, Close, Complete, Fail, Next, Saving, Say, State, is_inside, listed
+from tandem_coordinator.repetition import first_of, has_progressed
 
 SAVE_SECONDS = 30.0
 """How long a generation may take to stop before it is closed anyway, not counting the steps below."""
@@ -48,6 +49,7 @@ def close(state: State, cause: Cause, now: float) -> Next:
         cause=cause,
         changed=now,
         finished=frozenset(),
+        progressed=has_progressed(state, now),
     )
     if cause.is_failure:
         state, more = count_failure(state, now)
@@ -143,7 +145,7 @@ def count_failure(state: State, now: float) -> Next:
         f"training failed {state.failures} times and elasticity.maxRestarts is {state.rules.max_restarts}; "
         f"the last time because {state.cause.detail}",
     )
-    return replace(state, failing=cause), (Fail(cause),)
+    return replace(state, failing=cause), (Fail(cause, *(first_of(state) or ("", None))),)
 
 
 def _ask(state: State, saving: Saving) -> Next:

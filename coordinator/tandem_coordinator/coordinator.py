@@ -26,6 +26,7 @@ from tandem_coordinator.group import (
     Action,
     Cause,
     Close,
+    Complaint,
     Complete,
     Disconnected,
     Fail,
@@ -124,7 +125,7 @@ class Coordinator:
         if membership.says_nothing_new(self.state, sync):
             self._heard[sync.replica] = now
         else:
-            if sync.state == "leaving" and self.state.end is None:
+            if _may_be_the_end(sync) and self.state.end is None:
                 await self._ask_whether_over()
             self._apply(group.Synced(sync, preflights=protocol > FIRST))
             self._hurry.set()
@@ -190,9 +191,9 @@ class Coordinator:
         return found.model_copy(update={"troubles": self._troubles.troubles})
 
     async def _ask_whether_over(self) -> None:
-        """An agent that leaves because training is complete may say so before we have seen the marker, and the rest
-        would be called another generation for an instant. The second look has surely begun after the marker was
-        written."""
+        """An agent that leaves because the job is over, or whose rank has ended it, may say so before we have seen the
+        marker, and the rest would be called another generation for an instant. The second look has surely begun after
+        the marker was written."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVING_SECONDS):
                 for _ in range(2):
@@ -355,9 +356,9 @@ class Coordinator:
                 self._history.closed(generation, cause, is_last=self.state.end is not None)
             case Say(text, warning):
                 self._history.say(text, "warning" if warning else "info")
-            case Fail(cause):
+            case Fail(cause, replica, complaint):
                 self._history.say(cause.detail, "error")
-                self._loop.create_task(self._mark_failed(cause))
+                self._loop.create_task(self._mark_failed(cause, replica, complaint))
             case Complete(cause):
                 self._loop.create_task(self._mark_complete(cause))
 
@@ -371,11 +372,15 @@ class Coordinator:
         self._started_at = self._started_at or time.time()
         self._history.opened(opened, detail, adopted)
 
-    async def _mark_failed(self, cause: Cause) -> None:
+    async def _mark_failed(self, cause: Cause, replica: str, complaint: Complaint | None) -> None:
         if self.state.cause.reason == "Hung":
             # The end aborts all ranks at once, and these stacks are what somebody will want to read.
             await asyncio.sleep(STACKS_SECONDS)
-        await self._end(cause, lambda: self._rundir.mark_failed(cause.reason, cause.detail, int(ExitCode.FAILED)))
+        facts: dict[str, object] = {}
+        if complaint is not None:
+            facts = {"replica": replica, "rank": complaint.failure.rank, "traceback": complaint.failure.traceback}
+        code = int(ExitCode.FAILED)
+        await self._end(cause, lambda: self._rundir.mark_failed(cause.reason, cause.detail, code, **facts))
 
     async def _mark_complete(self, cause: Cause) -> None:
         self._history.say(cause.detail, "info")
@@ -423,6 +428,11 @@ class Coordinator:
         # The loop may have closed while the disk was slow.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *args)  # type: ignore[arg-type]
+
+
+def _may_be_the_end(sync: Sync) -> bool:
+    final = sync.failure is not None and sync.failure.code in (ExitCode.DIVERGED, ExitCode.CONFIGURATION)
+    return sync.state == "leaving" or sync.leaving or final
 
 
 def _orders(state: State) -> tuple[object, ...]:

@@ -31,6 +31,7 @@ from tandem_coordinator.group import (
     replicas,
     waiting,
 )
+from tandem_coordinator.repetition import settle
 
 STOPPING_SECONDS = 10.0
 """How long a new generation waits for an agent that is alive but has not stopped its ranks yet."""
@@ -77,12 +78,17 @@ def form(state: State, now: float) -> Next:
         candidates = waiting(state)
         if state.failing is not None or len(candidates) < state.rules.minimum:
             return state, actions
+    state, more = settle(state, now)
+    actions += more
+    if state.failing is not None or now < state.not_before:
+        return state, actions
     chosen = sorted(candidates, key=lambda agent: (not is_inside(state, agent), natural(agent.member.replica)))
     members = sorted((agent.member for agent in chosen[: state.target]), key=lambda member: natural(member.replica))
     membership = Membership(generation=state.number + 1, members=members, reason=state.cause.reason)
     before = 0 if state.latest is None else len(state.latest.members)
     grown = now if len(members) > before else state.grown
     state = replace(with_latest(state, membership), number=membership.generation, open=True, changed=now, grown=grown)
+    state = replace(state, opened=now, complaints={}, settled=False, not_before=0.0)
     state = preflight.begin(state, now)
     return state, (*actions, Open(membership, state.cause.detail))
 

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tandem.job import Spec
-from tandem.messages import Member, Membership, PreflightReport, Sync
+from tandem.messages import Failure, Member, Membership, PreflightReport, Sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,15 @@ class Strike:
 
 
 @dataclass(frozen=True, slots=True)
+class Complaint:
+    """What a replica says that its rank failed by."""
+
+    failure: Failure
+    at: float
+    """When."""
+
+
+@dataclass(frozen=True, slots=True)
 class LeftOut:
     """A replica, or all replicas of a node, that the others go on without (see `blame`)."""
 
@@ -191,6 +200,20 @@ class State:
     """Replicas of the open generation that have gone because all of their ranks ended with exit code 0."""
     cut_off: frozenset[str] = frozenset()
     """Replicas of the newest generation that could not reach the store of its first member."""
+    complaints: Mapping[str, Complaint] = field(default_factory=dict)
+    """What its members say that their ranks failed by, by replica (see `repetition`)."""
+    opened: float = 0.0
+    """When it was opened."""
+    progressed: bool = False
+    """Whether it had made a step or saved something when it was closed."""
+    settled: bool = False
+    """Whether it is settled what it failed by."""
+    barren: int = 0
+    """Generations in a row that failed without that."""
+    signature: Hashable = None
+    """What the last of these failed by, if it would fail by it again."""
+    not_before: float = 0.0
+    """When the next generation may be formed."""
     strikes: tuple[Strike, ...] = ()
     """The last failures that are due to one replica, oldest first."""
     left_out: tuple[LeftOut, ...] = ()
@@ -328,6 +351,10 @@ class Fail:
     """The job has failed for good. Say so in the run directory, so that agents find it there, and then `Over`."""
 
     cause: Cause
+    replica: str = ""
+    """Whose rank failed first, where that is known."""
+    complaint: Complaint | None = None
+    """By what."""
 
 
 @dataclass(frozen=True, slots=True)

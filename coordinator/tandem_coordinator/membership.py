@@ -36,8 +36,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
+from tandem.exitcode import ExitCode
 from tandem.messages import Answer, Member, Membership, Order, Sync
-from tandem_coordinator import preflight
+from tandem_coordinator import preflight, repetition
 from tandem_coordinator.blame import forgive, why_left_out
 from tandem_coordinator.closing import close, finish, finish_saving, preempt
 from tandem_coordinator.forming import form, resize, with_latest
@@ -65,6 +66,7 @@ from tandem_coordinator.group import (
     without,
 )
 from tandem_coordinator.ledger import Absent
+from tandem_coordinator.repetition import worded
 
 STALLED_SECONDS = 1.0
 """Between two ticks more than this means that the coordinator itself stood still."""
@@ -179,6 +181,7 @@ def _synced(state: State, sync: Sync, preflights: bool, now: float) -> Next:
     if known is not None and known.member.incarnation != sync.incarnation:
         state, actions = _replaced(state, known, now)
         known = None
+    state = repetition.take(state, sync, now)
     for notice in (_leave,) if sync.state == "leaving" else (_learn, _wish):
         state, more = notice(state, sync, now)
         actions += more
@@ -210,15 +213,18 @@ def _wish(state: State, sync: Sync, now: float) -> Next:
             detail = f"{sync.replica} is reached elsewhere than it said"
             return close(state, Cause("MembershipChanged", detail), now)
         return state, ()
-    if sync.reason == "WorkerFailed":
-        return close(state, Cause("WorkerFailed", f"a training process of {sync.replica} failed", sync.replica), now)
+    failure = sync.failure
+    if failure is not None and failure.code == ExitCode.REWOUND:
+        return close(state, Cause("Rewound", failure.error or "the loss became useless"), now)
+    if sync.reason == "WorkerFailed" and (failure is None or not failure.consequence):
+        return close(state, Cause("WorkerFailed", worded(sync.replica, failure), sync.replica), now)
     if sync.reason == "StoreUnreachable":
         first = current.members[0].replica
         state = replace(state, cut_off=state.cut_off | {sync.replica})
         return close(state, Cause("StoreUnreachable", f"{sync.replica} cannot reach the store of {first}"), now)
     if state.saving is not None:
         return state, ()
-    if sync.state == "joining" or sync.reason == "MembershipChanged":
+    if sync.state == "joining" or sync.reason in ("MembershipChanged", "WorkerFailed"):
         return close(state, Cause("PeerLost", f"{sync.replica} lost its connection to the group"), now)
     return state, ()
 

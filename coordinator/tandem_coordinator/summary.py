@@ -1,12 +1,13 @@
 """The snapshot of a job, put together from membership, reports and the run directory. Pure."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import nsmallest
 
 from tandem.job import DistributedTrainingJob
 from tandem.snapshot import Event, GenerationView, MemberView, RankView, Snapshot
-from tandem.status import Members, Phase, Progress, Status, Straggler
+from tandem.status import AGAIN, Members, Phase, Progress, Status, Straggler
 from tandem.times import rfc3339
 from tandem_coordinator.account import OVER, SILENT, STEPPING
 from tandem_coordinator.group import Agent, State
@@ -184,7 +185,8 @@ def _message(state: State, clock: Clock, observed: Observed) -> str | None:
     if state.saving is not None:
         return f"{state.saving.cause.detail}; the group saves first"
     if not state.open and state.number >= state.first:
-        return state.cause.detail
+        wait = state.not_before - clock.steady
+        return state.cause.detail + (f"; {AGAIN}{math.ceil(wait)} s" if wait > 0 else "")
     return None
 
 

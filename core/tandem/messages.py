@@ -24,6 +24,9 @@ Counter = Annotated[int, Field(ge=0, le=2**53)]
 Amount = Annotated[float, Field(ge=0)]
 Why = Annotated[str, Field(max_length=2_000)]
 
+MOST_ERROR, MOST_WHERE, MOST_TRACEBACK = 500, 300, 2_400
+"""Characters of what is said of a process that failed."""
+
 STARTING, TRAIN, STOPPED, SCRIPT = "starting", "train", "stopped", "script"
 SAVING, FINISHING = "saving", "finishing"
 """Phases of a rank that mean something to the coordinator; see RankReport.phase. All others are for people to read."""
@@ -112,6 +115,27 @@ class RankReport(Model):
     """What went wrong and did not end it; absent while nothing did."""
 
 
+class Failure(Model):
+    """How a training process failed."""
+
+    rank: Annotated[int, Field(ge=0, le=1_000_000)]
+    """Global rank."""
+    code: Annotated[int, Field(ge=-64, le=255)]
+    """Its exit code, or minus the number of the signal that killed it."""
+    seconds_ago: Amount = 0.0
+    """When that was, by the agent's clock when it says so."""
+    error: Annotated[str, Field(max_length=MOST_ERROR)] = ""
+    """What was raised, such as `KeyError: 'image'`; empty where that is not known."""
+    where: Annotated[str, Field(max_length=MOST_WHERE)] = ""
+    """The innermost place of its traceback."""
+    traceback: Annotated[str, Field(max_length=MOST_TRACEBACK)] = ""
+    """The end of its traceback."""
+    consequence: bool = False
+    """Whether another rank's end is behind it: a collective or the store has failed."""
+    passing: bool = False
+    """Whether it is of a kind that may pass by itself: of a device, a network, a disk."""
+
+
 class Pair(Model):
     """What a member found between itself and another one."""
 
@@ -165,6 +189,8 @@ class Sync(Model):
     """Said by an agent that leaves: whether it does because all of its ranks have ended with exit code 0."""
     node: Name | None = None
     """The node it runs on, where it knows."""
+    failure: Failure | None = None
+    """Why it asks for a new generation, where that is because a training process of its own ended: the first one."""
     preflight: PreflightReport | None = None
     """What its pre-flight found, said by a running agent until it is told what follows from it."""
     ranks: Annotated[list[RankReport], Field(max_length=64)] = []

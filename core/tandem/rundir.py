@@ -288,10 +288,15 @@ class RunDir:
         was said first stays."""
         create_json(self.done_file, {"final": None if final is None else final.dump(), "at": time.time(), **facts})
 
-    def mark_failed(self, reason: str, message: str, exit_code: int) -> None:
-        """Say that the job has failed for good: a CamelCase reason and a sentence for people. The first one stays."""
+    def mark_failed(self, reason: str, message: str, exit_code: int, **facts: Any) -> None:
+        """Say that the job has failed for good: a CamelCase reason and a sentence for people. The first one stays.
+
+        Args:
+            facts: of the process that failed first, where it is known: `replica`, `rank`, `traceback`.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
-        create_json(self.failed_file, {"reason": reason, "message": message, "exitCode": exit_code, "at": time.time()})
+        said = {"reason": reason, "message": message, "exitCode": exit_code, "at": time.time()}
+        create_json(self.failed_file, {**facts, **said})
 
     def set_aside_failure(self) -> None:
         """Forget that the job has failed, because it is tried again; what was said stays among the logs."""

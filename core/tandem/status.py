@@ -14,6 +14,9 @@ Phase = Literal["Pending", "Starting", "Running", "Restarting", "Draining", "Sus
 Word = Annotated[str, cut(316)]
 """A name, a reason, a time."""
 
+AGAIN = "starts again in "
+"""How a message tells when the next group starts, after failures that came one after the other."""
+
 KSTATUS = ("Ready", "Reconciling", "Stalled")
 """Types of conditions by which kstatus, and with it Flux, judges: Stalled is failed, Reconciling or not Ready is in
 progress, Ready is current. To people they say nothing that the others do not."""

@@ -156,9 +156,16 @@ def run_and_end(arguments: list[str]) -> NoReturn:
     except BaseException as error:
         # As Python does, so that exit functions know.
         sys.last_value = error
+        Pulse.tell_failure(error, _of_the_script(error.__traceback__))
         sys.excepthook(type(error), error, error.__traceback__)
         code = ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
-    depart(code, close_files)
+    depart(code, lambda: _farewell(code))
+
+
+def _farewell(code: int | str | None) -> None:
+    close_files()
+    if Pulse.ours is not None:
+        Pulse.ours.last_word(1 if isinstance(code, str) else (code or 0) & 0xFF)
 
 
 def run(arguments: list[str]) -> None:
@@ -199,8 +206,14 @@ def _run_file(script: ModuleType, given: str) -> None:
     script.__file__ = path
     script.__cached__ = None  # type: ignore[attr-defined]
     script.__loader__ = SourceFileLoader("__main__", path)
-    with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec", dont_inherit=True)
+    try:
+        with io.open_code(path) as file:
+            content = file.read()
+    except OSError as error:
+        # As Python says it.
+        print(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        raise SystemExit(2) from None
+    code = compile(content, path, "exec", dont_inherit=True)
     exec(code, vars(script))  # noqa: S102 - it is what was asked for
 
 
@@ -219,11 +232,15 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 def _show(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
     """Show an error as the script alone would have, without the frames that led to it."""
+    traceback.print_exception(kind, error, _of_the_script(frames))
+
+
+def _of_the_script(frames: TracebackType | None) -> TracebackType | None:
     ours = (__file__, runpy.__file__, "<frozen runpy>")
     first = frames
     while first is not None and first.tb_frame.f_code.co_filename in ours:
         first = first.tb_next
-    traceback.print_exception(kind, error, first or frames)
+    return first or frames
 
 
 if __name__ == "__main__":

@@ -45,6 +45,8 @@ from tandem_trainer.trouble import Troubles
 log = logging.getLogger(__name__)
 
 LAST_SAVE_TRIES = 3
+ADVICE = "try a lower learning rate, a warm-up, or clipping of gradients."
+"""What helps where training diverges."""
 NO_END = 2**62
 """Stands for the number of steps of a run whose data does not say how long it is."""
 
@@ -52,8 +54,8 @@ NO_END = 2**62
 class WentBack(Exception):  # noqa: N818 - it says what happened
     """The loss became useless, and every rank knows; carries the exit code."""
 
-    def __init__(self, code: ExitCode) -> None:
-        super().__init__(code.name)
+    def __init__(self, code: ExitCode, why: str) -> None:
+        super().__init__(why)
         self.code = code
 
 
@@ -388,19 +390,21 @@ class Course:
             self._journal.close()
             log.error("%s", why)
         self._place.group.barrier()
-        raise WentBack(code)
+        raise WentBack(code, why)
 
 
 def _decision(rewind: Rewind | None, bad_step: int, earlier: int) -> tuple[ExitCode, str]:
     if rewind is None:
+        tried = f"going back and leaving data out has not helped {earlier} times" if earlier else "the run is too short"
         return ExitCode.DIVERGED, (
-            f"the training loss became NaN, infinite or worse than untrained at step {bad_step}, "
-            f"and going back and leaving data out has not helped {earlier} times. "
-            "Try a lower learningRate, a warm-up, or a gradientClipNorm."
+            f"training diverged: the loss became NaN, infinite or worse than untrained at step {bad_step}, "
+            f"and {tried}{'' if earlier else ' to leave data out'}. T{ADVICE[1:]}"
         )
+    what = "NaN or infinite" if rewind.loss is None else f"{rewind.loss:.4g}, worse than untrained,"
     return ExitCode.REWOUND, (
-        f"the loss became useless at step {rewind.bad_step}: going back to before step {rewind.resume_before} "
-        f"and leaving out {rewind.skip_to - rewind.skip_from} batches"
+        f"training diverged: the loss became {what} at step {rewind.bad_step}; going back to before step "
+        f"{rewind.resume_before} and leaving out {rewind.skip_to - rewind.skip_from} batches. "
+        f"If it does so again, {ADVICE}"
     )
 
 

@@ -2,27 +2,22 @@
 
 import logging
 import os
-import re
 import sys
 import traceback
 from typing import NoReturn
-
-import torch.distributed as dist
 
 from tandem.exitcode import ExitCode
 from tandem.rundir import RunDir
 from tandem_trainer.checkpoint.saving import SaveFailed
 from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.course import WentBack
+from tandem_trainer.failure import is_of_peers
 from tandem_trainer.group import PeerFault
 from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.pulse import Pulse
 
 log = logging.getLogger("tandem_trainer")
 
-GLOO = re.compile(r"^\[[^\]]*\bgloo/[^\]]*:\d+\]|^Gloo connectFullMesh failed")
-"""How what gloo says begins, with the place in its source: it has no type of exception. Read off torch 2.15 with peers
-that were killed, had ended or were late, in each kind of collective. NCCL and the store have one, `DistError`."""
 FRAMES = 8
 """So many of the innermost frames say where a rank missed its peers."""
 
@@ -33,6 +28,7 @@ def code_of(error: Exception, rundir: RunDir, has_peers: bool) -> ExitCode:
     Args:
         has_peers: whether there are other ranks, or may be.
     """
+    Pulse.tell_failure(error)
     match error:
         case ConfigurationError():
             log.error("configuration: %s", error)
@@ -49,22 +45,13 @@ def code_of(error: Exception, rundir: RunDir, has_peers: bool) -> ExitCode:
         case SaveFailed():
             log.error("%s", error)
             return ExitCode.FAILED
-        case _ if has_peers and _peer_is_lost(error):
+        case _ if has_peers and is_of_peers(error):
             log.warning("another rank is gone: %s", next(iter(str(error).splitlines()), ""))
             traceback.print_exception(error, limit=-FRAMES)
             return ExitCode.PEER_LOST
         case _:
             traceback.print_exception(error)
             return ExitCode.FAILED
-
-
-def _peer_is_lost(error: BaseException | None) -> bool:
-    """Whether a collective or the store has failed, also if the script has made another error of it."""
-    while error is not None:
-        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and GLOO.match(str(error))):
-            return True
-        error = error.__cause__
-    return False
 
 
 def leave(code: int, pulse: Pulse | None) -> NoReturn:

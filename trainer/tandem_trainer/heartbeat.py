@@ -23,6 +23,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,8 +31,9 @@ from types import FrameType
 
 from tandem.coordinator_client import CoordinatorClient, GivenUp, Refused, Unreachable, readable
 from tandem.exitcode import ExitCode
-from tandem.messages import MOST_BODY_BYTES, Answer, Membership, PreflightReport, Sync
+from tandem.messages import MOST_BODY_BYTES, Answer, Failure, Membership, PreflightReport, Sync
 from tandem.rundir import RunDir
+from tandem_trainer.failure import aged
 from tandem_trainer.local_ranks import LocalRanks
 from tandem_trainer.stacks import Subject, collect
 
@@ -107,6 +109,7 @@ class Heartbeat(threading.Thread):
         self._wish = _Wish()
         self._membership: Membership | None = None
         self._ranks: LocalRanks | None = None
+        self._failure: tuple[float, Failure] | None = None
         self._closed = False
         self._closed_at: float | None = None
         self._preflight_asked = False
@@ -198,9 +201,16 @@ class Heartbeat(threading.Thread):
             if self._ranks is None:
                 return "Started" if self._wish.generation is None else "MembershipChanged"
             verdict = self._ranks.last_verdict()
+            self._failure = self._ranks.failure()
             if (code := self._ranks.final_code()) is not None and self._rundir.failed() is not None:
                 self._finish(End(code, "a training process said that trying again is of no use"))
             return "MembershipChanged" if self._closed else verdict
+
+    def ended(self, codes: Mapping[int, int]) -> None:
+        """Take in how ranks failed, by their local number: exit codes, or minus the signals."""
+        with self._changed:
+            if self._ranks is not None:
+                self._ranks.told(codes)
 
     def leave(self, finished: bool = False) -> None:
         """Say good-bye, if the coordinator answers in time, and stop.
@@ -262,10 +272,12 @@ class Heartbeat(threading.Thread):
         if wish.state == "idle":
             return None
         if wish.state != "running":
-            return self._sync(wish.state, reason=wish.reason, finished=wish.finished)
+            return self._sync(wish.state, reason=wish.reason, finished=wish.finished, failure=aged(self._failure))
+        verdict = self._verdict()
         return self._sync(
             "running",
-            reason=self._verdict() or "",
+            reason=verdict or "",
+            failure=aged(ranks.failure()) if ranks and verdict else None,
             leaving=self._leaving,
             membership=None if self._client.connected else _if_small(self._membership),
             preflight=self._preflight,
@@ -318,7 +330,7 @@ class Heartbeat(threading.Thread):
         return self._stacks is None or not self._stacks.is_alive() or time.monotonic() > self._stacks_until
 
     def _joined(self, membership: Membership) -> None:
-        self._membership = membership
+        self._membership, self._failure = membership, None
         self._wish = replace(self._wish, state="running", generation=membership.generation, reason="")
         self._changed.notify_all()
 

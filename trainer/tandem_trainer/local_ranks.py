@@ -7,6 +7,8 @@ instead.
 
 A script of the user's own that knows nothing of Tandem has no last word and obeys no orders. How it ended, torchrun
 says; and torchrun ends it, with SIGTERM and time to react.
+
+What a rank failed by it leaves in its pulse (tandem_trainer.failure).
 """
 
 import fcntl
@@ -17,12 +19,14 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from tandem.exitcode import ExitCode
-from tandem.messages import SCRIPT, STARTING, STOPPED, RankReport
+from tandem.messages import SCRIPT, STARTING, STOPPED, Failure, RankReport
+from tandem_trainer.failure import read
 from tandem_trainer.pulse import Order, PulseView, Usage
 from tandem_trainer.stacks import Subject, is_stopped
 
@@ -61,6 +65,7 @@ class LocalRanks:
         self._seen: set[int] = set()
         self._usage: dict[int, tuple[Usage, float | None]] = {}
         self._codes: dict[int, int | None] = {}
+        self._ended_at: dict[int, float] = {}
         self._abort_at: float | None = None
 
     # What the ranks do
@@ -98,11 +103,31 @@ class LocalRanks:
     def verdict(self) -> Verdict | None:
         """Why a new generation is needed, judged by the first rank that ended otherwise than done; None if none has."""
         for local_rank, code in self._codes.items():
-            if code in HARMLESS:
+            is_script = self._runs_script(local_rank)
+            if code in HARMLESS and not is_script:
                 return "MembershipChanged"
-            if code != ExitCode.DONE and not (code is None and self._runs_script(local_rank)):
+            if code != ExitCode.DONE and not (code is None and is_script):
                 return "WorkerFailed"
         return None
+
+    def told(self, codes: Mapping[int, int]) -> None:
+        """Take in what torchrun says of ranks that have failed: exit codes, or minus the signals."""
+        for local_rank, code in codes.items():
+            if self._codes.get(local_rank) is None and local_rank < len(self._views):
+                self._note(local_rank, code)
+
+    def failure(self) -> tuple[float, Failure] | None:
+        """When a rank of these failed first, on the monotonic clock, and by what; consequences of what happened to
+        others only where there is nothing else."""
+        found = []
+        for local_rank, code in self._codes.items():
+            if code in (None, ExitCode.DONE):
+                continue
+            view = self._views[local_rank]
+            beat, said = view.beat(), view.failure()
+            rank = local_rank if beat is None else beat.rank
+            found.append(read(said, rank, code, self._ended_at[local_rank]))
+        return min(found, key=lambda one: (one[1].consequence, one[0]), default=None)
 
     def last_verdict(self) -> Verdict:
         """The verdict when torchrun says that they have all ended, also of ranks that were never seen."""
@@ -195,7 +220,16 @@ class LocalRanks:
         if code is None:
             code = self._views[local_rank].last_word()
         self._codes[local_rank] = code
-        log.info("event=rank-ended generation=%d local_rank=%d code=%s", self.generation, local_rank, code)
+        self._ended_at[local_rank] = time.monotonic()
+        # Of one that was forked and killed, torchrun says how; of one that it ends itself, there is nothing to say.
+        if code is not None:
+            self._note(local_rank, code)
+
+    def _note(self, local_rank: int, code: int) -> None:
+        self._codes[local_rank] = code
+        self._ended_at.setdefault(local_rank, time.monotonic())
+        how = f"code={code}" if code >= 0 else f"signal={-code}"
+        log.info("event=rank-ended generation=%d local_rank=%d %s", self.generation, local_rank, how)
 
     def _runs_script(self, local_rank: int) -> bool:
         beat = self._views[local_rank].beat()

@@ -2,7 +2,7 @@
 
 For each local rank the agent lays out, in the folder `$TANDEM_PULSE`,
 
-    rank-0         4 KiB, mapped by both: the rank's beats and its last word, the agent's order
+    rank-0         8 KiB, mapped by both: the rank's beats and its last word, the agent's order
     rank-0.wake    a named pipe: the agent writes a byte when it changes the order; only the agent holds its write end
     rank-0.stacks  where the rank writes the stacks of its threads when it hangs (tandem_trainer.stacks)
 
@@ -19,7 +19,8 @@ Rejected: polling the byte every 20 ms (50 wake-ups a second, each asking the tr
 signals alone (Python runs their handlers in the main thread, which may be stuck in a collective).
 
 **Last word.** A rank that leaves on purpose says why before it exits, because torchrun's rendezvous handler never sees
-exit codes, and leaving after an order is not a failure.
+exit codes, and leaving after an order is not a failure. One that leaves by an error says by which, in
+tandem_trainer.failure.
 """
 
 import contextlib
@@ -37,12 +38,14 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import TracebackType
 from typing import Any, ClassVar, Literal, get_args
 
 from tandem.exitcode import ExitCode
 from tandem.launch import GENERATION, PULSE
 from tandem.messages import FINISHING, SAVING, SCRIPT, STARTING, STOPPED, TRAIN, Trouble
+from tandem_trainer.failure import record
+from tandem_trainer.gpu import Gpu
 from tandem_trainer.stacks import answer_with_stacks
 
 Order = Literal["run", "save-and-leave", "abort"]
@@ -59,12 +62,13 @@ TAKEN = {STARTING, TRAIN, STOPPED, SCRIPT, SAVING, FINISHING}
 """Phases that mean something, and so cannot be the name of a pause."""
 
 _MAGIC = b"tandem-3"
-_BYTES = 4096
+_BYTES = 8192
 _AT_ORDER = 64
 _AT_LAST_WORD = 65
 _AT_BEATS = (128, 384)
 _AT_USAGE = (640, 768)
 _AT_TROUBLE = (1024, 2560)
+_AT_FAILURE = 4096
 _SILENT = 255
 _BEAT = struct.Struct("=QqqqqqddddBBBd16s")
 _USAGE = struct.Struct("=Qdddq")
@@ -162,7 +166,8 @@ class _Slots:
 class Pulse:
     """The rank's end. One thread beats; any thread may read the order."""
 
-    _ours: ClassVar["Pulse | None"] = None
+    ours: ClassVar["Pulse | None"] = None
+    """That of this process, once it was opened."""
 
     def __init__(self, path: Path, rank: int, generation: int) -> None:
         self.path, self.rank, self.generation = path, rank, generation
@@ -176,7 +181,7 @@ class Pulse:
         self._said: _Said = (0, None, None, None, None, None, STARTING, False)
         self._finishing = False
         self._pid = os.getpid()
-        self._gpu = _Gpu()
+        self._gpu = Gpu()
         self._closed = threading.Event()
         self._sampler = threading.Thread(target=self._sample, name="tandem-usage", daemon=True)
 
@@ -193,11 +198,11 @@ class Pulse:
         if not folder:
             return None
         path = Path(folder) / f"rank-{os.environ.get('LOCAL_RANK', '0')}"
-        if cls._ours is not None and cls._ours.path == path:
-            cls._ours._finishing = False
-            cls._ours.beat(step=0, phase=phase)
-            return cls._ours
-        pulse = cls._ours = cls(path, int(os.environ.get("RANK", "0")), int(os.environ.get(GENERATION, "0")))
+        if cls.ours is not None and cls.ours.path == path:
+            cls.ours._finishing = False
+            cls.ours.beat(step=0, phase=phase)
+            return cls.ours
+        pulse = cls.ours = cls(path, int(os.environ.get("RANK", "0")), int(os.environ.get(GENERATION, "0")))
         pulse.beat(step=0, phase=phase)
         pulse._sampler.start()
         return pulse
@@ -279,6 +284,17 @@ class Pulse:
     def last_word(self, code: int) -> None:
         """Say with which exit code this rank is about to end, so that its agent knows whether that is a failure."""
         self._memory[_AT_LAST_WORD] = code
+
+    @classmethod
+    def tell_failure(cls, error: BaseException, frames: TracebackType | None = None) -> None:
+        """Leave word of what this rank is about to fail by, if it has a pulse; what was said first stays.
+
+        Args:
+            frames: the traceback, from the first frame that is worth showing; default: all of it.
+        """
+        if cls.ours is not None and cls.ours._memory[_AT_FAILURE] == 0:
+            content = record(error, frames or error.__traceback__, _BYTES - _AT_FAILURE - 1)
+            cls.ours._memory[_AT_FAILURE : _AT_FAILURE + len(content)] = content
 
     def close(self) -> None:
         """Stop sampling. The file stays mapped: other threads may still look at the order."""
@@ -394,6 +410,10 @@ class PulseView:
         code = self._memory[_AT_LAST_WORD]
         return None if code == _SILENT else code
 
+    def failure(self) -> bytes | None:
+        """What the rank has left of the error that it failed by; None if it has not."""
+        return self._memory[_AT_FAILURE:].partition(b"\0")[0] or None
+
     def close(self) -> None:
         """Let go of the file and of the pipe; a rank that still watches it leaves."""
         os.close(self._wake)
@@ -413,61 +433,6 @@ def die_with_parent() -> None:
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
-
-
-class _Gpu:
-    """The GPU of this rank, as NVML sees it: found at the first sample after torch has begun to use CUDA."""
-
-    def __init__(self) -> None:
-        self._nvml: ModuleType | None = None
-        self._handle: Any = None
-        self._absent = False
-
-    def sample(self) -> tuple[float | None, int | None]:
-        """Utilization from 0 to 1 and bytes in use; None for what is not known."""
-        if self._absent or not self._found():
-            return None, None
-        assert self._nvml is not None
-        try:
-            busy = self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100
-            used = int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
-        except self._nvml.NVMLError:
-            # A partition of a GPU has no utilization of its own, a lost GPU has nothing: neither comes back.
-            self._absent = True
-            return None, None
-        return busy, used
-
-    def _found(self) -> bool:
-        if self._handle is not None:
-            return True
-        torch = sys.modules.get("torch")
-        if torch is None or not torch.cuda.is_initialized():
-            return False
-        try:
-            import pynvml
-        except ImportError:
-            self._absent = True
-            return False
-        try:
-            pynvml.nvmlInit()
-            # Not current_device(): that is a property of the calling thread, and this is not the training thread.
-            index = min(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count() - 1)
-            self._handle = _device(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"), index)
-        except (pynvml.NVMLError, ValueError, IndexError):
-            self._absent = True
-            return False
-        self._nvml = pynvml
-        return True
-
-
-def _device(nvml: ModuleType, visible: str | None, index: int) -> Any:
-    """NVML counts all GPUs of the machine, CUDA those that are visible; a visible one has a number or a UUID."""
-    if not visible:
-        return nvml.nvmlDeviceGetHandleByIndex(index)
-    name = visible.split(",")[index].strip()
-    if name.isdigit():
-        return nvml.nvmlDeviceGetHandleByIndex(int(name))
-    return nvml.nvmlDeviceGetHandleByUUID(name)
 
 
 def _map(path: Path) -> mmap.mmap:

@@ -24,10 +24,11 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.api import PContext, RunProcsResult, SignalException
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -113,6 +114,7 @@ class TandemRendezvous(RendezvousHandler):
         self._address = self._heartbeat.address
         self._cut_off = False
         remove_leavings()
+        _hear_failures(self._heartbeat.ended)
         self._heartbeat.hear_signals()
         self._heartbeat.start()
         # torchrun does not shut its handler down when it is ended by a signal; the others should know all the same.
@@ -233,6 +235,19 @@ class TandemRendezvous(RendezvousHandler):
         os.environ[PULSE] = str(ranks.folder)
         os.environ.update(LEFT_TO_TORCHRUN)
         self._heartbeat.watch(ranks)
+
+
+def _hear_failures(tell: Callable[[Mapping[int, int]], None]) -> None:
+    """Be told how ranks failed: torchrun tells its rendezvous that they have, and not how."""
+    looked = PContext.wait
+
+    def wait(context: PContext, *arguments: float, **named: float) -> RunProcsResult | None:
+        found = looked(context, *arguments, **named)
+        if found is not None and found.failures:
+            tell({local_rank: failure.exitcode for local_rank, failure in found.failures.items()})
+        return found
+
+    PContext.wait = wait  # type: ignore[method-assign,assignment]
 
 
 def _serve(membership: Membership, listener: socket.socket) -> Store:

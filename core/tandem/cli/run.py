@@ -223,14 +223,24 @@ class _Run:
     def _failed(self, session: Session, crew: Crew, failed: dict[str, object]) -> ExitCode:
         code = _exit_code(failed.get("exitCode"))
         mistake = code == ExitCode.USAGE
-        child = session.failure.child if session.failure else "" if mistake else "worker-0"
+        replica = failed.get("replica")
+        named = str(replica) if replica in session.children else "worker-0"
+        child = session.failure.child if session.failure else "" if mistake else named
+        traceback = failed.get("traceback")
+        told = (
+            str(traceback).splitlines()
+            if traceback
+            else last_lines(crew.log(child), TAIL, of_ranks=True)
+            if child
+            else []
+        )
         self._complain(
             summary.failed(
                 self._job.metadata.name,
                 str(failed.get("message") or failed.get("reason") or "for an unknown reason"),
                 str(self._path / "log" / f"{child}.txt") if child else "",
-                last_lines(crew.log(child), TAIL) if child else [],
-                "" if mistake else self._again(),
+                told,
+                "" if mistake or code == ExitCode.DIVERGED else self._again(),
             )
         )
         return code

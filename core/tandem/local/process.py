@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from tandem.local import starter
 from tandem.local.guardian import MARK, sweep
 from tandem.local.placement import Cores
 
+OF_AGENT = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ level=\w+ event=|^[IWEF]\d{4} [\d:.]+ +\d+ torch/")
+"""How lines of an agent and of torchrun begin, in the file that they share with the ranks."""
 TAIL_BYTES = 64 * 1024
 """How much of the end of a log is looked at."""
 
@@ -103,8 +106,12 @@ class Process:
                 self._running.send_signal(number)
 
 
-def last_lines(log: Path, count: int) -> list[str]:
-    """The last lines of the newest life that say something."""
+def last_lines(log: Path, count: int, of_ranks: bool = False) -> list[str]:
+    """The last lines of the newest life that say something.
+
+    Args:
+        of_ranks: leave out what the agent and torchrun say, if anything else is said.
+    """
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -114,4 +121,5 @@ def last_lines(log: Path, count: int) -> list[str]:
         return []
     newest = text.rpartition("\n--- ")[2]
     lines = [line.rstrip() for line in newest.splitlines()[1:] if line.strip()]
-    return lines[-count:]
+    own = [line for line in lines if not OF_AGENT.match(line)] if of_ranks else []
+    return (own or lines)[-count:]

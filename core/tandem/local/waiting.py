@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tandem.formatting import number, several
 from tandem.local.supervision import Child
 from tandem.snapshot import Snapshot
+from tandem.status import AGAIN
 
 
 def waiting_for(children: Iterable[Child], snapshot: Snapshot | None, done: bool) -> str:
@@ -26,6 +27,9 @@ def waiting_for(children: Iterable[Child], snapshot: Snapshot | None, done: bool
         return f"training is complete; {several(left, 'evaluator')} finishing" if left else "training is complete"
     if snapshot is None:
         return f"starting: coordinator, {several(len(agents), 'worker')}"
+    _, again, seconds = (snapshot.status.message or "").rpartition(AGAIN)
+    if again:
+        return f"{again}{seconds}"
     there = len(snapshot.members)
     if snapshot.status.phase == "Running" and snapshot.status.progress is None:
         # A script of the user's own that says nothing of its steps.

@@ -93,7 +93,9 @@ def _amounts(settings: ImageClassification, there: Known) -> Iterator[Unmet]:
     if samples is None:
         return
     if data.validation and not data.held_out(samples):
-        yield Unmet((*DATA, "validation"), f"{data.validation:g} of {samples:,} samples leaves nothing to validate with")
+        yield Unmet(
+            (*DATA, "validation"), f"{data.validation:g} of {samples:,} samples leaves nothing to validate with"
+        )
     samples -= data.held_out(samples)
     start, end = data.start or 0, data.end or samples
     if end > samples or start >= end:

@@ -212,6 +212,7 @@ def test_too_many_failures_end_the_job_and_healthy_time_forgives_them() -> None:
     for _ in range(3):
         assert not job.failed()
         told = job.joins("worker-0", generation=job.state.number, reason="WorkerFailed")
+        job.passes(5.0)
     assert job.failed()
     assert told.order == "end"
     assert "maxRestarts is 2" in told.why

@@ -23,8 +23,11 @@ def group_of_four(nodes: dict[str, str] = EACH_ON_ITS_OWN, **rules: object) -> J
 
 
 def fails(job: Job, replica: str, reason: str = "WorkerFailed") -> str:
-    """A failure of this replica, told by it first; what it is told once the next generation runs."""
+    """A failure of this replica in mid-training, told by it first; what it is told once the next generation runs."""
     number = job.state.number
+    job.training = True
+    job.tick()
+    job.training = False
     job.runs(replica, number, reason=reason)
     told = job.joins(replica, generation=number, reason=reason)
     job.passes(12.0)

@@ -1,0 +1,122 @@
+"""What a group failed by, whether that is the same again, and when the next one starts. Pure; a part of the machine in
+`membership`.
+
+**Which failure is the first.** When one rank fails, the others fail as a consequence, and any of them may be heard
+first. So agents say when their rank failed, and by what; when all have stopped their ranks and wait, the earliest
+failure that is nobody else's consequence is what the group failed by.
+
+**The same again.** A group that has made no step and saved nothing starts from where the one before did. If it fails
+by the same error in the same place, so will the next one: the job fails after the second time, with that error. Errors
+of devices, networks and disks may pass by themselves, and whoever is killed is killed by somebody: these are tried
+again for as long as the restart budget lasts. So is a bare exit code that comes late: it does not say what it means.
+
+**Backing off.** The first such failure is repaired at once, as most are one process that was killed. From the second in
+a row on, the next group starts after 1, 2, 4, … seconds, a minute at most, so that what needs a minute to pass does not
+use up the budget in seconds.
+
+Rejected: backing off after failures in mid-training (a node that dies every hour must not cost a minute), and comparing
+whole tracebacks (addresses and temporary names differ).
+"""
+
+from dataclasses import dataclass, replace
+from signal import Signals
+
+from tandem.messages import Failure, Sync
+from tandem_coordinator.group import Cause, Complaint, Fail, Next, Say, State
+
+FIRST_SECONDS, LONGEST_SECONDS = 1.0, 60.0
+"""Between the end of a group that made no progress, not the first in a row, and the start of the next."""
+PROVEN_SECONDS = 300.0
+"""A script that says nothing of its steps and has run for so long has made some."""
+AT_ONCE_SECONDS = 60.0
+"""A program that ends with a bare exit code so soon has not begun its work."""
+OF_SHELLS = 128
+"""From here on, exit codes say that a shell's child was killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What tells one failure from another."""
+
+    error: str
+    where: str
+    code: int
+
+
+def take(state: State, sync: Sync, now: float) -> State:
+    """Note what an agent says that its rank failed by."""
+    failure = sync.failure
+    if failure is None or sync.generation != state.number or (sync.replica, sync.incarnation) not in state.inside:
+        return state
+    if sync.replica in state.complaints:
+        return state
+    complaint = Complaint(failure, now - failure.seconds_ago)
+    return replace(state, complaints={**state.complaints, sync.replica: complaint})
+
+
+def first_of(state: State) -> tuple[str, Complaint] | None:
+    """What the newest generation failed by, and whose rank it was; consequences only where nothing else is known."""
+    return min(state.complaints.items(), key=lambda one: (one[1].failure.consequence, one[1].at), default=None)
+
+
+def worded(replica: str, failure: Failure | None) -> str:
+    """How a rank failed, in a sentence."""
+    if failure is None:
+        return f"a training process of {replica} failed"
+    who = f"rank {failure.rank} ({replica})"
+    if failure.error:
+        return f"{who} failed: {failure.error}" + (f" ({failure.where})" if failure.where else "")
+    if failure.code < 0:
+        return f"{who} was killed by signal {-failure.code} ({_name(-failure.code)})"
+    return f"{who} ended with exit code {failure.code}"
+
+
+def settle(state: State, now: float) -> Next:
+    """All have stopped: name what the group failed by, and say when the next one starts, or that none will."""
+    if state.settled or state.cause.reason not in ("WorkerFailed", "PeerLost"):
+        return state, ()
+    state = replace(state, settled=True)
+    first = first_of(state)
+    if first is not None and state.cause.reason == "WorkerFailed":
+        replica, complaint = first
+        state = replace(state, cause=replace(state.cause, detail=worded(replica, complaint.failure), culprit=replica))
+    if state.progressed:
+        return replace(state, barren=0, signature=None), ()
+    signature = None if first is None else _signature(first[1].failure, first[1].at - state.opened)
+    if signature is not None and signature == state.signature:
+        return _give_up(state)
+    state = replace(state, barren=state.barren + 1, signature=signature)
+    pause = 0.0 if state.barren < 2 else min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** (state.barren - 2))
+    if not pause:
+        return state, ()
+    words = f"{state.cause.detail}; no step was made, so the next start is in {pause:g} s"
+    return replace(state, not_before=now + pause), (Say(words, warning=True),)
+
+
+def has_progressed(state: State, now: float) -> bool:
+    """Whether the open generation has got further than where it began."""
+    saved = state.checkpoint_at is not None and state.checkpoint_at > state.opened
+    silent = state.rules.ends_with_zero and not state.can_save
+    return state.training or saved or (silent and now - state.opened >= PROVEN_SECONDS)
+
+
+def _give_up(state: State) -> Next:
+    cause = Cause("RepeatedFailure", f"{state.cause.detail}; twice, before it made a step or saved anything")
+    first = first_of(state)
+    return replace(state, failing=cause), (Fail(cause, *(first or ("", None))),)
+
+
+def _signature(failure: Failure, lived: float) -> Signature | None:
+    """None of what may pass by itself."""
+    if failure.consequence or failure.passing or failure.code < 0:
+        return None
+    if not failure.error and (lived > AT_ONCE_SECONDS or failure.code >= OF_SHELLS):
+        return None
+    return Signature(failure.error, failure.where, failure.code)
+
+
+def _name(number: int) -> str:
+    try:
+        return Signals(number).name
+    except ValueError:
+        return "unknown"

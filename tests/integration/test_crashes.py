@@ -1,0 +1,56 @@
+"""A script that fails: how `tandem run` says so, how often it starts it, and what the corrected one needs."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tandem.rundir import RunDir
+from tests.support import manifests
+from tests.support.processes import TANDEM
+
+pytestmark = pytest.mark.timeout(300)
+
+SCRIPT = """
+import os, sys, time
+print("started", flush=True)
+if os.environ["RANK"] == "1":
+    {failing}
+time.sleep(60 if {waits} else 0)
+"""
+
+
+def run(folder: Path, failing: str, waits: bool) -> subprocess.CompletedProcess[str]:
+    script, file = folder / "train.py", folder / "job.yaml"
+    script.write_text(SCRIPT.format(failing=failing, waits=waits))
+    file.write_text(json.dumps(manifests.manifest("mine", trainer={"command": [str(script)]}, workers={"replicas": 2})))
+    command = [TANDEM, "run", str(file), "--run-dir", str(folder / "run")]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_the_second_time_it_ends_with_the_scripts_own_traceback_and_the_corrected_one_just_runs(tmp_path: Path) -> None:
+    failed = run(tmp_path, "{}['image']", waits=True)
+    said = failed.stderr
+    assert failed.returncode == 1, failed.stdout + said
+    assert "rank 1 (worker-1) failed: KeyError: 'image'" in said
+    lines = [line.strip() for line in said.splitlines()]
+    assert lines[1] == "Traceback (most recent call last):", said
+    assert "KeyError: 'image'" in lines
+    assert "tandem_trainer" not in said
+    assert "log/worker-1.txt" in said
+    logs = "".join((tmp_path / "run" / "log" / f"worker-{index}.txt").read_text() for index in (0, 1))
+    assert logs.count("started") == 4, "two starts of two ranks"
+    assert "code=None" not in logs
+    assert "has to leave" not in failed.stdout
+
+    corrected = run(tmp_path, "pass", waits=False)
+    assert corrected.returncode == 0, corrected.stdout + corrected.stderr
+    assert "this one begins anew" in corrected.stdout
+    assert re.search(r"generation \d+ with 2 replicas, because the job starts", corrected.stdout)
+    assert "event=warning" not in corrected.stdout
+    assert RunDir(tmp_path / "run").done() is not None
+    again = run(tmp_path, "pass", waits=False)
+    assert again.returncode == 0
+    assert "nothing is left to do" in again.stdout

@@ -1,0 +1,159 @@
+"""Failures that repeat: which was the first, whether it is the same again, and when the next group starts."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tandem.exitcode import ExitCode
+from tandem.messages import Failure
+from tandem_coordinator.group import Fail
+from tests.support.worlds.membership_job import RULES, Job
+
+KEY = {"error": "KeyError: 'image'", "where": "train.py:5, in <module>", "traceback": "Traceback …"}
+PEER = {"error": "RuntimeError: [gloo] closed by peer", "consequence": True}
+
+
+def group(**rules: Any) -> Job:
+    job = Job(target=2, rules=replace(RULES, **{"max_restarts": 10, "ends_with_zero": True, **rules}))
+    job.forms("worker-0", "worker-1")
+    return job
+
+
+def _fails(job: Job, replica: str, ago: float = 0.0, rank: int = 0, code: int = 1, **what: Any) -> None:
+    failure = Failure(rank=rank, code=code, seconds_ago=ago, **what)
+    job.runs(replica, job.state.number, reason="WorkerFailed", failure=failure)
+    job.joins(replica, generation=job.state.number, reason="WorkerFailed", failure=failure)
+
+
+def _forms_again(job: Job, number: int) -> float:
+    """How long that takes."""
+    began = job.now
+    while not job.state.open and job.now < began + 120.0:
+        job.passes(0.1)
+    assert job.state.number == number
+    return job.now - began
+
+
+def _end(job: Job) -> Fail:
+    (fail,) = (action for action in job.actions if isinstance(action, Fail))
+    return fail
+
+
+def test_the_same_error_before_any_progress_ends_the_job_the_second_time() -> None:
+    job = group()
+    _fails(job, "worker-1", rank=1, **KEY)
+    assert _forms_again(job, 2) < 1.0
+    _fails(job, "worker-1", rank=1, **KEY)
+    job.passes(1.0)
+    fail = _end(job)
+    assert fail.cause.reason == "RepeatedFailure"
+    assert fail.cause.detail.startswith("rank 1 (worker-1) failed: KeyError: 'image' (train.py:5, in <module>); twice")
+    assert fail.complaint is not None
+    assert (fail.replica, fail.complaint.failure.traceback) == ("worker-1", "Traceback …")
+
+
+def test_it_is_the_one_that_failed_first_and_not_the_one_that_is_heard_first() -> None:
+    job = group()
+    for number in (1, 2):
+        assert job.state.number == number
+        _fails(job, "worker-0", rank=0, error="ValueError: late", where="a.py:1")
+        _fails(job, "worker-1", ago=0.5, rank=1, **KEY)
+        job.passes(0.5)
+    assert _end(job).replica == "worker-1"
+    assert job.state.end is not None
+    assert "KeyError" in job.state.end.detail
+
+
+def test_a_peer_whose_connection_broke_is_innocent_whoever_is_heard_first() -> None:
+    job = group()
+    _fails(job, "worker-0", ago=1.0, **PEER)
+    _fails(job, "worker-1", rank=1, **KEY)
+    job.passes(0.5)
+    assert job.state.failures == 1
+    assert job.state.cause.reason == "WorkerFailed"
+    assert job.state.cause.culprit == "worker-1"
+    assert "KeyError" in job.state.cause.detail
+
+
+def test_a_wrong_argument_counts() -> None:
+    job = group()
+    for _ in range(2):
+        _fails(job, "worker-0", code=2)
+        job.passes(0.5)
+    assert _end(job).cause.detail.startswith("rank 0 (worker-0) ended with exit code 2; twice")
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"error": "KeyError: 'label'", "where": KEY["where"]},
+        {"error": KEY["error"], "where": "train.py:9, in <module>"},
+        {**KEY, "passing": True},
+        {"code": -9},
+        {"code": 137},
+    ],
+)
+def test_what_is_not_the_same_is_tried_again(second: dict[str, Any]) -> None:
+    job = group()
+    _fails(job, "worker-1", **KEY)
+    _forms_again(job, 2)
+    _fails(job, "worker-1", **second)
+    _forms_again(job, 3)
+    assert not job.failed()
+
+
+def test_the_same_error_in_mid_training_is_tried_again_at_once() -> None:
+    job = group()
+    for number in (2, 3, 4):
+        job.training = True
+        job.passes(0.2)
+        job.training = False
+        _fails(job, "worker-0" if number == 3 else "worker-1", **KEY)
+        assert _forms_again(job, number) < 1.0
+
+
+def test_a_script_that_says_nothing_has_progressed_when_it_has_saved_or_run_for_long() -> None:
+    job = group()
+    for number, checkpoint in ((2, 1), (3, 2)):
+        job.passes(1.0)
+        job.checkpoint = checkpoint
+        job.passes(0.2)
+        _fails(job, "worker-1", **KEY)
+        _forms_again(job, number)
+    job.passes(301.0)
+    _fails(job, "worker-0", **KEY)
+    _forms_again(job, 4)
+    assert not job.failed()
+
+
+def test_the_next_start_is_later_each_time_and_that_is_said() -> None:
+    job = group(max_restarts=20)
+    took = []
+    for number in range(2, 11):
+        _fails(job, f"worker-{number % 2}", code=-9)
+        took.append(round(_forms_again(job, number)))
+    assert took == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    assert "rank 0 (worker-1) was killed by signal 9 (SIGKILL); no step was made, so the next start is in 16 s" in [
+        words for words in job.said() if "16 s" in words
+    ]
+    job.training = True
+    job.passes(0.2)
+    job.training = False
+    _fails(job, "worker-0", code=-9)
+    assert _forms_again(job, 11) < 1.0
+
+
+def test_training_that_diverged_goes_back_without_a_failure() -> None:
+    job = group()
+    why = "training diverged: the loss became NaN or infinite at step 2"
+    failure = Failure(rank=0, code=ExitCode.REWOUND, error=why)
+    for replica in ("worker-0", "worker-1"):
+        job.runs(replica, 1, reason="MembershipChanged", failure=failure)
+        job.joins(replica, generation=1, reason="MembershipChanged", failure=failure)
+    job.passes(0.5)
+    assert job.state.number == 2
+    assert job.state.failures == 0
+    assert job.state.latest is not None
+    assert job.state.latest.reason == "Rewound"
+    assert job.state.cause.detail == why

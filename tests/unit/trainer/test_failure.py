@@ -1,0 +1,125 @@
+"""What a rank leaves of the error that it failed by, and what its agent makes of it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch.distributed import DistBackendError
+
+from tandem.exitcode import ExitCode
+from tandem_trainer import local_ranks
+from tandem_trainer.failure import read, record
+from tandem_trainer.local_ranks import LocalRanks
+from tandem_trainer.mistake import ConfigurationError
+from tests.support.waiting import until
+
+ROOM = 3000
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def test_the_error_its_place_and_its_traceback_arrive() -> None:
+    error = raised(KeyError("image"))
+    at, failure = read(record(error, error.__traceback__, ROOM), rank=3, code=1, ended_at=float("inf"))
+    assert at < float("inf")
+    assert (failure.rank, failure.code, failure.error) == (3, 1, "KeyError: 'image'")
+    assert failure.where.startswith(__file__[-250:])
+    assert failure.where.endswith("in raised")
+    assert failure.traceback.startswith("Traceback (most recent call last):")
+    assert failure.traceback.rstrip().endswith("KeyError: 'image'")
+    assert not failure.consequence
+    assert not failure.passing
+
+
+@pytest.mark.parametrize("letter", ["a", "ä", "𝄞"])
+def test_what_is_long_is_cut_and_keeps_its_end(letter: str) -> None:
+    error = raised(ValueError(letter * 10_000 + "\nand the end"))
+    content = record(error, error.__traceback__, ROOM)
+    assert len(content) <= ROOM
+    _, failure = read(content, 0, 1, 0.0)
+    assert failure.error.startswith(f"ValueError: {letter}")
+
+
+@pytest.mark.parametrize(
+    ("error", "consequence", "passing"),
+    [
+        (RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"), True, False),
+        (DistBackendError("NCCL error"), True, True),
+        (FileNotFoundError(2, "No such file"), False, False),
+        (ConnectionResetError(104, "reset"), False, True),
+        (OSError(28, "No space left on device"), False, True),
+        (RuntimeError("CUDA error: an illegal memory access"), False, True),
+        (RuntimeError("shapes do not fit"), False, False),
+    ],
+)
+def test_what_is_of_peers_and_what_may_pass(error: Exception, consequence: bool, passing: bool) -> None:
+    _, failure = read(record(raised(error), None, ROOM), 0, 1, 0.0)
+    assert (failure.consequence, failure.passing) == (consequence, passing)
+
+
+def test_a_sentence_of_ours_stands_alone() -> None:
+    error = raised(ConfigurationError("the data has no such slice"))
+    _, failure = read(record(error, error.__traceback__, ROOM), 0, ExitCode.CONFIGURATION, 0.0)
+    assert (failure.error, failure.where, failure.traceback) == ("the data has no such slice", "", "")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b'{"at": "x"}'])
+def test_without_a_sound_record_the_exit_code_remains(content: bytes | None) -> None:
+    at, failure = read(content, 0, -9, 7.0)
+    assert (at, failure.code, failure.error) == (7.0, -9, "")
+
+
+RANK = """
+import sys
+from tandem_trainer.pulse import Pulse
+Pulse.open_for_rank(phase="script")
+try:
+    raise KeyError(sys.argv[1])
+except KeyError as error:
+    Pulse.tell_failure(error)
+sys.exit(int(sys.argv[2]))
+"""
+
+
+def test_an_agent_tells_the_first_failure_of_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_ranks, "_memory_folder", lambda: str(tmp_path))
+    ranks = LocalRanks(1, 2)
+    assert ranks.failure() is None
+
+    def starts(local_rank: int, error: str, code: int) -> None:
+        own = {"TANDEM_PULSE": str(ranks.folder), "LOCAL_RANK": str(local_rank), "RANK": str(4 + local_rank)}
+        rank = subprocess.Popen([sys.executable, "-c", RANK, error, str(code)], env={**os.environ, **own})
+
+        def has_ended() -> bool:
+            ranks.watch()
+            return local_rank in ranks._codes
+
+        until(has_ended, "its end")
+        assert rank.wait() == code
+
+    starts(1, "first", 3)
+    starts(0, "second", 1)
+    failed = ranks.failure()
+    assert failed is not None
+    assert (failed[1].rank, failed[1].code, failed[1].error) == (5, 3, "KeyError: 'first'")
+    assert ranks.verdict() == "WorkerFailed"
+    ranks.close()
+
+
+def test_how_a_rank_was_killed_that_nobody_saw_is_what_torchrun_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_ranks, "_memory_folder", lambda: str(tmp_path))
+    ranks = LocalRanks(1, 1)
+    ranks.told({0: -11})
+    failed = ranks.failure()
+    assert failed is not None
+    assert failed[1].code == -11
+    ranks.close()

@@ -1,0 +1,122 @@
+"""Why a rank failed, as its agent hears it: what was raised, where, and the traceback as the script alone shows it.
+
+torchrun tells its rendezvous that a rank has failed, and not how. So a rank that ends by an error leaves a record in
+the memory that it shares with its agent (tandem_trainer.pulse), and the agent sends the first one of its ranks to the
+coordinator, which finds the first one of all. A rank that was killed leaves none; its exit status says what there is to
+say.
+"""
+
+import json
+import re
+import time
+import traceback
+from types import TracebackType
+from typing import Any
+
+from tandem.exitcode import ExitCode
+from tandem.messages import MOST_ERROR, MOST_TRACEBACK, MOST_WHERE, Failure
+from tandem.numbers import finite
+from tandem.printable import one_line
+
+GLOO = re.compile(r"^\[[^\]]*\bgloo/[^\]]*:\d+\]|^Gloo connectFullMesh failed")
+"""How what gloo says begins, with the place in its source: it has no type of exception. Read off torch 2.15 with peers
+that were killed, had ended or were late, in each kind of collective. NCCL and the store have one, `DistError`."""
+DISTRIBUTED = "torch.distributed"
+LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
+"""Errors of files that are there again when they are looked at again; others of a disk or a network may pass."""
+DEVICES = ("AcceleratorError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
+"""Names of torch's errors that tell of a device or of a network."""
+CONSEQUENCES = {ExitCode.SUPERSEDED, ExitCode.PREEMPTED, ExitCode.PEER_LOST}
+"""Exit codes whose cause is elsewhere."""
+
+
+def record(error: BaseException, frames: TracebackType | None, most_bytes: int) -> bytes:
+    """What is left for the agent: JSON of at most so many bytes.
+
+    Args:
+        frames: the traceback, from the first frame that is worth showing.
+    """
+    ours = _is_ours(error)
+    text = "" if ours else "".join(traceback.format_exception(type(error), error, frames))
+    stack = [] if ours else traceback.extract_tb(frames)
+    last = stack[-1] if stack else None
+    content: dict[str, Any] = {
+        "at": time.monotonic(),
+        "error": _sentence(error)[:MOST_ERROR],
+        "where": f"{last.filename}:{last.lineno}, in {last.name}"[-MOST_WHERE:] if last else "",
+        "consequence": is_of_peers(error),
+        "passing": _may_pass(error),
+        "traceback": text[-MOST_TRACEBACK:],
+    }
+    while len(encoded := json.dumps(content, ensure_ascii=False).encode(errors="replace")) > most_bytes:
+        shown = content["traceback"]
+        content["traceback"] = shown[len(shown) // 4 + 1 :]
+    return encoded
+
+
+def read(content: bytes | None, rank: int, code: int, ended_at: float) -> tuple[float, Failure]:
+    """When a rank failed, on the monotonic clock, and how.
+
+    Args:
+        content: what it has left, if it has.
+        code: its exit code, or minus the signal that killed it.
+        ended_at: when its end was seen.
+    """
+    try:
+        said = json.loads(content or b"{}")
+    except ValueError:
+        said = {}
+    said = said if isinstance(said, dict) else {}
+    at = finite(said.get("at"))
+    failure = Failure(
+        rank=rank,
+        code=code,
+        error=str(said.get("error", "")),
+        where=str(said.get("where", "")),
+        traceback=str(said.get("traceback", "")),
+        consequence=code in CONSEQUENCES or bool(said.get("consequence")),
+        passing=bool(said.get("passing")),
+    )
+    return (ended_at if at is None else min(at, ended_at)), failure
+
+
+def aged(failure: tuple[float, Failure] | None) -> Failure | None:
+    """As it is sent: with how long ago it was, for no two machines have the same monotonic clock."""
+    if failure is None:
+        return None
+    return failure[1].model_copy(update={"seconds_ago": max(0.0, time.monotonic() - failure[0])})
+
+
+def is_of_peers(error: BaseException | None) -> bool:
+    """Whether a collective or the store has failed, also if the script has made another error of it."""
+    while error is not None:
+        if (DISTRIBUTED, "DistError") in ((kind.__module__, kind.__name__) for kind in type(error).__mro__):
+            return True
+        if isinstance(error, RuntimeError) and GLOO.match(str(error)):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _sentence(error: BaseException) -> str:
+    words = one_line(next(iter(str(error).splitlines()), ""))
+    if words and _is_ours(error):
+        return words
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether it is a sentence of Tandem's, which needs neither place nor traceback."""
+    return type(error).__module__.startswith("tandem_trainer.")
+
+
+def _may_pass(error: BaseException) -> bool:
+    if _is_ours(error):
+        return True
+    if isinstance(error, OSError):
+        return not isinstance(error, LASTING)
+    return any(kind.__name__ in DEVICES for kind in _kinds(error)) or "CUDA error" in str(error)
+
+
+def _kinds(error: BaseException) -> tuple[type, ...]:
+    return type(error).__mro__
