@@ -437,11 +437,9 @@ def die_with_parent() -> None:
 
 def _map(path: Path) -> mmap.mmap:
     with path.open("r+b") as file:
-        memory = mmap.mmap(file.fileno(), _BYTES)
-    if memory[: len(_MAGIC)] != _MAGIC:
-        memory.close()
-        raise ValueError(f"{path} is not a pulse of this version of Tandem")
-    return memory
+        if file.read(len(_MAGIC)) == _MAGIC and os.fstat(file.fileno()).st_size == _BYTES:
+            return mmap.mmap(file.fileno(), _BYTES)
+    raise ValueError(f"{path} is not a pulse of this version of Tandem")
 
 
 def _wake_path(path: Path) -> Path:
