@@ -1,0 +1,25 @@
+"""Each of more than a hundred bad manifests gets one message, at its place, in words that help."""
+
+import re
+
+import pytest
+
+from tandem.mistake import ManifestError
+from tandem.reading import job_of
+from tandem.source import parse
+from tests.support.bad_manifests import CASES, BadManifest
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_bad_manifest_gets_one_message(case: BadManifest) -> None:
+    with pytest.raises(ManifestError) as caught:
+        job_of(parse(case.text, "job.yaml"))
+    (problem,) = caught.value.problems
+    assert re.search(case.words, problem.message), problem.message
+    assert problem.field.startswith(case.field) if case.field else not problem.field, problem.field
+    assert "\n" not in str(problem)
+    assert len(problem.message) < 400
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len({case.name for case in CASES}) == len(CASES) >= 120
