@@ -103,6 +103,15 @@ def test_a_window_that_changes_its_size_shows_one_picture_each_time(tmp_path: Pa
     assert_nothing_is_left_of_the_picture(terminal.all_lines(), terminal)
 
 
+def test_after_kill_9_the_guardian_gives_the_terminal_back(tmp_path: Path, terminal: Terminal) -> None:
+    with start(5000, tmp_path, terminal) as run:
+        until(lambda: lines_like(r"  digits  starting .+", terminal.look()), "a picture")
+        assert not terminal.is_as_before
+        run.process.kill()
+        until(lambda: terminal.look() and terminal.is_as_before, "a terminal as it was before")
+    assert_nothing_is_left_of_the_picture(terminal.all_lines(), terminal)
+
+
 def test_a_complete_run_leaves_its_result_alone_on_the_terminal(tmp_path: Path, terminal: Terminal) -> None:
     with start(4, tmp_path, terminal) as run:
         assert ends(run, terminal) == 0

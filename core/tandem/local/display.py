@@ -21,6 +21,9 @@ LINE_SECONDS = 5.0
 class Display(Protocol):
     """Shows scenes."""
 
+    draws: bool
+    """Whether there is a picture on the terminal from the first scene on, which somebody has to take away."""
+
     def show(self, scene: Scene) -> None:
         """Show this one, if it is time to."""
 
@@ -41,6 +44,8 @@ class Drawn:
         self._next = 0.0
         self._shown: tuple[object, ...] = ()
         self._lost = False
+
+    draws = True
 
     def show(self, scene: Scene) -> None:
         """Draw it, at once if what the user must know or the size of the terminal has changed."""
@@ -70,6 +75,8 @@ class Written:
         self._seen: set[tuple[float, str]] = set()
         self._shown = ""
         self._lost = False
+
+    draws = False
 
     def show(self, scene: Scene) -> None:
         """Write what is new."""

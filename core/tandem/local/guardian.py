@@ -6,7 +6,9 @@ all that carries the run's mark in its environment, again and again until there 
 temporary files. It shares the parent's lock on the run directory, so that the next `tandem run` starts after it is
 through.
 
-    python -m tandem.local.guardian MARK [PATH TO REMOVE…]
+Where the parent had a picture on the terminal, which it says through the pipe, the terminal is given back.
+
+    python -m tandem.local.guardian [--terminal DESCRIPTOR] MARK [PATH TO REMOVE…]
 """
 
 import os
@@ -25,6 +27,8 @@ from tandem.launch import PULSE
 MARK = "TANDEM_LOCAL"
 """Variable that says which local run a process belongs to: RUN/CHILD/LIFE."""
 
+PICTURE, NO_PICTURE = b"+", b"-"
+"""What the parent says when it begins to draw on the terminal, and when it has given it back."""
 TRACKERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
 """Processes that remove shared memory when those they serve are gone. They end by themselves and are killed last."""
 TRACKER_SECONDS = 2.0
@@ -105,9 +109,18 @@ def _is_tracker(process: psutil.Process) -> bool:
         return False
 
 
-def guard(mark: str, paths: list[Path], wait: Callable[[], object]) -> int:
-    """Wait for the parent's end, then clean up. Returns how many processes could not be killed."""
-    wait()
+def guard(mark: str, paths: list[Path], wait: Callable[[], bytes], terminal: int | None = None) -> int:
+    """Wait for the parent's end, then clean up. Returns how many processes could not be killed.
+
+    Args:
+        wait: returns what the parent has said by then.
+        terminal: a descriptor of the terminal that the parent draws on.
+    """
+    if wait().endswith(PICTURE) and terminal is not None:
+        from tandem.view.canvas import LEAVE  # rich takes a tenth of a second, which no run should wait for
+
+        with suppress(OSError):
+            os.write(terminal, LEAVE.encode())
     left = sweep(mark)
     remove(paths)
     return len(left)
@@ -117,8 +130,11 @@ def main() -> None:
     """Guard the run whose mark is given until standard input ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    mark, *paths = sys.argv[1:]
-    raise SystemExit(guard(mark, [Path(path) for path in paths], sys.stdin.buffer.read))
+    words, terminal = sys.argv[1:], None
+    if words[0] == "--terminal":
+        terminal, words = int(words[1]), words[2:]
+    mark, *paths = words
+    raise SystemExit(guard(mark, [Path(path) for path in paths], sys.stdin.buffer.read, terminal))
 
 
 if __name__ == "__main__":

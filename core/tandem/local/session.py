@@ -19,7 +19,7 @@ from typing import Self
 
 from tandem.local.crew import COORDINATOR, HOST, Crew
 from tandem.local.display import Display
-from tandem.local.guardian import SWEEP_SECONDS
+from tandem.local.guardian import NO_PICTURE, PICTURE, SWEEP_SECONDS
 from tandem.local.prepare import Claim
 from tandem.local.process import Process, last_lines
 from tandem.local.supervision import (
@@ -105,6 +105,7 @@ class Session:
         self._training_first = False
         self._guardian_pipe: int | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
+        self._told_of_picture = False
 
     def run(self) -> None:
         """Until nothing is running and nothing will be. Leaves nothing behind, also when it raises."""
@@ -120,6 +121,7 @@ class Session:
         actions = decide(list(self.children.values()), self._facts(now), now)
         for action in actions:
             self._do(action, now)
+        self._tell_guardian(self._display.draws)
         self._display.show(self._scene(now))
         return any(isinstance(action, Finish) for action in actions)
 
@@ -214,23 +216,36 @@ class Session:
         """Start the guardian, before anything that it is to guard."""
         read, write = os.pipe()
         paths = [self._crew.scratch, self._claim.endpoint_file]
+        terminal = os.dup(sys.stdout.fileno()) if sys.stdout is not None and sys.stdout.isatty() else None
+        drawn_on = [] if terminal is None else ["--terminal", str(terminal)]
         with self._crew.log("guardian").open("ab") as log:
             self._guardian = subprocess.Popen(
-                [sys.executable, "-m", "tandem.local.guardian", self._crew.mark, *(str(path) for path in paths)],
+                [sys.executable, "-m", "tandem.local.guardian", *drawn_on, self._crew.mark, *map(str, paths)],
                 stdin=read,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                pass_fds=(self._claim.lock,),
+                pass_fds=(self._claim.lock, *([] if terminal is None else [terminal])),
                 start_new_session=True,
             )
         os.close(read)
+        if terminal is not None:
+            os.close(terminal)
         if self._guardian_pipe is not None:
             os.close(self._guardian_pipe)
         self._guardian_pipe = write
+        self._told_of_picture = False
+
+    def _tell_guardian(self, picture: bool) -> None:
+        """Whether there is a picture on the terminal, which the guardian takes away if nobody else can."""
+        if picture != self._told_of_picture and self._guardian_pipe is not None:
+            self._told_of_picture = picture
+            with suppress(OSError):
+                os.write(self._guardian_pipe, PICTURE if picture else NO_PICTURE)
 
     def _close(self) -> None:
         with suppress(OSError):
             self._display.close()
+        self._tell_guardian(False)
         for process in self._processes.values():
             process.close()
         if self._watch is not None:
