@@ -109,11 +109,13 @@ def complete(name: str, found: Result, shown: str, seconds: float | None, evalua
     return _lines(Text.assemble((name, "bold"), " is ", ("complete", "green"), f"{steps}{time}"), rows)
 
 
-def interrupted(name: str, found: Result, shown: str, again: str) -> Group:
+def interrupted(name: str, found: Result, shown: str, again: str, evaluates: bool) -> Group:
     """A run that the user stopped."""
     rows = [("saved", f"{shown}/checkpoints/{found.checkpoint}")] if found.checkpoint else []
     rows += [("trouble", one.text) for one in told(found.troubles) if one.level != "info"]
     saved = f"saved after step {number(found.step)}" if found.step is not None else "nothing was saved yet"
+    if evaluates and found.left:
+        rows.append(("evaluated", f"all but {several(found.left, 'checkpoint')}, which the same command goes on with"))
     rows.append(("go on with", again))
     return _lines(Text.assemble((name, "bold"), " was ", ("stopped", "yellow"), f"; {saved}"), rows)
 
