@@ -1,35 +1,45 @@
-"""Exit codes of training processes and of `tandem run`: an interface, not an accident.
+"""Exit codes of training processes and of the commands: an interface, not an accident.
 
 Values from 64 on follow sysexits.h where it has a word for them. What torchrun or a shell may return itself is avoided.
+docs/reference/exit-codes.md is generated from this module.
 """
 
 from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """How a training process or a run ended."""
+    """How a process or a run ended."""
 
     DONE = 0
-    """Complete."""
+    """Complete. A script of your own that ends so on all ranks is complete, too."""
     FAILED = 1
-    """Ended with an error of its own; counted against the restart budget."""
+    """Ended with an error. Of a rank: counted against `elasticity.maxRestarts`, and shown with its own traceback."""
     USAGE = 2
-    """The command line or the manifest is wrong; nothing was started."""
+    """The command line, the manifest, or what it needs is wrong; nothing was started, or nothing that could work. The
+    message says what to change."""
     DIVERGED = 65
-    """The loss stayed NaN or infinite; trying again would not help."""
+    """The loss stayed NaN, infinite or worse than untrained. Lower the learning rate, warm up, or clip gradients;
+    trying the same again does not help."""
     REWOUND = 66
-    """The loss became useless; the next generation starts from an older checkpoint and leaves data out."""
+    """The loss became useless: the next generation starts from an older checkpoint and leaves data out. Counted against
+    nothing, and at most three times in a run."""
     HUNG = 70
-    """No step within the hang time."""
+    """No step within the hang time; counted against `elasticity.maxRestarts`."""
     LEFT_OUT = 71
     """Groups failed again and again because of this replica, and the others go on without it."""
     SUPERSEDED = 74
     """A newer generation exists; this process must not write any more. Counted against nothing."""
     PREEMPTED = 75
-    """Saved and left because it was asked to; try again later."""
+    """Saved and left because it was asked to; it is started again."""
     PEER_LOST = 76
     """Another rank vanished and took the collective with it. Counted against nothing: the cause is counted there."""
     CONFIGURATION = 78
-    """The job cannot work as it is written; never retried."""
+    """The job cannot work as it is written; never tried again. `tandem run` then ends with 2."""
     INTERRUPTED = 130
-    """The user pressed Ctrl-C; what could be saved is saved."""
+    """You pressed Ctrl-C. What could be saved is saved, and the same command goes on."""
+
+
+OF_COMMANDS = frozenset(
+    {ExitCode.DONE, ExitCode.FAILED, ExitCode.USAGE, ExitCode.DIVERGED, ExitCode.INTERRUPTED},
+)
+"""What `tandem run` ends with; the other commands end with some of these."""

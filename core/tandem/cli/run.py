@@ -18,7 +18,7 @@ import psutil
 import typer
 from rich.console import Console, RenderableType
 
-from tandem.exitcode import ExitCode
+from tandem.exitcode import OF_COMMANDS, ExitCode
 from tandem.gpus import is_gpu
 from tandem.job import Checkpoint, Coordinator, DistributedTrainingJob, RunPolicy
 from tandem.launch import TOKEN, weakness
@@ -326,7 +326,9 @@ def _exit_code(value: object) -> ExitCode:
         code = ExitCode(value) if isinstance(value, int) else ExitCode.FAILED
     except ValueError:
         code = ExitCode.FAILED
-    return ExitCode.USAGE if code == ExitCode.CONFIGURATION else code
+    if code == ExitCode.CONFIGURATION:
+        return ExitCode.USAGE
+    return code if code in OF_COMMANDS else ExitCode.FAILED
 
 
 def _listed(cores: Sequence[int]) -> str:

@@ -4,6 +4,7 @@
     docs/reference/job.schema.json   what an editor knows of a manifest
     docs/reference/job.md            the same for people
     docs/reference/metrics.md        every metric
+    docs/reference/exit-codes.md     every exit code
 
 `python -m tandem.schema --check` names those that are stale and ends with 1.
 """
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 from tandem.schema.crd import crd_yaml
 from tandem.schema.editor import editor_json
+from tandem.schema.exits import exits_page
 from tandem.schema.reference import reference_page
 from tandem.schema.signals import metrics_page
 
@@ -20,5 +22,6 @@ FILES: Mapping[str, Callable[[], str]] = {
     "docs/reference/job.schema.json": editor_json,
     "docs/reference/job.md": reference_page,
     "docs/reference/metrics.md": metrics_page,
+    "docs/reference/exit-codes.md": exits_page,
 }
 """Path below the repository's root, and what makes the content."""

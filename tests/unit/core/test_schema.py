@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
+from tandem.cli import run
+from tandem.exitcode import ExitCode
 from tandem.fields import dotted, named, tree
 from tandem.job import DistributedTrainingJob
 from tandem.schema import FILES
 from tandem.schema.crd import COLUMNS, crd
 from tandem.schema.editor import editor_schema
+from tandem.schema.exits import exits_page
 from tandem.schema.reference import reference_page
 from tests.support import ROOT
 
@@ -42,6 +45,15 @@ def at(path: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", FILES)
 def test_generated_files_are_fresh(name: str) -> None:
     assert (ROOT / name).read_text() == FILES[name](), "run: make generate"
+
+
+def test_the_table_of_exit_codes_has_each_of_them_and_the_run_ends_with_those_that_it_says() -> None:
+    rows = [line.split(" | ") for line in exits_page().splitlines() if line.startswith("| ") and "`" in line]
+    table = {int(row[0].removeprefix("| ")): row for row in rows if row[0].removeprefix("| ").isdecimal()}
+    assert {code: row[2] for code, row in table.items()} == {code.value: f"`{code.name}`" for code in ExitCode}
+    assert all(len(row[3]) > 20 for row in table.values())
+    ends = {run._exit_code(code.value) for code in ExitCode} | {ExitCode.USAGE}
+    assert ends == {code for code, row in table.items() if row[1] == "yes"}
 
 
 def test_stale_files_are_named_and_end_the_check_with_1(tmp_path: Path) -> None:
