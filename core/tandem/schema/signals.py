@@ -12,8 +12,10 @@ A job's coordinator answers `/metrics` on port 7070 with the job's token, and on
 `tandem run --metrics-port 7071`, for this machine alone). The operator answers on port 8080. Series of a rank, a worker
 or an evaluator disappear with it, and those of a job with its coordinator.
 
-The chart's monitors take `job` and `namespace` from the pod that is scraped, so that no pod can give numbers in another's name. Where
-you scrape in another way, set `honorLabels: true`, and scrape only pods that you trust. Counters begin anew with the process that counts; `rate` and `increase` know that. What is not known is absent, never 0.
+The chart's monitors take `job` and `namespace` from the pod that is scraped, so that no pod can give numbers in
+another's name. Where you scrape in another way, set `honorLabels: true`, and scrape only pods that you trust.
+Counters begin anew with the process that counts; `rate` and `increase` know that. What is not known is absent,
+never 0.
 """
 
 
