@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from tandem.cli import READER_GONE
+from tandem.cluster.references import KEYS
 from tests.support import ROOT
 from tests.support import fake_kubectl as fakes
 from tests.support.fake_kubectl import FakeKubectl
@@ -103,6 +105,48 @@ def test_a_dry_run_changes_nothing_and_says_so(fake: FakeKubectl) -> None:
     result = called(fake, "submit", DIGITS, "--dry-run")
     assert (result.returncode, result.stdout.startswith("would be made in namespace team")) == (0, True)
     assert "tandem status" not in result.stdout
+
+
+REFERS = """
+apiVersion: tandem.dev/v1alpha1
+kind: DistributedTrainingJob
+metadata: {name: digits, namespace: team}
+spec:
+  trainer:
+    command: [train.py]
+    env:
+      - {name: A, valueFrom: {secretKeyRef: {name: hub, key: token}}}
+      - {name: B, valueFrom: {configMapKeyRef: {name: settings, key: b}}}
+      - {name: C, valueFrom: {secretKeyRef: {name: perhaps, key: c, optional: true}}}
+  checkpoint: {storage: {claimName: data}}
+  runPolicy: {queueName: gpus, priorityClassName: urgent}
+"""
+
+
+def test_a_check_names_what_the_cluster_lacks_and_passes_over_what_may_not_be_read(
+    fake: FakeKubectl, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text(REFERS)
+    fake.answers("get", "--ignore-not-found")
+    fake.answers("get", "secrets", "name", says="secret/hub\n")
+    fake.answers("get", "secrets", KEYS, says="password\n")
+    fake.answers("get", "configmaps", complains="Error from server (Forbidden): configmaps is forbidden")
+    fake.answers("get", "localqueues.kueue.x-k8s.io", complains='error: the server doesn\'t have a resource type "x"')
+    result = called(fake, "submit", str(tmp_path / "job.yaml"), "--check")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert re.findall(r"job.yaml:(\d+):\d+: error: (.*)", result.stderr) == [
+        ("9", "the Secret hub has no key token, and the job's pods would wait for it"),
+        ("12", "there is no claim data in namespace team, and the job's pods would wait for it"),
+        ("13", "there is no priority class urgent, and the job's pods would wait for it"),
+    ]
+    assert not [one for one in fake.asked if "apply" in one.words or "perhaps" in one.words]
+
+
+def test_a_check_that_finds_nothing_is_a_dry_run(fake: FakeKubectl) -> None:
+    fake.answers("get", JOBS, "--ignore-not-found")
+    fake.answers("apply", "--dry-run=server", says=fakes.job())
+    result = called(fake, "submit", DIGITS, "--check")
+    assert (result.returncode, result.stdout.startswith("would be made in namespace team")) == (0, True)
 
 
 @pytest.mark.parametrize(("replicas", "verb"), [(2, "is there as the file says"), (5, "changed")])

@@ -10,16 +10,18 @@ from tandem.cli.echo import echo
 from tandem.cli.mistakes import tell
 from tandem.cli.validate import summary
 from tandem.cluster.kubectl import Answer, Kubectl
+from tandem.cluster.references import missing
 from tandem.cluster.sight import RESOURCE
 from tandem.job import DistributedTrainingJob
 from tandem.mistake import UserError
 from tandem.printable import one_line
-from tandem.reading import apply_overrides, job_of, read_source
+from tandem.reading import apply_overrides, job_of, read_source, refuse
+from tandem.source import Source
 
 MANAGER = "tandem"
 """Who the API server is told has set these fields."""
 
-Checked = tuple[DistributedTrainingJob, dict[str, Any]]
+Checked = tuple[DistributedTrainingJob, dict[str, Any], Source]
 
 
 def submit(
@@ -31,6 +33,10 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Have the cluster check everything, and change nothing.")
     ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="--dry-run, and see whether what the job refers to by name is on the cluster."),
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite fields that were changed by other means than tandem submit.")
     ] = False,
@@ -41,9 +47,12 @@ def submit(
 
     Checks all files as `tandem validate` does before it sends any. Needs kubectl, and uses what is set up for it.
     """
-    checked = _checked(files, tuple(overrides or ()))
-    for job, data in checked:
-        kubectl = Kubectl(namespace or str(data["metadata"].get("namespace") or ""), context)
+    settings, dry_run = tuple(overrides or ()), dry_run or check
+    checked = _checked(files, settings)
+    if check:
+        _refuse_what_waits(checked, settings, namespace, context)
+    for job, data, _ in checked:
+        kubectl = _kubectl(data, namespace, context)
         before = kubectl.ask("get", RESOURCE, job.metadata.name, "--ignore-not-found", "-o", "json").text
         after = _applied(kubectl, data, dry_run, force)
         for warning in after.warnings:
@@ -73,14 +82,33 @@ def _checked(files: list[str], overrides: tuple[str, ...]) -> list[Checked]:
         try:
             source = read_source(file)
             # What the user wrote and no more: defaults are the cluster's, and the fields of others stay theirs.
-            found.append((job_of(source, overrides), apply_overrides(source.data, overrides)))
+            found.append((job_of(source, overrides), apply_overrides(source.data, overrides), source))
         except UserError as error:
             wrong.append(error)
-    if wrong:
-        for mistake in wrong:
-            tell(mistake)
-        raise typer.Exit(2)
+    _end_with(wrong)
     return found
+
+
+def _refuse_what_waits(checked: list[Checked], overrides: tuple[str, ...], namespace: str, context: str) -> None:
+    """End the command where a job refers to what its cluster does not have."""
+    wrong: list[UserError] = []
+    for job, data, source in checked:
+        try:
+            refuse(missing(job, _kubectl(data, namespace, context)), source, overrides)
+        except UserError as error:
+            wrong.append(error)
+    _end_with(wrong)
+
+
+def _end_with(wrong: list[UserError]) -> None:
+    for mistake in wrong:
+        tell(mistake)
+    if wrong:
+        raise typer.Exit(2)
+
+
+def _kubectl(data: dict[str, Any], namespace: str, context: str) -> Kubectl:
+    return Kubectl(namespace or str(data["metadata"].get("namespace") or ""), context)
 
 
 def _applied(kubectl: Kubectl, data: dict[str, Any], dry_run: bool, force: bool) -> Answer:
