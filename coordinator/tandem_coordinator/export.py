@@ -198,6 +198,8 @@ def _history(figures: Figures) -> Iterator[Sample]:
     yield metrics.STEPS_TAKEN, (), training.steps
     yield metrics.SAMPLES, (), training.samples
     yield metrics.STEPS_LOST, (), training.steps_lost
+    yield metrics.LEARNING_RATE, (), training.learning_rate
+    yield metrics.GRADIENT_NORM, (), training.gradient_norm
     yield metrics.REWINDS, (), figures.observed.rewinds
     for result in ("committed", "skipped"):
         yield metrics.SAVES, (result,), training.saves.get(result, 0)

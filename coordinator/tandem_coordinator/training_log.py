@@ -56,6 +56,10 @@ class Training:
     flops_per_sample: float | None = None
     peak_flops: float | None = None
     """Of one rank's GPU; None where one of the two is not well defined."""
+    learning_rate: float | None = None
+    """Of the last step that a rate was told of."""
+    gradient_norm: float | None = None
+    """The last that was measured."""
 
 
 class TrainingLogs:
@@ -73,6 +77,7 @@ class TrainingLogs:
         self._stall: float | None = None
         self._commit: float | None = None
         self._cost: tuple[float | None, float | None] = (None, None)
+        self._learning: dict[str, float | None] = {}
         for generation, path in _logs(listed(folder))[-_FOLLOWED:]:
             self._skip(generation, path)
 
@@ -100,6 +105,8 @@ class TrainingLogs:
             commit_seconds=self._commit,
             flops_per_sample=self._cost[0],
             peak_flops=self._cost[1],
+            learning_rate=self._learning.get("lr"),
+            gradient_norm=self._learning.get("gradientNorm"),
         )
 
     def _skip(self, generation: int, path: Path) -> None:
@@ -136,6 +143,7 @@ class TrainingLogs:
 
     def _rate(self, record: dict[str, Any]) -> None:
         self._step = whole(record.get("step")) or self._step
+        self._learning |= {name: amount(record[name]) for name in ("lr", "gradientNorm") if name in record}
         phases, seconds = record.get("phases"), amount(record.get("stepSeconds"))
         steps, samples = whole(record.get("steps")), whole(record.get("samples"))
         if not isinstance(phases, dict) or seconds is None or steps is None or samples is None:

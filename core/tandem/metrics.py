@@ -41,6 +41,12 @@ STEP = Metric("tandem_step", "gauge", "Optimizer steps completed; falls back whe
 TOTAL_STEPS = Metric("tandem_steps_planned", "gauge", "Optimizer steps of the whole run.")
 EPOCH = Metric("tandem_epoch", "gauge", "Passes over the training data, with their fraction.")
 LOSS = Metric("tandem_loss", "gauge", "Training loss, mean over the last reported steps.")
+LEARNING_RATE = Metric(
+    "tandem_learning_rate", "gauge", "Learning rate of the last step; of the first group of parameters."
+)
+GRADIENT_NORM = Metric(
+    "tandem_gradient_norm", "gauge", "Norm of the gradients of the global batch; measured twice a second at most."
+)
 THROUGHPUT = Metric("tandem_throughput_samples_per_second", "gauge", "Training samples a second over all ranks.")
 REMAINING = Metric("tandem_remaining_seconds", "gauge", "Estimated time until training is complete.")
 STEP_AGE = Metric(

@@ -20,6 +20,7 @@ from tandem_trainer.busy import Busy
 from tandem_trainer.data import Samples
 from tandem_trainer.data.order import pieces, share
 from tandem_trainer.data.seed import mixed, seed_torch
+from tandem_trainer.gradients import GradientNorm
 from tandem_trainer.group import Group
 from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.models.dropout import Draws
@@ -39,6 +40,7 @@ class Stepper:
         optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler,
         samples: Samples,
+        gradients: GradientNorm | None = None,
     ) -> None:
         """
         Args:
@@ -46,6 +48,7 @@ class Stepper:
             draws: what its dropout draws from.
             scaler: of the loss; enabled for float16 alone.
             samples: the training data; moved to the device as a whole.
+            gradients: measures their norm; None where nobody asks.
         """
         if config.precision == "float16" and group.device.type != "cuda":
             raise ConfigurationError("precision: float16 needs a GPU; on a CPU take bfloat16 or float32")
@@ -54,6 +57,9 @@ class Stepper:
         self._images = samples.images.to(group.device)
         self._labels = samples.labels.to(group.device)
         self._parameters = [p for parameters in optimizer.param_groups for p in parameters["params"]]
+        self._gradients = gradients
+        if gradients is not None:
+            gradients.follow(optimizer)
         self.busy = Busy(group.device)
         forward.train()
 
@@ -86,7 +92,9 @@ class Stepper:
             total += loss.detach() * scale
         if self._config.gradient_clip_norm is not None:
             self._scaler.unscale_(self._optimizer)
-            nn.utils.clip_grad_norm_(self._parameters, self._config.gradient_clip_norm)
+            norm = nn.utils.clip_grad_norm_(self._parameters, self._config.gradient_clip_norm)
+            if self._gradients is not None and self._gradients.is_due:
+                self._gradients.tell(norm)
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)

@@ -64,7 +64,8 @@ def train(job: DistributedTrainingJob, place: Place) -> ExitCode:
     # Where to start
     scaling = {"scaler": scaler} if scaler.is_enabled() else {}
     course.begin(Kept(model, optimizer, average, scaling), passes, begin, cost)
-    stepper = Stepper(config, group, distribute(model, config, group), draws, optimizer, scaler, samples)
+    forward = distribute(model, config, group)
+    stepper = Stepper(config, group, forward, draws, optimizer, scaler, samples, course.meter.gradients)
 
     # Steps
     assert course.total_steps is not None

@@ -4,6 +4,7 @@ Cheap enough for every step: clock reads and list appends; JSON and disk are the
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tandem_trainer.data.order import digest
+from tandem_trainer.gradients import GradientNorm
 from tandem_trainer.group import MOST_STEPS_BETWEEN_VOTES
 from tandem_trainer.journal import Journal
 from tandem_trainer.pulse import Pulse
@@ -33,6 +35,9 @@ class Meter:
     ) -> None:
         self._steps_per_epoch, self._world_size, self._total_steps = steps_per_epoch, world_size, total_steps
         self._journal, self._pulse = journal, pulse
+        self.gradients = GradientNorm() if journal is not None else None
+        """Where a log is written."""
+        self._rate_of_learning: float | None = None
         self._losses: list[Tensor] = []
         self._steps: list[dict[str, Any]] = []
         self._step = 0
@@ -69,7 +74,7 @@ class Meter:
             loss: this rank's part of the global mean; scalar, may still be being computed on a GPU.
         """
         self._losses.append(loss)
-        self._step = step
+        self._step, self._rate_of_learning = step, learning_rate
         self._window_samples += len(ids)
         self._window_steps += 1
         if self._journal is not None:
@@ -157,7 +162,13 @@ class Meter:
             "stepSeconds": stepping / self._window_steps,
             "worldSize": self._world_size,
             "phases": phases | ({"pause": self._window_pause} if self._window_pause else {}),
-        }
+        } | self._learning()
+
+    def _learning(self) -> dict[str, float]:
+        """How the last step was taken, as far as that is known."""
+        norm = None if self.gradients is None else self.gradients.take()
+        facts = {"lr": self._rate_of_learning, "gradientNorm": norm}
+        return {name: value for name, value in facts.items() if value is not None and math.isfinite(value)}
 
     @property
     def _epoch(self) -> float | None:

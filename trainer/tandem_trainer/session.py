@@ -261,6 +261,8 @@ class Session:
             batches = pages = stream.feed(*at, course.leaves_out)
             self._more = pages.more
         self._course = course
+        if course.meter.gradients is not None and self._optimizer is not None:
+            course.meter.gradients.follow(self._optimizer)
         return self._loop(course, batches)
 
     @contextlib.contextmanager

@@ -105,13 +105,13 @@ def _learning() -> list[Panel]:
             loss,
             Query(of(metrics.EVALUATION_SCORE), "{{metric}}", right=True),
             Query(of(metrics.BEST_SCORE), "best {{metric}}", right=True),
-            width=10,
+            width=8,
         ),
         scatter(
             "Loss and evaluation over steps",
             "The same over optimizer steps. After a restart training goes on from an earlier step.",
             [("training loss", step, loss), ("score", evaluated, score)],
-            width=7,
+            width=6,
         ),
         graph(
             "Steps",
@@ -119,7 +119,14 @@ def _learning() -> list[Panel]:
             Query(of(metrics.STEP), "completed"),
             Query(of(metrics.CHECKPOINT_STEP), "saved"),
             Query(of(metrics.EVALUATION_STEP), "evaluated"),
-            width=7,
+            width=5,
+        ),
+        graph(
+            "Gradients and learning rate",
+            "Norm of the gradients on the left, the learning rate on the right.",
+            Query(of(metrics.GRADIENT_NORM), "gradient norm"),
+            Query(of(metrics.LEARNING_RATE), "learning rate", right=True),
+            width=5,
         ),
     ]
 

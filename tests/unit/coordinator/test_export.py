@@ -57,7 +57,13 @@ ALL_KNOWN: dict[str, Any] = {
     "started_at": 700.0,
     "observed": Observed(
         training=Training(
-            step_seconds=0.5, stall_seconds=0.002, commit_seconds=0.2, flops_per_sample=1e9, peak_flops=1e12
+            step_seconds=0.5,
+            stall_seconds=0.002,
+            commit_seconds=0.2,
+            flops_per_sample=1e9,
+            peak_flops=1e12,
+            learning_rate=0.1,
+            gradient_norm=2.0,
         ),
         saved=Saved(at=940.0, size=4_096),
         volume=Volume(size=10_000, free=4_000),

@@ -64,3 +64,22 @@ def test_a_step_takes_as_long_as_the_gpu_and_not_as_the_cpu_that_runs_ahead(cloc
         clock.passes(19.99)
         assert meter.mean_step_seconds() == pytest.approx(2.0)
         meter.agreed([1.0] * 10, 0.0)
+
+
+def test_the_log_says_how_the_last_step_was_taken(tmp_path: Path, clock: Clock) -> None:
+    rundir = RunDir(tmp_path)
+    rundir.create()
+    journal = Journal(rundir, 1)
+    meter = Meter(None, 1, None, journal, None)
+    assert meter.gradients is not None
+    for step, norm in ((1, 3.0), (2, float("inf"))):
+        meter.begin_step()
+        clock.passes(1.0)
+        meter.data_ready()
+        meter.gradients.tell(torch.tensor(norm))
+        meter.end_step(step, torch.arange(8), 0.1 / step, torch.tensor(1.0))
+        meter.agreed([1.0], 0.0)
+    journal.close()
+    rates = [line for line in read_lines(rundir.log / "train-g000001.jsonl")[0] if line["kind"] == "rate"]
+    assert [(rate["lr"], rate.get("gradientNorm")) for rate in rates] == [(0.1, 3.0), (0.05, None)]
+    assert Meter(None, 1, None, None, None).gradients is None, "who writes no log measures nothing"
