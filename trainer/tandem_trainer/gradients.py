@@ -40,10 +40,10 @@ class GradientNorm:
         """Take over what was measured for another purpose, such as clipping."""
         self._measured, self._due = norm.detach(), time.monotonic() + INTERVAL_SECONDS
 
-    def take(self) -> float | None:
-        """The newest reading, which counts once; None if there is none."""
+    def take(self) -> Tensor | None:
+        """The newest reading, which counts once, a scalar that may still be being computed; None if there is none."""
         measured, self._measured = self._measured, None
-        return None if measured is None else float(measured)
+        return measured
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self.is_due:

@@ -18,6 +18,8 @@ from tandem_trainer.group import MOST_STEPS_BETWEEN_VOTES
 from tandem_trainer.journal import Journal
 from tandem_trainer.pulse import Pulse
 
+LEARNING_RATE, GRADIENT_NORM = "lr", "gradientNorm"
+"""In lines of the log: of each step, and of a step now and then; in lines of the rate the last that is known."""
 RATE_SECONDS = 0.5
 """Window over which throughput and phases are reported."""
 
@@ -37,7 +39,8 @@ class Meter:
         self._journal, self._pulse = journal, pulse
         self.gradients = GradientNorm() if journal is not None else None
         """Where a log is written."""
-        self._rate_of_learning: float | None = None
+        self._norms: list[Tensor | None] = []
+        self._learning: dict[str, float] = {}
         self._losses: list[Tensor] = []
         self._steps: list[dict[str, Any]] = []
         self._step = 0
@@ -74,12 +77,15 @@ class Meter:
             loss: this rank's part of the global mean; scalar, may still be being computed on a GPU.
         """
         self._losses.append(loss)
-        self._step, self._rate_of_learning = step, learning_rate
+        self._step = step
+        if learning_rate is not None:
+            self._learning[LEARNING_RATE] = learning_rate
         self._window_samples += len(ids)
         self._window_steps += 1
         if self._journal is not None:
             record = {"kind": "step", "time": time.time(), "step": step, "samples": len(ids), "ids": digest(ids)}
-            self._steps.append(record if learning_rate is None else record | {"lr": learning_rate})
+            self._steps.append(record if learning_rate is None else record | {LEARNING_RATE: learning_rate})
+            self._norms.append(None if self.gradients is None else self.gradients.take())
         if self._pulse is not None:
             self._beat("train")
         assert len(self._losses) <= MOST_STEPS_BETWEEN_VOTES
@@ -109,8 +115,14 @@ class Meter:
         self._voted = time.perf_counter()
         self._loss = losses[-1]
         if self._journal is not None:
-            self._journal.write_all([record | {"loss": loss} for record, loss in zip(self._steps, losses, strict=True)])
+            self._journal.write_all(
+                [
+                    record | {"loss": loss} | self._norm(norm)
+                    for record, loss, norm in zip(self._steps, losses, self._norms, strict=True)
+                ]
+            )
             self._steps.clear()
+            self._norms.clear()
         elapsed = time.perf_counter() - self._window
         if elapsed - self._window_pause >= RATE_SECONDS:
             self._throughput = self._window_samples / (elapsed - self._window_pause)
@@ -162,13 +174,17 @@ class Meter:
             "stepSeconds": stepping / self._window_steps,
             "worldSize": self._world_size,
             "phases": phases | ({"pause": self._window_pause} if self._window_pause else {}),
-        } | self._learning()
+        } | self._learning
 
-    def _learning(self) -> dict[str, float]:
-        """How the last step was taken, as far as that is known."""
-        norm = None if self.gradients is None else self.gradients.take()
-        facts = {"lr": self._rate_of_learning, "gradientNorm": norm}
-        return {name: value for name, value in facts.items() if value is not None and math.isfinite(value)}
+    def _norm(self, norm: Tensor | None) -> dict[str, float]:
+        """What is logged of a reading, which is of a step now and then."""
+        if norm is None:
+            return {}
+        value = float(norm)
+        self._learning.pop(GRADIENT_NORM, None)
+        known = {GRADIENT_NORM: value} if math.isfinite(value) else {}
+        self._learning |= known
+        return known
 
     @property
     def _epoch(self) -> float | None:
