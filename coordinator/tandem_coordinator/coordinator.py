@@ -85,7 +85,7 @@ class Coordinator:
         self._rundir, self._ledger = rundir, ledger
         self._recorded = remembered.generation
         self._started_at = remembered.started_at
-        self._history = History(rundir, remembered.history, remembered.first)
+        self._history = History(rundir, remembered.history, remembered.first, remembered.restarts)
         self._reports = Reports()
         elasticity = job.spec.elasticity
         self._hangs = HangWatch(elasticity.hang_seconds, elasticity.hang_start_seconds, elasticity.heartbeat_seconds)
@@ -188,7 +188,7 @@ class Coordinator:
     def _status(self, clock: Clock, observed: Observed) -> Status:
         stragglers = self._stragglers.stragglers
         found = status(self.job, self.state, clock, self._reports, observed, self._started_at, stragglers)
-        return found.model_copy(update={"troubles": self._troubles.troubles})
+        return found.model_copy(update={"troubles": self._troubles.troubles, "restarts": self._history.all_restarts})
 
     async def _ask_whether_over(self) -> None:
         """An agent that leaves because the job is over, or whose rank has ended it, may say so before we have seen the
@@ -294,6 +294,8 @@ class Coordinator:
             gpu = self._reports.trainer_gpu() if owed <= 0 else {}
             busy = self._reports.trainer_busy() if owed <= 0 else {}
             memory = self._reports.gpu_memory() if owed <= 0 else {}
+            used_before = self._reports.used_before(clock.steady) if owed <= 0 else {}
+            used_before |= {view.name: round(view.silent_seconds, 2) for view in evaluators if view.cpu is not None}
             owed = owed if owed > 0 else len(trainer_cpu)
             self._history.write(
                 "sample",
@@ -302,8 +304,9 @@ class Coordinator:
                 workers=0 if now.workers is None else now.workers.ready,
                 step=self._reports.step,
                 loss=now.loss,
-                throughput=now.throughput,
+                throughput=self._reports.measured if now.throughput is not None else None,
                 trainerCpu=trainer_cpu,
+                usedBefore=used_before,
                 gpu=gpu,
                 busySeconds=busy,
                 gpuMemory=memory,
@@ -399,6 +402,7 @@ class Coordinator:
 
     def _observe(self, observed: Observed) -> None:
         self._observed = observed
+        self._reports.samples_per_step = observed.training.samples_per_step
         self._count_time()
         self._looked.set()
         self._looked = asyncio.Event()
@@ -416,6 +420,7 @@ class Coordinator:
             target=self.state.target,
             started_at=self._started_at,
             left_out=remembered_left_out(self.state, time.monotonic()) or None,
+            restarts=self._history.all_restarts,
             history=list(self._history.generations)[-HISTORY:],
         )
 

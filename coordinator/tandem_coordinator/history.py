@@ -5,6 +5,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable
 
+from tandem.measures import is_restart
 from tandem.messages import Membership
 from tandem.rundir import RunDir
 from tandem.snapshot import Event, GenerationView
@@ -22,13 +23,17 @@ class History:
 
     Args:
         first: the lowest number of a generation of this run.
+        restarts: how many there were before this process.
     """
 
-    def __init__(self, rundir: RunDir, generations: Iterable[GenerationView], first: int = 1) -> None:
+    def __init__(
+        self, rundir: RunDir, generations: Iterable[GenerationView], first: int = 1, restarts: int = 0
+    ) -> None:
         self.generations = deque(generations, MOST_GENERATIONS)
         self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self.restarts: Counter[str] = Counter()
         """How often a generation followed another in this process, by reason."""
+        self._earlier = restarts
         self._first = first
         self._journal = Journal(rundir.log / "coordinator.jsonl")
 
@@ -37,6 +42,11 @@ class History:
         self.events.append(Event.parse({"at": time.time(), "kind": kind, "text": text}))
         self.write("event", level=kind, text=text)
         log.log(_LEVELS[kind], "%s", text)
+
+    @property
+    def all_restarts(self) -> int:
+        """How often a generation was formed because something had failed or was lost, over the whole run."""
+        return self._earlier + sum(count for reason, count in self.restarts.items() if is_restart(reason))
 
     @property
     def lines_lost(self) -> int:

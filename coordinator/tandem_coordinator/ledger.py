@@ -18,6 +18,7 @@ from typing import TypeVar
 from pydantic import Field, ValidationError
 
 from tandem.durable import read_json_or_none, replace_json
+from tandem.measures import is_restart
 from tandem.messages import Membership
 from tandem.model import Model, Whole
 from tandem.protocol import FIRST, worded
@@ -78,11 +79,13 @@ class Page(Model):
     """When the first generation opened, seconds since the epoch."""
     left_out: list[Absent] | None = None
     """What the others go on without, if there is anything."""
+    restarts: Whole | None = None
+    """Generations that were formed because something had failed or was lost."""
     history: list[GenerationView] = Field(default=[])
     """The last generations, oldest first."""
 
 
-BESIDE = ("pod", "taken_from", "left_out")
+BESIDE = ("pod", "taken_from", "left_out", "restarts")
 """Fields of a page that the first protocol does not know."""
 
 
@@ -94,6 +97,7 @@ class Beside(Model):
     pod: str | None = None
     taken_from: list[str] | None = None
     left_out: list[Absent] | None = None
+    restarts: Whole | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,7 @@ class Remembered:
     target: int | None = None
     started_at: float | None = None
     left_out: list[Absent] = field(default_factory=list)
+    restarts: int = 0
     history: list[GenerationView] = field(default_factory=list)
 
 
@@ -149,6 +154,7 @@ class Ledger:
                 target=page.target if page.replicas == replicas else None,
                 started_at=page.started_at,
                 left_out=page.left_out or [],
+                restarts=_restarts(page) if page.generation >= first else 0,
                 history=page.history,
             )
         self._write(
@@ -161,6 +167,7 @@ class Ledger:
                 target=remembered.target or replicas,
                 started_at=remembered.started_at,
                 left_out=remembered.left_out or None,
+                restarts=remembered.restarts,
                 history=remembered.history,
             )
         )
@@ -186,7 +193,9 @@ class Ledger:
         return page.model_copy(update={name: getattr(beside, name) for name in BESIDE})
 
     def _write(self, page: Page) -> None:
-        beside = Beside(owner=page.owner, pod=self._pod, taken_from=self._taken_from, left_out=page.left_out)
+        beside = Beside(
+            owner=page.owner, pod=self._pod, taken_from=self._taken_from, left_out=page.left_out, restarts=page.restarts
+        )
         if beside != self._beside:
             replace_json(self._rundir.beside_coordinator_file, beside.dump_brief())
             self._beside = beside
@@ -199,6 +208,12 @@ def _read(model: type[M], path: Path) -> M | None:
         return None if data is None else model.read(data)
     except ValidationError:
         return None
+
+
+def _restarts(page: Page) -> int:
+    """Of a page of an earlier version, those that its history still tells of."""
+    told = sum(is_restart(one.reason) for one in page.history[1:])
+    return told if page.restarts is None else page.restarts
 
 
 def _taken_from(page: Page | None, pod: str | None) -> list[str] | None:

@@ -1,13 +1,10 @@
 """How far training is, from what the ranks of the current generation say."""
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 
+from tandem.measures import Pace
 from tandem.messages import SAVING, SCRIPT, WORDLESS, RankReport
 from tandem.status import Progress, Utilization
-
-WINDOW_SECONDS = 60.0
-"""The pace is that of the last minute: long enough to be calm, short enough to follow a change."""
 
 
 class Reports:
@@ -19,16 +16,20 @@ class Reports:
     def __init__(self) -> None:
         self.generation = 0
         self.loss: float | None = None
-        self.throughput: float | None = None
+        self.measured: float | None = None
+        """Samples a second, as the first rank measured them over its last half second."""
+        self.samples_per_step: float | None = None
+        """As its log says."""
         self.stepping = False
         """Whether a rank of this generation has begun to train."""
         self.stepped_at: float | None = None
         """When training was last heard to have made a step, or to pause, in whatever generation."""
         self._ranks: dict[str, list[RankReport]] = {}
+        self._taken: dict[str, float] = {}
         self._disobedient: set[str] = set()
         self._first: int | None = None
         self._lead: RankReport | None = None
-        self._pace: deque[tuple[float, int]] = deque()
+        self._pace = Pace()
 
     def begin(self, generation: int) -> None:
         """A generation was formed: forget what the ranks of the one before said of themselves."""
@@ -38,7 +39,7 @@ class Reports:
         self._disobedient.clear()
         self._first = None
         self._pace.clear()
-        self.throughput = None
+        self.measured = None
 
     def take(self, replica: str, generation: int | None, ranks: Iterable[RankReport], now: float) -> None:
         """Take in what an agent reports; `now` is in seconds of any steady clock."""
@@ -49,6 +50,7 @@ class Reports:
             self.forget(replica)
             return
         self._ranks[replica] = reports
+        self._taken[replica] = now
         self.stepping = self.stepping or any(report.phase not in WORDLESS for report in reports)
         if all(report.saves for report in reports):
             self._disobedient.discard(replica)
@@ -64,11 +66,8 @@ class Reports:
             self.stepped_at = now
         self._lead = lead
         self.loss = lead.loss if lead.loss is not None else self.loss
-        self.throughput = lead.throughput
-        if not self._pace or lead.step > self._pace[-1][1]:
-            self._pace.append((now, lead.step))
-        while self._pace[-1][0] - self._pace[0][0] > WINDOW_SECONDS:
-            self._pace.popleft()
+        self.measured = lead.throughput
+        self._pace.add(now, lead.step)
 
     def forget(self, replica: str) -> None:
         """The replica is gone."""
@@ -140,8 +139,14 @@ class Reports:
             total_steps=total,
             epoch=lead.epoch * step / lead.step if lead.epoch is not None and lead.step else lead.epoch,
             percent=None if not total else min(100.0, 100.0 * step / total),
-            remaining_seconds=self._remaining(step, total),
+            remaining_seconds=self._pace.remaining_seconds(step, total),
         )
+
+    @property
+    def throughput(self) -> float | None:
+        """Samples a second over the last minute; what the first rank measures until its log says what a step is."""
+        found = self._pace.throughput(self.samples_per_step)
+        return self.measured if found is None else found
 
     def utilization(self, evaluator_cpu: float | None) -> Utilization | None:
         """Processor use of all ranks together; None if nothing is known."""
@@ -157,6 +162,14 @@ class Reports:
             gpu=sum(gpu) / len(gpu) if gpu else None,
             gpu_memory_bytes=sum(memory) if memory else None,
         )
+
+    def used_before(self, now: float) -> dict[str, float]:
+        """By rank, seconds since its processor use was measured; `now` as in `take`."""
+        return {
+            str(report.rank): round(now - self._taken[replica] + report.used_before, 2)
+            for replica, report in self.everyone()
+            if report.used_before is not None
+        }
 
     def trainer_cpu(self) -> dict[str, float]:
         """Busy cores by rank."""
@@ -177,16 +190,6 @@ class Reports:
         return {
             str(report.rank): report.gpu_memory_bytes for report in self._all() if report.gpu_memory_bytes is not None
         }
-
-    def _remaining(self, step: int, total: int | None) -> float | None:
-        if total is None:
-            return None
-        if step >= total:
-            return 0.0
-        if len(self._pace) < 2:
-            return None
-        (began, first), (ended, last) = self._pace[0], self._pace[-1]
-        return (total - step) * (ended - began) / (last - first)
 
     def _all(self) -> list[RankReport]:
         return sorted((report for _, report in self.everyone()), key=lambda report: report.rank)

@@ -111,7 +111,6 @@ def status(
         evaluators=Members(desired=spec.evaluation.processes, ready=observed.ready_evaluators),
         world_size=world_size,
         generation=state.number or None,
-        restarts=max(0, state.number - state.first),
         progress=_progress(state, reports, observed),
         loss=reports.loss,
         throughput=reports.throughput if state.open else None,

@@ -48,6 +48,8 @@ class Training:
     step_seconds_sum: float = 0.0
     step_seconds: float | None = None
     """Of a step, lately."""
+    samples_per_step: float | None = None
+    """Over all ranks, lately."""
     saves: dict[str, int] = field(default_factory=dict)
     """By what became of them: committed, skipped, failed."""
     stall_seconds: float | None = None
@@ -74,6 +76,7 @@ class TrainingLogs:
         self._sum = 0.0
         self._step: int | None = None
         self._step_seconds: float | None = None
+        self._samples_per_step: float | None = None
         self._stall: float | None = None
         self._commit: float | None = None
         self._cost: tuple[float | None, float | None] = (None, None)
@@ -100,6 +103,7 @@ class TrainingLogs:
             buckets=tuple(self._buckets),
             step_seconds_sum=self._sum,
             step_seconds=self._step_seconds,
+            samples_per_step=self._samples_per_step,
             saves=dict(self._saves),
             stall_seconds=self._stall,
             commit_seconds=self._commit,
@@ -155,6 +159,7 @@ class TrainingLogs:
         self._buckets[bisect_left(STEP_BUCKETS, seconds)] += steps
         self._sum += seconds * steps
         self._step_seconds = seconds
+        self._samples_per_step = samples / steps if steps else self._samples_per_step
 
     def _costs(self, start: dict[str, Any]) -> None:
         self._cost = amount(start.get("flopsPerSample")), amount(start.get("peakFlops"))

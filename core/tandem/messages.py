@@ -107,6 +107,8 @@ class RankReport(Model):
     """Whether it is known to obey `save-and-leave`; the ranks of a built-in task always do."""
     cpu: Amount | None = None
     """Busy cores since the last report."""
+    used_before: Amount | None = None
+    """Seconds since `cpu` and `gpu` were measured, when this is sent."""
     gpu: Annotated[float, Field(ge=0, le=1)] | None = None
     """GPU utilization, 0 to 1."""
     gpu_memory_bytes: Counter | None = None

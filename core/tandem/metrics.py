@@ -86,7 +86,8 @@ WORKERS_READY = Metric("tandem_workers_ready", "gauge", "Replicas in the current
 RESTARTS = Metric(
     "tandem_restarts_total",
     "counter",
-    "Generations formed after the first, by what ended the one before.",
+    "Generations formed after the first, by what ended the one before. Status and pages count as restarts those that "
+    "were not planned: all but MemberJoined, TargetChanged and Preempted.",
     ("reason",),
 )
 FAILURES = Metric("tandem_restart_budget_used", "gauge", "Failures since the restart budget was last full.")

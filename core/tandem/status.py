@@ -169,7 +169,7 @@ class Status(Model):
     generation: Whole | None = None
     """Number of the current membership."""
     restarts: Whole = 0
-    """Generations after the first."""
+    """Generations that were formed because something had failed or was lost."""
     retries: int = 0
     """How often the job had failed and was tried again."""
     retried_at: str | None = None

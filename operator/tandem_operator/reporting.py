@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tandem.job import DistributedTrainingJob
+from tandem.measures import is_restart
 from tandem.snapshot import GenerationView, Snapshot
 from tandem.status import KSTATUS, Condition, Members, Phase, Score, Status
 from tandem.times import rfc3339
@@ -307,6 +308,6 @@ def _news(old: Status, heard: Snapshot | None) -> Sequence[GenerationView]:
 def _generation(view: GenerationView) -> Notice:
     count = len(view.members) if view.replicas is None else view.replicas
     size = "1 worker" if count == 1 else f"{count} workers"
-    planned = view.reason in ("Started", "MemberJoined", "TargetChanged", "Preempted", "MemberLeft")
+    planned = not is_restart(view.reason) or view.reason == "MemberLeft"
     detail = f": {view.detail}" if view.detail else ""
     return Notice(view.reason, f"generation {view.generation} with {size}{detail}", warning=not planned)

@@ -163,6 +163,7 @@ class LocalRanks:
                     busy_seconds=_finite(beat.busy_seconds),
                     saves=beat.phase not in (STARTING, SCRIPT),
                     cpu=cpu,
+                    used_before=None if usage is None else max(0.0, round(time.monotonic() - usage.at, 3)),
                     gpu=None if usage is None else usage.gpu,
                     gpu_memory_bytes=None if usage is None else usage.gpu_memory_bytes,
                     trouble=view.trouble(),
@@ -249,13 +250,14 @@ class LocalRanks:
         self._abort_at = time.monotonic()
 
     def _used(self, local_rank: int, view: PulseView) -> tuple[Usage | None, float | None]:
-        """The newest sample of processor use, and the busy cores between it and the one reported before."""
+        """The newest sample of processor use, and the busy cores since the one reported before, or the first."""
         usage = view.usage()
         before, cpu = self._usage.get(local_rank, (None, None))
         if usage is None or (before is not None and usage.at <= before.at):
             return before, cpu
-        if before is not None:
-            cpu = max(0.0, (usage.cpu_seconds - before.cpu_seconds) / (usage.at - before.at))
+        at, used = (usage.first_at, usage.first_cpu_seconds) if before is None else (before.at, before.cpu_seconds)
+        if usage.at > at:
+            cpu = max(0.0, (usage.cpu_seconds - used) / (usage.at - at))
         self._usage[local_rank] = (usage, cpu)
         return usage, cpu
 

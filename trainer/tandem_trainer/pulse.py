@@ -71,7 +71,7 @@ _AT_TROUBLE = (1024, 2560)
 _AT_FAILURE = 4096
 _SILENT = 255
 _BEAT = struct.Struct("=QqqqqqddddBBBd16s")
-_USAGE = struct.Struct("=Qdddq")
+_USAGE = struct.Struct("=Qdddddq")
 _TROUBLE = struct.Struct("=Q1500s")
 _SEAL = struct.Struct("=I")
 _NAN = float("nan")
@@ -120,6 +120,9 @@ class Usage:
     """When, seconds of the monotonic clock."""
     cpu_seconds: float
     """Processor time of all its threads since its start."""
+    first_at: float
+    first_cpu_seconds: float
+    """Both when it was sampled first: since then for who has not read it before."""
     gpu: float | None
     """Utilization of its GPU, 0 to 1."""
     gpu_memory_bytes: int | None
@@ -301,11 +304,11 @@ class Pulse:
         self._closed.set()
 
     def _sample(self) -> None:
+        first = time.monotonic(), time.process_time()
         while True:
             gpu, memory = self._gpu.sample()
-            self._usage.write(
-                time.monotonic(), time.process_time(), _NAN if gpu is None else gpu, -1 if memory is None else memory
-            )
+            told = _NAN if gpu is None else gpu, -1 if memory is None else memory
+            self._usage.write(time.monotonic(), time.process_time(), *first, *told)
             if self._closed.wait(USAGE_SECONDS):
                 return
 
@@ -390,8 +393,8 @@ class PulseView:
         record = self._usage.read()
         if record is None:
             return None
-        at, cpu_seconds, gpu, memory = record
-        return Usage(at, cpu_seconds, _known(gpu), None if memory < 0 else memory)
+        at, cpu_seconds, first_at, first_cpu_seconds, gpu, memory = record
+        return Usage(at, cpu_seconds, first_at, first_cpu_seconds, _known(gpu), None if memory < 0 else memory)
 
     def trouble(self) -> Trouble | None:
         """What went wrong in the rank so far; None if nothing did."""

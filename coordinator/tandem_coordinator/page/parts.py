@@ -223,7 +223,7 @@ def _generations(snapshot: Snapshot, record: Record | None) -> str:
 
 def _generation(one: Formed | GenerationView) -> str:
     if isinstance(one, Formed):
-        number_, opened, closed = one.number, one.opened, one.closed
+        number_, opened, closed = one.number, one.opened_at, one.closed_at
     else:
         number_, opened, closed = one.generation, one.opened_at, one.closed_at
     why = ": ".join(part for part in (reason(one.reason), one.detail) if part)

@@ -10,9 +10,10 @@ from tandem.charts.rows import Row, Rows
 from tandem.charts.series import Series
 from tandem.charts.stories import Losses, Ranks, pace, training
 from tandem.formatting import cores, duration, reason, share
+from tandem.measures import outages
 from tandem.snapshot import Snapshot
 from tandem.status import Score, Status
-from tandem_coordinator.page.record import Formed, Record
+from tandem_coordinator.page.record import Record
 from tandem_coordinator.page.results import Result
 
 SMOOTH_FROM = 100
@@ -171,29 +172,26 @@ def _axis(record: Record, unit: str, scale: float) -> Axis:
 
 def _sizes(record: Record) -> list[Point]:
     found: list[Point] = []
-    formed = sorted(record.generations.values(), key=lambda one: one.number)
+    formed = record.formed
     for one in formed:
-        found.append((record.shown(one.opened), float(one.world_size)))
-        if one.closed is not None:
-            found.append((record.shown(one.closed), 0.0))
-    if formed and formed[-1].closed is None:
+        found.append((record.shown(one.opened_at), float(one.world_size)))
+        if one.closed_at is not None:
+            found.append((record.shown(one.closed_at), 0.0))
+    if formed and formed[-1].closed_at is None:
         found.append((record.now, float(formed[-1].world_size)))
     return found
 
 
 def _bands(record: Record, scale: float) -> list[Band]:
     """The time without a step around each change of the group."""
-    found = []
-    before: Formed | None = None
-    for one in sorted(record.generations.values(), key=lambda one: one.number):
-        if before is not None:
-            stopped = before.closed or one.opened
-            went_on = max(one.first_step or one.opened, stopped)
-            words = (reason(one.reason) or "restarted", f"{duration(went_on - stopped)} without a step")
-            begin, end = record.shown(stopped) / scale, record.shown(went_on) / scale
-            found.append(Band(begin=begin, end=end, words=words))
-        before = one
-    return found
+    return [
+        Band(
+            begin=record.shown(outage.begin) / scale,
+            end=record.shown(outage.end) / scale,
+            words=(reason(outage.reason) or "restarted", f"{duration(outage.seconds)} without a step"),
+        )
+        for outage in outages(record.formed)
+    ]
 
 
 def _newest(series: Series, kind: str) -> str:

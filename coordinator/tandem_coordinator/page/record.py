@@ -19,7 +19,7 @@ from tandem.charts.series import Series
 from tandem.charts.stories import GRADIENT_NORM, LEARNING_RATE
 from tandem.durable import listed
 from tandem.lineage import Chain, counts
-from tandem.numbers import finite, whole
+from tandem.numbers import amount, finite, whole
 from tandem.rundir import TRAIN_LOG, RunDir
 from tandem.status import CheckpointRef
 from tandem_coordinator.page.results import Results
@@ -34,6 +34,8 @@ MOST_PROCESSES = 32
 """Of a kind, the processor use of so many is kept, each in so many stretches:"""
 STRETCHES = 240
 MOST_REDONE = 20
+SAME_SECONDS = 0.1
+"""Values that were measured so shortly after one another are one, told twice."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,15 @@ class Formed:
     """A generation, as far as the logs tell. Times are seconds since the epoch."""
 
     number: int
-    opened: float
+    opened_at: float
     world_size: int
     members: tuple[str, ...]
     reason: str
     detail: str
-    closed: float | None = None
-    first_step: float | None = None
+    closed_at: float | None = None
+    first_step_at: float | None = None
     """When its first step was logged."""
+    last_step_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class Record:
         self._told = Tail(self.rundir.log / "coordinator.jsonl")
         self._train: dict[int, Tail] = {}
         self._over: set[int] = set()
+        self._stepped: dict[int, list[float]] = {}
         self._last: float | None = None
         self._links: Chain = {}
         self._linked_up_to = -1
@@ -140,6 +144,15 @@ class Record:
             time.sleep(rest * (time.monotonic() - began))
 
     @property
+    def formed(self) -> list[Formed]:
+        """The generations, oldest first, with when they made their first and last step."""
+        found = []
+        for number, one in sorted(self.generations.items()):
+            first, last = self._stepped.get(number, (None, None))
+            found.append(replace(one, first_step_at=first, last_step_at=last))
+        return found
+
+    @property
     def share_read(self) -> float:
         """How much of the logs has been read, 0 to 1."""
         tails = [self._told, *self._train.values()]
@@ -176,14 +189,14 @@ class Record:
         elif kind == "closed":
             number = int(record["generation"])
             if number in self.generations:
-                self.generations[number] = replace(self.generations[number], closed=at)
+                self.generations[number] = replace(self.generations[number], closed_at=at)
         elif kind == "sample" and self.begun is not None:
             self._sample(record, at)
 
     def _formed(self, record: Mapping[str, Any], at: float) -> None:
         formed = Formed(
             number=int(record["generation"]),
-            opened=at,
+            opened_at=at,
             world_size=int(record["worldSize"]),
             members=tuple(str(member) for member in record.get("members", ())),
             reason=str(record.get("reason", "")),
@@ -193,6 +206,7 @@ class Record:
         self._tick(at)
         self.generations[formed.number] = formed
         while len(self.generations) > MOST_GENERATIONS:
+            self._stepped.pop(min(self.generations), None)
             del self.generations[min(self.generations)]
 
     def _sample(self, record: Mapping[str, Any], at: float) -> None:
@@ -210,19 +224,25 @@ class Record:
         for kind, name in (("trainer", "trainerCpu"), ("gpu", "gpu"), ("evaluator", "evaluatorCpu")):
             given = record.get(name)
             if isinstance(given, dict) and given:
-                self._used(self.use[kind], given, now)
+                self._used(self.use[kind], given, record.get("usedBefore"), at)
         for known, name, unit in ((self.busy, "busySeconds", 1e-3), (self.memory, "gpuMemory", 1e9)):
             given = record.get(name)
             if isinstance(given, dict) and given:
-                self._used(known, given, now, unit)
+                self._used(known, given, None, at, unit)
 
-    def _used(self, known: dict[str, Series], given: Mapping[str, Any], now: float, unit: float = 1.0) -> None:
+    def _used(
+        self, known: dict[str, Series], given: Mapping[str, Any], before: object, at: float, unit: float = 1.0
+    ) -> None:
+        """Each value stands where it was measured; one that is told twice stands once."""
+        ages = before if isinstance(before, dict) else {}
         for process, value in given.items():
             if process in known or len(known) < MOST_PROCESSES:
-                told = finite(value)
-                known.setdefault(process, Series(STRETCHES)).add(now, None if told is None else told / unit)
+                series, told = known.setdefault(process, Series(STRETCHES)), finite(value)
+                place = self.shown(at - (amount(ages.get(process)) or 0.0))
+                if series.last is None or place >= series.last.x + SAME_SECONDS:
+                    series.add(place, None if told is None else told / unit)
         for process in known.keys() - given.keys():
-            known[process].add(now, None)
+            known[process].add(self.shown(at), None)
 
     def _tick(self, at: float) -> None:
         if self._last is not None and at - self._last > PAUSE_SECONDS and len(self.pauses) < MOST_PAUSES:
@@ -259,9 +279,7 @@ class Record:
         for series, name in ((self.learning_rate, LEARNING_RATE), (self.gradient_norm, GRADIENT_NORM)):
             if name in record:
                 series.add(step, finite(record[name]))
-        formed = self.generations.get(generation)
-        if formed is not None and formed.first_step is None:
-            self.generations[generation] = replace(formed, first_step=float(record["time"]))
+        self._stepped.setdefault(generation, [float(record["time"])] * 2)[1] = float(record["time"])
 
     def _saved(self, generation: int, record: Mapping[str, Any]) -> None:
         name, size, stall = str(record["name"]), record.get("bytes"), finite(record.get("stallSeconds"))

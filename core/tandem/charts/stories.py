@@ -100,6 +100,7 @@ def pace(
         sizes: ranks over time, each until the next.
         spread: the lowest and highest throughput of stretches, where `throughput` is a mean of those.
     """
+    throughput, spread = _broken(throughput, bands), _broken(spread, bands)
     curves = [Curve(points=spread, color="trainer", kind="spread", width=0.7, strength=0.35)] if spread else []
     curves.append(Curve(points=throughput, color="trainer", filled=True, width=1.5, kind=_kind(throughput)))
     shaded = tuple(bands)
@@ -158,7 +159,8 @@ def ranks(known: Ranks, axis: Axis, bands: Sequence[Band] = ()) -> Chart | None:
     shaded = tuple(Band(begin=band.begin, end=band.end) for band in bands)
     panels = []
     if any(y is not None for _, y in known.throughput):
-        curve = Curve(points=known.throughput, color="trainer", width=1.5, kind=_kind(known.throughput))
+        rate = _broken(known.throughput, bands)
+        curve = Curve(points=rate, color="trainer", width=1.5, kind=_kind(rate))
         panels.append(Panel(title="Throughput per rank (samples/s)", curves=(curve,), from_zero=True, bands=shaded))
     for title, most, values in (
         ("Own work in a step (ms)", "slowest", known.busy),
@@ -187,6 +189,15 @@ def _by_rank(title: str, most: str, values: Mapping[str, Points], bands: tuple[B
         for index, name in enumerate(chosen)
     )
     return Panel(title=title, curves=curves, from_zero=True, bands=bands)
+
+
+def _broken(points: Points, bands: Sequence[Band]) -> Points:
+    """Without what lies in a band, and with a gap there: no line leads through an outage."""
+    for band in bands:
+        before = [point for point in points if point[0] <= band.begin]
+        after = [point for point in points if point[0] >= band.end]
+        points = [*before, (band.begin, None), *after] if before and after else [*before, *after]
+    return points
 
 
 def _kind(points: Points) -> Kind:

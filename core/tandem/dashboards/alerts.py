@@ -18,7 +18,7 @@ EACH = "max by (namespace, job)"
 EACH_REASON, ALL = "max by (namespace, job, reason)", "sum by (namespace, job)"
 JOB = "{{ $labels.namespace }}/{{ $labels.job }}"
 PLANNED = "MemberJoined|TargetChanged|Preempted"
-"""Reasons of restarts that nobody needs to hear of."""
+"""The reasons of `tandem.measures.PLANNED` that generations after the first have."""
 
 
 @dataclass(frozen=True)

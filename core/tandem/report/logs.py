@@ -21,6 +21,9 @@ MOST_THROUGHPUT = 1e15
 MOST_BYTES = 1e15
 """Larger numbers of busy cores, of samples a second and of bytes are damage."""
 
+SAME_SECONDS = 0.1
+"""Values that were measured so shortly after one another are one, told twice."""
+
 LOST_SECONDS = 12.0
 """An evaluator speaks at least every 5 s and the coordinator every second: after this it was not there."""
 
@@ -190,11 +193,12 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
             when.append(time)
             size.append(whole(record.get("worldSize")) or 0)
             throughput.append(within(record.get("throughput"), 0, MOST_THROUGHPUT))
-            trainers.add(len(when) - 1, mapping(record.get("trainerCpu")))
-            gpus.add(len(when) - 1, mapping(record.get("gpu")))
-            evaluators.add(len(when) - 1, mapping(record.get("evaluatorCpu")))
-            busy.add(len(when) - 1, mapping(record.get("busySeconds")))
-            memory.add(len(when) - 1, mapping(record.get("gpuMemory")))
+            before = mapping(record.get("usedBefore"))
+            trainers.add(len(when) - 1, mapping(record.get("trainerCpu")), before)
+            gpus.add(len(when) - 1, mapping(record.get("gpu")), before)
+            evaluators.add(len(when) - 1, mapping(record.get("evaluatorCpu")), before)
+            busy.add(len(when) - 1, mapping(record.get("busySeconds")), {})
+            memory.add(len(when) - 1, mapping(record.get("gpuMemory")), {})
         elif kind == "generation":
             opened.append(record)
         elif kind == "closed":
@@ -268,26 +272,37 @@ class _Samples:
 
     def __init__(self, most: float = MOST_CORES) -> None:
         self._most = most
-        self._columns: dict[str, tuple[array[int], array[float]]] = {}
+        self._columns: dict[str, tuple[array[int], array[float], array[float]]] = {}
 
-    def add(self, sample: int, values: Record) -> None:
+    def add(self, sample: int, values: Record, before: Record) -> None:
+        """
+        Args:
+            before: by name, seconds from when a value was measured to the sample.
+        """
         for name, value in values.items():
             if name not in self._columns:
-                self._columns[name] = (array("q"), array("d"))
-            indices, column = self._columns[name]
+                self._columns[name] = (array("q"), array("d"), array("d"))
+            indices, column, ages = self._columns[name]
             indices.append(sample)
             column.append(within(value, 0, self._most))
+            ages.append(seconds(before.get(name)) or 0.0)
 
     def uses(self, kind: Kind, time: Floats) -> tuple[Use, ...]:
-        """One `Use` for each name."""
-        return tuple(Use(name, kind, time, busy) for name, busy in self.columns(time))
+        """One `Use` for each name, each value when it was measured. One that two samples tell is one."""
+        found = []
+        for name, values in self.columns(time):
+            indices, _, ages = self._columns[name]
+            at = time.copy()
+            at[np.array(indices, np.int64)] -= _floats(ages)
+            again = np.diff(at, prepend=-np.inf) < SAME_SECONDS
+            found.append(Use(name, kind, at[~again], values[~again]))
+        return tuple(found)
 
     def columns(self, time: Floats) -> Iterator[tuple[str, Floats]]:
         """Each name and its values over all samples: NaN in those that do not mention it."""
         for name in sorted(self._columns, key=natural):
-            indices, column = self._columns[name]
             values = np.full(len(time), np.nan)
-            values[np.array(indices, np.int64)] = _floats(column)
+            values[np.array(self._columns[name][0], np.int64)] = _floats(self._columns[name][1])
             yield name, values
 
 

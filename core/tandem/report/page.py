@@ -134,7 +134,7 @@ def _tiles(run: Run, summary: Summary) -> Iterable[tuple[str, str, str, str]]:
     yield "", "Steps", f"{summary.steps:,}", " · ".join(part for part in (total, redone) if part)
     yield "", "Duration", duration(summary.seconds), "pauses left out" if summary.pauses else ""
     yield "", "Throughput", number(summary.throughput), "samples a second, median"
-    yield "", "Changes of the group", f"{summary.restarts:,}", several(len(run.generations), "generation")
+    yield "", "Restarts", f"{summary.restarts:,}", several(len(run.generations), "generation")
     lost = f"longest {duration(summary.stall_most)} · {share(summary.stall_share)} of the run"
     yield (
         "",

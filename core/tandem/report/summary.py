@@ -5,6 +5,7 @@ from statistics import median
 
 import numpy as np
 
+from tandem.measures import outages, restarts
 from tandem.report.clock import Clock
 from tandem.report.run import Checkpoint, Run
 
@@ -24,7 +25,7 @@ class Summary:
     throughput: float | None
     """Median of the measured samples a second."""
     restarts: int
-    """Memberships after the first."""
+    """Memberships that were formed because something had failed or was lost."""
     checkpoints: int
     """Written, on the lineage."""
     evaluated: int
@@ -59,7 +60,7 @@ def summarize(run: Run, clock: Clock) -> Summary:
         steps=int(run.counted.step[-1]) if len(run.counted) else 0,
         redone=sum(len(steps) for steps in run.superseded),
         throughput=float(np.median(rate)) if len(rate) else None,
-        restarts=max(0, len(run.generations) - 1),
+        restarts=restarts(run.generations),
         checkpoints=sum(c.counts for c in run.checkpoints),
         evaluated=sum(c.counts and c.evaluation is not None for c in run.checkpoints),
         skipped=sum(c.counts and c.evaluation is None and c.skipped is not None for c in run.checkpoints),
@@ -85,13 +86,10 @@ def time_by_phase(run: Run) -> dict[str, float]:
     without = {"other": measured - sum(found.values()), "start": 0.0, "restart": 0.0}
     if without["other"] < 0.001 * measured:
         del without["other"]
-    before = None
-    for generation in run.generations:
-        if generation.first_step_at is not None:
-            kind = "start" if before is None else "restart"
-            since = generation.opened_at if before is None else before
-            without[kind] += max(0.0, generation.first_step_at - (since or generation.first_step_at))
-            before = generation.last_step_at
+    without["restart"] = sum(outage.seconds for outage in outages(run.generations))
+    began = next((one for one in run.generations if one.first_step_at is not None), None)
+    if began is not None and began.first_step_at is not None and run.generations[0].opened_at is not None:
+        without["start"] = max(0.0, began.first_step_at - run.generations[0].opened_at)
     for name, seconds in without.items():
         if seconds > 0:
             found[name] = found.get(name, 0.0) + seconds

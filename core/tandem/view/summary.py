@@ -11,6 +11,7 @@ from rich.text import Text
 from tandem import evaluations
 from tandem.durable import read_json_or_none, read_lines
 from tandem.formatting import elapsed, metric_name, number, score, several
+from tandem.numbers import whole
 from tandem.printable import one_line
 from tandem.rewind import batches_left_out
 from tandem.rundir import RunDir
@@ -46,7 +47,7 @@ class Result:
     troubles: Troubles | None = None
     """What went wrong and did not end it."""
     restarts: int = 0
-    """Generations after the first."""
+    """Generations that were formed because something had failed or was lost."""
 
 
 def result(run_dir: RunDir) -> Result:
@@ -68,8 +69,13 @@ def result(run_dir: RunDir) -> Result:
         skipped=sum(bool(evaluations.SKIPPED.match(name)) for name in names),
         left=sum(evaluations.fate(run_dir, manifest.reference) in ("waits", "begun") for manifest in saved),
         troubles=_troubles(run_dir),
-        restarts=max(0, len(run_dir.generation_records()) - 1),
+        restarts=_restarts(run_dir),
     )
+
+
+def _restarts(run_dir: RunDir) -> int:
+    beside = read_json_or_none(run_dir.beside_coordinator_file)
+    return (whole(beside.get("restarts")) if isinstance(beside, dict) else None) or 0
 
 
 def _troubles(run_dir: RunDir) -> Troubles | None:

@@ -40,8 +40,8 @@ class TestTheWholeRun:
         assert record.loss.last is not None
         assert record.loss.last.x == 400
         assert [one.reason for one in record.generations.values()] == ["Started", "WorkerFailed"]
-        assert record.generations[1].closed is not None
-        assert record.generations[2].first_step is not None
+        assert record.generations[1].closed_at is not None
+        assert record.formed[1].first_step_at is not None
         assert {"0", "1"} == record.use["trainer"].keys()
         assert [save.checkpoint.step for save in record.saves.values()][-1] == 400
         assert record.results.found
@@ -78,7 +78,7 @@ class TestTheWholeRun:
         assert [x for x, _ in record.loss.means()] == [1, 2]
         log(tmp_path, {"kind": "closed", "time": T0 + 3, "generation": 1})
         assert record.follow(10.0)
-        assert record.generations[1].closed == T0 + 3
+        assert record.generations[1].closed_at == T0 + 3
 
     def test_is_read_in_bites_so_that_heartbeats_have_their_turn(self, tmp_path: Path) -> None:
         lines = [{"kind": "step", "time": T0 + n, "step": n, "loss": 1.0} for n in range(20_000)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from tandem.charts.chart import Chart
-from tandem.formatting import duration, metric_name, number, reason, score, several, share
+from tandem.formatting import cores, duration, metric_name, number, reason, score, several, share
 from tandem.report.clock import Clock
 from tandem.report.figures import confusion, optimization, painted, phases, processors, ranks, training, world
 from tandem.report.run import Run
@@ -84,7 +84,7 @@ def _training(run: Run, summary: Summary) -> str:
 def _processors(run: Run, summary: Summary) -> str:
     said = []
     if summary.trainer_busy is not None:
-        said.append(f"Each training process kept {summary.trainer_busy:.2f} cores busy on average.")
+        said.append(f"Each training process kept {cores(summary.trainer_busy)} busy on average.")
     if summary.stall_median is not None:
         part = f", {share(summary.stall_share)} of the run in all" if summary.stall_share is not None else ""
         said.append(
@@ -104,9 +104,10 @@ def _processors(run: Run, summary: Summary) -> str:
 
 def _world(run: Run, summary: Summary) -> str:
     said = [f"The median is {number(summary.throughput)} samples a second."] if summary.throughput is not None else []
-    if summary.restarts:
-        why = ", ".join(dict.fromkeys(reason(g.reason) for g in run.generations[1:] if g.reason))
-        changed = f"The group changed {'once' if summary.restarts == 1 else f'{summary.restarts:,} times'}"
+    changes = run.generations[1:]
+    if changes:
+        why = ", ".join(dict.fromkeys(reason(one.reason) for one in changes if one.reason))
+        changed = f"The group changed {'once' if len(changes) == 1 else f'{len(changes):,} times'}"
         said.append(changed + (f": {why}." if why else ".") + " Shaded: time without a step.")
     elif run.generations:
         said.append("The group never changed.")
@@ -125,7 +126,8 @@ def _phases(run: Run) -> str:
     whole = sum(total.values())
     if not whole or "compute" not in total:
         return ""
-    return f"{share(total['compute'] / whole)} of the training time went into computing."
+    part = share(total["compute"] / whole)
+    return f"{part} of the training time went into steps: computing, and waiting for other ranks."
 
 
 def _confusion(run: Run) -> str:

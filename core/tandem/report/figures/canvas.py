@@ -1,7 +1,5 @@
 """What the figures have in common: an empty figure, a time axis, and where the group was restarted."""
 
-from collections.abc import Iterator
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,8 +8,9 @@ from matplotlib.ticker import MaxNLocator
 from tandem.charts.chart import Axis
 from tandem.charts.palette import LIGHT
 from tandem.formatting import duration
+from tandem.measures import outages
 from tandem.report.clock import Clock
-from tandem.report.run import Generation, Run
+from tandem.report.run import Run
 from tandem.report.style import Look
 
 MOST_MARKED = 400
@@ -60,24 +59,10 @@ def steps_of(run: Run) -> Axis:
     return Axis(low=0.0, high=float(last), label="step", whole=True)
 
 
-def restarts(run: Run) -> Iterator[tuple[Generation, float, float]]:
-    """Each change of the group: the new generation, the last step before it and the first step in it."""
-    before = None
-    for generation in run.generations:
-        if before is not None and generation.opened_at is not None:
-            stopped = min(before, generation.opened_at)
-            went_on = generation.first_step_at if generation.first_step_at is not None else generation.opened_at
-            yield generation, stopped, max(went_on, stopped)
-        if generation.last_step_at is not None:
-            before = generation.last_step_at
-        elif before is None:
-            before = generation.opened_at
-
-
 def shade_restarts(axes: Axes, run: Run, clock: Clock) -> None:
     """Shade the time without steps around each change of the group."""
-    for _, stopped, went_on in list(restarts(run))[:MOST_MARKED]:
-        begin, end = clock.at(stopped), clock.at(went_on)
+    for outage in outages(run.generations)[:MOST_MARKED]:
+        begin, end = clock.at(outage.begin), clock.at(outage.end)
         axes.axvspan(begin, end, color=LIGHT["alert"], alpha=0.13, linewidth=0, zorder=0)
         axes.axvline(end, color=LIGHT["alert"], linewidth=0.7, alpha=0.55, zorder=0)
 

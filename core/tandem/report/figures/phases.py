@@ -24,6 +24,8 @@ COLORS = {
 SPARE = (LIGHT["muted"], LIGHT["other"])
 """For phases that are not known by name here."""
 
+WORDS = {"compute": "in steps", "data": "waiting for data", "checkpoint": "saving"}
+"""What a phase is called; others by their own name."""
 ORDER = ("compute", "data", "checkpoint")
 
 
@@ -55,7 +57,7 @@ def _bar(axes: Axes, total: dict[str, float], look: Look) -> None:
             height=0.8,
             edgecolor=LIGHT["paper"],
             linewidth=0.8,
-            label=f"{plain(name)} {duration(seconds)} · {share(seconds / whole)}",
+            label=f"{WORDS.get(name, plain(name))} {duration(seconds)} · {share(seconds / whole)}",
         )
         left += seconds
     axes.set_xlim(0, whole)

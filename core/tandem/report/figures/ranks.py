@@ -5,8 +5,9 @@ import numpy as np
 from tandem.charts import stories
 from tandem.charts.chart import Band, Chart, Point
 from tandem.charts.stories import Ranks
+from tandem.measures import outages
 from tandem.report.clock import Clock
-from tandem.report.figures.canvas import restarts, time_of
+from tandem.report.figures.canvas import time_of
 from tandem.report.figures.training import points
 from tandem.report.run import OfRank, Run
 from tandem.report.series import thin
@@ -24,7 +25,7 @@ def charts(run: Run, clock: Clock) -> tuple[Chart, ...]:
         busy={one.rank: _over_time(one, clock, 1e-3) for one in run.busy},
         memory={one.rank: _over_time(one, clock, 1e9) for one in run.memory},
     )
-    shaded = [Band(begin=clock.at(stopped), end=clock.at(went_on)) for _, stopped, went_on in restarts(run)]
+    shaded = [Band(begin=clock.at(one.begin), end=clock.at(one.end)) for one in outages(run.generations)]
     story = stories.ranks(known, time_of(clock), shaded)
     return () if story is None else (story,)
 

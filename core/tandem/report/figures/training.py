@@ -6,8 +6,9 @@ import numpy as np
 
 from tandem.charts.chart import Band, Chart, Point
 from tandem.charts.stories import Losses, training
+from tandem.measures import outages
 from tandem.report.clock import Clock
-from tandem.report.figures.canvas import restarts, steps_of, time_of
+from tandem.report.figures.canvas import steps_of, time_of
 from tandem.report.run import Checkpoint, Floats, Run, Steps
 from tandem.report.series import envelope, smooth, thin
 
@@ -22,7 +23,7 @@ def charts(run: Run, clock: Clock) -> tuple[Chart, ...]:
     scored = [c for c in run.checkpoints if c.evaluation and run.metric in c.evaluation.metrics]
     if not len(run.counted) and not scored:
         return ()
-    shaded = [Band(begin=clock.at(stopped), end=clock.at(went_on)) for _, stopped, went_on in restarts(run)]
+    shaded = [Band(begin=clock.at(one.begin), end=clock.at(one.end)) for one in outages(run.generations)]
     return (
         training(_losses(run, scored, clock, "steps"), steps_of(run)),
         training(_losses(run, scored, clock, "time"), time_of(clock), shaded),
@@ -70,7 +71,7 @@ def _counted(run: Run, clock: Clock, over: str) -> tuple[list[Point], list[Point
 def _breaks(run: Run) -> list[int]:
     """Where in the counted steps the group was not there: the line must not lead across."""
     times = run.counted.time
-    stops = [went_on for _, _, went_on in restarts(run)]
+    stops = [outage.end for outage in outages(run.generations)]
     return [index for index in np.searchsorted(times, stops).tolist() if 0 < index < len(times)]
 
 

@@ -8,8 +8,9 @@ import numpy as np
 from tandem.charts.chart import Band, Chart
 from tandem.charts.stories import pace
 from tandem.formatting import duration, reason
+from tandem.measures import outages
 from tandem.report.clock import Clock
-from tandem.report.figures.canvas import MOST_MARKED, restarts, time_of
+from tandem.report.figures.canvas import MOST_MARKED, time_of
 from tandem.report.figures.training import points
 from tandem.report.run import Floats, Run
 from tandem.report.series import envelope, smooth, thin
@@ -25,7 +26,7 @@ def charts(run: Run, clock: Clock) -> tuple[Chart, ...]:
         return ()
     time, rate = throughput(run)
     order = np.argsort(time, kind="stable")
-    time, rate = _with_gaps(time[order], rate[order], run)
+    time, rate = _without_outages(time[order], rate[order], run)
     x, spread = clock.axis(time), None
     if len(x) > 2 * COLUMNS:
         spread = points(*envelope(x, rate, COLUMNS))
@@ -33,11 +34,11 @@ def charts(run: Run, clock: Clock) -> tuple[Chart, ...]:
         x, rate = thin(x, np.where(np.isfinite(rate), mean, np.nan), COLUMNS)
     bands = [
         Band(
-            begin=clock.at(stopped),
-            end=clock.at(went_on),
-            words=(reason(generation.reason) or "restarted", f"{duration(went_on - stopped)} without a step"),
+            begin=clock.at(outage.begin),
+            end=clock.at(outage.end),
+            words=(reason(outage.reason) or "restarted", f"{duration(outage.seconds)} without a step"),
         )
-        for generation, stopped, went_on in list(restarts(run))[:MOST_MARKED]
+        for outage in outages(run.generations)[:MOST_MARKED]
     ]
     ranks = points(clock.axis(sizes[0]), sizes[1]) if sizes is not None else []
     return (pace(points(x, rate), ranks, time_of(clock), bands, spread or ()),)
@@ -50,11 +51,14 @@ def throughput(run: Run) -> tuple[Floats, Floats]:
     return run.world.time, run.world.throughput
 
 
-def _with_gaps(time: Floats, rate: Floats, run: Run) -> tuple[Floats, Floats]:
-    """Break the line where there were no steps."""
-    stops = np.array([stopped for _, stopped, _ in restarts(run)], np.float64)
-    places = np.searchsorted(time, stops, side="right")
-    return np.insert(time, places, stops), np.insert(rate, places, np.nan)
+def _without_outages(time: Floats, rate: Floats, run: Run) -> tuple[Floats, Floats]:
+    """Break the line where there were no steps: what a rank writes down late is of the time before."""
+    for outage in outages(run.generations):
+        inside = (time > outage.begin) & (time < outage.end)
+        time, rate = time[~inside], rate[~inside]
+        place = int(np.searchsorted(time, outage.begin, side="right"))
+        time, rate = np.insert(time, place, outage.begin), np.insert(rate, place, np.nan)
+    return time, rate
 
 
 def _sizes(run: Run) -> tuple[Floats, Floats] | None:
