@@ -260,6 +260,9 @@ CASES = (
     ),
     # Data
     BadSurroundings("data-folder-missing", _mnist(lambda _: None, {"path": "dat"}), _PATH, "there is no folder dat"),
+    BadSurroundings(
+        "home-of-nobody", _mnist(lambda _: None, {"path": "~nobody-here/data"}), _PATH, "no user nobody-here"
+    ),
     BadSurroundings("data-is-a-file", _mnist(_file_in_its_place), _PATH, "data is a file"),
     BadSurroundings("data-missing", _mnist(_emptied), _PATH, "lacks the training data"),
     BadSurroundings("labels-missing", _mnist(lambda data: (data / LABELS).unlink()), _PATH, f"training data: {LABELS}"),
@@ -319,6 +322,18 @@ CASES = (
         _mnist(lambda _: None, {"start": 20}),
         "spec.trainer.config.data.start",
         "no slice 20:20",
+    ),
+    BadSurroundings(
+        "slice-of-what-is-held-out",
+        _mnist(lambda _: None, {"end": 20, "validation": 0.5}),
+        "spec.trainer.config.data.end",
+        "10 training samples",
+    ),
+    BadSurroundings(
+        "validation-of-nothing",
+        _mnist(lambda _: None, {"validation": 0.01}),
+        "spec.trainer.config.data.validation",
+        "leaves nothing to validate",
     ),
     BadSurroundings(
         "batch-larger-than-data",

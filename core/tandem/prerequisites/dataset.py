@@ -97,6 +97,13 @@ def _amounts(settings: ImageClassification, there: Known) -> Iterator[Unmet]:
             (*DATA, "validation"), f"{data.validation:g} of {samples:,} samples leaves nothing to validate with"
         )
     samples -= data.held_out(samples)
+    held_out = data.held_out(samples)
+    if data.validation and held_out in (0, samples):
+        purpose = "train" if held_out else "validate"
+        message = f"{data.validation:g} of {samples:,} training samples leaves nothing to {purpose} with"
+        yield Unmet((*DATA, "validation"), message)
+        return
+    samples -= held_out
     start, end = data.start or 0, data.end or samples
     if end > samples or start >= end:
         field = "end" if data.end is not None and data.end > samples else "start"
@@ -120,6 +127,11 @@ def _files(job: DistributedTrainingJob, settings: ImageClassification, site: Sit
     if root is None:
         return
     path = (*DATA, "path") if data.path is not None else (*DATA, "name")
+    if str(root).startswith("~"):
+        yield Unmet(
+            path, f"there is no user {root.parts[0].removeprefix('~')}, whose home folder {root.parts[0]} would be"
+        )
+        return
     try:
         if root.exists() and not root.is_dir():
             yield Unmet(path, f"{data.path} is a file, and a folder is wanted")

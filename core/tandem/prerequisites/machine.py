@@ -27,6 +27,8 @@ FLOAT = 4
 """Bytes."""
 MOST_RANKS_ON_A_CORE = 4
 """More of them than this are probably not meant."""
+LOOPBACK = "127.0.0.1"
+"""Where the workers of a run on one machine reach each other."""
 MOST_PORTS = 1_000
 """Of a range that are tried."""
 
@@ -110,7 +112,7 @@ def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("", port))
+            probe.bind((LOOPBACK, port))
         except OSError:
             return False
     return True

@@ -8,6 +8,7 @@ see it says nothing about, so that no check is ever a false alarm.
 import os
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +71,10 @@ class Site:
         home = (self.variables or {}).get("HOME", "")
         if expands and text.split("/", 1)[0] == "~" and home:
             text = home + text[1:]
-        path = Path(text).expanduser() if expands else Path(text)
+        path = Path(text)
+        if expands:
+            with suppress(RuntimeError):  # there is no such user
+                path = path.expanduser()
         return path if self._is_seen(path) else None
 
     def data_folder(self) -> Path | None:

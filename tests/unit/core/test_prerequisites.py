@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandem.architectures import shapes
 from tandem.job import DistributedTrainingJob
@@ -88,7 +90,7 @@ def test_a_setting_from_the_command_line_is_blamed_where_it_is_one(folder: Path)
 
 def test_ports_of_which_none_is_free_are_told() -> None:
     with socket.socket() as taken:
-        taken.bind(("", 0))
+        taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         (one,) = found(job(workers={"storePorts": {"first": port, "last": port}}))
@@ -155,6 +157,28 @@ def test_pythonpath_of_the_job_counts(folder: Path) -> None:
     written(folder, {"lib/mine.py": ""})
     env = [{"name": "PYTHONPATH", "value": "lib"}]
     assert found(job(trainer={"command": ["python", "-m", "mine"], "env": env})) == []
+
+
+WORDS = st.sampled_from(
+    ["python", "python3", "-m", "-u", "-X", "-c", "bash", "env", "a.py", "json.tool", "~", "..", "/"]
+)
+
+
+@given(
+    st.lists(
+        WORDS | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20), min_size=1
+    )
+)
+def test_no_command_is_a_reason_for_a_stack_trace(words: list[str]) -> None:
+    assert all(
+        one.message and one.field[:2] == ("spec", "trainer") for one in unmet(runs(*words[:64]), laptop(runs("a")))
+    )
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=300))
+def test_no_path_is_a_reason_for_a_stack_trace(path: str) -> None:
+    of = trains(data={"name": "mnist", "path": path, "download": False}, initialWeights=path)
+    assert found(of)
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
