@@ -35,7 +35,7 @@ STAYS = {LOCK, ENDPOINT, "numbering.json", *EARLIER}
 OURS = (
     *FOLDERS,
     *("stacks", "coordinator.json", "coordinator.beside.json", "best.json", "latest.json", "BROKEN-OFF", "DONE"),
-    "FAILED.json",
+    *("FAILED.json", "wrong.json"),
 )
 """Names that Tandem gives, but for job.json, which is moved last: it says whose the rest is."""
 

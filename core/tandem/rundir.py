@@ -10,6 +10,7 @@
         state/…  weights.safetensors      resumable state, and the weights alone for evaluators
     evaluations/step-000000500/           g000007.shard-0-of-2.json …, then g000007.json, the merged result; idempotent
     best.json latest.json                 hints, replaced atomically; never trusted without the manifest
+    wrong.json                            pictures of what the best one takes for something else (see tandem.gallery)
     leases/…                              who is reading or evaluating what until when
     log/….jsonl                           what happened; one writer for each file; for people and reports only
     BROKEN-OFF                            a loop that was left early, and its last checkpoint: its steps are over
@@ -74,6 +75,7 @@ class RunDir:
         self.leases = self.path / "leases"
         self.log = self.path / "log"
         self.best_file = self.path / "best.json"
+        self.wrong_file = self.path / "wrong.json"
         self.latest_file = self.path / "latest.json"
         self.broken_off_file = self.path / "BROKEN-OFF"
         self.done_file = self.path / "DONE"

@@ -28,6 +28,14 @@ LEAST_FOR_CNN = 6
 """Pixels of the height and width of an image, of which `cnn` leaves one after two convolutions and pooling."""
 
 
+FASHION = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Boot")
+
+
+def class_names(data: str) -> tuple[str, ...]:
+    """What people call the classes of a data set."""
+    return FASHION if data == "fashion-mnist" else tuple(str(index) for index in range(CLASSES))
+
+
 class Data(Model):
     """Where the samples come from."""
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tandem.tasks import ImageClassification
+from tandem.tasks import ImageClassification, class_names
 from tandem_evaluator.result import MOST_WRONG, WrongSample, finite_or_none, surest
 from tandem_trainer import data, models
 from tandem_trainer.mistake import ConfigurationError
@@ -45,8 +45,18 @@ class Evaluation:
     them: at its peak an evaluator holds the weights once.
     """
 
-    def __init__(self, samples: data.Samples, model: nn.Module, held_out: data.Samples | None = None) -> None:
+    def __init__(
+        self, samples: data.Samples, model: nn.Module, held_out: data.Samples | None = None, data_name: str = ""
+    ) -> None:
+        """
+        Args:
+            samples: the test data.
+            held_out: the validation data, where the job holds some out.
+            data_name: of the data set.
+        """
         self._samples, self._held_out, self._model = samples, held_out, model.eval()
+        self.images = samples.images
+        self.names = class_names(data_name)
         self._shapes = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
         self._let_go()
         self.total, self.classes = len(samples), samples.classes
@@ -63,7 +73,8 @@ class Evaluation:
         if not len(samples):
             raise ConfigurationError(f"{task.data.name} has no test samples; the evaluators need at least one")
         held_out = data.load(task.data, "validation") if task.data.validation else None
-        return cls(samples, models.build(task.model, samples.channels, samples.image_size, samples.classes), held_out)
+        model = models.build(task.model, samples.channels, samples.image_size, samples.classes)
+        return cls(samples, model, held_out, task.data.name)
 
     def run(
         self, weights: Mapping[str, Tensor], shard: int, shards: int, going_on: Callable[[], bool] = lambda: True

@@ -19,6 +19,7 @@ from tandem.job import Evaluators
 from tandem.manifest import Broken, Manifest
 from tandem.rundir import RunDir
 from tandem.status import CheckpointRef
+from tandem_evaluator import gallery
 from tandem_evaluator.choice import Action, Evaluate, Finished, Merge, Skip, View, Wait, choose, worth_doing
 from tandem_evaluator.claim import Claim, claim, claim_file, give_back_leftovers
 from tandem_evaluator.evaluation import Evaluation, Misfit, Tally
@@ -127,6 +128,11 @@ class Evaluator:
             self._set_aside(name, why)
         if (signature := self._survey.signature(view)) != self._signature:
             self._publication.update_best()
+            try:
+                gallery.update(self._rundir, self._evaluation.images, self._evaluation.names)
+            except OSError as error:
+                # Nothing but pictures: no reason to keep a checkpoint waiting.
+                say("no-gallery", why=error)
             self._signature = signature
         return view
 

@@ -76,6 +76,7 @@ def charts(glance: Glance, record: Record, look: Look) -> dict[str, str]:
         "speed": _figure(pictures.speed(record, look), "No generation was formed yet."),
         "optimization": _figure(pictures.optimization(record, look)),
         "ranks": _figure(pictures.ranks(record, look)),
+        "wrong": _figure(pictures.wrong(record, look)),
         "use": _figure(pictures.use(record, glance.snapshot, look), "No process has told its use yet."),
     }
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import isfinite
 
-from tandem.charts import drawing, rows, stories
+from tandem.charts import drawing, gallery, rows, stories
 from tandem.charts.chart import Axis, Band, Chart, Look, Point, Points
 from tandem.charts.palette import Role
 from tandem.charts.rows import Row, Rows
@@ -106,6 +106,11 @@ def ranks(record: Record, look: Look) -> str:
 
 def _drawn(name: str, title: str, description: str, story: Chart | None, look: Look) -> str:
     return drawing.draw(f"{name}-{_name(look)}", title, description, [story], look) if story is not None else ""
+
+
+def wrong(record: Record, look: Look) -> str:
+    """Samples that the best checkpoint takes for something else; empty where none are known."""
+    return gallery.draw(f"wrong-{_name(look)}", "Wrong samples", record.wrong, look) if record.wrong else ""
 
 
 def use(record: Record, snapshot: Snapshot, look: Look) -> str:

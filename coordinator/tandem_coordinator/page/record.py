@@ -15,9 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tandem.charts.gallery import Tile
 from tandem.charts.series import Series
 from tandem.charts.stories import GRADIENT_NORM, LEARNING_RATE
 from tandem.durable import listed
+from tandem.gallery import gallery
 from tandem.lineage import Chain, counts
 from tandem.numbers import amount, finite, whole
 from tandem.rundir import TRAIN_LOG, RunDir
@@ -108,6 +110,9 @@ class Record:
         self._last: float | None = None
         self._links: Chain = {}
         self._linked_up_to = -1
+        self.wrong: list[Tile] = []
+        """Samples that the best checkpoint takes for something else."""
+        self._shown: tuple[int, ...] = ()
 
     def follow(self, seconds: float, rest: float = REST) -> bool:
         """Read what was logged since, for at most so long; whether that was all.
@@ -126,6 +131,7 @@ class Record:
         # A generation that was superseded may write a last line late, but not two generations later.
         self._over.update(numbers[:-2])
         self.results.look(time.time())
+        self._look_at_gallery()
         newest = self.rundir.newest_generation()
         if newest != self._linked_up_to:
             self._links, self._linked_up_to = self.rundir.chain(), newest
@@ -172,6 +178,13 @@ class Record:
     def counts(self, checkpoint: CheckpointRef) -> bool:
         """Whether a checkpoint made the model; without records that say otherwise, it did."""
         return not self._links or counts(self._links, checkpoint)
+
+    def _look_at_gallery(self) -> None:
+        files = [path for path in (self.rundir.wrong_file, self.rundir.best_file) if path.exists()]
+        changed = tuple(path.stat().st_mtime_ns for path in files)
+        if changed != self._shown:
+            found = gallery(self.rundir)
+            self.wrong, self._shown = [] if found is None else found.tiles(), changed
 
     def _find_logs(self) -> None:
         for path in listed(self.rundir.log):

@@ -7,6 +7,7 @@
     stories    which curves tell of loss and scores, of throughput and the group
     drawing    charts as SVG text
     rows       processor use as rows over time, as SVG text
+    gallery    small grey pictures in a grid, as SVG text
     charts.js  reads values off these drawings in a browser, and enlarges a part of them
 
 Python's standard library alone: the coordinator's image has no numpy, and the page is drawn beside heartbeats.

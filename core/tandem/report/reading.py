@@ -15,9 +15,11 @@ import numpy as np
 import yaml
 from pydantic import ValidationError
 
+from tandem.charts.gallery import Tile
 from tandem.durable import read_json, read_json_or_none
 from tandem.formatting import elapsed
 from tandem.formatting import moment as moment_of
+from tandem.gallery import gallery
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import GenerationRecord
 from tandem.ranking import direction
@@ -92,6 +94,7 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
         works=tuple(sorted((work for log in evaluators for work in log.works), key=lambda work: work.end)),
         checkpoints=written,
         best=checkpoints.best(written, metric, direction(job, metric)),
+        wrong=_wrong(rundir),
         metric=metric,
         generations=memberships,
         events=coordinator.events,
@@ -99,6 +102,11 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
         troubles=_troubles(rundir, train, coordinator, evaluators, written),
         faults=tuple(faults),
     )
+
+
+def _wrong(rundir: RunDir) -> tuple[Tile, ...]:
+    found = gallery(rundir)
+    return () if found is None else tuple(found.tiles())
 
 
 def _job(rundir: RunDir, faults: list[str]) -> tuple[DistributedTrainingJob | None, str]:

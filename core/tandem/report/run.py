@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from tandem.charts.gallery import Tile
 from tandem.job import DistributedTrainingJob
 from tandem.status import Troubles
 
@@ -249,6 +250,8 @@ class Run:
     """All that were written, by step and generation."""
     best: Checkpoint | None
     """The best that was evaluated."""
+    wrong: tuple[Tile, ...]
+    """Samples that the best takes for something else."""
     metric: str
     """What the best is best in."""
     generations: tuple[Generation, ...]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from tandem.charts import chart, drawing
+from tandem.charts import chart, drawing, gallery
 from tandem.report import clock, style, svg
 from tandem.report.figures import Picture, pictures
 from tandem.report.page import Drawn, page
@@ -56,6 +56,8 @@ def write(run_dir: Path, output: Path | None = None, png: bool = True) -> Report
             drawn.append(done)
             if png:
                 written.append(_png(picture, target.with_suffix("")))
+    if run.wrong:
+        drawn.append(_gallery(run))
     with _replacing(target) as aside:
         aside.write_text(page(run, summary, drawn, str(run_dir), version("tandem")), "utf-8")
     return Report(target, tuple(written), run, summary)
@@ -87,6 +89,16 @@ def _drawn(picture: Picture) -> Drawn | None:
         svg.inline(wide, f"{picture.name}-wide", label),
         svg.inline(narrow, f"{picture.name}-narrow", label),
     )
+
+
+def _gallery(run: Run) -> Drawn:
+    title = "What the best checkpoint takes for something else"
+    finding = "The wrong samples of which it is most sure: what each is → what it was taken for, and how sure it was."
+    wide, narrow = (
+        gallery.draw(f"wrong-{name}", title, run.wrong, look)
+        for name, look in (("wide", chart.WIDE), ("narrow", chart.NARROW))
+    )
+    return Drawn(title, finding, wide, narrow)
 
 
 def _png(picture: Picture, folder: Path) -> Path:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.charts import drawing, palette, rows, scale
+from tandem.charts import drawing, gallery, palette, rows, scale
 from tandem.charts.chart import NARROW, WIDE, Axis, Band, Chart, Curve, Look, Panel, Point
+from tandem.charts.gallery import Tile
 from tandem.charts.rows import Row, Rows
 from tandem.charts.scale import Scale
 from tandem.charts.series import Series, shorten
@@ -302,9 +303,24 @@ def test_rows_have_a_hole_where_nothing_is_known_and_are_short_however_many_ther
     assert len(rows.draw("b", "Use", "Use.", [Rows(caption="", rows=many)], [], axis, WIDE)) < 64_000
 
 
+def test_a_gallery_has_a_picture_of_as_many_shades_as_can_be_told_apart_and_harmless_words() -> None:
+    tile = Tile(bytes(range(0, 256, 4)), 8, EVIL, EVIL, EVIL)
+    tree = ElementTree.fromstring(gallery.draw("g", EVIL, [tile] * 30, NARROW))
+    assert len(tree.findall("g")) == 30
+    shades = tree.findall("g")[0].findall(".//path")
+    assert [float(path.get("fill-opacity") or 0) for path in shades] == sorted(
+        {round(level / 7, 2) for level in range(1, 8)}
+    )
+    inked = sum(int(length) for path in shades for length in re.findall(r"h(\d+)v", path.get("d") or ""))
+    assert inked == 64 * 7 / 8
+    assert {part.tag for part in tree.iter()} <= {"svg", "title", "desc", "g", "rect", "path", "text"}
+    words = {text.text for text in tree.iter("text")}
+    assert words == {EVIL[:14] + "…"}
+
+
 def test_charts_need_nothing_but_pythons_own_library() -> None:
     heavy = ("numpy", "matplotlib", "pydantic", "aiohttp", "rich")
-    modules = "tandem.charts.drawing, tandem.charts.rows, tandem.charts.stories"
+    modules = "tandem.charts.drawing, tandem.charts.rows, tandem.charts.stories, tandem.charts.gallery"
     code = f"import sys, {modules}; print(sorted(set({heavy!r}) & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout == "[]\n"

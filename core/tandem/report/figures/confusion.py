@@ -13,6 +13,7 @@ from tandem.charts.palette import LIGHT
 from tandem.report.figures.canvas import empty
 from tandem.report.run import Floats, Ints, Run
 from tandem.report.style import Look
+from tandem.tasks import class_names
 
 MOST_LABELLED = 20
 """Classes that have room for a number in each cell."""
@@ -22,8 +23,6 @@ MOST_CELLS = 64
 
 MOST_BARS = 20
 """Classes there is room for; of more classes the worst are shown."""
-
-FASHION = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Boot")
 
 
 def draw(run: Run, look: Look) -> Figure | None:
@@ -49,9 +48,8 @@ def _ratios(down: int) -> dict[str, Any]:
 
 def _names(run: Run, classes: int) -> list[str]:
     data = run.job.spec.trainer.settings.data.name if run.job and run.job.spec.trainer.task else ""
-    if data == "fashion-mnist" and classes == len(FASHION):
-        return list(FASHION)
-    return [str(index) for index in range(classes)]
+    names = class_names(data)
+    return list(names) if classes == len(names) else [str(index) for index in range(classes)]
 
 
 def _matrix(axes: Axes, confusion: Ints, names: list[str]) -> None:

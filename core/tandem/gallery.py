@@ -1,0 +1,86 @@
+"""Pictures of samples that the best checkpoint takes for something else: `wrong.json`.
+
+Evaluators have the test data in memory, and whoever looks at a run need not have it at all; so they put a small
+picture of each into the run directory, of the best checkpoint alone. It is a hint, as best.json is: replaced
+atomically, made again by anybody, and shown only where it is of the checkpoint that best.json names.
+"""
+
+import base64
+import binascii
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from tandem.charts.gallery import Tile
+from tandem.durable import read_json_or_none
+from tandem.formatting import share
+from tandem.model import Model, PlainName, Whole
+from tandem.rundir import RunDir
+
+LARGEST = 32
+"""Pixels of a picture's width and height; a larger image is made smaller."""
+MOST = 24
+MOST_BYTES = 2**18
+Word = Annotated[str, Field(max_length=40)]
+
+
+class WrongPicture(Model):
+    """A sample that the model takes for something else."""
+
+    index: Whole
+    """Its place in the test data, from 0."""
+    label: Word
+    """What it is."""
+    prediction: Word
+    """What it was taken for."""
+    confidence: Annotated[float, Field(ge=0, le=1)]
+    """The probability that the model gives to that."""
+    pixels: Annotated[str, Field(max_length=4 * LARGEST * LARGEST)]
+    """Base64 of width × height bytes, row by row; the larger the brighter."""
+
+
+class Gallery(Model):
+    """The wrong samples of one checkpoint of which its model is most sure."""
+
+    name: PlainName
+    """Of the checkpoint."""
+    step: Whole
+    """Its step."""
+    generation: Whole
+    """The generation that wrote it."""
+    width: Annotated[int, Field(ge=1, le=LARGEST)]
+    height: Annotated[int, Field(ge=1, le=LARGEST)]
+    pictures: Annotated[list[WrongPicture], Field(max_length=MOST)]
+
+    def tiles(self) -> list[Tile]:
+        """What is drawn of it; a picture that is damaged is left out."""
+        found = []
+        for one in self.pictures:
+            try:
+                pixels = base64.b64decode(one.pixels, validate=True)
+            except (binascii.Error, ValueError):
+                continue
+            if len(pixels) == self.width * self.height:
+                sure = share(one.confidence)
+                told = f"sample {one.index:,}: {one.label}, taken for {one.prediction}, {sure} sure"
+                found.append(Tile(pixels, self.width, one.label, f"→ {one.prediction} {sure}", told))
+        return found
+
+
+def gallery(rundir: RunDir) -> Gallery | None:
+    """That of the best checkpoint; None if there is none, or one of another checkpoint.
+
+    Raises:
+        OSError: the files cannot be read.
+    """
+    best, data = read_json_or_none(rundir.best_file), read_json_or_none(rundir.wrong_file, MOST_BYTES)
+    try:
+        found = Gallery.read(data)
+    except ValidationError:
+        return None
+    return found if isinstance(best, dict) and shows(found, best) else None
+
+
+def shows(found: Gallery, best: dict[str, object]) -> bool:
+    """Whether it is of the checkpoint that best.json names."""
+    return (found.name, found.generation) == (best.get("name"), best.get("generation"))
