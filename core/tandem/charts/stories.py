@@ -136,7 +136,7 @@ def optimization(
 
     Args:
         rates: the learning rate of each step.
-        norms: the norm of each step's gradient, or the lowest and the highest of stretches.
+        norms: the norm of the gradient where it was measured, or the lowest and the highest of stretches.
         mean_norms: its running mean.
     """
     panels = []
@@ -144,7 +144,7 @@ def optimization(
         curve = Curve(points=rates, color="gpu", width=1.5, kind=_kind(rates))
         panels.append(Panel(title="Learning rate", curves=(curve,), from_zero=True, bands=tuple(bands), height=0.7))
     if norms:
-        curves = [Curve(points=norms, color="trainer", kind=_kind(norms), label="each step" if mean_norms else "")]
+        curves = [Curve(points=norms, color="trainer", kind=_kind(norms), label="measured" if mean_norms else "")]
         if mean_norms:
             curves = [replace(curves[0], kind="spread", width=0.8, strength=0.3)]
             curves.append(Curve(points=mean_norms, color="trainer", label="mean"))

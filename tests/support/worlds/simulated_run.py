@@ -139,7 +139,8 @@ class Simulation:
             lines.append(
                 {
                     **{"kind": "step", "time": self.now, "step": step, "loss": loss, "samples": 64},
-                    **{"lr": 1e-3 * min(1.0, step / 100), "gradientNorm": 0.2 + 3 * math.exp(-3 * step / script.steps)},
+                    **{"lr": 1e-3 * min(1.0, step / 100)},
+                    **({"gradientNorm": 0.2 + 3 * math.exp(-3 * step / script.steps)} if step % 5 == 0 else {}),
                     "ids": f"{self.random.getrandbits(64):016x}",
                 }
             )

@@ -15,7 +15,7 @@ from tandem import lineage as authority
 from tandem.durable import replace_json
 from tandem.lineage import GenerationRecord
 from tandem.report import clock, lineage
-from tandem.report.figures import pictures
+from tandem.report.figures import optimization, pictures
 from tandem.report.folder import NoRun
 from tandem.report.logs import busy_cores, natural
 from tandem.report.reading import read
@@ -355,7 +355,11 @@ def test_what_else_was_logged_of_steps_goes_with_them_and_is_nan_where_it_was_no
 def test_a_run_tells_learning_rates_norms_and_each_ranks_work_and_memory(tmp_path: Path) -> None:
     run = read(make_run(tmp_path / "run", steps=120, gpus=True))
     assert run.counted.measures["lr"][[49, 119]].tolist() == pytest.approx([5e-4, 1e-3])
-    assert run.counted.measures["gradientNorm"][-1] < run.counted.measures["gradientNorm"][0]
+    assert np.flatnonzero(np.isfinite(run.counted.measures["gradientNorm"]))[:2].tolist() == [4, 9]
+    (chart,) = optimization.charts(run)
+    rates, norms = (panel.curves[0].points for panel in chart.panels)
+    assert (len(rates), len(norms)) == (120, 24)
+    assert all(y is not None for _, y in norms), "a norm is measured now and then, which is no gap"
     assert [one.rank for one in run.busy] == [one.rank for one in run.memory] == ["0", "1"]
     assert np.nanmedian(run.busy[1].value) == pytest.approx(0.022, abs=0.003)
     assert np.nanmax(run.memory[1].value) == pytest.approx(6.1e9, rel=0.02)

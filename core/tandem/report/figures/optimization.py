@@ -20,13 +20,16 @@ def charts(run: Run) -> tuple[Chart, ...]:
     """Learning rate and gradient norm. None where neither was logged."""
     steps = run.counted
     x = steps.step.astype(np.float64)
-    rates, norms, mean = steps.measures.get(LEARNING_RATE), steps.measures.get(GRADIENT_NORM), None
-    if norms is not None and len(norms) >= SMOOTH_FROM:
+    rates, norms, mean = steps.measures.get(LEARNING_RATE), steps.measures.get(GRADIENT_NORM, np.empty(0)), None
+    # A norm is measured now and then: no gap lies between two.
+    measured = np.flatnonzero(np.isfinite(norms))
+    at, norms = x[measured], norms[measured]
+    if len(norms) >= SMOOTH_FROM:
         mean = smooth(norms, max(5, int(len(norms) * SMOOTH_SHARE)))
     story = stories.optimization(
         points(*envelope(x, rates, COLUMNS)) if rates is not None else [],
-        points(*envelope(x, norms, COLUMNS)) if norms is not None else [],
-        points(*thin(x, mean, COLUMNS)) if mean is not None else [],
+        points(*envelope(at, norms, COLUMNS)) if len(at) else [],
+        points(*thin(at, mean, COLUMNS)) if mean is not None else [],
         steps_of(run),
     )
     return () if story is None else (story,)
