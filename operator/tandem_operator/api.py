@@ -15,17 +15,18 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from kubernetes.aio import client, config
 
+from tandem_operator.bounded import MOST_COST, UNREAD, cost, without_items
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import version
 
 MANAGER = "tandem-operator"
 """Our name as the writer of fields."""
 REQUEST_SECONDS = 30.0
-PAGE = 500
-"""Objects in one answer of a list, as long as they are of the usual size."""
-MOST_PAGE_BYTES, MOST_PAGE_PARTS = 8 * 2**20, 200_000
-"""Of an answer with several objects, and how many objects and lists may be in it: fewer are asked for where one has
-more. An object may have a megabyte and a half, and 25 times that once parsed. 500 pods have four and 100,000."""
+PAGE = 40
+"""Objects in one answer of a list, as long as they are of the usual size: together they may cost no more than one."""
+MOST_BYTES = 8 * 2**20
+"""Of any answer. An object has a megabyte and a half."""
+METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 WEBHOOK = "failed calling webhook"
 """A webhook that does not answer speaks against one object, and not against all."""
 APPLY, MERGE, PLAIN = "application/apply-patch+yaml", "application/merge-patch+json", "application/json"
@@ -52,6 +53,8 @@ class Page:
     items: list[Object]
     version: int
     """The resource version of the whole list."""
+    whole: bool = True
+    """It has all that it should have. An object whose metadata cost too much is left out."""
 
 
 class ApiServer:
@@ -106,7 +109,7 @@ class ApiServer:
             raise
 
     async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[Page]:
-        """All objects, some hundred at a time.
+        """All objects, some dozens at a time.
 
         Raises:
             Unavailable, Refused: see there. Refused with 410 if it took so long that the rest has expired.
@@ -114,21 +117,34 @@ class ApiServer:
         query = {"labelSelector": selector} if selector else {}
         limit = PAGE
         while True:
+            asked = {**query, "limit": str(limit)}
+            unread: dict[str, str] = {}
+            whole = True
             try:
-                found = await self._request(
-                    "GET", kind.path(namespace), {**query, "limit": str(limit)}, bounded=limit > 1
-                )
-            except _TooLarge:
-                limit = max(1, limit // 8)
-                continue
+                found = await self._request("GET", kind.path(namespace), asked)
+            except TooLarge as error:
+                if limit > 1:
+                    limit //= 2
+                    continue
+                unread = {UNREAD: f"it has {error}, and is not read"}
+                found, whole = await self._metadata(kind, namespace, asked)
             metadata = found.get("metadata", {})
             # Items of a list do not say what they are.
-            items = [{"apiVersion": kind.api, "kind": kind.name, **one} for one in found.get("items") or []]
-            yield Page(items, version(metadata))
+            said = {"apiVersion": kind.api, "kind": kind.name}
+            items = [{**one, **said, **unread} for one in found.get("items") or []]
+            yield Page(items, version(metadata), whole)
             if not metadata.get("continue"):
                 return
             query["continue"] = metadata["continue"]
             limit = min(PAGE, 2 * limit)
+
+    async def _metadata(self, kind: Kind, namespace: str, query: dict[str, str]) -> tuple[Object, bool]:
+        """A list whose items have their metadata alone, and whether it has its items at all: managed fields can be as
+        much as the rest."""
+        try:
+            return await self._request("GET", kind.path(namespace), query, accept=METADATA), True
+        except TooLarge as error:
+            return json.loads(without_items(error.content)), False
 
     async def create(self, kind: Kind, manifest: Object) -> Object:
         """Make an object.
@@ -164,6 +180,9 @@ class ApiServer:
         body: Object = {"status": changes, **({"metadata": {"resourceVersion": version}} if version else {})}
         try:
             return await self._request("PATCH", path, {"fieldManager": MANAGER}, body, MERGE)
+        except TooLarge:
+            # It is written; what it is a status of, the next list tells.
+            return None
         except Refused as error:
             if error.code == 404:
                 return None
@@ -204,18 +223,18 @@ class ApiServer:
         query: dict[str, str] | None = None,
         body: Object | None = None,
         kind: str = PLAIN,
-        bounded: bool = False,
+        accept: str = PLAIN,
     ) -> Object:
         self.requests += 1
         address = f"{path}?{urlencode(query)}" if query else path
-        headers = {"Accept": PLAIN, "Content-Type": kind}
+        headers = {"Accept": accept, "Content-Type": kind}
         try:
             prepared = await self._client.param_serialize(
                 method, address, header_params=headers, auth_settings=["BearerToken"]
             )
             url, sent = prepared[1], prepared[2]
             answer = await self._client.call_api(method, url, sent, body, _request_timeout=REQUEST_SECONDS)
-            content = await _content(answer.response, bounded)
+            content = await _content(answer.response)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise Unavailable(f"{method} {path}: {error or type(error).__name__}") from error
         try:
@@ -236,24 +255,26 @@ def _proxy(host: str) -> str | None:
     return None if proxy_bypass(address.netloc) else getproxies().get(address.scheme)
 
 
-class _TooLarge(Exception):  # noqa: N818 - it is what is wrong with the answer
-    """An answer has more than a page may have."""
+class TooLarge(Unavailable):
+    """An answer costs more than is read."""
+
+    def __init__(self, words: str, content: bytes) -> None:
+        super().__init__(words)
+        self.content = content
 
 
-async def _content(answer: aiohttp.ClientResponse, bounded: bool) -> bytes:
+async def _content(answer: aiohttp.ClientResponse) -> bytes:
     """The body of an answer.
 
     Raises:
-        _TooLarge: it is bounded, and has more.
+        TooLarge: it has or costs more.
     """
-    if not bounded:
-        return await answer.read()
     found = bytearray()
     async for piece in answer.content.iter_any():
         found += piece
-        if len(found) > MOST_PAGE_BYTES:
+        if len(found) > MOST_BYTES:
             answer.close()
-            raise _TooLarge
-    if found.count(b"{") + found.count(b"[") > MOST_PAGE_PARTS:
-        raise _TooLarge
+            raise TooLarge(f"more than {MOST_BYTES} bytes", b"")
+    if cost(found) > MOST_COST:
+        raise TooLarge("more objects, lists and values than any real one", bytes(found))
     return bytes(found)

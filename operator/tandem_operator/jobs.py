@@ -16,6 +16,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.model import RuleBroken
 from tandem.status import Status
 from tandem_operator import retry
+from tandem_operator.bounded import UNREAD
 
 Object = dict[str, Any]
 KEPT = {"name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp"}
@@ -53,7 +54,9 @@ def kept(body: Mapping[str, Any]) -> Object:
     said = {field: body.get(field) for field in ("apiVersion", "kind")}
     found: Object = {field: text if isinstance(text, str) else "" for field, text in said.items()}
     found["metadata"] = metadata
-    if why := excess(spec := body.get("spec"), MOST_SPEC):
+    if why := body.get(UNREAD):
+        found |= {"spec": None, REFUSED: str(why)}
+    elif why := excess(spec := body.get("spec"), MOST_SPEC):
         found |= {"spec": None, REFUSED: f"spec {why}"}
     else:
         found["spec"] = spec

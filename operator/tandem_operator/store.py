@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem_operator import jobs, kinds
+from tandem_operator.bounded import UNREAD
 from tandem_operator.jobs import Object
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import Children, Thing, children, job_of, observe, version
@@ -110,6 +111,8 @@ class Store:
                 yield _Known(namespace, name, entry.thing.uid, entry.thing.version)
 
     def _see_thing(self, kind: Kind, body: Object, listed: int | None) -> list[Key]:
+        if UNREAD in body:
+            raise ValueError(body[UNREAD])
         metadata = body["metadata"]
         thing = observe(kind, body)
         key = (jobs.named(metadata["namespace"]), jobs.named(job_of(metadata)))
@@ -137,6 +140,13 @@ class Store:
         metadata = body["metadata"]
         key = (metadata["namespace"], metadata["name"])
         before = self._jobs.get(key)
+        if UNREAD in whole:
+            same = before is not None and before["metadata"]["uid"] == metadata["uid"]
+            if before is not None and same and "status" in before:
+                body["status"] = before["status"]
+            elif not same and metadata["generation"] > 1:
+                # It may have a status, which must not be written over.
+                raise ValueError(whole[UNREAD])
         if before is not None and _is_older(version(metadata), version(before["metadata"]), listed):
             return []
         if jobs.REFUSED in body:

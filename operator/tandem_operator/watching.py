@@ -18,6 +18,7 @@ import kopf
 
 from tandem_operator import kinds, names
 from tandem_operator.api import ApiServer, Refused, Unavailable
+from tandem_operator.bounded import Login
 from tandem_operator.kinds import Kind
 from tandem_operator.store import Key, Store
 
@@ -25,7 +26,7 @@ SWEEP_SECONDS = 60.0
 """Between two lists of everything."""
 RETRY_SECONDS = 2.0
 CHUNK = 25
-"""Objects in one answer of a list of kopf's. Each may have a megabyte and a half, and thirty times that once parsed."""
+"""Objects in one answer of a list of kopf's, where together they may cost as much as one (tandem_operator.bounded)."""
 STALE_SECONDS = 4 * SWEEP_SECONDS
 """Without a complete list for so long, the operator does not know what is going on."""
 FORBIDDEN = 403
@@ -70,7 +71,7 @@ class Watching:
                 kopf.on.event(kind.group, kind.version, kind.plural, id=f"see-{kind.plural}", registry=registry)(
                     self._handler(kind)
                 )
-        kopf.on.login(id="login", registry=registry)(kopf.login_via_client)
+        kopf.on.login(id="login", registry=registry)(Login().session)
         await kopf.operator(
             registry=registry,
             settings=_settings(),
@@ -131,13 +132,16 @@ class Watching:
     async def _list(self, kind: Kind, namespace: str) -> bool:
         """Whether it found something new."""
         uids: set[str] = set()
-        found, judged = False, 0
+        found, judged, whole = False, 0, True
         # A list that begins now cannot be older than what is known already, unless etcd was restored from a backup.
         known = self._store.newest(kind, namespace)
         async for page in self._api.pages(kind, namespace, "" if kind is kinds.JOB else names.JOB):
             if page.version < known and judged == 0:
                 log.error("event=versions-went-back kind=%s known=%d listed=%d", kind.name, known, page.version)
             judged = max(page.version, known)
+            if not page.whole:
+                whole = False
+                self._store.unreadable.note(kind, {}, "it has more than is read, and so have its metadata")
             for body in page.items:
                 if isinstance(uid := _uid(body), str):
                     uids.add(uid)
@@ -146,7 +150,8 @@ class Watching:
                     self._news(key)
             # A page may hold hundreds of large objects, and others wait.
             await asyncio.sleep(0)
-        for key in list(self._store.compare(kind, namespace, uids, judged)):
+        # Without the name of one, nobody knows which are gone; the watch tells of those.
+        for key in list(self._store.compare(kind, namespace, uids, judged)) if whole else ():
             found = True
             self._news(key)
         return found

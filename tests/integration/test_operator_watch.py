@@ -95,8 +95,8 @@ async def test_hostile_objects_end_no_watch(monkeypatch: pytest.MonkeyPatch) -> 
         watch.cancel()
         with suppress(asyncio.CancelledError):
             await watch
-    assert set(told) == {("n", "listed"), ("n", "deep"), ("n", "wide"), ("n", "sound")}
-    for name in ("listed", "deep", "wide"):
+    assert set(told) == {("n", "listed"), ("n", "deep"), ("n", "sound")}, "what costs too much is left to the lists"
+    for name in ("listed", "deep"):
         found = store.job(("n", name))
         assert found is not None
         assert jobs.REFUSED in found

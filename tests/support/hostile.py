@@ -48,7 +48,7 @@ def mutated(real: Any, chance: Random, large: float = 0.2) -> bytes:
             where[key] = deepcopy(chance.choice(SMALL))
     text = json.dumps(found)
     if kind:
-        text = text.replace(json.dumps(marker), _large(kind, max(0, MOST_BYTES - len(text))), 1)
+        text = text.replace(json.dumps(marker), filled(kind, max(0, MOST_BYTES - len(text))), 1)
     return text.encode(errors="replace")
 
 
@@ -60,7 +60,8 @@ def _places(value: Any) -> Any:
         yield from _places(value[key])
 
 
-def _large(kind: str, room: int) -> str:
+def filled(kind: str, room: int) -> str:
+    """JSON of one of these kinds, as large as there is room for."""
     match kind:
         case "deep objects":
             return '{"a":' * DEEPEST + "1" + "}" * DEEPEST

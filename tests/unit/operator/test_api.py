@@ -12,13 +12,19 @@ from kubernetes.aio import client
 from kubernetes.aio.config import kube_config
 
 from tandem_operator import api, kinds
-from tandem_operator.api import ApiServer, Refused, Unavailable
+from tandem_operator.api import ApiServer, Page, Refused, Unavailable
+from tandem_operator.bounded import UNREAD
 
 Answer = Callable[[web.Request], web.Response]
 
 
 async def listed(answer: Answer) -> list[Any]:
-    """All objects that a server lists which answers so."""
+    """Names of all objects that a server lists which answers so."""
+    return [one["name"] for page in await pages(answer) for one in page.items]
+
+
+async def pages(answer: Answer) -> list[Page]:
+    """All pages of it."""
 
     async def pods(request: web.Request) -> web.Response:
         return answer(request)
@@ -29,15 +35,15 @@ async def listed(answer: Answer) -> list[Any]:
     async with TestServer(application) as server:
         settings.host = str(server.make_url("")).rstrip("/")
         async with ApiServer(client.ApiClient(settings)) as connection:
-            return [one["name"] async for page in connection.pages(kinds.POD) for one in page.items]
+            return [page async for page in connection.pages(kinds.POD)]
 
 
 @pytest.mark.parametrize(
     "content", ["x" * 50_000, [{} for _ in range(5_000)]], ids=["of many bytes", "of many small parts"]
 )
 async def test_of_large_objects_fewer_are_asked_for_at_once(content: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "MOST_PAGE_BYTES", 200_000)
-    monkeypatch.setattr(api, "MOST_PAGE_PARTS", 12_000)
+    monkeypatch.setattr(api, "MOST_BYTES", 200_000)
+    monkeypatch.setattr(api, "MOST_COST", 1_200_000)
     objects = [{"name": str(number), "content": content if 10 <= number < 20 else ""} for number in range(100)]
     limits = []
 
@@ -49,8 +55,38 @@ async def test_of_large_objects_fewer_are_asked_for_at_once(content: Any, monkey
         return web.json_response(body)
 
     assert await listed(answer) == [str(number) for number in range(100)]
-    assert (limits[0], min(limits)) == (api.PAGE, 1)
+    assert limits[0] == api.PAGE
+    assert min(limits) <= 2
     assert len(limits) < 40
+
+
+@pytest.mark.parametrize("in_metadata", [False, True], ids=["", "and so are its metadata"])
+async def test_of_an_object_that_is_too_much_the_metadata_are_read(in_metadata: bool) -> None:
+    names = ["a", "hostile", "b"]
+    wide: list[list[None]] = [[] for _ in range(200_000)]
+
+    def answer(request: web.Request) -> web.Response:
+        begin, limit = int(request.query.get("continue", 0)), int(request.query["limit"])
+        end = begin + limit
+        more = {"continue": str(end)} if end < len(names) else {}
+        alone = "PartialObjectMetadataList" in request.headers["Accept"]
+        items = [
+            {
+                "metadata": {"name": name, "managedFields": wide if in_metadata and name == "hostile" else []},
+                "name": name,
+                **({} if alone else {"content": wide if name == "hostile" else []}),
+            }
+            for name in names[begin:end]
+        ]
+        return web.json_response({"metadata": {"resourceVersion": "7", **more}, "items": items})
+
+    found = await pages(answer)
+    assert [page.version for page in found] == [7] * len(found)
+    items = [one for page in found for one in page.items]
+    unread = [one["metadata"]["name"] for one in items if UNREAD in one]
+    assert unread == ([] if in_metadata else ["hostile"])
+    assert [one["metadata"]["name"] for one in items if UNREAD not in one] == ["a", "b"]
+    assert all(page.whole for page in found) == (not in_metadata)
 
 
 async def test_the_way_to_it_is_the_environments_and_a_netrc_is_not_read(
@@ -105,7 +141,7 @@ async def test_a_webhook_that_does_not_answer_speaks_against_one_object_and_not_
 
 
 async def test_an_answer_that_cannot_be_parsed_is_no_answer() -> None:
-    deep = '{"items": [' + "[" * 200_000 + "]" * 200_000 + "]}"
+    deep = '{"items": [' + "[" * 30_000 + "]" * 30_000 + "]}"
     for text in (deep, "what is this"):
         with pytest.raises(Unavailable):
             await listed(lambda request, text=text: web.Response(text=text, content_type="application/json"))  # type: ignore[misc]
