@@ -92,11 +92,6 @@ def _amounts(settings: ImageClassification, there: Known) -> Iterator[Unmet]:
         yield Unmet((*CONFIG, "model"), f"model cnn needs images of at least {least} pixels, and these have {given}")
     if samples is None:
         return
-    if data.validation and not data.held_out(samples):
-        yield Unmet(
-            (*DATA, "validation"), f"{data.validation:g} of {samples:,} samples leaves nothing to validate with"
-        )
-    samples -= data.held_out(samples)
     held_out = data.held_out(samples)
     if data.validation and held_out in (0, samples):
         purpose = "train" if held_out else "validate"
