@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tandem
 
-.PHONY: help setup run fmt lint type check test e2e e2e-prepare e2e-full budgets gpu cluster soak soak-operator generate images clean \
+.PHONY: help setup run fmt lint type check test e2e e2e-prepare e2e-full budgets recording gpu cluster soak soak-operator generate images clean \
 	bench bench-scale bench-recovery bench-checkpoint bench-operator
 .DEFAULT_GOAL := help
 
@@ -60,6 +60,9 @@ gpu: $(STAMP) ## Tests on a GPU: NCCL, float16, NVML, compile, saves; where ther
 
 budgets: $(STAMP) ## How long each tier took the last time; fails if one took half as long again as it may
 	@$(BIN)/python -m tests.support.tiers
+
+recording: $(STAMP) ## Text frames of a run, a kill, Ctrl-C and resume on two terminals, in runs/recording
+	@$(BIN)/python -m tests.support.recording
 
 # Where one of them ends with 1 a goal is missed, with 3 one could not be judged; make itself then ends with 2.
 bench: $(STAMP) ## Throughput beside a bare DDP loop, with and without evaluators (two idle cores; ARGS="--rounds 9 --only loop")

@@ -181,7 +181,7 @@ def test_a_machine_without_kubectl_is_told_so(tmp_path: Path, words: tuple[str, 
     result = subprocess.run(
         [TANDEM, *words],
         cwd=ROOT,
-        env={**os.environ, "PATH": str(tmp_path)},
+        env=environment({"PATH": str(tmp_path)}),
         capture_output=True,
         text=True,
         timeout=60,

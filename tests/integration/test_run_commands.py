@@ -70,19 +70,20 @@ def test_open_gives_the_address_of_its_page(run: LocalRun) -> None:
 
 
 def test_stop_has_it_save_and_whoever_follows_sees_it_end(run: LocalRun, tmp_path: Path) -> None:
-    output = (tmp_path / "followed").open("w+")
+    followed = tmp_path / "followed"
     variables = {"XDG_STATE_HOME": str(run.path.parent / "state")}
-    following = subprocess.Popen(
-        [TANDEM, "logs", "digits", "--follow"], cwd="/usr", env=environment(variables), stdout=output
-    )
-    until(lambda: "listening" in Path(output.name).read_text(), "the first lines")
+    with followed.open("w") as output:
+        following = subprocess.Popen(
+            [TANDEM, "logs", "digits", "--follow"], cwd="/usr", env=environment(variables), stdout=output
+        )
+    until(lambda: "listening" in followed.read_text(), "the first lines")
     stopped = called(run, "stop", "digits")
     assert stopped.returncode == 0, stopped.stderr
     (saved, *_) = run.run_dir.committed()
     assert stopped.stdout == f"{run.path} is stopped; saved after step {saved.step:,}\n"
     assert run.ends() == 130
     assert following.wait(60) == 0
-    assert "event=stopped" in Path(output.name).read_text()
+    assert "event=stopped" in followed.read_text()
     told = called(run, "status", "digits").stdout
     assert f"nothing of it runs; the same `tandem run` goes on after step {saved.step:,}" in told
     again = called(run, "stop", "digits")

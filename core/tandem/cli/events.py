@@ -9,7 +9,7 @@ from rich.console import Console
 from tandem.cli.cluster import INTERRUPTED, ContextOption, NamespaceOption
 from tandem.cli.echo import echo
 from tandem.cli.output import Output, OutputOption, emit
-from tandem.cli.runs import TargetArgument
+from tandem.cli.runs import TargetArgument, asked
 from tandem.cli.status import WATCH_SECONDS, Source, source_of
 from tandem.cluster import picture
 from tandem.cluster.complaint import ClusterError, NotFound
@@ -36,7 +36,8 @@ def events(
     if watch and output.is_data:
         raise UserError(f"-o {output.value} says what has happened so far; leave --watch out")
     source, console = source_of(name, namespace, context), PrintableConsole(highlight=False)
-    seen = source.look(None)
+    with asked(name, namespace, context):
+        seen = source.look(None)
     if output.is_data:
         emit([happening_record(one) for one in seen.happenings], output)
         return

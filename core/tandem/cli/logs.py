@@ -9,7 +9,7 @@ import typer
 
 from tandem.cli.cluster import INTERRUPTED, ContextOption, NamespaceOption, named
 from tandem.cli.echo import echo
-from tandem.cli.runs import TargetArgument, local
+from tandem.cli.runs import TargetArgument, asked, local
 from tandem.cluster.following import Follower
 from tandem.cluster.kubectl import Kubectl
 from tandem.cluster.lines import Line
@@ -56,7 +56,8 @@ def logs(
     if path is not None:
         raise typer.Exit(_here(path, tuple(pods or ()), role.value if role else "", tail, follow))
     kubectl = Kubectl(namespace, context)
-    ask_job(kubectl, named(name))
+    with asked(name, namespace, context):
+        ask_job(kubectl, named(name))
     there = ask_pods(kubectl, name)
     choice = Choice(role.value if role else "", tuple(pods or ()))
     check(there, choice, name)

@@ -10,11 +10,14 @@ Commands that are for runs of this machine and for jobs of a cluster decide so:
 
 import shlex
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tandem.cluster.complaint import ClusterError, NotFound
 from tandem.local.known import job_name, known, named
 from tandem.mistake import UserError
 from tandem.report.folder import NoRun, expect_run
@@ -84,6 +87,23 @@ def local(word: str, namespace: str = "", context: str = "") -> Path | None:
             f"{other_runs()}"
         )
     return None
+
+
+@contextmanager
+def asked(word: str, namespace: str, context: str) -> Iterator[None]:
+    """A cluster that does not answer may not have been meant.
+
+    Raises:
+        ClusterError: it does not; says which runs there are, unless a cluster was asked for by name.
+    """
+    try:
+        yield
+    except NotFound:
+        raise
+    except ClusterError as error:
+        if namespace or context:
+            raise
+        raise ClusterError(f"{error}\nno run of this machine is called {word}{other_runs()}") from error
 
 
 def other_runs() -> str:

@@ -14,7 +14,7 @@ from tandem.checkpoints.columns import plain
 from tandem.cli.cluster import INTERRUPTED, ContextOption, NamespaceOption, named
 from tandem.cli.echo import echo
 from tandem.cli.output import Output, OutputOption, emit
-from tandem.cli.runs import completed, local
+from tandem.cli.runs import asked, completed, local
 from tandem.cluster import picture
 from tandem.cluster.complaint import ClusterError, NotFound
 from tandem.cluster.happenings import Happening
@@ -70,9 +70,10 @@ def status(
     width = console.width if console.is_terminal and output is not Output.WIDE else None
     if name:
         source = source_of(name, namespace, context)
+        with asked(name, namespace, context):
+            seen = source.look(None)
         if watch:
-            raise typer.Exit(_watched(source, console))
-        seen = source.look(None)
+            raise typer.Exit(_watched(source, seen, console))
         if output.is_data:
             emit(sight_record(seen), output)
         else:
@@ -121,9 +122,9 @@ def source_of(name: str, namespace: str, context: str) -> Source:
     )
 
 
-def _watched(source: Source, console: Console) -> int:
+def _watched(source: Source, seen: Sight, console: Console) -> int:
     """Until it ends, is deleted, or Ctrl-C. A cluster that is away for a while is waited for."""
-    seen, notice, events_at = source.look(None), "", time.monotonic()
+    notice, events_at = "", time.monotonic()
     show, close = _drawn(console, source.hint) if can_draw(console) else _written(console)
     try:
         while True:

@@ -74,7 +74,7 @@ def leaving_for(children: Iterable[Child], asked: Asked, saved: int | None, requ
     elif agents:
         what = f"saved checkpoint {number(saved or 0)}; {several(agents, 'worker')} leaving"
     elif evaluators:
-        what = f"{several(evaluators, 'evaluator')} giving up what they are at"
+        what = f"giving up the work of {several(evaluators, 'evaluator')}"
     else:
         return "leaving"
     return f"{what}; Ctrl-C again leaves at once"

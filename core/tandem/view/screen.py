@@ -3,6 +3,7 @@
 In fewer columns words become shorter before any value is cut.
 """
 
+import shlex
 import time
 from dataclasses import dataclass
 
@@ -258,8 +259,8 @@ def _foot(scene: Scene, room: _Room) -> RenderableType:
     hint = "Ctrl-C saves and leaves"
     left = room.width - 3 - len(hint)
     where = scene.run_dir
-    if scene.endpoint and cell_len(both := f"{scene.endpoint}/metrics · {where}") <= left:
-        where = both
+    if scene.endpoint and cell_len(page := f"live page: tandem open {shlex.quote(where)}") <= left:
+        where = page
     elif cell_len(where) > left:
         # The end of a path says most.
         where = "…" + where[-max(1, left - 1) :]

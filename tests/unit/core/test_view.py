@@ -64,7 +64,7 @@ SCREEN_80 = """\
   22:12:50 ! worker-1 failed; generation 2 goes on from step 350
   22:13:00 ✗ step-000000400 set aside: weights.safetensors does not match its c…
 
-  http://127.0.0.1:43121/metrics · runs/digits           Ctrl-C saves and leaves"""
+  live page: tandem open runs/digits                     Ctrl-C saves and leaves"""
 
 
 @pytest.fixture(autouse=True)
