@@ -137,7 +137,8 @@ def count_failure(state: State, now: float) -> Next:
     if state.cause.culprit:
         state, left_out = strike(state, state.cause.culprit, state.cause.detail, now)
         if left_out:
-            return state, left_out
+            # Without it the next group is another one.
+            return replace(state, barren=0, signature=None), left_out
     if state.failures <= state.rules.max_restarts:
         return state, (Say(f"failure {state.failures} of {state.rules.max_restarts} that are forgiven", warning=True),)
     cause = Cause(

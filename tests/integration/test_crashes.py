@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,10 +23,15 @@ time.sleep(60 if {waits} else 0)
 """
 
 
-def run(folder: Path, failing: str, waits: bool) -> subprocess.CompletedProcess[str]:
-    script, file = folder / "train.py", folder / "job.yaml"
+def run(folder: Path, failing: str, waits: bool) -> "subprocess.CompletedProcess[str]":
+    script = folder / "train.py"
     script.write_text(SCRIPT.format(failing=failing, waits=waits))
-    file.write_text(json.dumps(manifests.manifest("mine", trainer={"command": [str(script)]}, workers={"replicas": 2})))
+    return run_job(folder, trainer={"command": [str(script)]}, workers={"replicas": 2})
+
+
+def run_job(folder: Path, **spec: Any) -> "subprocess.CompletedProcess[str]":
+    file = folder / "job.yaml"
+    file.write_text(json.dumps(manifests.manifest("mine", **spec)))
     command = [TANDEM, "run", str(file), "--run-dir", str(folder / "run")]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
 
@@ -54,3 +60,14 @@ def test_the_second_time_it_ends_with_the_scripts_own_traceback_and_the_correcte
     again = run(tmp_path, "pass", waits=False)
     assert again.returncode == 0
     assert "nothing is left to do" in again.stdout
+
+
+def test_training_that_diverges_is_called_that_at_once_and_no_failure(tmp_path: Path) -> None:
+    config = {"data": {"name": "digits"}, "optimizer": {"learningRate": 1e30}}
+    diverged = run_job(tmp_path, trainer={"task": "image-classification", "config": config})
+    assert diverged.returncode == 65, diverged.stdout + diverged.stderr
+    assert "training diverged: the loss became NaN or infinite at step 2; going back" in diverged.stdout
+    assert "that are forgiven" not in diverged.stdout
+    assert "lost its connection" not in diverged.stdout
+    assert "Try a lower learning rate" in diverged.stderr
+    assert "try again" not in diverged.stderr

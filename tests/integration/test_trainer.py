@@ -352,7 +352,7 @@ def test_a_useless_loss_is_rewound_and_after_a_few_times_the_run_has_failed(tmp_
     failed = rundir.failed()
     assert failed is not None
     assert failed["reason"] == "Diverged"
-    assert "lower learningRate" in failed["message"]
+    assert "lower learning rate" in failed["message"]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,11 @@ import psutil
 import pytest
 
 import tandem_trainer
+from tandem_trainer.failure import read
+from tandem_trainer.pulse import PulseView
 from tandem_trainer.warm.stub import ADDRESS, LENGTH
 from tests.support.waiting import until
+from tests.support.warm import warm_command, warm_environment
 
 SCRIPT = """
 import json, os, signal, sys, threading, time
@@ -358,3 +361,37 @@ print(len({name for name in sys.modules if name.startswith("torch")} - before))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert int(done.stdout) <= 3, done.stdout
+
+
+class TestWhatItsAgentHears:
+    @pytest.fixture
+    def view(self, tmp_path: Path) -> Iterator[PulseView]:
+        made = PulseView(tmp_path, 0)
+        yield made
+        made.close()
+
+    def ends(self, folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+        own = {"TANDEM_PULSE": str(folder), "LOCAL_RANK": "0", "RANK": "1", "OUT": str(folder)}
+        (folder / "script.py").write_text(SCRIPT)
+        command, variables = warm_command(*words), os.environ | warm_environment() | own
+        return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+
+    def test_of_a_script_that_is_not_there_what_python_says(self, tmp_path: Path, view: PulseView) -> None:
+        ended = self.ends(tmp_path, "missing.py")
+        why = f"can't open file '{tmp_path / 'missing.py'}': [Errno 2] No such file or directory"
+        assert (ended.returncode, ended.stderr) == (2, f"{sys.executable}: {why}\n")
+        assert view.last_word() == 2
+
+    def test_of_an_error_its_traceback_without_the_frames_that_led_to_it(self, tmp_path: Path, view: PulseView) -> None:
+        ended = self.ends(tmp_path, "script.py", "raise")
+        assert (ended.returncode, view.last_word()) == (1, 1)
+        _, failure = read(view.failure(), 1, 1, float("inf"))
+        assert failure.error == "RuntimeError: the data is not there"
+        assert failure.where.endswith("script.py:18, in <module>")
+        assert failure.traceback in ended.stderr
+        assert failure.traceback.startswith("Traceback (most recent call last):\n  File")
+        assert "agent.py" not in failure.traceback
+
+    def test_of_an_exit_its_code(self, tmp_path: Path, view: PulseView) -> None:
+        assert self.ends(tmp_path, "script.py", "exit", "3").returncode == 3
+        assert (view.last_word(), view.failure()) == (3, None)

@@ -71,9 +71,9 @@ def read(content: bytes | None, rank: int, code: int, ended_at: float) -> tuple[
     failure = Failure(
         rank=rank,
         code=code,
-        error=str(said.get("error", "")),
-        where=str(said.get("where", "")),
-        traceback=str(said.get("traceback", "")),
+        error=str(said.get("error", ""))[:MOST_ERROR],
+        where=str(said.get("where", ""))[-MOST_WHERE:],
+        traceback=str(said.get("traceback", ""))[-MOST_TRACEBACK:],
         consequence=code in CONSEQUENCES or bool(said.get("consequence")),
         passing=bool(said.get("passing")),
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
+from tandem.exitcode import ExitCode
 from tandem.local.crew import COORDINATOR, HOST, Crew
 from tandem.local.display import Display
 from tandem.local.guardian import NO_PICTURE, PICTURE, SWEEP_SECONDS
@@ -264,6 +265,9 @@ class Session:
         word = last_lines(self._crew.log(child.name), 1)
         why = f" ({word[0].strip()})" if word and child.code is not None and child.code > 0 else ""
         what = f"{child.name} ended, {ending(child.code)}{why}"
+        if child.code == ExitCode.LEFT_OUT:
+            # The coordinator has said so, and why.
+            return
         if is_given_up(child):
             self._say("error", f"{what}; it is not started again, see {child.name}.txt")
             return

@@ -1,5 +1,6 @@
 """What a rank leaves of the error that it failed by, and what its agent makes of it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 from torch.distributed import DistBackendError
 
 from tandem.exitcode import ExitCode
+from tandem.messages import MOST_ERROR, MOST_TRACEBACK
 from tandem_trainer import local_ranks
 from tandem_trainer.failure import read, record
 from tandem_trainer.local_ranks import LocalRanks
@@ -68,6 +70,12 @@ def test_a_sentence_of_ours_stands_alone() -> None:
     error = raised(ConfigurationError("the data has no such slice"))
     _, failure = read(record(error, error.__traceback__, ROOM), 0, ExitCode.CONFIGURATION, 0.0)
     assert (failure.error, failure.where, failure.traceback) == ("the data has no such slice", "", "")
+
+
+def test_what_a_rank_says_at_length_is_cut() -> None:
+    said = json.dumps({"error": "e" * 9_000, "where": 3, "traceback": "t" * 9_000, "at": 1.0}).encode()
+    _, failure = read(said, 0, 1, 7.0)
+    assert (len(failure.error), failure.where, len(failure.traceback)) == (MOST_ERROR, "3", MOST_TRACEBACK)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b'{"at": "x"}'])
