@@ -41,6 +41,7 @@ say("facts", {
     "orig_argv": sys.orig_argv[1:], "folder": os.getcwd(), "builtins": type(__builtins__).__name__,
     "globals": sorted(name for name in globals() if name.startswith("__")), "annotations": str(__annotations__),
     "cached": __cached__ is None,
+    "ranks": [os.environ[name] for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "WORLD_SIZE")],
 })
 say("drawn", [torch.rand(1).item(), float(np.random.rand()), random.random(), torch.initial_seed()])
 

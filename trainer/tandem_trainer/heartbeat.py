@@ -50,12 +50,13 @@ WATCH_SECONDS = 0.05
 FINISH_SECONDS = 30.0
 """What ranks get to finish by themselves once training is complete."""
 LINGER_SECONDS = 10.0
-"""How long an agent whose ranks are done may wait for others; torchrun's exit barrier would wait 300 s for a dead
-one."""
+"""How long an agent whose ranks are done waits for others once the job is over; torchrun would wait for 300 s."""
 REFUSED_SECONDS = 10.0
 """How long an agent that is refused tries again: whoever refused it may have been a proxy, or be replaced."""
 STACKS_SECONDS = 2.0
 """How long a group that hangs is kept for the stacks of its ranks."""
+BARRIER_SECONDS = 1.0
+"""torchrun looks at its ranks 20 times a second: so long after they have ended well it is in its exit barrier."""
 LEAVE_SECONDS = 2.0
 """For the last message."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -111,7 +112,7 @@ class Heartbeat(threading.Thread):
         self._ranks: LocalRanks | None = None
         self._failure: tuple[float, Failure] | None = None
         self._closed = False
-        self._closed_at: float | None = None
+        self._gone_since: float | None = None
         self._preflight_asked = False
         self._preflight: PreflightReport | None = None
         self._leaving = False
@@ -153,7 +154,7 @@ class Heartbeat(threading.Thread):
         with self._changed:
             self._drop_ranks()
             self._membership, self._closed, self._stacks = None, False, None
-            self._preflight_asked = False
+            self._gone_since, self._preflight_asked = None, False
             self._wish = replace(self._wish, state="joining", port=port, reason=reason)
             self._wake()
             # With a timeout, so that signals are handled in between on every platform.
@@ -317,7 +318,8 @@ class Heartbeat(threading.Thread):
         begin anew: end, so that another agent takes this place."""
         if self._ranks is None or not self._ranks.gone or self._ranks.verdict() is not None:
             return
-        if self._closed_at is not None and time.monotonic() - self._closed_at > LINGER_SECONDS:
+        self._gone_since = self._gone_since or time.monotonic()
+        if time.monotonic() - self._gone_since > BARRIER_SECONDS:
             self._leave_exit_barrier(ExitCode.PEER_LOST)
 
     def _stacks_are_taken(self) -> bool:
@@ -355,8 +357,6 @@ class Heartbeat(threading.Thread):
         os._exit(code)
 
     def _close_generation(self) -> None:
-        if not self._closed:
-            self._closed_at = time.monotonic()
         self._closed = True
         self._changed.notify_all()
         if self._ranks is not None:

@@ -96,3 +96,30 @@ def test_it_says_on_which_node_it_is(tmp_path: Path) -> None:
     assert sync.member == Member(
         replica="worker-0", incarnation=sync.incarnation, address="127.0.0.1", port=1, processes=1
     )
+
+
+class Done:
+    """Ranks that have ended well."""
+
+    gone = True
+
+    def verdict(self) -> None:
+        return None
+
+
+def test_who_is_done_when_the_others_begin_anew_holds_them_up_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun is in its exit barrier then, where it would wait for minutes. But a script that was just ended because
+    its generation is closed has no exit code, and its agent joins at once."""
+    now, left = [100.0], list[ExitCode]()
+    monkeypatch.setattr("tandem_trainer.heartbeat.time.monotonic", lambda: now[0])
+    speaker = agent(tmp_path, Coordinator())
+    monkeypatch.setattr(speaker, "_leave_exit_barrier", left.append)
+    monkeypatch.setattr(speaker, "_ranks", Done())
+    for _ in range(4):
+        speaker._look_at_exit_barrier()
+        assert left == []
+        now[0] += 0.3
+    speaker._look_at_exit_barrier()
+    assert left == [ExitCode.PEER_LOST]
