@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tandem
 
-.PHONY: help setup run fmt lint type check test e2e e2e-prepare e2e-full budgets recording gpu cluster soak soak-operator generate images clean \
+.PHONY: help setup run fmt lint type check test e2e e2e-prepare e2e-full budgets recording gpu cluster soak soak-operator generate picture images clean \
 	bench bench-scale bench-recovery bench-checkpoint bench-operator
 .DEFAULT_GOAL := help
 
@@ -91,6 +91,9 @@ soak: $(STAMP) ## Random faults against one job, everything checked after each; 
 
 soak-operator: $(STAMP) ## Hostile objects into an operator, each measured in time and memory (ARGS="--objects 10000 --seed 1"; some minutes)
 	@$(BIN)/python -m tests.soak.hostile $(ARGS)
+
+picture: $(STAMP) ## Take the picture on top of README anew, from a run on this machine (quiet cores)
+	@$(BIN)/python -m tests.support.picture
 
 generate: $(STAMP) ## Write the CRD, the JSON schema and the reference pages from the models, and the chart's pages
 	@$(BIN)/python -m tandem.schema

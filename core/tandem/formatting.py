@@ -88,10 +88,10 @@ def share(value: float | None) -> str:
 
 
 def cores(busy: float | None) -> str:
-    """Busy cores: `0.6 cores`, `12 cores`; a dash for what is not known."""
+    """Busy cores: `0.02 cores`, `0.6 cores`, `12 cores`; a dash for what is not known."""
     if busy is None or not math.isfinite(busy):
         return UNKNOWN
-    return f"{busy:.{1 if busy < 9.95 else 0}f} cores"
+    return f"{busy:.{2 if 0 < busy < 0.095 else 1 if busy < 9.95 else 0}f} cores"
 
 
 def metric_name(metric: str) -> str:

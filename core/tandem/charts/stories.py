@@ -166,7 +166,8 @@ def ranks(known: Ranks, axis: Axis, bands: Sequence[Band] = ()) -> Chart | None:
         ("Own work in a step (ms)", "slowest", known.busy),
         ("GPU memory (GB)", "fullest", known.memory),
     ):
-        if found := {name: points for name, points in values.items() if any(y is not None for _, y in points)}:
+        found = {name: _broken(points, bands) for name, points in values.items()}
+        if found := {name: points for name, points in found.items() if any(y is not None for _, y in points)}:
             panels.append(_by_rank(title, most, found, shaded))
     return Chart(axis=axis, panels=tuple(panels)) if panels else None
 

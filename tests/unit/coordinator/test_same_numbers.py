@@ -1,0 +1,117 @@
+"""One run directory, and the same numbers on the screen, the live page, in the report and in the metrics."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tandem import measures
+from tandem.charts.chart import WIDE
+from tandem.formatting import duration
+from tandem.job import DistributedTrainingJob
+from tandem.report import clock
+from tandem.report.figures import world
+from tandem.report.reading import read
+from tandem.report.run import Run
+from tandem.report.summary import Summary, summarize, time_by_phase
+from tandem.rundir import RunDir
+from tandem.snapshot import Snapshot
+from tandem.status import Status
+from tandem.view import summary as ending
+from tandem_coordinator.export import Figures, prometheus_text
+from tandem_coordinator.observer import Observed, RunDirectory
+from tandem_coordinator.page import pictures
+from tandem_coordinator.page.record import Record
+from tandem_coordinator.summary import Clock
+from tests.support.worlds.simulated_run import make_run
+
+NOW = 2_000_000_000.0
+
+
+class Views:
+    """All views of one run directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.rundir = RunDir(path)
+        self.job: DistributedTrainingJob = self.rundir.read_job()
+        self.run: Run = read(path)
+        self.report: Summary = summarize(self.run, clock.of(self.run.marks))
+        self.observed: Observed = RunDirectory(self.rundir, self.job.spec.evaluation).look(NOW)
+        self.record = Record(self.rundir)
+        assert self.record.follow(60.0, rest=0.0)
+        self.end = ending.result(self.rundir)
+        snapshot = Snapshot(
+            job="digits",
+            time=NOW,
+            status=Status(
+                latest_checkpoint=self.observed.latest_checkpoint,
+                latest_evaluation=self.observed.latest_evaluation,
+                best_checkpoint=self.observed.best,
+            ),
+        )
+        figures = Figures(clock=Clock(NOW, 0.0), observed=self.observed)
+        self.metrics = {
+            line.split("{")[0] + "".join(re.findall(r'result="\w+"', line)): float(line.rsplit(" ", 1)[1])
+            for line in prometheus_text(snapshot, "team", figures).decode().splitlines()
+            if not line.startswith("#")
+        }
+
+
+@pytest.fixture(scope="module")
+def views(tmp_path_factory: pytest.TempPathFactory) -> Views:
+    kills = {230: "WorkerFailed", 330: "MemberLost"}
+    return Views(make_run(tmp_path_factory.mktemp("run") / "digits", steps=400, kills=kills))
+
+
+def test_an_outage_has_one_length(views: Views) -> None:
+    told = measures.outages(views.run.generations)
+    assert [one.reason for one in told] == ["WorkerFailed", "MemberLost"]
+    assert measures.outages(views.record.formed) == told
+    assert time_by_phase(views.run)["restart"] == pytest.approx(sum(one.seconds for one in told))
+    (chart,) = world.charts(views.run, clock.of(views.run.marks))
+    words = [band.words[1] for band in chart.panels[0].bands]
+    assert words == [f"{duration(one.seconds)} without a step" for one in told]
+    drawn = pictures.speed(views.record, WIDE)
+    assert re.findall(r"[^<>]* without a step", drawn) == words
+
+
+def test_no_curve_leads_through_an_outage(views: Views) -> None:
+    ticks = clock.of(views.run.marks)
+    (chart,) = world.charts(views.run, ticks)
+    for outage in measures.outages(views.run.generations):
+        begin, end = ticks.at(outage.begin), ticks.at(outage.end)
+        for curve in chart.panels[0].curves:
+            inside = [y for x, y in curve.points if begin < x < end]
+            before = [y for x, y in curve.points if x <= begin]
+            assert inside == []
+            assert before[-1] is None
+
+
+def test_a_restart_is_counted_the_same(views: Views) -> None:
+    assert views.report.restarts == measures.restarts(views.record.formed) == 2
+
+
+def test_checkpoints_are_counted_the_same(views: Views) -> None:
+    evaluations = views.observed.evaluations
+    results = list(views.record.results.found.values())
+    assert evaluations.merged == sum(not one.skipped for one in results) == views.end.evaluated
+    assert evaluations.merged == views.metrics['tandem_evaluations_totalresult="merged"']
+    assert evaluations.skipped == views.metrics['tandem_evaluations_totalresult="skipped"']
+    counting = [one for one in results if not one.skipped and views.record.counts(one.checkpoint)]
+    assert views.report.evaluated == len(counting)
+
+
+def test_the_best_is_the_same(views: Views) -> None:
+    assert views.run.best is not None
+    assert views.run.best.evaluation is not None
+    assert views.observed.best is not None
+    assert views.observed.best.name == views.run.best.name
+    assert views.metrics["tandem_best_step"] == views.run.best.step
+    assert views.metrics["tandem_best_score"] == views.run.best.evaluation.metrics["accuracy"]
+
+
+def test_the_newest_checkpoint_is_the_same(views: Views) -> None:
+    newest = max((c for c in views.run.checkpoints if c.counts), key=lambda c: c.step)
+    assert views.observed.latest_checkpoint is not None
+    assert views.observed.latest_checkpoint.step == newest.step == views.metrics["tandem_checkpoint_step"]
+    assert views.end.step == newest.step
