@@ -101,7 +101,7 @@ def look(run_dir: RunDir, job: DistributedTrainingJob, on_existing: OnExisting) 
 
 
 def settle(run_dir: RunDir, finding: Finding) -> None:
-    """Do what was found, so that the job can be recorded. The restart budget is whole again.
+    """Do what was found, so that the job can be recorded. The restart budget is whole again, and nobody is left out.
 
     Raises:
         OSError: it cannot be written.
@@ -113,9 +113,10 @@ def settle(run_dir: RunDir, finding: Finding) -> None:
         run_dir.reopen()
     if finding.tries_again:
         run_dir.set_aside_failure()
-    content = read_json_or_none(run_dir.coordinator_file)
-    if isinstance(content, dict) and content.get("failures"):
-        replace_json(run_dir.coordinator_file, content | {"failures": 0})
+    for file, none in ((run_dir.coordinator_file, {"failures": 0}), (run_dir.beside_coordinator_file, {"leftOut": []})):
+        content = read_json_or_none(file)
+        if isinstance(content, dict) and any(content.get(name) for name in none):
+            replace_json(file, content | none)
 
 
 def complete_moves(run_dir: RunDir) -> None:

@@ -82,12 +82,14 @@ class TestWhereSomethingWasSaved:
     def test_the_same_job_goes_on_with_its_whole_budget(self, there: RunDir) -> None:
         saved(there)
         there.mark_failed("RestartsExhausted", "too many failures", 1)
+        replace_json(there.beside_coordinator_file, {"owner": "a", "leftOut": [{"replica": "worker-1"}]})
         found = look(there, job(epochs=9, optimizer={"learningRate": 0.1}), "Resume")
         assert found == Finding(tries_again=True)
         settle(there, found)
         assert there.failed() is None
         assert '"failures": 0' in there.coordinator_file.read_text()
         assert '"generation": 4' in there.coordinator_file.read_text()
+        assert '"leftOut": []' in there.beside_coordinator_file.read_text()
         assert len(there.generation_records()) == 3
 
     def test_one_that_trains_on_other_data_is_told_what_differs(self, there: RunDir) -> None:
