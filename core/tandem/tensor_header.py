@@ -62,6 +62,8 @@ def tensors(read: Callable[[int, int], bytes], size: int) -> dict[str, Tensor]:
         entries = json.loads(read(LENGTH.size, length))
         begin = LENGTH.size + length
         found = [_tensor(name, entry, begin) for name, entry in entries.items() if name != "__metadata__"]
+    except json.JSONDecodeError:
+        raise ValueError("a header that is not JSON") from None
     except (KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
         raise ValueError(str(error)) from error
     if any(tensor.start + tensor.size > size for tensor in found):

@@ -89,7 +89,8 @@ def _task(job: DistributedTrainingJob, there: Machine, site: Site) -> Iterator[U
         each = (data.samples or SYNTHETIC) * pixels * FLOAT
         ranks = job.spec.workers.replicas * job.spec.workers.processes
         if each * ranks > there.memory:
-            message = f"the data takes {size(each)} in each of {ranks:,} training processes, and this machine has "
+            much = f"{size(each)}" + (f" in each of {ranks:,} training processes" if ranks > 1 else "")
+            message = f"the data takes {much}, and this machine has "
             field = (*CONFIG, "data", "samples" if data.samples else "imageSize")
             yield Unmet(field, f"{message}{size(there.memory)}")
     if settings.compile and there.has_gpu is False and not _has_compiler(site.variables or {}):

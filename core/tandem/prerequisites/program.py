@@ -230,7 +230,7 @@ def _fault_of_image(path: Path, text: str, site: Site) -> str:
     if not words:
         return f"{text} names nothing after #! in its first line"
     if line.endswith("\r"):
-        return f"{text} has Windows line ends, so its first line names {words[0]!r} with one more character; dos2unix"
+        return f"{text} has Windows line ends, which belong to the name {words[0]} in its first line; use dos2unix"
     if not Path(words[0]).exists():
         return f"{text} wants to be run by {words[0]}, as its first line says, which is not there"
     by_env = Path(words[0]).name == "env" and len(words) > 1 and "=" not in words[1] and not words[1].startswith("-")
