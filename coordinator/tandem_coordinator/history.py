@@ -98,5 +98,6 @@ class History:
             self.say(f"generation {generation} is over: {cause.detail}", "info" if cause.is_planned else "warning")
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write what waits, and that nothing follows."""
+        self.write("end")
         self._journal.close()

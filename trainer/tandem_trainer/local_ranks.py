@@ -32,6 +32,8 @@ from tandem_trainer.stacks import Subject, is_stopped
 
 log = logging.getLogger("tandem.agent")
 
+SHORTEST_SECONDS = 0.2
+"""Of less than that no processor use is told: the clock of processor time is too coarse."""
 ABORT_SECONDS = 0.5
 """A rank that lives so long after an abort is stopped, or stuck in code that holds the interpreter lock: kill it."""
 
@@ -256,8 +258,9 @@ class LocalRanks:
         if usage is None or (before is not None and usage.at <= before.at):
             return before, cpu
         at, used = (usage.first_at, usage.first_cpu_seconds) if before is None else (before.at, before.cpu_seconds)
-        if usage.at > at:
-            cpu = max(0.0, (usage.cpu_seconds - used) / (usage.at - at))
+        if before is None and usage.at - at < SHORTEST_SECONDS:
+            return usage, None
+        cpu = max(0.0, (usage.cpu_seconds - used) / (usage.at - at))
         self._usage[local_rank] = (usage, cpu)
         return usage, cpu
 

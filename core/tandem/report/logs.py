@@ -78,6 +78,8 @@ class CoordinatorLog:
     events: tuple[Event, ...] = ()
     troubles: tuple[Troubles, ...] = ()
     """As the coordinator counted them, each time something was new."""
+    ended_at: float | None = None
+    """When the coordinator left in good order, if nothing followed."""
     marks: Floats = field(default_factory=lambda: np.empty(0))
 
 
@@ -185,10 +187,11 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
     closed: list[Record] = []
     events: list[Event] = []
     troubles: list[Troubles] = []
-    marks = _Marks()
+    marks, ended_at = _Marks(), None
     for record in stream(path, faults):
         time, kind = record["time"], record["kind"]
         marks.add(time)
+        ended_at = time if kind == "end" else None
         if kind == "sample":
             when.append(time)
             size.append(whole(record.get("worldSize")) or 0)
@@ -220,6 +223,7 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
         closed=tuple(closed),
         events=tuple(events),
         troubles=tuple(troubles),
+        ended_at=ended_at,
         marks=marks.all(),
     )
 

@@ -44,6 +44,9 @@ from tandem.status import Troubles
 SILENT_SECONDS = 20.0
 """A run without an end whose logs are silent for so long is not going on: the coordinator writes every second."""
 
+LEFT_SECONDS = 2.0
+"""Clocks of two machines differ by less."""
+
 _EVALUATOR_LOG = re.compile(r"^evaluator-(.+)\.jsonl$")
 
 
@@ -73,7 +76,10 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
     end = rundir.done() or rundir.failed() or {}
     started_at, ended_at = _span(marks, train, evaluators, memberships, moment(end.get("at")), rundir.ended())
     inside = marks[(marks >= started_at) & (marks <= ended_at)]
-    result, message = _result(rundir, max([ended_at, *marks[-1:].tolist()]), now())
+    heard_at = max([ended_at, *marks[-1:].tolist()])
+    trained_at = max((log.last_at for log in train if log.last_at is not None), default=0.0)
+    left = coordinator.ended_at is not None and trained_at <= coordinator.ended_at + LEFT_SECONDS
+    result, message = _result(rundir, heard_at, now(), left)
     return Run(
         name=job.metadata.name if job else path.resolve().name,
         job=job,
@@ -155,14 +161,20 @@ def _records(rundir: RunDir, faults: list[str]) -> dict[int, GenerationRecord]:
     return found
 
 
-def _result(rundir: RunDir, heard_at: float, now: float) -> tuple[Result, str]:
-    """How it ended, and why. One that has left no end is going on for as long as its logs grow."""
+def _result(rundir: RunDir, heard_at: float, now: float, left: bool) -> tuple[Result, str]:
+    """How it ended, and why. One that has left no end is going on for as long as its logs grow.
+
+    Args:
+        left: its coordinator has left in good order, and no rank has written a line since.
+    """
     if rundir.done_file.exists():
         return "Succeeded", ""
     if rundir.failed_file.exists():
         failure = rundir.failed() or {}
         reason, message = text(failure.get("reason")), text(failure.get("message"))
         return "Failed", ": ".join(part for part in (reason, message) if part)
+    if left:
+        return "Stopped", f"it was stopped at {moment_of(heard_at)}; `tandem run` with the same file goes on"
     if now - heard_at > SILENT_SECONDS:
         return "Stopped", (
             f"no process of it has written a line since {moment_of(heard_at)}, for {elapsed(now - heard_at)} when this "

@@ -23,6 +23,7 @@ from tandem.report.run import Run, Steps
 from tandem.report.summary import summarize, time_by_phase
 from tandem.rundir import RunDir
 from tandem.status import CheckpointRef
+from tandem.troubles import told as told_of
 from tests.support.worlds.simulated_run import T0, make_run
 
 
@@ -176,6 +177,28 @@ class TestARunThatDidNotEnd:
         run = read(path, now=lambda: T0 + 3600)
         assert run.result == "Stopped"
         assert "goes on from the last checkpoint" in run.message
+        assert "no process of it has written a line since 20" in run.message
+        assert "for 59 min" in run.message
+
+    def test_that_was_stopped_in_good_order_says_so_at_once_and_runs_when_it_goes_on(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path, steps=200, stop_after=120, end="open")
+        last = float(read(path).marks[-1])
+        log = path / "log" / "coordinator.jsonl"
+        with log.open("a") as file:
+            file.write(json.dumps({"kind": "end", "time": last + 0.5}) + "\n")
+        assert read(path, now=lambda: last + 1).result == "Stopped"
+        with log.open("a") as file:
+            file.write(json.dumps({"kind": "sample", "time": last + 5}) + "\n")
+        assert read(path, now=lambda: last + 6).result == "Running"
+
+    def test_tells_what_went_wrong_and_did_not_end_it(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path, steps=200)
+        told = {"savesFailed": 24, "savesFailedInARow": 24, "saveMessage": "no space left", "linesLost": 1275}
+        with (path / "log" / "coordinator.jsonl").open("a") as file:
+            file.write(json.dumps({"kind": "troubles", "time": T0 + 20, **told}) + "\n")
+        troubles = read(path).troubles
+        assert (troubles.saves_failed, troubles.lines_lost) == (24, 1275)
+        assert "the last 24 saves have failed: no space left" in [one.text for one in told_of(troubles)]
 
     def test_that_failed_says_why(self, tmp_path: Path) -> None:
         run = read(make_run(tmp_path, steps=60, end="failed"))
