@@ -285,7 +285,7 @@ def _fate(result: Result | None, counting: bool, status: Status) -> str:
     if not counting:
         return "superseded after a restart"
     if result is not None:
-        return "skipped: newer ones came first" if result.skipped else "evaluated"
+        return "skipped" if result.skipped else "evaluated"
     return "waits to be evaluated" if status.evaluators and status.evaluators.desired else "–"
 
 

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tandem.durable import replace_json
+from tandem.snapshot import GenerationView
 from tandem_coordinator.ledger import Ledger, Page, TakenOver
 from tests.support.manifests import job, run_directory
 
@@ -31,3 +33,23 @@ def test_without_pods_whoever_starts_last_has_the_job(tmp_path: Path) -> None:
     rundir = run_directory(tmp_path / "run", job())
     for _ in range(3):
         Ledger(rundir).claim(2)
+
+
+def test_restarts_are_counted_over_coordinators(tmp_path: Path) -> None:
+    rundir = run_directory(tmp_path / "run", job())
+    first = Ledger(rundir)
+    assert first.claim(2).restarts == 0
+    first.record(Page(owner=first.owner, generation=5, restarts=3, replicas=2, target=2))
+    assert Ledger(rundir).claim(2).restarts == 3
+
+
+def test_of_a_page_of_an_earlier_version_those_count_that_it_tells_of(tmp_path: Path) -> None:
+    rundir = run_directory(tmp_path / "run", job())
+    reasons = ("Started", "MemberLost", "MemberJoined", "WorkerFailed")
+    history = [
+        GenerationView(generation=number, world_size=1, members=[], opened_at=float(number), reason=reason)
+        for number, reason in enumerate(reasons, 1)
+    ]
+    page = Page(owner="before", generation=4, replicas=2, target=2, history=history).dump()
+    replace_json(rundir.coordinator_file, page)
+    assert Ledger(rundir).claim(2).restarts == 2

@@ -1,7 +1,11 @@
 """What went wrong, in the same words on the screen, in `tandem status`, and as one line for programs."""
 
+import re
+
+from tandem import metrics
 from tandem.status import Status, Troubles
 from tandem.troubles import lasting, told
+from tests.support import ROOT
 
 FULL = "[Errno 28] No space left on device"
 FAILING = Troubles(saves_failed=24, saves_failed_in_a_row=24, save_message=FULL, lines_lost=1_275)
@@ -26,3 +30,10 @@ def test_a_status_holds_them_and_an_older_reader_passes_over_them() -> None:
     status = Status(troubles=FAILING)
     assert Status.read(status.dump()).troubles == FAILING
     assert "troubles" not in Status().dump()
+
+
+def test_the_glossary_names_each_kind_of_trouble_and_metrics_that_there_are() -> None:
+    page = (ROOT / "docs/numbers.md").read_text()
+    every = Troubles(saves_failed_in_a_row=1, evaluations_failed=1, lines_lost=1, rewinds=1, evaluations_skipped=1)
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [one.reason for one in told(every)]
+    assert set(re.findall(r"`(tandem_\w+)", page)) <= {metric.name for metric in metrics.ALL}
