@@ -101,7 +101,13 @@ def ranks(record: Record, look: Look) -> str:
         memory={name: _scaled(series.means(), scale) for name, series in record.memory.items()},
     )
     story = stories.ranks(known, _axis(record, unit, scale), _bands(record, scale))
-    return _drawn("ranks", "Rank by rank", "Throughput by rank, own work and GPU memory over time.", story, look)
+    return _drawn(
+        "ranks",
+        "Throughput and work, rank by rank",
+        "Throughput by rank, own work and GPU memory over time.",
+        story,
+        look,
+    )
 
 
 def _drawn(name: str, title: str, description: str, story: Chart | None, look: Look) -> str:

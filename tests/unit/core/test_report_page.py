@@ -81,11 +81,11 @@ class TestThePage:
     def test_holds_each_picture_for_a_desk_and_for_a_phone(self, text: str) -> None:
         for kind in ("wide", "narrow"):
             found = [part for part in tree(text).iter("div") if part.get("class") == kind]
-            assert [len(part.findall("svg")) for part in found] == [1] * 5
+            assert [len(part.findall("svg")) for part in found] == [1] * 7
             drawings = [part.find("svg") for part in found]
             labels = [one.get("aria-label") or one.findtext("title", "") for one in drawings if one is not None]
             assert all(label and len(label) > 20 for label in labels)
-            assert sum(one is not None and len(one.findtext("desc", "")) > 20 for one in drawings) == 2
+            assert sum(one is not None and len(one.findtext("desc", "")) > 20 for one in drawings) == 4
 
     def test_has_text_as_text(self, text: str) -> None:
         words = {"".join(part.itertext()).strip() for part in tree(text).iter("text")}

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from tandem.charts.chart import Chart
+from tandem.charts.stories import GRADIENT_NORM, LEARNING_RATE
 from tandem.formatting import cores, duration, metric_name, number, reason, score, several, share
 from tandem.report.clock import Clock
 from tandem.report.figures import confusion, optimization, painted, phases, processors, ranks, training, world
@@ -36,7 +38,7 @@ def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
         _charted(
             "training", "Training loss and evaluation score", _training(run, summary), training.charts(run, clock)
         ),
-        _charted("optimization", "Learning rate and gradient norm", "", optimization.charts(run)),
+        _charted("optimization", "Learning rate and gradient norm", _optimization(run), optimization.charts(run)),
         Picture(
             "processors",
             "Training and evaluation, side by side",
@@ -44,7 +46,7 @@ def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
             lambda look: processors.draw(run, clock, look),
         ),
         _charted("world", "Throughput and world size", _world(run, summary), world.charts(run, clock)),
-        _charted("ranks", "Rank by rank", _ranks(run), ranks.charts(run, clock)),
+        _charted("ranks", "Throughput and work, rank by rank", _ranks(run), ranks.charts(run, clock)),
         Picture("phases", "Where training's time went", _phases(run), lambda look: phases.draw(run, clock, look)),
         Picture("confusion", "The best checkpoint", _confusion(run), lambda look: confusion.draw(run, look)),
     ]
@@ -114,11 +116,19 @@ def _world(run: Run, summary: Summary) -> str:
     return " ".join(said)
 
 
-def _ranks(run: Run) -> str:
+def _optimization(run: Run) -> str:
     said = []
-    if run.busy:
-        said.append("Own work is what a rank does without waiting for others: a rank far above the rest holds all up.")
+    for name, what in ((LEARNING_RATE, "The learning rate"), (GRADIENT_NORM, "The gradient norm")):
+        values = run.counted.measures.get(name, np.empty(0))
+        if len(known := values[np.isfinite(values)]):
+            said.append(f"{what} went from {number(float(known[0]))} to {number(float(known[-1]))}.")
     return " ".join(said)
+
+
+def _ranks(run: Run) -> str:
+    if run.busy:
+        return "Own work is what a rank does without waiting for others: a rank far above the rest holds all up."
+    return "The throughput of all ranks, by their number."
 
 
 def _phases(run: Run) -> str:
