@@ -16,7 +16,7 @@ from tandem.local import starter
 from tandem.local.guardian import MARK, sweep
 from tandem.local.placement import Cores
 
-OF_AGENT = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ level=\w+ event=|^[IWEF]\d{4} [\d:.]+ +\d+ torch/")
+OF_AGENT = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ level=\w+ event=|^[IWEF]\d{4} [\d:.]+ +\d+ \S*torch/")
 """How lines of an agent and of torchrun begin, in the file that they share with the ranks."""
 TAIL_BYTES = 64 * 1024
 """How much of the end of a log is looked at."""

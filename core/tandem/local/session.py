@@ -5,7 +5,6 @@ coordinator for its snapshot.
 """
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from tandem.local.crew import COORDINATOR, HOST, Crew
 from tandem.local.display import Display
 from tandem.local.guardian import NO_PICTURE, PICTURE, SWEEP_SECONDS
 from tandem.local.prepare import Claim
-from tandem.local.process import Process, last_lines
+from tandem.local.process import OF_AGENT, Process, last_lines
 from tandem.local.supervision import (
     Action,
     Ask,
@@ -50,10 +49,6 @@ STALE_SECONDS = 3.0
 MOST_EVENTS = 50
 OUTPUT_SECONDS = 0.5
 """Between two looks at what a script prints."""
-MOST_OWN_LINES = 20
-"""So many lines of the agent may stand after a script's last one."""
-_OURS = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ level=|^[WEI]\d{4} ")
-"""Lines of the agent and of torchrun among those of a script."""
 
 
 class Requests:
@@ -288,8 +283,8 @@ class Session:
     def _output(self, now: float) -> str:
         """The last line that the script has printed, if it is the user's own: its first worker writes for all."""
         if self._crew.job.spec.trainer.command is not None and now - self._output_at > OUTPUT_SECONDS:
-            self._output_at, lines = now, last_lines(self._crew.log("worker-0"), MOST_OWN_LINES)
-            self._last_output = next((line for line in reversed(lines) if not _OURS.match(line)), self._last_output)
+            self._output_at, lines = now, last_lines(self._crew.log("worker-0"), 1, of_ranks=True)
+            self._last_output = next((line for line in lines if not OF_AGENT.match(line)), self._last_output)
         return self._last_output
 
     def _scene(self, now: float) -> Scene:

@@ -125,6 +125,8 @@ def phase(scene: Scene, status: Status) -> tuple[str, str]:
     """What the run is at, and a colour."""
     if scene.leaving:
         return "leaving", "yellow"
+    if scene.draining and not scene.evaluates:
+        return "ending", "cyan"
     word, style = PHASES["Draining" if scene.draining else status.phase]
     # Nobody knows whether a script that says nothing trains.
     return ("running" if word == "training" and status.progress is None else word), style

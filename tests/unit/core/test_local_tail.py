@@ -14,7 +14,7 @@ LOG = """
 usage: args.py [-h] [--epochs EPOCHS]
 args.py: error: unrecognized arguments: --bogus=3
 2026-11-23 08:47:37,662 level=INFO event=rank-ended generation=1 local_rank=0 code=2
-E1123 08:47:37.691000 15310 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 2)
+E1123 08:47:37.691000 15310 .venv/lib/torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 2)
 """
 
 

@@ -203,6 +203,7 @@ def test_the_notice_takes_the_place_of_the_hint() -> None:
 def test_a_job_without_evaluators_shows_none() -> None:
     text = "\n".join(drawn(scene(evaluates=False)))
     assert "evaluat" not in text
+    assert drawn(scene(evaluates=False, draining=True))[0].startswith("  digits  ending ")
     assert "best" not in text
 
 
