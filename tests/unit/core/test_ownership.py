@@ -68,6 +68,17 @@ class TestWhereNothingWasSaved:
         settle(there, Finding("attempt"))
         assert there.first_generation() == 5
 
+    def test_nor_is_it_anybodys_for_a_report_or_an_export_of_what_failed(self, there: RunDir) -> None:
+        for name in ("report.html", "report", "csv", "tensorboard"):
+            (there.path / name).mkdir()
+        assert look(there, job(seed=7), "Resume") == Finding("attempt")
+        settle(there, Finding("attempt"))
+        assert {path.name for path in there.path.iterdir()} == {"attempt", "numbering.json"}
+
+    def test_every_name_that_tandem_gives_is_known(self) -> None:
+        given = {path.name for key, path in vars(RunDir("run")).items() if key != "path"}
+        assert given <= {*ownership.OURS, *ownership.STAYS, "job.json"}
+
     def test_a_damaged_job_is_nobodys(self, there: RunDir) -> None:
         there.job_file.write_text("{")
         assert look(there, job(), "Resume") == Finding("attempt")
