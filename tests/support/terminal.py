@@ -7,7 +7,7 @@ import subprocess
 import termios
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pyte
 
@@ -73,6 +73,10 @@ class Terminal:
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
+
+    def open(self) -> TextIO:
+        """The side that commands write to."""
+        return os.fdopen(os.dup(self._slave), "w", encoding="utf-8")
 
     def look(self) -> list[str]:
         """The lines on the screen, without what is blank at their ends."""

@@ -72,7 +72,7 @@ def leaving_for(children: Iterable[Child], asked: Asked, saved: int | None, requ
     if agents and saved == asked.saved:
         what = "saving" if asked.step is None else f"saving, at step {number(asked.step)}"
     elif agents:
-        what = f"saved checkpoint {number(saved or 0)}; {several(agents, 'worker')} leaving"
+        return f"saved checkpoint {number(saved or 0)}; {several(agents, 'worker')} leaving"
     elif evaluators:
         what = f"giving up the work of {several(evaluators, 'evaluator')}"
     else:

@@ -57,7 +57,8 @@ class Canvas:
         size = self.size
         self._drawn_at = size
         lines = self._lines(picture, size)
-        text = _HOME + "\r\n".join(line + _REST_OF_LINE for line in lines) + _REST_OF_SCREEN
+        # At its end the cursor stands at the beginning: a key that is echoed on the last line would scroll the picture.
+        text = _HOME + "\r\n".join(line + _REST_OF_LINE for line in lines) + _REST_OF_SCREEN + _HOME
         if not self._open:
             self._open = True
             self._before = signal.signal(signal.SIGTSTP, self._suspend)

@@ -19,7 +19,7 @@ MEMBER = MemberView(replica="worker-0", address="127.0.0.1", state="running", si
     ("children", "saved", "words"),
     [
         ([WORKER, EVALUATOR], 200, "saving, at step 250; Ctrl-C again leaves at once"),
-        ([WORKER, EVALUATOR], 251, "saved checkpoint 251; 1 worker leaving; Ctrl-C again leaves at once"),
+        ([WORKER, EVALUATOR], 251, "saved checkpoint 251; 1 worker leaving"),
         ([EVALUATOR, COORDINATOR], 251, "giving up the work of 1 evaluator; Ctrl-C again leaves at once"),
         ([COORDINATOR], 251, "leaving"),
     ],
