@@ -63,7 +63,7 @@ class Gallery(Model):
             if len(pixels) == self.width * self.height:
                 sure = share(one.confidence)
                 told = f"sample {one.index:,}: {one.label}, taken for {one.prediction}, {sure} sure"
-                found.append(Tile(pixels, self.width, one.label, f"→ {one.prediction} {sure}", told))
+                found.append(Tile(pixels, self.width, one.label, f"→ {one.prediction}, {sure}", told))
         return found
 
 

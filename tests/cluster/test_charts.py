@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tandem import formatting
+from tandem.charts import scale
 from tandem.report.writing import write
 from tandem.rundir import RunDir
 from tandem.snapshot import Snapshot
@@ -130,6 +132,18 @@ def test_the_mouse_reads_the_values_of_all_curves_at_a_step(report: Charts, run:
     report.browser.mouse("Moved", 2, 2)
     assert report.said == ""
     assert report.value("host.querySelectorAll('.cross').length") == 0
+
+
+@pytest.mark.parametrize(
+    "value", [0.0, 3.1e-6, 0.00042, 0.0213, 0.9987, 1.0, 2.3026, 12.34, 98.6, 123.4, 1234.6, 12_345_678.0]
+)
+def test_a_number_has_the_form_that_it_has_everywhere(report: Charts, value: float) -> None:
+    assert report.value(f"Charts.told({value!r}, 'number')") == formatting.number(value)
+    assert report.value(f"Charts.told({value!r}, 'cores')") == formatting.cores(value)
+    assert report.value(f"Charts.word({value!r}, 'number')") == scale.word(value, "number")
+    if value <= 1.0:
+        assert report.value(f"Charts.told({value!r}, 'share')") == formatting.score("accuracy", value)
+        assert report.value(f"Charts.word({value!r}, 'share')") == scale.word(value, "share")
 
 
 def test_a_part_that_was_chosen_fills_the_chart_and_a_double_click_shows_all_as_it_was(report: Charts) -> None:

@@ -26,6 +26,8 @@ const Charts = (() => {
 
   const grouped = (value) => Math.round(value).toLocaleString("en-US");
 
+  const exponent = (words) => words.replace(/e([+-])(\d)$/, "e$10$2");
+
   function number(value) {
     const amount = Math.abs(value);
     if (amount >= 1000) return grouped(value);
@@ -33,20 +35,20 @@ const Charts = (() => {
     if (amount >= 10) return value.toFixed(1);
     if (amount >= 1) return value.toFixed(3);
     if (amount >= 1e-3 || amount === 0) return value.toFixed(4);
-    return value.toExponential(1).replace(/e([+-])(\d)$/, "e$10$2");
+    return exponent(value.toExponential(1));
   }
 
   function told(value, unit) {
     if (unit === "share") return `${(100 * value).toFixed(2)} %`;
     if (unit === "count") return grouped(value);
-    if (unit === "cores") return `${value.toFixed(value < 9.95 ? 1 : 0)} cores`;
+    if (unit === "cores") return `${value.toFixed(value > 0 && value < 0.095 ? 2 : value < 9.95 ? 1 : 0)} cores`;
     return number(value);
   }
 
   function word(value, unit) {
     if (unit === "share") return `${Number((100 * value).toPrecision(4))} %`;
     const amount = Math.abs(value);
-    if (value && (amount >= 1e7 || amount < 1e-4)) return value.toExponential(1).replace(/e([+-])(\d)$/, "e$10$2");
+    if (value && (amount >= 1e7 || amount < 1e-4)) return exponent(Number(value.toPrecision(2)).toExponential());
     if (amount >= 1000 || Number.isInteger(value)) return grouped(value);
     return String(Number(value.toPrecision(6)));
   }
@@ -578,5 +580,5 @@ const Charts = (() => {
   }
 
   document.querySelectorAll(".charted").forEach(add);
-  return {adopt};
+  return {adopt, told, word};
 })();

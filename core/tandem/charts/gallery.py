@@ -12,7 +12,7 @@ LEVELS = 8
 """Shades that are told apart: each is one path, and the darkest is none."""
 SIDE, GAP, BELOW = 76.0, 14.0, 36.0
 """Pixels of a picture's side, between two, and for the words below."""
-LETTERS = 15
+LETTERS = 16
 """Of the words below, as many as there is room for."""
 
 

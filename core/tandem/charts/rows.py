@@ -18,7 +18,7 @@ MOST_POINTS, LEAST_POINTS = 3000, 60
 """Of all rows together, and of each: a page of many processes is sent again and again."""
 LONGEST = 60
 """Characters of a name that comes from a run."""
-LEFT_WIDE, LEFT_NARROW, RIGHT = 128.0, 98.0, 76.0
+LEFT_WIDE, LEFT_NARROW, RIGHT = 128.0, 98.0, 86.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -315,7 +315,7 @@ def test_a_gallery_has_a_picture_of_as_many_shades_as_can_be_told_apart_and_harm
     assert inked == 64 * 7 / 8
     assert {part.tag for part in tree.iter()} <= {"svg", "title", "desc", "g", "rect", "path", "text"}
     words = {text.text for text in tree.iter("text")}
-    assert words == {EVIL[:14] + "…"}
+    assert words == {EVIL[:15] + "…"}
 
 
 def test_charts_need_nothing_but_pythons_own_library() -> None:

@@ -69,7 +69,7 @@ def test_reach_from_the_darkest_to_the_brightest_pixel(run: SmallRun) -> None:
     assert found is not None
     (tile,) = found.tiles()
     assert list(tile.pixels) == [17 * pixel for pixel in range(16)]
-    assert (tile.words, tile.beside) == ("cat", "→ dog 75 %")
+    assert (tile.words, tile.beside) == ("cat", "→ dog, 75 %")
 
 
 @pytest.mark.parametrize("size", [(32, 32), (33, 40), (512, 512)])
