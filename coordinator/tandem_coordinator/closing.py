@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from tandem_coordinator.blame import cut_off, silent_members, strike
 from tandem_coordinator.group import Action, Cause, Close, Complete, Fail, Next, Saving, Say, State, is_inside, listed
-from tandem_coordinator.repetition import first_of, has_progressed
+from tandem_coordinator.repetition import first_of, progress
 
 SAVE_SECONDS = 30.0
 """How long a generation may take to stop before it is closed anyway, not counting the steps below."""
@@ -49,7 +49,7 @@ def close(state: State, cause: Cause, now: float) -> Next:
         cause=cause,
         changed=now,
         finished=frozenset(),
-        progressed=has_progressed(state, now),
+        progress=progress(state, now),
     )
     if cause.is_failure:
         state, more = count_failure(state, now)

@@ -204,14 +204,16 @@ class State:
     """What its members say that their ranks failed by, by replica (see `repetition`)."""
     opened: float = 0.0
     """When it was opened."""
-    progressed: bool = False
-    """Whether it had made a step or saved something when it was closed."""
+    progress: str = ""
+    """How far it had got when it was closed (see `repetition`)."""
     settled: bool = False
     """Whether it is settled what it failed by."""
     barren: int = 0
     """Generations in a row that failed without that."""
     signature: Hashable = None
-    """What the last of these failed by, if it would fail by it again."""
+    """What the last generation failed by, if another one would fail by it again."""
+    before: str = ""
+    """How far that one had got."""
     not_before: float = 0.0
     """When the next generation may be formed."""
     strikes: tuple[Strike, ...] = ()

@@ -12,7 +12,7 @@ again for as long as the restart budget lasts. So is a bare exit code that comes
 
 **Backing off.** The first such failure is repaired at once, as most are one process that was killed. From the second in
 a row on, the next group starts after 1, 2, 4, … seconds, a minute at most, so that what needs a minute to pass does not
-use up the budget in seconds.
+use up the budget in seconds. So do groups that make steps and fail by the same error before they have saved anything.
 
 Rejected: backing off after failures in mid-training (a node that dies every hour must not cost a minute), and comparing
 whole tracebacks (addresses and temporary names differ).
@@ -21,7 +21,7 @@ whole tracebacks (addresses and temporary names differ).
 from dataclasses import dataclass, replace
 from signal import Signals
 
-from tandem.messages import Failure, Sync
+from tandem.messages import WORDLESS, Failure, Sync
 from tandem_coordinator.group import Cause, Complaint, Fail, Next, Say, State
 
 FIRST_SECONDS, LONGEST_SECONDS = 1.0, 60.0
@@ -30,6 +30,11 @@ PROVEN_SECONDS = 300.0
 """A script that says nothing of its steps and has run for so long has made some."""
 AT_ONCE_SECONDS = 60.0
 """A program that ends with a bare exit code so soon has not begun its work."""
+BEGUN_SECONDS = 30.0
+KILLED_SECONDS = 1.0
+"""A script that says nothing of its steps has begun its work after so long; sooner, where somebody has killed it."""
+KILLS = (-9, -15)
+STEPS, SAVED = "steps", "saved"
 OF_SHELLS = 128
 """From here on, exit codes say that a shell's child was killed."""
 
@@ -50,6 +55,9 @@ def take(state: State, sync: Sync, now: float) -> State:
         return state
     if sync.replica in state.complaints:
         return state
+    # What the coordinator was told in time with the last heartbeat may be older than the failure.
+    stepping = any(report.phase not in WORDLESS for report in sync.ranks)
+    state = replace(state, training=state.training or (state.open and stepping))
     complaint = Complaint(failure, now - failure.seconds_ago)
     return replace(state, complaints={**state.complaints, sync.replica: complaint})
 
@@ -80,24 +88,43 @@ def settle(state: State, now: float) -> Next:
     if first is not None and state.cause.reason == "WorkerFailed":
         replica, complaint = first
         state = replace(state, cause=replace(state.cause, detail=worded(replica, complaint.failure), culprit=replica))
-    if state.progressed:
-        return replace(state, barren=0, signature=None), ()
-    signature = None if first is None else _signature(first[1].failure, first[1].at - state.opened)
-    if signature is not None and signature == state.signature:
+    before, signature = state.signature, None if first is None else _signature(first[1].failure, _lived(state))
+    same = signature is not None and signature == before
+    if same and not state.progress and not state.before:
         return _give_up(state)
-    state = replace(state, barren=state.barren + 1, signature=signature)
+    state = replace(state, signature=None if state.progress == SAVED else signature, before=state.progress)
+    if state.progress == SAVED or (not same and _has_begun(state, first)):
+        return replace(state, barren=0), ()
+    state = replace(state, barren=state.barren + 1)
     pause = 0.0 if state.barren < 2 else min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** (state.barren - 2))
     if not pause:
         return state, ()
-    words = f"{state.cause.detail}; no step was made, so the next start is in {pause:g} s"
+    words = f"{state.cause.detail}; no progress was made, so the next start is in {pause:g} s"
     return replace(state, not_before=now + pause), (Say(words, warning=True),)
 
 
-def has_progressed(state: State, now: float) -> bool:
-    """Whether the open generation has got further than where it began."""
-    saved = state.checkpoint_at is not None and state.checkpoint_at > state.opened
-    silent = state.rules.ends_with_zero and not state.can_save
-    return state.training or saved or (silent and now - state.opened >= PROVEN_SECONDS)
+def progress(state: State, now: float) -> str:
+    """How far the open generation has got: STEPS, SAVED, or empty where it has not."""
+    if state.checkpoint_at is not None and state.checkpoint_at > state.opened:
+        return SAVED
+    return STEPS if state.training or (_is_silent(state) and now - state.opened >= PROVEN_SECONDS) else ""
+
+
+def _has_begun(state: State, first: tuple[str, Complaint] | None) -> bool:
+    """Whether the group had begun its work when it failed, as far as that can be told of a script that says nothing."""
+    killed = first is not None and first[1].failure.code in KILLS
+    return bool(state.progress) or (
+        _is_silent(state) and _lived(state) >= (KILLED_SECONDS if killed else BEGUN_SECONDS)
+    )
+
+
+def _is_silent(state: State) -> bool:
+    """Whether the ranks are of a script that says nothing of its steps."""
+    return state.rules.ends_with_zero and not state.can_save
+
+
+def _lived(state: State) -> float:
+    return state.changed - state.opened
 
 
 def _give_up(state: State) -> Next:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tandem.exitcode import ExitCode
-from tandem.messages import Failure
+from tandem.messages import Failure, RankReport
 from tandem_coordinator.group import Fail
 from tests.support.worlds.membership_job import RULES, Job
 
@@ -103,13 +103,36 @@ def test_what_is_not_the_same_is_tried_again(second: dict[str, Any]) -> None:
     assert not job.failed()
 
 
-def test_the_same_error_in_mid_training_is_tried_again_at_once() -> None:
+def test_a_failure_in_mid_training_is_tried_again_at_once_and_the_same_one_later_each_time() -> None:
     job = group()
-    for number in (2, 3, 4):
+    took = []
+    for number in range(2, 8):
         job.training = True
         job.passes(0.2)
         job.training = False
-        _fails(job, "worker-0" if number == 3 else "worker-1", **KEY)
+        what = KEY if number > 4 else {**KEY, "error": f"KeyError: {number}"}
+        _fails(job, f"worker-{number % 2}", **what)
+        took.append(round(_forms_again(job, number)))
+    assert took == [0, 0, 0, 0, 0, 1]
+    assert not job.failed()
+
+
+def test_steps_of_which_the_coordinator_hears_with_the_failure_count() -> None:
+    job = group()
+    for number in (2, 3, 4):
+        failure = Failure(rank=0, code=-9)
+        ranks = [RankReport(rank=0, step=number)]
+        replica = f"worker-{number % 2}"
+        job.runs(replica, job.state.number, reason="WorkerFailed", failure=failure, ranks=ranks)
+        job.joins(replica, generation=job.state.number, reason="WorkerFailed", failure=failure)
+        assert _forms_again(job, number) < 1.0
+
+
+def test_a_script_that_says_nothing_is_killed_again_and_again_and_is_back_at_once() -> None:
+    job = group(max_restarts=20)
+    for number in range(2, 8):
+        job.passes(1.5)
+        _fails(job, f"worker-{number % 2}", code=-9)
         assert _forms_again(job, number) < 1.0
 
 
@@ -134,7 +157,7 @@ def test_the_next_start_is_later_each_time_and_that_is_said() -> None:
         _fails(job, f"worker-{number % 2}", code=-9)
         took.append(round(_forms_again(job, number)))
     assert took == [0, 1, 2, 4, 8, 16, 32, 60, 60]
-    assert "rank 0 (worker-1) was killed by signal 9 (SIGKILL); no step was made, so the next start is in 16 s" in [
+    assert "rank 0 (worker-1) was killed by signal 9 (SIGKILL); no progress was made, so the next start is in 16 s" in [
         words for words in job.said() if "16 s" in words
     ]
     job.training = True
