@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.gallery import gallery
 from tandem.local.supervision import SAVING_SECONDS
 from tests.support import ROOT
 from tests.support.local_run import DIGITS, LocalRun, evaluations
@@ -67,6 +68,13 @@ class TestFromBeginningToEnd:
         assert best["value"] == max(merged.values())
         assert f"checkpoints/{best['name']}" in complete.output
         assert f"accuracy {100 * best['value']:.2f} %" in complete.output
+
+    def test_the_best_one_has_pictures_of_what_it_takes_for_something_else(self, complete: LocalRun) -> None:
+        found, best = gallery(complete.run_dir), json.loads(complete.run_dir.best_file.read_text())
+        assert found is not None
+        wrong = round((1 - best["value"]) * evaluations(complete.path)[0]["samples"])
+        assert len(found.tiles()) == len(found.pictures) == min(24, wrong)
+        assert all(one.label != one.prediction for one in found.pictures)
 
     def test_it_says_what_it_waits_for_and_how_far_it_is_in_plain_lines_of_fields(self, complete: LocalRun) -> None:
         assert all(letter.isprintable() for line in complete.output.splitlines() for letter in line)
