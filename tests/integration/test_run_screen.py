@@ -21,7 +21,7 @@ TRAINING = (
     rf"  digits  training +{TIME}",
     rf"  step {COUNT} of 115,000 · epoch {NUMBER} · about {TIME} left",
     rf"  loss        {NUMBER}  [▁▂▃▄▅▆▇█]+",
-    rf"  throughput  {COUNT} samples/s",
+    r"  throughput  [\d.,]+ samples/s",
     r"  workers     1/1 · world size 1 · generation 1 · no restarts",
     rf"  checkpoint  step {COUNT}",
     rf"  evaluated   step {COUNT} · accuracy {NUMBER} % · .+",
