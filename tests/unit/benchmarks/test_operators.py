@@ -178,13 +178,13 @@ CREATED, RUNNING = ("Created", "True"), ("Running", "True")
     ("status", "phase", "right"),
     [
         ({}, "", False),
-        (of_pytorch(0, 1, CREATED), "Created", False),
-        (of_pytorch(1, 0, CREATED, RUNNING), "Running", False),
-        (of_pytorch(1, 1, CREATED, RUNNING), "Running", True),
-        (of_pytorch(1, 1, CREATED, ("Running", "False"), ("Succeeded", "True")), "Succeeded", False),
+        (of_pytorch(0, 3, CREATED), "Created", False),
+        (of_pytorch(1, 2, CREATED, RUNNING), "Running", False),
+        (of_pytorch(1, 3, CREATED, RUNNING), "Running", True),
+        (of_pytorch(1, 3, CREATED, ("Running", "False"), ("Succeeded", "True")), "Succeeded", False),
     ],
 )
-def test_a_status_of_kubeflow_is_right_once_it_tells_of_both_pods(
+def test_a_status_of_kubeflow_is_right_once_it_tells_of_all_pods(
     status: dict[str, object], phase: str, right: bool
 ) -> None:
     assert (kubeflow.phase(status), kubeflow.right(status)) == (phase, right)
@@ -195,6 +195,11 @@ def test_a_status_of_ours_is_right_once_it_tells_a_step() -> None:
     assert not ours.TANDEM.right(early)
     assert not ours.TANDEM.right({"phase": "Pending", "progress": {"step": 3}})
     assert ours.TANDEM.right(early | {"progress": {"step": 0}})
+
+
+def test_jobs_of_both_kinds_have_as_many_pods() -> None:
+    replicas = kubeflow.manifest(0)["spec"]["pytorchReplicaSpecs"].values()
+    assert sum(replica["replicas"] for replica in replicas) == kubeflow.RAISED.pods == ours.TANDEM.pods
 
 
 def test_jobs_of_both_kinds_ask_for_the_scheduler_that_does_not_exist() -> None:

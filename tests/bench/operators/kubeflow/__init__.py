@@ -31,7 +31,8 @@ KUBEFLOW = Pinned(Path(__file__).parent / "module", "github.com/kubeflow/trainin
 JOB = Kind("kubeflow.org/v1", "PyTorchJob", "pytorchjobs")
 CRD = f"{JOB.plural}.{JOB.group}"
 JOB_LABEL, ROLE_LABEL = "training.kubeflow.org/job-name", "training.kubeflow.org/replica-type"
-ROLES = ("Master", "Worker")
+REPLICAS = {"Master": 1, "Worker": 3}
+"""As many pods as a job of ours has."""
 CONTAINER = "pytorch"
 CERTIFICATES = Path("/tmp/k8s-webhook-server/serving-certs")
 """Where it looks for them; no flag says otherwise."""
@@ -129,10 +130,10 @@ def subject(title: str, pace: Pace) -> Subject:
         kind=JOB,
         running=running,
         manifest=manifest,
-        pods=len(ROLES),
+        pods=sum(REPLICAS.values()),
         job=JOB_LABEL,
         role=ROLE_LABEL,
-        ending=frozenset(role.lower() for role in ROLES),
+        ending=frozenset(role.lower() for role in REPLICAS),
         container=lambda role: CONTAINER,
         phase=phase,
         right=right,
@@ -143,18 +144,18 @@ def subject(title: str, pace: Pace) -> Subject:
 
 
 def manifest(index: int) -> Object:
-    """A job of a master and a worker, as in its own examples."""
+    """A job of a master and workers, as in its own examples."""
     container = {"name": CONTAINER, "image": "bench", "command": ["python", "-m", "train"]}
-    replica = {
-        "replicas": 1,
-        "restartPolicy": "OnFailure",
-        "template": {"spec": {"schedulerName": NOBODY, "containers": [container]}},
+    template = {"spec": {"schedulerName": NOBODY, "containers": [container]}}
+    replicas = {
+        role: {"replicas": count, "restartPolicy": "OnFailure", "template": template}
+        for role, count in REPLICAS.items()
     }
     return {
         "apiVersion": JOB.api,
         "kind": JOB.name,
         "metadata": {"name": f"job-{index:05d}"},
-        "spec": {"pytorchReplicaSpecs": dict.fromkeys(ROLES, replica)},
+        "spec": {"pytorchReplicaSpecs": replicas},
     }
 
 
@@ -165,9 +166,9 @@ def phase(status: Object) -> str:
 
 
 def right(status: Object) -> bool:
-    """Whether it is said to run, with both pods."""
+    """Whether it is said to run, with all pods."""
     active = {role: of.get("active") for role, of in (status.get("replicaStatuses") or {}).items()}
-    return phase(status) == "Running" and active == dict.fromkeys(ROLES, 1)
+    return phase(status) == "Running" and active == REPLICAS
 
 
 def program() -> Path:
