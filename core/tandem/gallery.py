@@ -68,11 +68,7 @@ class Gallery(Model):
 
 
 def gallery(rundir: RunDir) -> Gallery | None:
-    """That of the best checkpoint; None if there is none, or one of another checkpoint.
-
-    Raises:
-        OSError: the files cannot be read.
-    """
+    """That of the best checkpoint; None if there is none that can be read, or one of another checkpoint."""
     best, data = read_json_or_none(rundir.best_file), read_json_or_none(rundir.wrong_file, MOST_BYTES)
     try:
         found = Gallery.read(data)
