@@ -72,7 +72,8 @@ def _training(run: Run, summary: Summary) -> str:
     if len(finite):
         first, last = finite[0], finite[-max(1, len(finite) // 50) :].mean()
         went = "fell" if last < first else "went"
-        said.append(f"The training loss {went} from {first:.3g} to {last:.3g} in {several(summary.steps, 'step')}.")
+        steps = several(summary.steps, "step")
+        said.append(f"The training loss {went} from {number(float(first))} to {number(float(last))} in {steps}.")
     if broken := len(run.counted) - len(finite):
         said.append(f"It was not finite in {several(broken, 'step')}.")
     if run.best and run.best.evaluation:
