@@ -18,6 +18,9 @@ from tandem_operator import fleet, names
 from tandem_operator.kinds import Kind
 from tandem_operator.reporting import Trouble
 
+MANY = 8
+"""Pods of a job that are made side by side. Where a quota or a webhook refuses so many of a role, it would refuse the
+rest as well, which may be thousands: no other one of that role is tried until one of these may be tried again."""
 LONGEST_SECONDS = 60.0
 """Who makes room in a quota sees the job go on within a minute."""
 
@@ -66,6 +69,16 @@ def later(attempts: Attempts, what: str, now: float) -> float | None:
     """When it may be tried again if that is not yet, seconds since the epoch."""
     known = attempts.get(what)
     return None if known is None or known.due <= now else known.due
+
+
+def role_waits(attempts: Attempts, role: str, now: float) -> float | None:
+    """Until when no pod of a role is tried, seconds since the epoch; None: they may be."""
+    refused = [
+        one.due
+        for what, one in attempts.items()
+        if one.trouble is not None and one.due > now and what.partition(" ")[0] == role
+    ]
+    return min(refused) if len(refused) >= MANY else None
 
 
 def tried(before: Attempt | None, now: float, trouble: Trouble | None = None) -> Attempt:

@@ -17,11 +17,10 @@ from tandem.status import Status
 from tandem.times import rfc3339, seconds
 from tandem_operator import allowed, jobs, kinds, names, objects, reporting, retry, tokens
 from tandem_operator.api import ApiServer, Refused, Unavailable
-from tandem_operator.attempts import ending, place, removing, tried, writing
+from tandem_operator.attempts import MANY, ending, place, removing, tried, writing
 from tandem_operator.backlog import Backlog
 from tandem_operator.coordinators import Coordinators
-from tandem_operator.course import condition
-from tandem_operator.gauges import Gauges, Holding
+from tandem_operator.gauges import Gauges, holding
 from tandem_operator.jobs import InvalidSpec, Object
 from tandem_operator.memory import Memory
 from tandem_operator.objects import Peers, Volumes
@@ -45,8 +44,6 @@ LEAST_SECONDS = 0.2
 """Between two looks at one job."""
 LEFT_SECONDS = 10.0
 """For the Secret of an earlier job of that name to be collected: pods must not be given its token."""
-PODS_AT_ONCE = 8
-"""Pods of a job that are made side by side."""
 AGAIN_SECONDS = 600.0
 """The same Event is not posted again sooner."""
 MOST_WORDS = 500
@@ -132,8 +129,8 @@ class Controller:
             Unavailable, Refused: the API server did not do what it was asked. To be tried again later.
         """
         body = self._store.job(key)
-        if body is None or "deletionTimestamp" in body["metadata"]:
-            # Owner references take care of what is left.
+        if body is None or "deletionTimestamp" in body["metadata"] or not self._api.acts(key[0]):
+            # Owner references take care of what is left, or another operator of all of it.
             self._memories.pop(key, None)
             self._questions.forget(key)
             self._gauges.forget(key)
@@ -193,7 +190,7 @@ class Controller:
             then = reconcile(replace(situation, attempts=memory.attempts), self._images, self._volumes)
             plan = replace(then, notices=(*done, *(one for one in then.notices if not one.place and one not in done)))
         wrote = await self._report(key, job, plan, memory)
-        self._gauges.holds(key, _holding(job, plan.status))
+        self._gauges.holds(key, holding(plan.status, job.spec.workers))
         if plan.expired:
             log.info("event=expired job=%s/%s", *key)
             await self._api.delete(kinds.JOB, *key, uid)
@@ -273,11 +270,13 @@ class Controller:
             self.backlog.add(key)
             return vain
         # They need all of the former, and none of each other.
-        for first in range(0, len(plan.make), PODS_AT_ONCE):
-            some = plan.make[first : first + PODS_AT_ONCE]
+        for first in range(0, len(plan.make), MANY):
+            some = plan.make[first : first + MANY]
             answers = await asyncio.gather(*(self._create(kinds.POD, manifest) for manifest in some))
             for manifest, (made, trouble) in zip(some, answers, strict=True):
                 note(_place(manifest), trouble, made)
+            if all(trouble is not None for _, trouble in answers):
+                break
         for one in plan.remove:
             try:
                 await self._api.delete(one.kind, key[0], one.name, one.uid)
@@ -415,8 +414,7 @@ class Controller:
         if old.phase in ("Succeeded", "Failed"):
             return
         status = reporting.refused(old, body["metadata"].get("generation", 1), reason, message, time.time(), for_good)
-        reason_of, since = _ready_since(status)
-        self._gauges.holds(key, Holding(status.phase, reason=reason_of, since=since))
+        self._gauges.holds(key, holding(status))
         changes = reporting.patch(body.get("status") or {}, status.dump())
         if not changes:
             return
@@ -437,18 +435,6 @@ class Controller:
         if written is not None:
             self._store.see(kinds.JOB, written)
         return True
-
-
-def _holding(job: DistributedTrainingJob, status: Status) -> Holding:
-    workers = job.spec.workers
-    ready = 0 if status.workers is None else status.workers.ready
-    return Holding(status.phase, workers.gpus, workers.replicas, ready, *_ready_since(status))
-
-
-def _ready_since(status: Status) -> tuple[str, float | None]:
-    """Why a job is Ready, or is not, and since when."""
-    found = condition(status, "Ready")
-    return ("", None) if found is None else (found.reason, seconds(found.last_transition_time))
 
 
 def _has_ended(job: DistributedTrainingJob) -> bool:

@@ -31,6 +31,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 2.0, 300.0
 """Seconds before the second replacement in a row, doubled for each further one; the first is immediate."""
 RESULT_SECONDS = 10.0
 """A pod that ended well may be so much ahead of the coordinator's word that training is complete."""
+MOST_MADE = 200
+"""Pods of a role that one look makes; the next look makes more. To write down 10,000 takes two seconds, in which no
+other job would be looked at."""
 MOST_FAILURES = 6
 """So many failures soon after the start, in a row, and a place is not going to be filled."""
 
@@ -117,6 +120,9 @@ def plan(
             make.append(New(index, failures, _avoided(candidates)))
         else:
             again.append(due - now)
+    if len(make) > MOST_MADE:
+        del make[MOST_MADE:]
+        again.append(0.0)
     # The highest places go first: ranks are given out in the order of names, and the others keep theirs.
     remove.sort(key=lambda pod: -pod.index)
     return Fleet(tuple(make), tuple(remove), min(again, default=None), tuple(stuck), tuple(settled))

@@ -9,6 +9,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tandem import metrics
+from tandem.job import Workers
+from tandem.status import Status
+from tandem.times import seconds
+from tandem_operator.course import condition
 
 OVER = {"Succeeded", "Failed", "Suspended"}
 """Phases of jobs that ask for nothing."""
@@ -31,6 +35,20 @@ class Holding:
     """Since when, in seconds since the epoch."""
 
 
+def holding(status: Status, workers: Workers | None = None) -> Holding:
+    """What a job of this status is about.
+
+    Args:
+        workers: what it asks for; None: nothing that counts.
+    """
+    ready = condition(status, "Ready")
+    reason, since = ("", None) if ready is None else (ready.reason, seconds(ready.last_transition_time))
+    if workers is None:
+        return Holding(status.phase, reason=reason, since=since)
+    there = 0 if status.workers is None else status.workers.ready
+    return Holding(status.phase, workers.gpus, workers.replicas, there, reason, since)
+
+
 class Gauges:
     """Counts what the operator does. Used on one event loop."""
 
@@ -45,6 +63,8 @@ class Gauges:
         """How many requests the API server was sent."""
         self.unreadable: Callable[[], Mapping[str, int]] = dict
         """Versions of objects that could not be read, by kind."""
+        self.leads: Callable[[], Mapping[str, bool]] = lambda: {"": True}
+        """By namespace, empty for all: whether this operator is the one that acts there."""
         self.age: Callable[[], float] = lambda: 0.0
         """Seconds since everything was listed."""
         self._registry = CollectorRegistry()
@@ -85,6 +105,10 @@ class Gauges:
         for kind, count in sorted(self.unreadable().items()):
             family.add_metric([kind], float(count))
         yield family
+        leads = _family(metrics.OPERATOR_LEADS)
+        for namespace, held in sorted(self.leads().items()):
+            leads.add_metric([namespace], float(held))
+        yield leads
         yield from self._fleet()
 
     def _fleet(self) -> Iterator[Metric]:

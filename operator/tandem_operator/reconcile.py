@@ -48,7 +48,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.status import Status
 from tandem.times import seconds
 from tandem_operator import fleet, kinds, names, objects, pods
-from tandem_operator.attempts import ending, later, place, removing, writing
+from tandem_operator.attempts import ending, later, place, removing, role_waits, writing
 from tandem_operator.course import Course, course, deadline, drained, is_initialized
 from tandem_operator.fleet import Fleet
 from tandem_operator.kinds import Kind
@@ -134,7 +134,7 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
     expires = _expires(job, new)
     return Plan(
         needs_token=not over and (needed.token or bool(needing)),
-        create=() if over else tuple(objects.completed(one, volumes) for one in needed.create),
+        create=() if over else tuple(objects.completed(one, job, volumes) for one in needed.create),
         update=() if over else needed.update,
         make=tuple(make),
         remove=tuple(one for one in remove if later(at.attempts, removing(one.name), at.now) is None),
@@ -247,8 +247,10 @@ def _needed(at: Situation) -> _Needed:
 def _held(at: Situation, role: str, needed: _Needed) -> Callable[[int], float | None]:
     """Until when a place gets no other pod."""
 
+    all_wait = role_waits(at.attempts, role, at.now)
+
     def until(index: int) -> float | None:
-        due = later(at.attempts, place(role, index), at.now)
+        due = later(at.attempts, place(role, index), at.now) or all_wait
         return max(due or 0.0, at.now + LAZY_SECONDS) if needed.lacking else due
 
     return until

@@ -8,7 +8,7 @@ import pytest
 
 from tandem_operator import kinds, names
 from tandem_operator.api import Object, Refused, Unavailable
-from tandem_operator.attempts import LONGEST_SECONDS
+from tandem_operator.attempts import LONGEST_SECONDS, MANY
 from tandem_operator.reconcile import HASTY_SECONDS
 from tests.support.worlds.operator_cluster import NAMESPACE, Cluster, Place
 from tests.support.worlds.operator_job import IMAGES
@@ -83,6 +83,20 @@ def test_a_pod_that_is_refused_for_long_holds_up_neither_the_looks_nor_the_rest(
     passes(world, clock, LONGEST_SECONDS + 5)
     assert live(world, names.WORKER) == [0, 1]
     assert world.controller._memories[KEY].attempts == {}
+
+
+def test_of_hundreds_of_pods_that_are_refused_few_are_tried(clock: Clock) -> None:
+    world = World()
+    world.cluster.edit(kinds.JOB, NAME, {"workers": {"replicas": 200, "maxReplicas": 200}})
+    world.cluster.refuses = refuses(lambda verb, place: verb == "create" and "-worker-" in place[2])
+    passes(world, clock, 10 * LONGEST_SECONDS)
+    assert tries(world, "create", kinds.POD, "-worker-") < 40 * MANY
+    assert "exceeded quota" in status(world)["message"]
+
+    world.cluster.edit(kinds.JOB, NAME, {"workers": {"replicas": 20, "maxReplicas": 200}})
+    world.cluster.refuses = refuses(lambda verb, place: False)
+    passes(world, clock, LONGEST_SECONDS + 5)
+    assert len(live(world, names.WORKER)) == 20, "once there is room, all of them"
 
 
 def test_a_replacement_that_is_refused_is_not_told_and_one_that_is_made_is(clock: Clock) -> None:

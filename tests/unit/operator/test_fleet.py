@@ -3,7 +3,17 @@
 import pytest
 
 from tandem.exitcode import ExitCode
-from tandem_operator.fleet import FIRST_PAUSE, LONGEST_PAUSE, MOST_FAILURES, ROOMY_SECONDS, Fleet, New, pause, plan
+from tandem_operator.fleet import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    MOST_FAILURES,
+    MOST_MADE,
+    ROOMY_SECONDS,
+    Fleet,
+    New,
+    pause,
+    plan,
+)
 from tandem_operator.observed import MOST_AVOIDED, Pod
 from tests.support.worlds.operator_job import ENDPOINT, NOW, ended, worker
 
@@ -20,6 +30,14 @@ def test_every_place_is_filled() -> None:
     assert planned().make == (New(0, 0), New(1, 0))
     assert planned(worker(0)).make == (New(1, 0),)
     assert planned(worker(0), worker(1)) == Fleet(settled=(0, 1))
+
+
+def test_of_thousands_one_look_makes_some_and_the_next_one_more() -> None:
+    first = planned(replicas=10_000)
+    assert (len(first.make), first.again_in) == (MOST_MADE, 0.0)
+    there = [worker(new.index) for new in first.make]
+    assert planned(*there, replicas=10_000).make[0] == New(MOST_MADE, 0)
+    assert planned(*there, replicas=MOST_MADE).again_in is None
 
 
 @pytest.mark.parametrize(
