@@ -1,6 +1,7 @@
 """The files of the chart that are generated: `python charts/generate.py`, or `make generate`.
 
     charts/tandem/files/rights.yaml   what the operator may do, from tandem_operator.rights
+    charts/tandem/files/rights-lease.yaml   what it may do where its Lease is
     charts/tandem/README.md           every value with its default and meaning, from values.yaml and its comments
 
 The CRD and the dashboards have generators of their own. In values.yaml a map whose entries have comments is a group of
@@ -15,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from tandem_operator.rights import rules
+from tandem_operator.rights import lease_rules, rules
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts" / "tandem"
@@ -35,10 +36,17 @@ Installing, upgrading, what stays after `helm uninstall`, and what to do when so
 HEAD = "| value | default | meaning |\n|---|---|---|"
 
 
-def rights_file() -> str:
-    """The operator's rules, as a role has them."""
+def rights_file(made: list[dict[str, Any]]) -> str:
+    """Rules of the operator, as a role has them."""
     head = "# Generated from operator/tandem_operator/rights.py by `make generate`; do not edit.\n"
-    return head + yaml.safe_dump(rules(), sort_keys=False)
+    return head + yaml.dump(made, Dumper=_Whole, sort_keys=False)
+
+
+class _Whole(yaml.SafeDumper):
+    """Writes everything out, without anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 def values_page() -> str:
@@ -61,7 +69,8 @@ def values_page() -> str:
 
 
 FILES: Mapping[Path, Callable[[], str]] = {
-    CHART / "files" / "rights.yaml": rights_file,
+    CHART / "files" / "rights.yaml": lambda: rights_file(rules()),
+    CHART / "files" / "rights-lease.yaml": lambda: rights_file(lease_rules()),
     CHART / "README.md": values_page,
 }
 

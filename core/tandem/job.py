@@ -265,7 +265,7 @@ class Storage(Model):
     claim_name: ObjectName | None = None
     """An existing claim to use."""
     size: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$", max_length=64)] | None = None
-    """Size of the claim to make, such as 500Mi or 1Ti; default 10Gi."""
+    """Size of the claim to make, such as 500Mi or 1Ti; default: the one the operator was given, or else 10Gi."""
     storage_class_name: PerhapsName | None = None
     """Storage class of the claim to make; default: the one the operator was given, or else the cluster's."""
     access_modes: (

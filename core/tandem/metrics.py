@@ -191,6 +191,11 @@ OPERATOR_UNREADABLE = OperatorMetric(
     "Versions of objects that could not be read and were passed over.",
     ("kind",),
 )
+OPERATOR_LEADS = OperatorMetric(
+    "tandem_operator_leads",
+    "1 where the operator holds the Lease and acts, 0 where it waits for another one. No namespace: the whole cluster.",
+    ("namespace",),
+)
 OPERATOR_QUEUE = OperatorMetric("tandem_operator_queue_depth", "Jobs that are due and wait to be looked at.")
 OPERATOR_JOBS = OperatorMetric("tandem_operator_jobs", "Jobs by namespace and phase.", ("namespace", "phase"))
 OPERATOR_STATE = OperatorMetric(

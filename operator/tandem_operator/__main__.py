@@ -4,9 +4,10 @@
 --pull-secret NAME                                     what these are pulled with (may be repeated)
 --pull-policy POLICY, --tolerations JSON               when these are pulled, and what all pods of jobs tolerate
 --cluster-user                                         they run as the user that the cluster gives them (OpenShift)
---storage-class NAME, --access-mode MODE               of claims whose job does not say
+--storage-class NAME, --access-mode MODE, --volume-size SIZE    of claims whose job does not say
 --namespace NAME                                       only there (may be repeated); default: everywhere
 --key-secret NAMESPACE/NAME                            what the tokens of jobs follow from; made if it is not there
+--identity NAME, --lease-namespace NAME, --no-lease    who it is to other operators: one of them acts (lease.py)
 --template-field PATH[=VALUE]                          what templates may set (may be repeated); default: everything
 --operator-from JSON, --metrics-from JSON              makes a NetworkPolicy for each job: who else reaches its pods
 --patience SECONDS                                     until a job that cannot begin gives way to another
@@ -18,7 +19,9 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,14 +29,17 @@ from importlib.metadata import version
 from typing import Any
 
 from kubernetes.aio.config import ConfigException
+from pydantic import ValidationError
 
 from tandem.exitcode import ExitCode
-from tandem_operator import interpreter
+from tandem.job import Storage
+from tandem_operator import interpreter, lease
 from tandem_operator.api import ApiServer, Unavailable
 from tandem_operator.controller import Controller
 from tandem_operator.coordinators import Coordinators
 from tandem_operator.gauges import Gauges
 from tandem_operator.health import serve_health
+from tandem_operator.lease import Leases
 from tandem_operator.objects import Peers, Volumes
 from tandem_operator.pods import Images
 from tandem_operator.reconcile import ANY_VOLUMES
@@ -67,6 +73,9 @@ class Options:
     """See tandem_operator.allowed."""
     peers: Peers | None = None
     """Who reaches pods of jobs besides those; None: no NetworkPolicies are made."""
+    identity: str = ""
+    """Who it is to other operators; empty: there is no other one."""
+    lease_namespace: str = lease.HOME
 
 
 def main() -> int:
@@ -93,8 +102,18 @@ async def _operate(options: Options) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     store, gauges = Store(), Gauges()
-    async with await ApiServer.connect() as api, Coordinators() as coordinators:
+    # Renewals of the Lease do not queue behind all that is made.
+    async with (
+        await ApiServer.connect() as api,
+        await ApiServer.connect() as apart,
+        Coordinators() as coordinators,
+    ):
         key = await _key(api, options)
+        leases = None
+        if options.identity:
+            names = options.namespaces, options.lease_namespace, options.identity
+            leases = Leases(apart, *names, lambda namespace: _look_again(controller, store, namespace))
+            api.acts = leases.acts
         controller = Controller(
             api,
             coordinators,
@@ -110,12 +129,18 @@ async def _operate(options: Options) -> None:
         isolates = options.peers is not None
         watching = Watching(api, store, controller.backlog.add, options.namespaces, isolates)
         gauges.depth, gauges.requests = lambda: len(controller.backlog), lambda: api.requests
+        if leases is not None:
+            gauges.leads = lambda: leases.held
         gauges.age, gauges.unreadable = lambda: watching.age, lambda: store.unreadable.counts
+        watch = asyncio.create_task(watching.watch(), name="watch")
         tasks = [
+            watch,
             asyncio.create_task(watching.sweep(), name="sweep"),
-            asyncio.create_task(watching.watch(), name="watch"),
             asyncio.create_task(_control(watching, controller), name="control"),
-            asyncio.create_task(serve_health(options.port, watching, gauges), name="health"),
+            asyncio.create_task(
+                serve_health(options.port, watching, gauges, lambda: leases.complaint if leases else ""), name="health"
+            ),
+            *([asyncio.create_task(leases.keep(), name="lease")] if leases else []),
         ]
         stop = asyncio.create_task(stopping.wait(), name="stop")
         log.info("event=started version=%s namespaces=%s", version("tandem"), ",".join(options.namespaces) or "all")
@@ -123,9 +148,14 @@ async def _operate(options: Options) -> None:
         for task in [*tasks, stop]:
             task.cancel()
         await asyncio.gather(*tasks, stop, return_exceptions=True)
+        if leases is not None:
+            await leases.release()
         for task in done - {stop}:
-            # None of them ends by itself. Better to start anew than to go on with a part missing.
             error = None if task.cancelled() else task.exception()
+            if task is watch and error is None:
+                # kopf takes the signals for itself, and ends well when there is one.
+                continue
+            # None of them ends by itself. Better to start anew than to go on with a part missing.
             raise RuntimeError(f"{task.get_name()} has ended") from error
     log.info("event=stopped")
 
@@ -137,6 +167,13 @@ async def _key(api: ApiServer, options: Options) -> bytes:
         except Unavailable as error:
             log.warning("event=no-key-yet error=%r", str(error))
             await asyncio.sleep(RETRY_SECONDS)
+
+
+def _look_again(controller: Controller, store: Store, namespace: str) -> None:
+    """Look at all jobs of a namespace, empty for all: we have begun to act there, or have ceased to."""
+    for key in store.everyone():
+        if namespace in ("", key[0]):
+            controller.backlog.add(key)
 
 
 async def _control(watching: Watching, controller: Controller) -> None:
@@ -173,6 +210,13 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
         action="append",
         choices=("ReadWriteMany", "ReadWriteOnce"),
         help="of claims whose job names none; may be repeated (default: ReadWriteMany)",
+    )
+    parser.add_argument(
+        "--volume-size",
+        default=ANY_VOLUMES.size,
+        type=_size,
+        metavar="SIZE",
+        help=f"of claims whose job says none, such as 500Mi or 1Ti (default: {ANY_VOLUMES.size})",
     )
     parser.add_argument("--namespace", action="append", default=[], help="operate only there; may be repeated")
     parser.add_argument(
@@ -212,6 +256,22 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
         type=_place,
         help=f"with what the tokens of jobs follow from (default: {KEY_SECRET} in the first --namespace, or `default`)",
     )
+    parser.add_argument(
+        "--identity",
+        default=f"{socket.gethostname()}_{secrets.token_hex(4)}",
+        metavar="NAME",
+        help="who it is to other operators, of which one acts; the same for each start of one pod (default: by chance)",
+    )
+    parser.add_argument(
+        "--lease-namespace",
+        default=lease.HOME,
+        metavar="NAME",
+        help="where the Lease of operators of the whole cluster is; with --namespace it is there"
+        f" (default: {lease.HOME})",
+    )
+    parser.add_argument(
+        "--no-lease", action="store_true", help="act without asking whether another operator does: there is none"
+    )
     given = parser.parse_args(arguments)
     if given.metrics_from and not given.operator_from:
         parser.error("--metrics-from needs --operator-from: without, no NetworkPolicies are made")
@@ -224,7 +284,8 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
         pull_policy=given.pull_policy,
         tolerations=given.tolerations,
     )
-    volumes = Volumes(given.storage_class, tuple(given.access_mode or ANY_VOLUMES.access_modes))
+    modes = tuple(given.access_mode or ANY_VOLUMES.access_modes)
+    volumes = Volumes(given.storage_class, modes, given.volume_size)
     key_secret = given.key_secret or (next(iter(given.namespace), "default"), KEY_SECRET)
     return Options(
         images,
@@ -235,6 +296,8 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
         given.patience,
         tuple(given.template_field),
         Peers(given.operator_from, given.metrics_from) if given.operator_from else None,
+        "" if given.no_lease else given.identity,
+        given.lease_namespace,
     )
 
 
@@ -256,6 +319,14 @@ def _objects(text: str) -> tuple[dict[str, Any], ...]:
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise argparse.ArgumentTypeError("not a list of objects")
     return tuple(found)
+
+
+def _size(text: str) -> str:
+    try:
+        Storage(size=text)
+    except ValidationError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size, such as 500Mi or 1Ti") from None
+    return text
 
 
 def _place(text: str) -> tuple[str, str]:

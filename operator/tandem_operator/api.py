@@ -6,7 +6,7 @@ client: that asks the server what kinds it has before the first request, and the
 """
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
@@ -15,6 +15,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from kubernetes.aio import client, config
 
+from tandem_operator import kinds
 from tandem_operator.bounded import MOST_COST, UNREAD, cost, without_items
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import version
@@ -62,6 +63,8 @@ class ApiServer:
 
     def __init__(self, connection: client.ApiClient) -> None:
         self._client = connection
+        self.acts: Callable[[str], bool] = lambda namespace: True
+        """Whether this operator is the one that writes in a namespace (tandem_operator.lease)."""
         self.requests = 0
         """So many were sent."""
 
@@ -152,6 +155,7 @@ class ApiServer:
         Raises:
             Unavailable, Refused: see there. Refused with 409 if the name is taken.
         """
+        self._check(kind, manifest["metadata"]["namespace"])
         path = kind.path(manifest["metadata"]["namespace"])
         return await self._request("POST", path, {"fieldManager": MANAGER}, manifest)
 
@@ -162,8 +166,19 @@ class ApiServer:
             Unavailable, Refused: see there. Refused with 409 if it has a UID and there is no such object.
         """
         metadata = manifest["metadata"]
+        self._check(kind, metadata["namespace"])
         path = kind.path(metadata["namespace"], metadata["name"])
         return await self._request("PATCH", path, {"fieldManager": MANAGER, "force": "true"}, manifest, APPLY)
+
+    async def replace(self, kind: Kind, manifest: Object) -> Object:
+        """Have an object be as this, if it still has the resource version that this has.
+
+        Raises:
+            Unavailable, Refused: see there. Refused with 409 if it has another one.
+        """
+        metadata = manifest["metadata"]
+        path = kind.path(metadata["namespace"], metadata["name"])
+        return await self._request("PUT", path, {"fieldManager": MANAGER}, manifest)
 
     async def patch_status(
         self, kind: Kind, namespace: str, name: str, changes: Object, version: str = ""
@@ -176,6 +191,7 @@ class ApiServer:
         Raises:
             Unavailable, Refused: see there. Refused with 409 if it has another version.
         """
+        self._check(kind, namespace)
         path = kind.path(namespace, name, "status")
         body: Object = {"status": changes, **({"metadata": {"resourceVersion": version}} if version else {})}
         try:
@@ -194,6 +210,7 @@ class ApiServer:
         Raises:
             Unavailable, Refused: see there.
         """
+        self._check(kind, namespace)
         # The only field of a pod that ends it, and that may be changed.
         body = {"metadata": {"uid": uid}, "spec": {"activeDeadlineSeconds": 1}}
         try:
@@ -208,6 +225,7 @@ class ApiServer:
         Raises:
             Unavailable, Refused: see there.
         """
+        self._check(kind, namespace)
         options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         try:
             await self._request("DELETE", kind.path(namespace, name), body=options)
@@ -215,6 +233,15 @@ class ApiServer:
             # Gone, or another one has its name by now.
             if error.code not in (404, 409):
                 raise
+
+    def _check(self, kind: Kind, namespace: str) -> None:
+        """Before each write: a look that took long may end after the Lease was lost.
+
+        Raises:
+            Unavailable: another operator writes there, or may.
+        """
+        if kind is not kinds.LEASE and not self.acts(namespace):
+            raise Unavailable(f"{kind.name} in {namespace}: not written, the Lease is not held")
 
     async def _request(
         self,

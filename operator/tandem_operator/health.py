@@ -1,6 +1,7 @@
 """What probes and Prometheus ask the operator: /healthz, /readyz, /metrics."""
 
 import asyncio
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -10,11 +11,12 @@ from tandem_operator.watching import Watching
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-async def serve_health(port: int, watching: Watching, gauges: Gauges) -> None:
+async def serve_health(port: int, watching: Watching, gauges: Gauges, waits: Callable[[], str] = lambda: "") -> None:
     """Answer until cancelled.
 
     Args:
         port: 0 takes a free one.
+        waits: why this operator does not act yet, which is no fault of its own; empty if it does.
 
     Raises:
         OSError: the port is in use.
@@ -25,7 +27,7 @@ async def serve_health(port: int, watching: Watching, gauges: Gauges) -> None:
         return web.Response(status=503 if complaint else 200, text=complaint or "ok")
 
     async def readyz(_: web.Request) -> web.Response:
-        complaint = watching.complaint if watching.listed.is_set() else "not everything is listed yet"
+        complaint = (watching.complaint or waits()) if watching.listed.is_set() else "not everything is listed yet"
         return web.Response(status=503 if complaint else 200, text=complaint or "ok")
 
     async def metrics(_: web.Request) -> web.Response:

@@ -31,6 +31,7 @@ class Volumes:
     class_name: str = ""
     """Storage class; empty: the cluster's default."""
     access_modes: tuple[str, ...] = ("ReadWriteMany",)
+    size: str = DEFAULT_SIZE
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def is_on_one_node(job: DistributedTrainingJob, volumes: Volumes) -> bool:
     return storage.claim_name is None and "ReadWriteMany" not in (storage.access_modes or volumes.access_modes)
 
 
-def completed(manifest: Manifest, volumes: Volumes) -> Manifest:
+def completed(manifest: Manifest, job: DistributedTrainingJob, volumes: Volumes) -> Manifest:
     """An object as it is made first: a claim asks for what its job leaves open, too.
 
     That cannot be changed later, so it is no part of the hash: claims stay when the operator is told something else.
@@ -85,7 +86,10 @@ def completed(manifest: Manifest, volumes: Volumes) -> Manifest:
     open_: Manifest = {"accessModes": list(volumes.access_modes)}
     if volumes.class_name:
         open_["storageClassName"] = volumes.class_name
-    return {**manifest, "spec": {**open_, **manifest["spec"]}}
+    spec = {**open_, **manifest["spec"]}
+    if job.spec.checkpoint.storage.size is None:
+        spec["resources"] = {"requests": {"storage": volumes.size}}
+    return {**manifest, "spec": spec}
 
 
 def service(job: DistributedTrainingJob, uid: str) -> Manifest:

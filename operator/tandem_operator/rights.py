@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from tandem_operator import kinds
+from tandem_operator import kinds, lease
 from tandem_operator.kinds import Kind
 
 _SEEN = ("list", "watch")
@@ -43,6 +43,15 @@ def rules() -> list[dict[str, Any]]:
             "verbs": sorted(verbs),
         }
         for (kind, subresource), verbs in VERBS.items()
+    ]
+
+
+def lease_rules() -> list[dict[str, Any]]:
+    """What it may do where its Lease is: make it, and hold that alone."""
+    resource = {"apiGroups": [kinds.LEASE.group], "resources": [kinds.LEASE.plural]}
+    return [
+        {**resource, "verbs": ["create"]},
+        {**resource, "resourceNames": [lease.NAME], "verbs": ["get", "update"]},
     ]
 
 

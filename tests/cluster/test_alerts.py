@@ -279,6 +279,27 @@ CASES = [
     Case("TandemOperatorNotReconciling", "it is gone", {}, 10, True),
     Case(
         "TandemOperatorNotReconciling",
+        "another one holds its Lease",
+        {
+            'tandem_operator_last_list_seconds{pod="o"}': f"30{HOURS}",
+            'tandem_operator_leads{pod="o"}': f"0{HOURS}",
+        },
+        30,
+        True,
+    ),
+    Case(
+        "TandemOperatorNotReconciling",
+        "it acts in one of its namespaces",
+        {
+            'tandem_operator_last_list_seconds{pod="o"}': f"30{HOURS}",
+            'tandem_operator_leads{exported_namespace="a"}': f"0{HOURS}",
+            'tandem_operator_leads{exported_namespace="b"}': f"1{HOURS}",
+        },
+        30,
+        False,
+    ),
+    Case(
+        "TandemOperatorNotReconciling",
         "it compares every minute",
         {'tandem_operator_last_list_seconds{pod="o"}': f"30{HOURS}"},
         30,

@@ -82,7 +82,7 @@ def test_a_release_is_installed_upgraded_and_removed_while_a_job_trains(
     long.apply(manifest("long", trainer=LONG))
     digits = Job(namespace, "digits")
     namespace("apply", "-f", str(ROOT / "examples/digits.yaml"))
-    long.becomes(lambda: long.status.get("worldSize") == 2 and long.trains(), "two workers in one group")
+    long.becomes(lambda: long.status.get("worldSize") == 2 and long.trains(), "two workers in one group", 240.0)
     long.becomes(lambda: long.live("evaluator"), "its evaluator")
     before, generation = pods(long), long.status["generation"]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem_operator.rights import rules
+from tandem_operator.rights import lease_rules, rules
 from tests.support.cluster.helm import CHART, Helm, image_values
 from tests.support.cluster.images import Images
 from tests.support.cluster.operated import CRD, KIND, Job, kubectl, manifest
@@ -24,7 +24,7 @@ def team() -> Iterator[Namespace]:
 def grant(user: str, namespace: Namespace) -> None:
     """Make somebody the admin of a namespace, who may hand on what the operator needs there."""
     namespace("create", "role", "handed-on", "--verb=get", "--resource=pods")
-    patch = json.dumps({"rules": rules()})
+    patch = json.dumps({"rules": [*rules(), *lease_rules()]})
     namespace("patch", "role", "handed-on", "--type=merge", "-p", patch)
     namespace("create", "rolebinding", "handed-on", "--role=handed-on", f"--user={user}")
     namespace("create", "rolebinding", "admin", "--clusterrole=admin", f"--user={user}")

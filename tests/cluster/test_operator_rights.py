@@ -32,7 +32,7 @@ ISOLATING = '--operator-from=[{"ipBlock": {"cidr": "0.0.0.0/0"}}]'
 def granted() -> Verbs:
     """What the rules allow."""
     found: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
-    for rule in [*rights.rules(), *rights.key_rules(KEY_SECRET)]:
+    for rule in [*rights.rules(), *rights.key_rules(KEY_SECRET), *rights.lease_rules()]:
         found[rule["apiGroups"][0], rule["resources"][0]] |= set(rule["verbs"])
     return dict(found)
 

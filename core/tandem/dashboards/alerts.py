@@ -9,7 +9,7 @@ from typing import Any, Literal
 import yaml
 
 from tandem import metrics
-from tandem.metrics import OPERATOR_AGE, OPERATOR_ERRORS, OPERATOR_RECONCILES, PHASE
+from tandem.metrics import OPERATOR_AGE, OPERATOR_ERRORS, OPERATOR_LEADS, OPERATOR_RECONCILES, PHASE
 
 RUNBOOKS = "docs/alerts.md"
 BY_JOB = "on (namespace, job)"
@@ -183,12 +183,13 @@ OPERATOR = (
         "TandemOperatorNotReconciling",
         f"{EACH} ({OPERATOR_AGE.name}) > 300 "
         f"or ({EACH} (last_over_time({OPERATOR_AGE.name}[6h])) unless {EACH} ({OPERATOR_AGE.name})) "
-        f"or absent(last_over_time({OPERATOR_AGE.name}[6h]))",
+        f"or absent(last_over_time({OPERATOR_AGE.name}[6h])) "
+        f"or {EACH} ({OPERATOR_LEADS.name}) == 0",
         "5m",
         "critical",
         "The operator {{ $labels.namespace }}/{{ $labels.job }} does not look after its jobs",
-        "It is gone, or has not compared anything with the API server for five minutes. Jobs that train go on; lost "
-        "workers are not replaced, and nothing new starts.",
+        "It is gone, has not compared anything with the API server for five minutes, or waits for another one's Lease. "
+        "Jobs that train go on; where no other one acts, lost workers are not replaced, and nothing new starts.",
     ),
     Alert(
         "TandemOperatorErrors",

@@ -45,9 +45,15 @@ class Operator(Background):
         super().__init__(log)
         self._namespace, self._images, self._kubeconfig = namespace, images, kubeconfig
         self.port = reserved_port()
+        self.identity = f"{namespace.name}/{log.stem}"
 
     def start(self, *options: str) -> None:
         """Start one, and wait until it is ready."""
+        self.launch(*options)
+        self.becomes(lambda: answers(f"http://127.0.0.1:{self.port}/readyz"), "a ready operator", 60.0)
+
+    def launch(self, *options: str) -> None:
+        """Start one."""
         environment = {
             **os.environ,
             "KUBECONFIG": str(self._kubeconfig),
@@ -61,9 +67,10 @@ class Operator(Background):
             "tandem_operator",
             f"--namespace={self._namespace.name}",
             f"--port={self.port}",
+            # Killed and started again it is what a container is that its kubelet starts again.
+            f"--identity={self.identity}",
         ]
         self.run([*command, *options], environment)
-        self.becomes(lambda: answers(f"http://127.0.0.1:{self.port}/readyz"), "a ready operator", 60.0)
 
     def metrics(self) -> str:
         """What Prometheus would read."""
@@ -99,7 +106,7 @@ def account() -> list[Manifest]:
             "apiVersion": api,
             "kind": "Role",
             "metadata": {"name": ACCOUNT},
-            "rules": [*rights.rules(), *rights.key_rules(KEY_SECRET)],
+            "rules": [*rights.rules(), *rights.key_rules(KEY_SECRET), *rights.lease_rules()],
         },
         {
             "apiVersion": api,

@@ -55,7 +55,13 @@ class Cluster:
     refuses: Callable[[str, Place, Object], Exception | None] = lambda verb, place, body: None
     """What is answered to a write instead of doing it: to its verb, its object's place, and what was sent."""
 
+    elsewhere: set[str] = field(default_factory=set)
+    """Namespaces in which another operator acts."""
+
     # What the operator asks
+
+    def acts(self, namespace: str) -> bool:
+        return namespace not in self.elsewhere
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         return copy.deepcopy(self.objects.get((kind, namespace, name)))

@@ -143,9 +143,19 @@ def test_a_claim_asks_for_what_the_job_says_and_else_for_what_the_operator_was_t
     assert claimed(asked, told) == asked
 
 
+def test_a_claim_is_as_large_as_the_job_says_and_else_as_the_operator_was_told() -> None:
+    def size(storage: dict[str, object], volumes: Volumes) -> object:
+        plan = reconcile(situation(job(checkpoint={"storage": storage}), Children()), IMAGES, volumes)
+        spec = next(one["spec"] for one in plan.create if one["kind"] == "PersistentVolumeClaim")
+        return spec["resources"]["requests"]["storage"]
+
+    assert [size({}, Volumes()), size({}, Volumes(size="1Ti"))] == ["10Gi", "1Ti"]
+    assert size({"size": "3Gi"}, Volumes(size="1Ti")) == "3Gi"
+
+
 def test_a_claim_that_is_there_stays_as_it_is_when_the_operator_is_told_something_else() -> None:
     of = job(status=initialized())
-    plan = reconcile(situation(of), IMAGES, Volumes("another", ("ReadWriteOnce",)))
+    plan = reconcile(situation(of), IMAGES, Volumes("another", ("ReadWriteOnce",), "1Ti"))
     assert "PersistentVolumeClaim" not in [manifest["kind"] for manifest in (*plan.create, *plan.update)]
 
 
