@@ -1,6 +1,5 @@
 """What a tenant may do in a namespace of his own: attack by attack, with the weakness that it looks for, and what
-becomes of it. `ATTACKS` is the whole list. tests/cluster/test_hostile_tenants.py tries it, and
-tests/cluster/test_hostile_objects.py those that are objects alone.
+becomes of it. `ATTACKS` is the whole list; tests/cluster/test_hostile_objects.py tries those that are objects alone.
 
 Everything is done in the tenant's own name, with the role `admin` of his namespace and all rights on its jobs.
 """
@@ -21,7 +20,7 @@ SCRIPTS = ROOT / "tests/support/scripts"
 PAUSE = "import signal; signal.pause()"
 MANY_DIGITS = "9" * 5_000
 """Python makes no number of so many by default."""
-MOST_WORDS = 1_024
+MOST_WORDS = 2_000
 """Of a message."""
 DEEP = 5_000
 """Levels of a template. Python parses a thousand by default."""
@@ -264,6 +263,7 @@ def again(tenant: Tenant) -> None:
         tenant.job("again").becomes(lambda: tenant.job("again").pods(names.WORKER), "a worker")
         tenant("delete", "dtj", "again", "--wait=true", "--cascade=background")
     tenant.makes(idle("again"))
+    tenant.job("again").becomes(lambda: has_its_own(tenant), "a worker of the last one's own")
 
 
 def has_its_own(tenant: Tenant) -> bool:
@@ -298,6 +298,7 @@ def relabelled(tenant: Tenant) -> None:
     (worker,) = job.becomes(lambda: job.pods(names.WORKER), "its worker")
     tenant("label", "pod", worker["metadata"]["name"], f"{names.JOB}=to", "--overwrite")
     tenant("delete", "pod", worker["metadata"]["name"], "--wait=false")
+    job.becomes(lambda: each_has_one(tenant), "a worker in each")
 
 
 def each_has_one(tenant: Tenant) -> bool:
@@ -311,7 +312,7 @@ def each_has_one(tenant: Tenant) -> bool:
 
 
 def has_a_phase(name: str) -> Callable[[Tenant], bool]:
-    return lambda tenant: status(tenant, name).get("phase") in ("Pending", "Running")
+    return lambda tenant: status(tenant, name).get("phase") in ("Pending", "Starting", "Running")
 
 
 def is_refused(name: str, why: str = "InvalidSpec") -> Callable[[Tenant], bool]:

@@ -11,7 +11,7 @@ LIES = {
     "phase": "Failed",
     "restarts": 2**52,
     "progress": {"step": 2**52, "percent": -1e300},
-    "message": "\x1b[2J" + "x" * 2_000,
+    "message": "\x1b[2J" + "x" * 20_000,
     "conditions": [{"type": "Failed", "status": "True", "reason": "Lies", "message": "of another job"}],
 }
 kind, victim = sys.argv[1:]
