@@ -155,10 +155,9 @@ def _fill(axes: Axes, row: Row, clock: Clock, look: Look) -> None:
         columns = np.linspace(low, high, 500)
         busy = means((edges[:-1] + edges[1:]) / 2, busy, columns)
         edges = columns
-    height = np.append(busy, busy[-1:]) / most * 0.95
-    axes.fill_between(
-        edges, row.base, row.base + np.clip(height, 0, 1), step="post", color=color, alpha=0.72, linewidth=0, zorder=2
-    )
+    height = np.clip(busy / most * 0.95, 0, 1)
+    # Not fill_between: that leaves out the last value before a gap.
+    axes.stairs(row.base + height, edges, baseline=row.base, fill=True, color=color, alpha=0.72, linewidth=0, zorder=2)
     visible = busy[(edges[1:] > low) & (edges[:-1] < high)]
     if np.isfinite(visible).any():
         mean = float(np.nanmean(visible))
