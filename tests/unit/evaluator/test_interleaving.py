@@ -46,6 +46,7 @@ class Computation:
 
     total, classes = SAMPLES, CLASSES
     held_out = 0
+    images, names = torch.zeros(SAMPLES, 1, 8, 8), tuple(map(str, range(CLASSES)))
 
     def run(self, weights: dict[str, Tensor], shard: int, shards: int, going_on: Callable[[], bool]) -> Tally | None:
         step = int(weights["step"].item())
