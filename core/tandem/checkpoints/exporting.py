@@ -123,7 +123,7 @@ def config(entry: Entry, manifest: Manifest, job: DistributedTrainingJob | None,
         return found | {"command": job.spec.trainer.command}
     settings = job.spec.trainer.settings
     found |= {"task": job.spec.trainer.task, "architectures": [settings.model], "model": settings.model}
-    found["data"] = {name: value for name, value in settings.data.dump().items() if name != "download"}
+    found["data"] = {name: value for name, value in settings.data.dump_brief().items() if name != "download"}
     found["precision"] = settings.precision
     classes = _classes(rundir, manifest)
     return found | ({"num_labels": classes} if classes else {})
