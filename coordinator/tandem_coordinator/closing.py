@@ -138,7 +138,7 @@ def count_failure(state: State, now: float) -> Next:
         state, left_out = strike(state, state.cause.culprit, state.cause.detail, now)
         if left_out:
             # Without it the next group is another one.
-            return replace(state, barren=0, signature=None), left_out
+            return replace(state, barren=0), left_out
     if state.failures <= state.rules.max_restarts:
         return state, (Say(f"failure {state.failures} of {state.rules.max_restarts} that are forgiven", warning=True),)
     cause = Cause(

@@ -7,8 +7,12 @@ failure that is nobody else's consequence is what the group failed by.
 
 **The same again.** A group that has made no step and saved nothing starts from where the one before did. If it fails
 by the same error in the same place, so will the next one: the job fails after the second time, with that error. Errors
-of devices, networks and disks may pass by themselves, and whoever is killed is killed by somebody: these are tried
+of devices, networks and disks may pass by themselves, and a process that was killed did nothing wrong: these are tried
 again for as long as the restart budget lasts. So is a bare exit code that comes late: it does not say what it means.
+
+**One replica alone.** Where the error came from one and the same replica each time, and from no other, it may be the
+replica that is broken and not the code. As long as the others could go on without it, `blame` gets its third strike.
+When another replica then fails by the same error, it was the code.
 
 **Backing off.** The first such failure is repaired at once, as most are one process that was killed. From the second in
 a row on, the next group starts after 1, 2, 4, … seconds, a minute at most, so that what needs a minute to pass does not
@@ -18,11 +22,12 @@ Rejected: backing off after failures in mid-training (a node that dies every hou
 whole tracebacks (addresses and temporary names differ).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from signal import Signals
 
 from tandem.messages import WORDLESS, Failure, Sync
-from tandem_coordinator.group import Cause, Complaint, Fail, Next, Say, State
+from tandem_coordinator.blame import leave_out
+from tandem_coordinator.group import Cause, Complaint, Fail, LeftOut, Next, Say, State
 
 FIRST_SECONDS, LONGEST_SECONDS = 1.0, 60.0
 """Between the end of a group that made no progress, not the first in a row, and the start of the next."""
@@ -46,6 +51,8 @@ class Signature:
     error: str
     where: str
     code: int
+    replica: str = field(default="", compare=False)
+    """Whose it was; empty where several replicas failed by themselves."""
 
 
 def take(state: State, sync: Sync, now: float) -> State:
@@ -88,9 +95,9 @@ def settle(state: State, now: float) -> Next:
     if first is not None and state.cause.reason == "WorkerFailed":
         replica, complaint = first
         state = replace(state, cause=replace(state.cause, detail=worded(replica, complaint.failure), culprit=replica))
-    before, signature = state.signature, None if first is None else _signature(first[1].failure, _lived(state))
+    before, signature = state.signature, None if first is None else _signature(state, *first)
     same = signature is not None and signature == before
-    if same and not state.progress and not state.before:
+    if same and not state.progress and not state.before and not _is_due_to_one(state, before, signature):
         return _give_up(state)
     state = replace(state, signature=None if state.progress == SAVED else signature, before=state.progress)
     if state.progress == SAVED or (not same and _has_begun(state, first)):
@@ -127,19 +134,31 @@ def _lived(state: State) -> float:
     return state.changed - state.opened
 
 
+def _is_due_to_one(state: State, before: Signature | None, again: Signature | None) -> bool:
+    """Whether it may be one replica that is broken, and the others go on without it or yet may."""
+    if before is None or again is None or not again.replica or again.replica != before.replica:
+        return False
+    agent = state.agents.get(again.replica)
+    if agent is None:
+        return True
+    return leave_out(state, LeftOut(again.replica, agent.node, "", 0.0)) is not None
+
+
 def _give_up(state: State) -> Next:
     cause = Cause("RepeatedFailure", f"{state.cause.detail}; twice, before it made a step or saved anything")
     first = first_of(state)
     return replace(state, failing=cause), (Fail(cause, *(first or ("", None))),)
 
 
-def _signature(failure: Failure, lived: float) -> Signature | None:
+def _signature(state: State, replica: str, complaint: Complaint) -> Signature | None:
     """None of what may pass by itself."""
+    failure, lived = complaint.failure, _lived(state)
     if failure.consequence or failure.passing or failure.code < 0:
         return None
     if not failure.error and (lived > AT_ONCE_SECONDS or failure.code >= OF_SHELLS):
         return None
-    return Signature(failure.error, failure.where, failure.code)
+    culprits = [name for name, one in state.complaints.items() if not one.failure.consequence]
+    return Signature(failure.error, failure.where, failure.code, replica if culprits == [replica] else "")
 
 
 def _name(number: int) -> str:

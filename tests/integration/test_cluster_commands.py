@@ -30,12 +30,13 @@ NOT_FOUND = f'Error from server (NotFound): {JOBS} "%s" not found'
 
 @pytest.fixture
 def fake(tmp_path: Path) -> FakeKubectl:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     return FakeKubectl(tmp_path)
 
 
 def called(fake: FakeKubectl, *words: str) -> subprocess.CompletedProcess[str]:
-    """One call of the command line beside that kubectl."""
-    return tandem(*words, variables={"PATH": fake.path})
+    """One call of the command line beside that kubectl, in a folder without runs of this machine."""
+    return tandem(*words, cwd=fake.folder, variables={"PATH": fake.path})
 
 
 @contextmanager
@@ -43,7 +44,7 @@ def started(fake: FakeKubectl, *words: str) -> Iterator["subprocess.Popen[str]"]
     """A command that goes on until something happens, in a session of its own."""
     process = subprocess.Popen(
         [TANDEM, *words],
-        cwd=ROOT,
+        cwd=fake.folder,
         env=environment({"PATH": fake.path}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -74,7 +75,7 @@ def cluster(fake: FakeKubectl, *pods: dict[str, Any], **status: Any) -> None:
 
 
 def test_a_manifest_with_mistakes_is_told_as_by_validate_and_nothing_is_sent(fake: FakeKubectl) -> None:
-    bad = str(min((ROOT / "tests/manifests/bad").glob("*.yaml")).relative_to(ROOT))
+    bad = str(min((ROOT / "tests/manifests/bad").glob("*.yaml")))
     result = called(fake, "submit", DIGITS, bad)
     assert result.returncode == 2
     assert result.stderr == called(fake, "validate", bad).stderr
@@ -178,9 +179,10 @@ def test_a_cluster_without_tandem_is_told_to_get_it(fake: FakeKubectl) -> None:
 
 @pytest.mark.parametrize("words", [("submit", DIGITS), ("status",), ("logs", "digits"), ("events", "digits")])
 def test_a_machine_without_kubectl_is_told_so(tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     result = subprocess.run(
         [TANDEM, *words],
-        cwd=ROOT,
+        cwd=tmp_path,
         env=environment({"PATH": str(tmp_path)}),
         capture_output=True,
         text=True,
@@ -317,7 +319,7 @@ def test_a_reader_that_leaves_early_is_no_error(fake: FakeKubectl, words: tuple[
     try:
         result = subprocess.run(
             [TANDEM, *words],
-            cwd=ROOT,
+            cwd=fake.folder,
             env=environment({"PATH": fake.path}),
             stdout=writing,
             stderr=subprocess.PIPE,
@@ -360,7 +362,7 @@ def test_on_a_terminal_watching_draws_a_picture_and_ctrl_c_leaves_it(fake: FakeK
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [TANDEM, "status", "digits", "--watch"],
-        cwd=ROOT,
+        cwd=fake.folder,
         env=environment({"PATH": fake.path, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}),
         stdin=theirs,
         stdout=theirs,

@@ -16,6 +16,7 @@ from tests.support.coordinator_process import Coordinator
 from tests.support.elastic import TOKEN
 from tests.support.fake_kubectl import FakeKubectl
 from tests.support.local_run import LocalRun
+from tests.support.manifests import job, run_directory
 from tests.support.page_client import Stream, ask
 from tests.support.processes import TANDEM, environment, tandem
 from tests.support.waiting import SECONDS, until
@@ -58,7 +59,7 @@ def opens(coordinator: Coordinator, said: str) -> None:
 
 def published(coordinator: Coordinator, run: Path) -> Path:
     """A run directory that says where its coordinator is, as that of `tandem run` does."""
-    run.mkdir(parents=True, exist_ok=True)
+    run_directory(run, job())
     (run / "endpoint.json").write_text(json.dumps({"url": f"http://127.0.0.1:{coordinator.port}", "token": TOKEN}))
     return run
 
@@ -94,14 +95,13 @@ class TestARunOnThisMachine:
         assert "several runs are going on: runs/digits, runs/other" in message
 
     def test_that_is_over_is_answered_with_what_shows_it(self, tmp_path: Path) -> None:
-        (tmp_path / "runs" / "digits").mkdir(parents=True)
+        run_directory(tmp_path / "runs" / "digits", job())
         assert "tandem report runs/digits" in refused(opened("runs/digits", cwd=tmp_path))
         assert "does not exist" in refused(opened("runs/digit", cwd=tmp_path))
-        assert "no run is going on in runs/" in refused(opened(cwd=tmp_path))
+        assert "no run is going on here" in refused(opened(cwd=tmp_path))
 
     def test_whose_coordinator_is_gone_is_said_to_be_so(self, tmp_path: Path) -> None:
-        run = tmp_path / "here"
-        run.mkdir()
+        run = run_directory(tmp_path / "here", job()).path
         (run / "endpoint.json").write_text(json.dumps({"url": "http://127.0.0.1:9", "token": "x"}))
         assert "does not answer" in refused(opened(str(run), cwd=tmp_path))
         (run / "endpoint.json").write_text("{")

@@ -10,8 +10,8 @@ import yaml
 
 from tandem.durable import replace_json
 from tandem.manifest import FILE, Manifest
+from tests.support import ROOT, manifests
 from tests.support import fake_kubectl as fakes
-from tests.support import manifests
 from tests.support.fake_kubectl import FakeKubectl
 from tests.support.processes import tandem
 from tests.support.worlds.small_run import SmallRun, messy
@@ -154,15 +154,15 @@ def fake(tmp_path: Path) -> FakeKubectl:
         (("status", "digitz"), "did you mean digits?"),
         (("events", "digits"), "gnp.exe"),
         (("logs", "digits"), "worker-1    │ OK"),
-        (("submit", "examples/digits.yaml"), "gnp.exe"),
+        (("submit", str(ROOT / "examples/digits.yaml")), "gnp.exe"),
     ],
 )
 def test_a_cluster(fake: FakeKubectl, words: tuple[str, ...], shows: str) -> None:
-    check(tandem(*words, variables={"PATH": fake.path}), shows=shows)
+    check(tandem(*words, cwd=fake.folder, variables={"PATH": fake.path}), shows=shows)
 
 
 def test_on_a_terminal_nothing_but_styles_is_added(fake: FakeKubectl) -> None:
-    result = tandem("status", "digits", variables={"PATH": fake.path, "FORCE_COLOR": "1"})
+    result = tandem("status", "digits", cwd=fake.folder, variables={"PATH": fake.path, "FORCE_COLOR": "1"})
     assert "\x1b]" not in result.stdout
     assert "\x1b[2J" not in result.stdout
     assert "\x1b[" in result.stdout

@@ -15,7 +15,7 @@ PEER = {"error": "RuntimeError: [gloo] closed by peer", "consequence": True}
 
 
 def group(**rules: Any) -> Job:
-    job = Job(target=2, rules=replace(RULES, **{"max_restarts": 10, "ends_with_zero": True, **rules}))
+    job = Job(target=2, rules=replace(RULES, **{"max_restarts": 10, "ends_with_zero": True, "minimum": 2, **rules}))
     job.forms("worker-0", "worker-1")
     return job
 
@@ -51,6 +51,31 @@ def test_the_same_error_before_any_progress_ends_the_job_the_second_time() -> No
     assert fail.cause.detail.startswith("rank 1 (worker-1) failed: KeyError: 'image' (train.py:5, in <module>); twice")
     assert fail.complaint is not None
     assert (fail.replica, fail.complaint.failure.traceback) == ("worker-1", "Traceback …")
+
+
+def test_a_replica_that_fails_alone_is_left_out_and_the_same_error_of_another_one_ends_the_job() -> None:
+    job = group(minimum=1)
+    for number in (2, 3):
+        _fails(job, "worker-1", rank=1, **KEY)
+        _forms_again(job, number)
+    _fails(job, "worker-1", rank=1, **KEY)
+    assert [one.replica for one in job.state.left_out] == ["worker-1"]
+    _forms_again(job, 4)
+    assert not job.failed()
+    _fails(job, "worker-0", **KEY)
+    job.passes(1.0)
+    assert _end(job).cause.reason == "RepeatedFailure"
+    assert _end(job).replica == "worker-0"
+
+
+def test_the_same_error_of_all_replicas_is_not_one_replicas() -> None:
+    job = group(minimum=1)
+    for _ in range(2):
+        _fails(job, "worker-1", ago=0.1, **KEY)
+        _fails(job, "worker-0", **KEY)
+        job.passes(0.5)
+    assert _end(job).cause.reason == "RepeatedFailure"
+    assert not job.state.left_out
 
 
 def test_it_is_the_one_that_failed_first_and_not_the_one_that_is_heard_first() -> None:

@@ -32,6 +32,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -305,16 +306,21 @@ def clean(rundir: RunDir, job: DistributedTrainingJob, request: Request, in_need
             deleted.append(name)
             shutil.rmtree(aside, ignore_errors=True)
         doomed.with_name(f"{name}.why.json").unlink(missing_ok=True)
-    now = time.time()
     hints = rundir.path.glob(f"{TEMPORARY}{rundir.latest_file.name}-*")
-    for leftover in (*rundir.checkpoints.glob(f"{TEMPORARY}*"), *hints):
+    _sweep([*rundir.checkpoints.glob(f"{TEMPORARY}*"), *hints], request)
+    return deleted
+
+
+def _sweep(leftovers: Iterable[Path], request: Request) -> None:
+    """Delete the temporary names that nobody needs any more."""
+    now = time.time()
+    for leftover in leftovers:
         with suppress(FileNotFoundError):
             if _is_forgotten(leftover, request, now):
                 if leftover.is_dir():
                     shutil.rmtree(leftover, ignore_errors=True)
                 else:
                     leftover.unlink()
-    return deleted
 
 
 def _size(folder: Path) -> int:
@@ -367,6 +373,7 @@ def serve(run_dir: Path, descriptor: int) -> None:
     os.nice(NICENESS)
     rundir = RunDir(run_dir)
     job = rundir.read_job()
+    swept = False
     for line in sys.stdin:
         request = json.loads(line)
         started = time.monotonic()
@@ -381,6 +388,10 @@ def serve(run_dir: Path, descriptor: int) -> None:
         if request["part"] == 0:
             with suppress(OSError):  # what cannot be deleted now is deleted after the next save
                 clean(rundir, job, request)
+                if not swept:
+                    # As many folders as there were checkpoints: once a generation is enough.
+                    _sweep(rundir.evaluations.glob(f"step-*/{TEMPORARY}*"), request)
+                    swept = True
 
 
 def _answer(rundir: RunDir, job: DistributedTrainingJob, request: Request, content: memoryview) -> dict[str, Any]:
