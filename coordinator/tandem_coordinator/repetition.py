@@ -22,6 +22,7 @@ Rejected: backing off after failures in mid-training (a node that dies every hou
 whole tracebacks (addresses and temporary names differ).
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from signal import Signals
 
@@ -134,9 +135,9 @@ def _lived(state: State) -> float:
     return state.changed - state.opened
 
 
-def _is_due_to_one(state: State, before: Signature | None, again: Signature | None) -> bool:
+def _is_due_to_one(state: State, before: Hashable, again: Signature | None) -> bool:
     """Whether it may be one replica that is broken, and the others go on without it or yet may."""
-    if before is None or again is None or not again.replica or again.replica != before.replica:
+    if not isinstance(before, Signature) or again is None or not again.replica or again.replica != before.replica:
         return False
     agent = state.agents.get(again.replica)
     if agent is None:
