@@ -92,6 +92,7 @@ def over(going: LocalRun) -> RunDir:
     return going.run_dir
 
 
+@pytest.mark.full("core", "trainer")
 class TestARunThatGoesOn:
     def test_is_listed_verified_exported_and_pruned_and_does_not_mind(self, going: LocalRun, tmp_path: Path) -> None:
         listed = checkpoints("ls", going.path)

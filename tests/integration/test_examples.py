@@ -14,6 +14,9 @@ from tests.support.local_run import LocalRun, evaluations
 
 pytestmark = pytest.mark.timeout(600)
 
+LONG = pytest.mark.full("examples", "trainer")
+VARIANTS = ("queued",)
+"""Those that differ from digits in little."""
 ELSEWHERE = {"digits": "test_run.py", "own-script": "test_run.py", "language-model": "test_session.py"}
 """Those that other tests train to their end, and where."""
 
@@ -64,7 +67,9 @@ def test_other_tests_train_the_other_examples() -> None:
         assert f"{name} is complete" in Path(__file__).with_name(file).read_text(), name
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ELSEWHERE])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=LONG if name in VARIANTS else ()) for name in NAMES if name not in ELSEWHERE]
+)
 def test_it_is_trained_to_its_end_and_its_best_checkpoint_is_named(tmp_path: Path, name: str) -> None:
     changes = SHORTER[name](tmp_path) if name in SHORTER else []
     words = [word for change in changes for word in ("--set", change)]

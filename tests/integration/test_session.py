@@ -46,9 +46,9 @@ def assert_same_run(ours: RunDir, reference: RunDir) -> None:
         pytest.param(("--data", "rows", "--workers", "2"), id="rows-read-ahead-by-two-workers"),
         pytest.param(("--data", "rows"), id="rows", marks=ALL),
         pytest.param(("--data", "stream", "--workers", "1"), id="a-stream-read-ahead", marks=ALL),
-        pytest.param(("--data", "stream", "--parts", "7"), id="a-stream-in-parts"),
+        pytest.param(("--data", "stream", "--parts", "7"), id="a-stream-in-parts", marks=ALL),
         pytest.param(("--order", "weighted", "--workers", "2"), id="weighted", marks=ALL),
-        pytest.param(("--order", "tokens", "--parts", "9"), id="in-batches-of-so-many-tokens"),
+        pytest.param(("--order", "tokens", "--parts", "9"), id="in-batches-of-so-many-tokens", marks=ALL),
         pytest.param(("--order", "own"), id="in-an-order-of-its-own", marks=ALL),
     ],
 )

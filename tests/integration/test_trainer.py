@@ -127,6 +127,7 @@ def test_two_one_three_and_two_ranks_with_kills_between_are_one_undisturbed_run(
     assert_same_curve(losses(rundir), losses(undisturbed), rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.full("core", "trainer")
 def test_a_checkpoint_of_four_ranks_is_resumed_by_one_two_and_three(tmp_path: Path) -> None:
     """A state of 134 MB, of which three of the four write a part."""
     config = {"model": "resnet-18", "data": {"name": "digits"}, "globalBatchSize": 16, "maxSteps": 15}
