@@ -10,8 +10,8 @@ by the same error in the same place, so will the next one: the job fails after t
 of devices, networks and disks may pass by themselves, and a process that was killed did nothing wrong: these are tried
 again for as long as the restart budget lasts. So is a bare exit code that comes late: it does not say what it means.
 
-**One replica alone.** Where the error came from one and the same replica each time, and from no other, it may be the
-replica that is broken and not the code. As long as the others could go on without it, `blame` gets its third strike.
+**One node alone.** Where the error came from one and the same replica each time, and no other is on its node, it may be
+the node that is broken and not the code. As long as the others could go on without it, `blame` gets its third strike.
 When another replica then fails by the same error, it was the code.
 
 **Backing off.** The first such failure is repaired at once, as most are one process that was killed. From the second in
@@ -136,12 +136,14 @@ def _lived(state: State) -> float:
 
 
 def _is_due_to_one(state: State, before: Hashable, again: Signature | None) -> bool:
-    """Whether it may be one replica that is broken, and the others go on without it or yet may."""
+    """Whether it may be the node of one replica that is broken, and the others go on without it or yet may."""
     if not isinstance(before, Signature) or again is None or not again.replica or again.replica != before.replica:
         return False
     agent = state.agents.get(again.replica)
     if agent is None:
         return True
+    if not agent.node or sum(other.node == agent.node for other in state.agents.values()) > 1:
+        return False
     return leave_out(state, LeftOut(again.replica, agent.node, "", 0.0)) is not None
 
 

@@ -15,7 +15,7 @@ from tandem_coordinator.observer import Observed
 from tandem_coordinator.progress import Reports
 
 MOST_GENERATIONS = 20
-"""The operator is told of so many."""
+"""How many the operator is told of."""
 MOST_NAMES = 48 * 2**10
 """Characters of all names of members: those of 1,000 to 2,000."""
 MOST_WORDS = 200

@@ -1,6 +1,6 @@
 """Pictures of samples that the best checkpoint takes for something else: `wrong.json`.
 
-Evaluators have the test data in memory, and whoever looks at a run need not have it at all; so they put a small
+Evaluators have the test data in memory, and the machine that shows a run may not have it at all; so they put a small
 picture of each into the run directory, of the best checkpoint alone. It is a hint, as best.json is: replaced
 atomically, made again by anybody, and shown only where it is of the checkpoint that best.json names.
 """

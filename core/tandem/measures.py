@@ -107,7 +107,7 @@ class Pace:
         self._heard.clear()
 
     def add(self, now: float, step: int) -> None:
-        """So many steps are complete; `now` is in seconds of any steady clock."""
+        """Note that `step` steps are complete; `now` is in seconds of any monotonic clock."""
         if not self._heard or step > self._heard[-1][1]:
             self._heard.append((now, step))
         while self._heard[-1][0] - self._heard[0][0] > PACE_SECONDS:

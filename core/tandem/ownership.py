@@ -10,8 +10,8 @@ cluster (docs/decisions/0024-run-directories.md):
   the folder `previous`, and begins anew. `Refuse` leaves it alone.
 
 Of each of the two folders there is one, the newest. Moving is a rename for each entry, into a folder with a temporary
-name; whoever comes after a crash in the middle completes it first. Generations are not counted from 1 again: a group of
-the earlier run may still be alive behind a broken network, and what it writes must not count.
+name; after a crash in the middle the next process completes it first. Generations are not counted from 1 again: a
+group of the earlier run may still be alive behind a broken network, and what it writes must not count.
 """
 
 import shutil

@@ -54,7 +54,7 @@ def job_of_four(path: Path, bad: str, broken_device: bool, preflight: bool) -> I
 
         def start(place: str, command: list[str], **more: str) -> subprocess.Popen[bytes]:
             own = launch.environment(job, rundir.path, place, TOKEN, endpoint)
-            variables = {**own, "STEPS_TOTAL": str(STEPS), **more}
+            variables = {**own, launch.NODE: f"node-of-{place}", "STEPS_TOTAL": str(STEPS), **more}
             return spawn(network, place, command, variables, path / f"{place}.txt")
 
         coordinator = start(AUTHORITY, launch.coordinator_command("0.0.0.0", PORT))
@@ -105,7 +105,7 @@ def test_a_job_of_four_ends_well_without_its_bad_node(
         records, _ = read_lines(rundir.log / "coordinator.jsonl")
         formed = [record for record in records if record["kind"] == "generation"]
         assert formed[-1]["members"] == sound
-        assert re.search(rf"{bad} is left out", said)
+        assert re.search(rf"{bad} (\(node node-of-{bad}\) )?is left out", said)
         if preflight:
             assert [record["reason"] for record in formed] == ["Started", "PreflightFailed"]
             assert bad in formed[-1]["detail"]

@@ -111,7 +111,9 @@ def test_the_others_go_on_without_a_replica_that_fails_whatever_it_is_given(tmp_
         snapshot = group.snapshot()
         assert snapshot is not None
         (told,) = [event.text for event in snapshot.events if "left out" in event.text and event.kind == "warning"]
-        assert told.startswith("worker-2 is left out: the group failed 3 times in a row because of it")
+        assert told.startswith(
+            "worker-2 (node node-of-worker-2) is left out: the group failed 3 times in a row because of it"
+        )
         assert snapshot.generations[-1].members == ["worker-0", "worker-1"]
 
 

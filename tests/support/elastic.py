@@ -177,7 +177,7 @@ class Elastic:
 
     def _environment(self, name: str) -> dict[str, str]:
         own = launch.environment(self.job, self.rundir.path, name, TOKEN, f"127.0.0.1:{self.port}")
-        return {**os.environ, **own, **self.extra}
+        return {**os.environ, **own, launch.NODE: f"node-of-{name}", **self.extra}
 
     def _spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.path / f"{name}.txt").open("ab") as output:

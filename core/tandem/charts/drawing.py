@@ -32,7 +32,7 @@ MOST_POINTS_A_PIXEL = 1.5
 MOST_BANDS = 300
 """More are a smear; the tables have them all."""
 LEAST_DIGITS, FINENESS = 5, 5000
-"""A value in a path has at least so many digits, and tells so many places of its axis apart."""
+"""Fewest digits of a value in a path; enough that two neighbouring pixels of its axis differ."""
 DASHED = ' stroke-dasharray="6 3"'
 STEADY = ' vector-effect="non-scaling-stroke"'
 """A line under a matrix has its width in pixels."""

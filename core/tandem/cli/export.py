@@ -5,7 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np  # noqa: F401 - whoever lacks it is told which extra brings it
+import numpy as np  # noqa: F401 - where it is missing, the error names the extra that brings it
 import typer
 
 from tandem.cli.echo import echo

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib  # noqa: F401 - whoever lacks it is told which extra brings it, before numpy is missed
+import matplotlib  # noqa: F401 - before numpy: where it is missing, the error names the extra
 import typer
 
 from tandem.cli.echo import echo

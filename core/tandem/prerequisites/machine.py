@@ -126,7 +126,7 @@ def _has_compiler(variables: Mapping[str, str]) -> bool:
 
 
 def _may_have_gpu() -> bool:
-    """Whether there is any sign of a GPU that torch may find, whoever made it."""
+    """Whether there is any sign of a GPU that torch may find, of any vendor."""
     if sys.platform == "darwin":
         return False
     signs = ("nvidia0", "nvidiactl", "kfd", "dxg", "dri")

@@ -14,8 +14,9 @@ KEY = {"error": "KeyError: 'image'", "where": "train.py:5, in <module>", "traceb
 PEER = {"error": "RuntimeError: [gloo] closed by peer", "consequence": True}
 
 
-def group(**rules: Any) -> Job:
+def group(nodes: tuple[str, str] = ("", ""), **rules: Any) -> Job:
     job = Job(target=2, rules=replace(RULES, **{"max_restarts": 10, "ends_with_zero": True, "minimum": 2, **rules}))
+    job.nodes = {f"worker-{number}": node for number, node in enumerate(nodes) if node}
     job.forms("worker-0", "worker-1")
     return job
 
@@ -54,7 +55,7 @@ def test_the_same_error_before_any_progress_ends_the_job_the_second_time() -> No
 
 
 def test_a_replica_that_fails_alone_is_left_out_and_the_same_error_of_another_one_ends_the_job() -> None:
-    job = group(minimum=1)
+    job = group(minimum=1, nodes=("node-0", "node-1"))
     for number in (2, 3):
         _fails(job, "worker-1", rank=1, **KEY)
         _forms_again(job, number)
@@ -68,8 +69,17 @@ def test_a_replica_that_fails_alone_is_left_out_and_the_same_error_of_another_on
     assert _end(job).replica == "worker-0"
 
 
+def test_on_a_node_that_is_not_its_own_or_not_known_it_is_the_code() -> None:
+    for nodes in (("", ""), ("node-0", "node-0")):
+        job = group(minimum=1, nodes=nodes)
+        for _ in range(2):
+            _fails(job, "worker-1", rank=1, **KEY)
+            job.passes(0.5)
+        assert _end(job).cause.reason == "RepeatedFailure"
+
+
 def test_the_same_error_of_all_replicas_is_not_one_replicas() -> None:
-    job = group(minimum=1)
+    job = group(minimum=1, nodes=("node-0", "node-1"))
     for _ in range(2):
         _fails(job, "worker-1", ago=0.1, **KEY)
         _fails(job, "worker-0", **KEY)
