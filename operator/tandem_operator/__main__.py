@@ -97,10 +97,8 @@ def main() -> int:
 
 
 async def _operate(options: Options) -> None:
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    begun = asyncio.Event()
+    stop = asyncio.create_task(_told_to_stop(begun), name="stop")
     store, gauges = Store(), Gauges()
     # Renewals of the Lease do not queue behind all that is made.
     async with (
@@ -132,7 +130,7 @@ async def _operate(options: Options) -> None:
         if leases is not None:
             gauges.leads = lambda: leases.held
         gauges.age, gauges.unreadable = lambda: watching.age, lambda: store.unreadable.counts
-        watch = asyncio.create_task(watching.watch(), name="watch")
+        watch = asyncio.create_task(watching.watch(begun), name="watch")
         tasks = [
             watch,
             asyncio.create_task(watching.sweep(), name="sweep"),
@@ -142,7 +140,6 @@ async def _operate(options: Options) -> None:
             ),
             *([asyncio.create_task(leases.keep(), name="lease")] if leases else []),
         ]
-        stop = asyncio.create_task(stopping.wait(), name="stop")
         log.info("event=started version=%s namespaces=%s", version("tandem"), ",".join(options.namespaces) or "all")
         done, _ = await asyncio.wait([*tasks, stop], return_when=asyncio.FIRST_COMPLETED)
         for task in [*tasks, stop]:
@@ -153,11 +150,31 @@ async def _operate(options: Options) -> None:
         for task in done - {stop}:
             error = None if task.cancelled() else task.exception()
             if task is watch and error is None:
-                # kopf takes the signals for itself, and ends well when there is one.
+                # The signal came while kopf began, and kopf took it.
                 continue
             # None of them ends by itself. Better to start anew than to go on with a part missing.
             raise RuntimeError(f"{task.get_name()} has ended") from error
     log.info("event=stopped")
+
+
+async def _told_to_stop(begun: asyncio.Event) -> None:
+    """Return after a signal.
+
+    Args:
+        begun: kopf has. It takes the signals for itself then, and on one would end the tasks of the whole loop in its
+            own order, so they are taken back.
+    """
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+
+    def take() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, told.set)
+
+    take()
+    waits = {loop.create_task(begun.wait()), loop.create_task(told.wait())}
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    take()
+    await told.wait()
 
 
 async def _key(api: ApiServer, options: Options) -> bytes:

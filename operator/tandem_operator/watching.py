@@ -63,8 +63,12 @@ class Watching:
         self.listed = asyncio.Event()
         """Set once everything was listed for the first time."""
 
-    async def watch(self) -> None:
-        """Have kopf watch, until cancelled."""
+    async def watch(self, begun: asyncio.Event) -> None:
+        """Have kopf watch, until cancelled.
+
+        Args:
+            begun: set as soon as it does.
+        """
         registry = kopf.OperatorRegistry()
         for kind in (kinds.JOB, *kinds.WATCHED):
             if kind not in self._unwatched:
@@ -76,6 +80,7 @@ class Watching:
             registry=registry,
             settings=_settings(),
             standalone=True,
+            ready_flag=begun,
             clusterwide=not self._namespaces,
             namespaces=self._namespaces,
         )

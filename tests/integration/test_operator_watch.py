@@ -88,7 +88,7 @@ async def test_hostile_objects_end_no_watch(monkeypatch: pytest.MonkeyPatch) -> 
     async with TestServer(application) as server:
         where = kopf.ConnectionInfo(server=str(server.make_url("")).rstrip("/"))
         monkeypatch.setattr(kopf, "login_via_client", lambda **_: where)
-        watch = asyncio.create_task(Watching(nobody, store, news, ()).watch())
+        watch = asyncio.create_task(Watching(nobody, store, news, ()).watch(asyncio.Event()))
         ended = asyncio.create_task(sound.wait())
         done, _ = await asyncio.wait({watch, ended}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
         assert ended in done
