@@ -95,7 +95,7 @@ def test_the_others_go_on_at_once_without_a_member_whose_device_is_bad(tmp_path:
         first, second = snapshot.generations
         assert (second.generation, second.reason) == (first.generation + 1, "PreflightFailed")
         assert second.members == ["worker-0", "worker-1"]
-        assert "worker-2 is left out after the pre-flight" in second.detail
+        assert "worker-2 (node node-of-worker-2) is left out after the pre-flight" in second.detail
         assert why in second.detail
         assert {step.generation for step in group.steps()} == {second.generation}, "nobody has trained with it"
 
