@@ -207,10 +207,19 @@ def own_token(tenant: Tenant, job: str) -> str:
     return secret(tenant.namespace, names.token(job))
 
 
+def is_removed(tenant: Tenant, kind: str) -> bool:
+    """Whether the operator has removed a forged coordinator: of two it keeps one, and that may be the real one."""
+    job = f"{tenant.namespace.name}/forged-{kind}"
+    return f"event=removed job={job} kind=Pod name=forged-{kind}-coordinator\n" in tenant.operator.log()
+
+
 def is_given_his_own(kind: str) -> Callable[[Tenant], bool]:
-    """Whether a forged coordinator was asked, with the token that the tenant has anyway, and to no avail."""
+    """Whether a forged coordinator was asked, with the token that the tenant has anyway, and to no avail; or not at
+    all."""
 
     def look(tenant: Tenant) -> bool:
+        if is_removed(tenant, kind):
+            return True
         pod = f"forged-{kind}-coordinator"
         said = tenant.namespace("logs", pod).splitlines()
         given = {line.split()[-1] for line in said if line.startswith("was given Bearer")}
@@ -222,7 +231,10 @@ def is_given_his_own(kind: str) -> Callable[[Tenant], bool]:
 
 
 def lies_of_itself(tenant: Tenant) -> bool:
-    """Whether the job of a coordinator that lies has failed, as it says, in words that are short and printable."""
+    """Whether the job of a coordinator that lies has failed, as it says, in words that are short and printable; or it
+    was not asked at all."""
+    if is_removed(tenant, "lies"):
+        return True
     said = status(tenant, "forged-lies")
     return said.get("phase") == "Failed" and len(said.get("message", "")) <= MOST_WORDS
 
