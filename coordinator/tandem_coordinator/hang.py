@@ -8,6 +8,10 @@ Of the steps of a user's own script nothing is known, so it counts as going on. 
 a rank that is for too long makes its group hang, whatever the others say. The same holds while a rank says that it is
 at something that takes as long as it takes: a validation, or the code after the loop, for which the others wait.
 
+What is told of such a script is whether its ranks work: if none has used a processor or a GPU for that long, they may
+wait for each other, or for something that will come. Nobody knows, so that is a warning, with the stacks, once a
+generation; the group goes on.
+
 **Time counts only while the ranks are heard.** The watch has a clock of its own that goes on with each report, and by
 two heartbeats at most. So a coordinator that stood still, a network that broke, and reports that waited somewhere and
 arrive in one heap add next to nothing, and ranks that never report can never hang.
@@ -23,6 +27,8 @@ from tandem.messages import SCRIPT, STOPPED, TRAIN, RankReport
 from tandem_coordinator.group import listed
 
 MOST_NAMED = 3
+IDLE_CORES = IDLE_GPU = 0.02
+"""Less than that of a core, and of a GPU, is used by a process that waits; what speaks for it takes some."""
 
 
 @dataclass(slots=True)
@@ -74,7 +80,8 @@ class HangWatch:
         self._marks: dict[str, dict[int, _Mark]] = {}
         # Whose process is stopped, by rank and replica, and since when on our clock.
         self._halted: dict[tuple[int, str], float] = {}
-        self._clock = self._moved = 0.0
+        self._clock = self._moved = self._worked = 0.0
+        self._idle_told = False
         self._heard: float | None = None
 
     def take(self, replica: str, generation: int | None, ranks: Iterable[RankReport], now: float) -> None:
@@ -90,6 +97,8 @@ class HangWatch:
             if self._heard is not None:
                 self._clock += min(max(0.0, now - self._heard), self._most_between)
             self._heard = now
+        if any(_works(report) for report in ranks):
+            self._worked = self._clock
 
     def forget(self, replica: str) -> None:
         """The replica is gone."""
@@ -114,6 +123,15 @@ class HangWatch:
             doing = listed({mark.doing for mark in busy.values()})
             told = f"no rank has gone on for {still:.0f} s; {_names(busy)} {_is(busy)} still {doing}"
         return f"{told}; {self._where()}"
+
+    def idle(self) -> str | None:
+        """That no rank does anything, in a sentence; None while one does, and once it has been said."""
+        still = self._clock - self._worked
+        if still < self._training or self._idle_told or not self._marks:
+            return None
+        self._idle_told = True
+        nothing = f"no rank has used a processor or a GPU for {still:.0f} s: do they wait for each other?"
+        return f"{nothing} {self._where().capitalize()}"
 
     def culprit(self) -> str:
         """The replica whose ranks alone seem to be stuck; empty if that is not one."""
@@ -169,6 +187,12 @@ class HangWatch:
     def _oldest(self, marks: _Marks) -> _Marks:
         newest = max((mark.at for mark in marks.values()), default=0.0)
         return {key: mark for key, mark in marks.items() if newest - mark.at > self._most_between}
+
+
+def _works(report: RankReport) -> bool:
+    """Whether a rank does something, as far as that is known; of steps, see `verdict`."""
+    idle = report.cpu is not None and report.cpu < IDLE_CORES and (report.gpu or 0.0) < IDLE_GPU
+    return report.phase != SCRIPT or not idle
 
 
 def _behind(marks: _Marks) -> _Marks:

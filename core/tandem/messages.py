@@ -235,7 +235,8 @@ class Answer(Model):
     why: Why = ""
     """The reason in a sentence."""
     stacks: bool = False
-    """With `rejoin`: the group hangs, so have every rank write its stacks into the run directory before it stops."""
+    """Have every rank write its stacks into the run directory: with `rejoin`, because the group hangs, before it stops;
+    with `run`, once, because its ranks do nothing."""
     left_out: bool | None = None
     """With `end`: the job goes on without this replica, because groups failed again and again because of it."""
     preflight: bool | None = None

@@ -86,6 +86,26 @@ def test_a_rank_in_an_endless_loop_is_found_by_its_stack(tmp_path: Path) -> None
         assert line_in(script, stacks[1]) in lines_of(script, "while True", "the mistake")
 
 
+def test_a_script_whose_ranks_wait_for_ever_is_warned_of_with_its_stacks_and_left_alone(tmp_path: Path) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text("import time\nprint('begins', flush=True)\ntime.sleep(1000)  # the mistake\n")
+    trainer = {"command": [str(script)]}
+    elasticity = {"hangSeconds": HANG_SECONDS}
+    with Elastic(tmp_path, trainer=trainer, elasticity=elasticity).start("worker-0", "worker-1") as group:
+        files = [group.rundir.stacks(1) / f"rank-{rank}.txt" for rank in (0, 1)]
+        until(lambda: all(file.exists() and file.stat().st_size for file in files), "the stacks")
+        for file in files:
+            assert line_in(script, file.read_text()) == 3
+        snapshot = until(group.snapshot, "the status")
+        (told,) = [event.text for event in snapshot.events if event.kind == "warning"]
+        assert told.startswith("no rank has used a processor or a GPU for ")
+        written = [file.stat().st_mtime_ns for file in files]
+        time.sleep(2 * HANG_SECONDS)
+        snapshot = until(group.snapshot, "the status")
+        assert snapshot.status.generation == 1
+        assert [file.stat().st_mtime_ns for file in files] == written
+
+
 def test_a_stopped_rank_of_a_script_that_knows_nothing_of_tandem_is_noticed_too(tmp_path: Path) -> None:
     elasticity = {"hangSeconds": HANG_SECONDS}
     with Elastic(tmp_path, aware=False, elasticity=elasticity).start("worker-0", "worker-1") as group:

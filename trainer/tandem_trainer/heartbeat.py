@@ -6,7 +6,8 @@ request that the coordinator holds back. The end of a rank wakes it, too, so tha
 other agents, know of a dead worker some milliseconds after its death.
 
 A group that hangs is asked where: then a short-lived thread has the ranks write their stacks into the run directory,
-which may block, and the ranks are aborted afterwards, or after STACKS_SECONDS. When this agent gets SIGTERM, a wake-up
+which may block, and the ranks are aborted afterwards, or after STACKS_SECONDS. A group that does nothing is asked the
+same, and goes on. When this agent gets SIGTERM, a wake-up
 descriptor tells the speaker in the same moment, while torchrun passes the signal on to the ranks: the coordinator asks
 the others to save with them. The handler itself only notes the signal (tandem_trainer.rendezvous says why).
 
@@ -35,7 +36,7 @@ from tandem.messages import MOST_BODY_BYTES, Answer, Failure, Membership, Prefli
 from tandem.rundir import RunDir
 from tandem_trainer.failure import aged
 from tandem_trainer.local_ranks import LocalRanks
-from tandem_trainer.stacks import Subject, collect
+from tandem_trainer.stacks import write_stacks
 
 log = logging.getLogger("tandem.agent")
 
@@ -118,6 +119,7 @@ class Heartbeat(threading.Thread):
         self._leaving = False
         self._asked: signal.Signals | None = None
         self._stacks: threading.Thread | None = None
+        self._idle_stacks: threading.Thread | None = None
         self._stacks_until = 0.0
         self._end: End | None = None
         self._ended_at = 0.0
@@ -153,7 +155,7 @@ class Heartbeat(threading.Thread):
         """
         with self._changed:
             self._drop_ranks()
-            self._membership, self._closed, self._stacks = None, False, None
+            self._membership, self._closed, self._stacks, self._idle_stacks = None, False, None, None
             self._gone_since, self._preflight_asked = None, False
             self._wish = replace(self._wish, state="joining", port=port, reason=reason)
             self._wake()
@@ -304,6 +306,8 @@ class Heartbeat(threading.Thread):
         if answer.order == "run" and message.preflight is not None and not answer.preflight:
             self._preflight = None
             self._changed.notify_all()
+        elif answer.order == "run" and answer.stacks and self._idle_stacks is None:
+            self._idle_stacks = self._take_stacks()
         elif answer.order == "save" and self._ranks is not None:
             self._ranks.order("save-and-leave")
         elif answer.order == "rejoin":
@@ -324,12 +328,17 @@ class Heartbeat(threading.Thread):
 
     def _stacks_are_taken(self) -> bool:
         """Have the stacks written, once; whether that is done, or has taken too long."""
-        if self._stacks is None and self._ranks is not None:
-            folder = self._rundir.stacks(self._ranks.generation)
-            self._stacks = threading.Thread(target=_write_stacks, args=(self._ranks.subjects(), folder), daemon=True)
-            self._stacks_until = time.monotonic() + STACKS_SECONDS
-            self._stacks.start()
+        if self._stacks is None:
+            self._stacks, self._stacks_until = self._take_stacks(), time.monotonic() + STACKS_SECONDS
         return self._stacks is None or not self._stacks.is_alive() or time.monotonic() > self._stacks_until
+
+    def _take_stacks(self) -> threading.Thread | None:
+        if self._ranks is None:
+            return None
+        folder = self._rundir.stacks(self._ranks.generation)
+        thread = threading.Thread(target=write_stacks, args=(self._ranks.subjects(), folder), daemon=True)
+        thread.start()
+        return thread
 
     def _joined(self, membership: Membership) -> None:
         self._membership, self._failure = membership, None
@@ -471,17 +480,6 @@ def _read(pipe: int) -> bytes:
         return os.read(pipe, 64)
     except BlockingIOError:
         return b""
-
-
-def _write_stacks(subjects: list[Subject], folder: Path) -> None:
-    try:
-        collect(subjects, folder)
-        log.warning("event=stacks-written folder=%s ranks=%s", folder, [subject.rank for subject in subjects])
-    except OSError:
-        log.exception("event=stacks-not-written folder=%s", folder)
-    finally:
-        for subject in subjects:
-            subject.close()
 
 
 def _end(rundir: RunDir, why: str) -> End:

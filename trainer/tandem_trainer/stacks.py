@@ -17,6 +17,7 @@ no two handlers may overlap: faulthandler lets the second one return without a w
 
 import ctypes
 import faulthandler
+import logging
 import os
 import select
 import signal
@@ -25,6 +26,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+log = logging.getLogger("tandem.agent")
 
 SIGNAL = signal.SIGRTMIN + 7
 """A script of the user's own has more use for SIGUSR1 and SIGUSR2."""
@@ -98,6 +101,18 @@ def collect(subjects: list[Subject], folder: Path) -> None:
     for subject in subjects:
         text = _written(subject, threads[subject], stacks[subject])
         (folder / f"rank-{subject.rank}.txt").write_text(text, encoding="utf-8")
+
+
+def write_stacks(subjects: list[Subject], folder: Path) -> None:
+    """Collect their stacks, and let go of them. A folder that cannot be written to is told in the log."""
+    try:
+        collect(subjects, folder)
+        log.warning("event=stacks-written folder=%s ranks=%s", folder, [subject.rank for subject in subjects])
+    except OSError:
+        log.exception("event=stacks-not-written folder=%s", folder)
+    finally:
+        for subject in subjects:
+            subject.close()
 
 
 def is_stopped(pid: int) -> bool:

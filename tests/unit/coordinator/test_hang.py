@@ -1,5 +1,7 @@
 """A group that hangs is noticed from what its ranks report, and nobody else is."""
 
+import pytest
+
 from tandem.messages import RankReport
 from tandem_coordinator.hang import HangWatch
 
@@ -211,6 +213,34 @@ def test_a_script_of_whose_steps_nothing_is_known_never_hangs() -> None:
     for replica in group.ranks:
         group.at(replica, phase="script")
     assert group.passes(10 * OTHER) is None
+
+
+def test_a_script_whose_ranks_do_nothing_is_told_of_once_and_goes_on() -> None:
+    group = Group()
+    for replica in group.ranks:
+        group.at(replica, phase="script", cpu=0.001, gpu=0.0)
+    assert group.passes(TRAINING - 2.0) is None
+    assert group.watch.idle() is None
+    assert group.passes(4.0) is None
+    told = group.watch.idle()
+    assert told is not None
+    assert told.startswith("no rank has used a processor or a GPU for 1")
+    assert "stacks/g000004" in told
+    assert group.passes(OTHER) is None
+    assert group.watch.idle() is None
+
+
+@pytest.mark.parametrize(
+    "busy", [{"cpu": 0.3}, {"cpu": 0.001, "gpu": 0.5}, {"cpu": None}, {"cpu": 0.001, "phase": "train"}]
+)
+def test_one_rank_that_works_or_may_is_enough(busy: dict[str, object]) -> None:
+    group = Group()
+    group.at("worker-0", phase="script", cpu=0.001)
+    group.at("worker-1", **{"phase": "script", **busy})
+    group.passes(TRAINING - 1.0)
+    for _ in range(5):
+        group.passes(2.0)
+        assert group.watch.idle() is None
 
 
 def test_a_script_whose_process_is_stopped_hangs_and_no_sooner() -> None:
