@@ -27,7 +27,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import FrameType
 
 from tandem.coordinator_client import CoordinatorClient, GivenUp, Refused, Unreachable, readable
