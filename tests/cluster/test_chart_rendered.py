@@ -17,7 +17,7 @@ from tandem_operator.__main__ import _options
 from tandem_operator.objects import Peers, Volumes
 from tandem_operator.pods import Images, coordinator
 from tandem_operator.rights import key_rules, lease_rules, rules
-from tests.support.cluster.helm import CHART, Helm
+from tests.support.cluster.helm import CHART, Helm, container, kinds, of
 from tests.support.cluster.operated import kubectl
 from tests.support.cluster.pods import Manifest, Namespace, restricted
 from tests.support.worlds.operator_job import IMAGES, job
@@ -57,21 +57,6 @@ EVERYTHING: dict[str, Any] = {
     },
     "networkPolicy": {"enabled": True, "metricsFrom": [MONITORS]},
 }
-
-
-def of(objects: list[Manifest], kind: str, name: str = "") -> Manifest:
-    """The only object of a kind, or the one of that name."""
-    (found,) = (one for one in objects if one["kind"] == kind and name in ("", one["metadata"]["name"]))
-    return found
-
-
-def kinds(objects: list[Manifest]) -> set[str]:
-    return {one["kind"] for one in objects}
-
-
-def container(objects: list[Manifest]) -> Manifest:
-    found: Manifest = of(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    return found
 
 
 def test_the_chart_has_nothing_that_lint_would_complain_of(helm: Helm) -> None:

@@ -5,23 +5,8 @@ from typing import Any
 import yaml
 
 from tandem_operator.rights import lease_rules, rules
-from tests.support.cluster.helm import CHART, Helm
+from tests.support.cluster.helm import CHART, Helm, container, kinds, of
 from tests.support.cluster.pods import Manifest
-
-
-def of(objects: list[Manifest], kind: str, name: str = "") -> Manifest:
-    """The only object of a kind, or the one of that name."""
-    (found,) = (one for one in objects if one["kind"] == kind and name in ("", one["metadata"]["name"]))
-    return found
-
-
-def kinds(objects: list[Manifest]) -> set[str]:
-    return {one["kind"] for one in objects}
-
-
-def container(objects: list[Manifest]) -> Manifest:
-    found: Manifest = of(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    return found
 
 
 def test_confined_to_namespaces_it_has_a_role_in_each_and_no_right_beyond(helm: Helm) -> None:

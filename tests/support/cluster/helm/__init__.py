@@ -20,6 +20,23 @@ HELM = Pinned(Path(__file__).parent / "module", "helm.sh/helm/v3")
 SECONDS = 240.0
 
 
+def of(objects: Sequence[Manifest], kind: str, name: str = "") -> Manifest:
+    """The only object of a kind, or the one of that name."""
+    (found,) = (one for one in objects if one["kind"] == kind and name in ("", one["metadata"]["name"]))
+    return found
+
+
+def kinds(objects: Sequence[Manifest]) -> set[str]:
+    """The kinds that there are."""
+    return {one["kind"] for one in objects}
+
+
+def container(objects: Sequence[Manifest]) -> Manifest:
+    """The operator's."""
+    found: Manifest = of(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
 class Helm:
     """Runs it, with files of its own."""
 
