@@ -70,4 +70,5 @@ def test_training_that_diverges_is_called_that_at_once_and_no_failure(tmp_path: 
     assert "that are forgiven" not in diverged.stdout
     assert "lost its connection" not in diverged.stdout
     assert "Try a lower learning rate" in diverged.stderr
+    assert "trouble     the loss became useless: training went back " in diverged.stderr
     assert "try again" not in diverged.stderr

@@ -106,7 +106,7 @@ def complete(name: str, found: Result, shown: str, seconds: float | None, evalua
     if evaluates:
         left = f", {found.left} not evaluated" if found.left else ""
         rows.append(("evaluated", f"{several(found.evaluated, 'checkpoint')}, {found.skipped or 'none'} skipped{left}"))
-    rows += [("trouble", one.text) for one in told(found.troubles) if one.level != "info"]
+    rows += _troubled(found.troubles)
     rows += [
         ("restarts", str(found.restarts)),
         ("logs", f"{shown}/log"),
@@ -118,7 +118,7 @@ def complete(name: str, found: Result, shown: str, seconds: float | None, evalua
 def interrupted(name: str, found: Result, shown: str, again: str, evaluates: bool) -> Group:
     """A run that the user stopped."""
     rows = [("saved", f"{shown}/checkpoints/{found.checkpoint}")] if found.checkpoint else []
-    rows += [("trouble", one.text) for one in told(found.troubles) if one.level != "info"]
+    rows += _troubled(found.troubles)
     saved = f"saved after step {number(found.step)}" if found.step is not None else "nothing was saved yet"
     if evaluates and found.left:
         rows.append(("evaluated", f"all but {several(found.left, 'checkpoint')}, which the same command goes on with"))
@@ -126,19 +126,27 @@ def interrupted(name: str, found: Result, shown: str, again: str, evaluates: boo
     return _lines(Text.assemble((name, "bold"), " was ", ("stopped", "yellow"), f"; {saved}"), rows)
 
 
-def failed(name: str, message: str, log: str, tail: Sequence[str], again: str) -> Group:
+def failed(
+    name: str, message: str, log: str, tail: Sequence[str], again: str, troubles: Troubles | None = None
+) -> Group:
     """A run that has failed for good.
 
     Args:
         log: the file that says most about it, '' if none does.
         tail: its last lines.
         again: how to try again, '' where that would not help.
+        troubles: what went wrong before that and did not end it.
     """
-    rows = [("log", log)] if log else []
+    rows = _troubled(troubles)
+    rows += [("log", log)] if log else []
     rows += [("try again", again)] if again else []
     quoted = [Text(f"    {one_line(line)}", "dim") for line in tail]
     head = Text.assemble((name, "bold"), (" failed", "red"), f": {message}")
     return Group(*_lines(head, []).renderables, *quoted, *_lines(None, rows).renderables)
+
+
+def _troubled(troubles: Troubles | None) -> list[tuple[str, str]]:
+    return [("trouble", one.text) for one in told(troubles) if one.level != "info"]
 
 
 def _lines(head: Text | None, rows: Sequence[tuple[str, str]]) -> Group:
