@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tandem.gallery import gallery
+from tandem.lease import is_held
 from tandem.local.supervision import SAVING_SECONDS
 from tests.support import ROOT
 from tests.support.local_run import DIGITS, LocalRun, evaluations
@@ -156,6 +157,7 @@ class TestCtrlC:
         assert first.ends() == 130, first.output
         assert re.search(r"saving, at step [\d,]+; Ctrl-C again leaves at once", first.output)
         assert first.leavings() == {}
+        assert [path.name for path in first.run_dir.leases.iterdir() if is_held(path)] == [], "all claims are free"
         (saved, *_) = first.run_dir.committed()
         last_step = max(line["step"] for line in first.logged("step"))
         assert saved.step == last_step >= 60, "the step that was finished last is the one that is saved"
