@@ -20,7 +20,8 @@ FRAME = [
 @pytest.mark.full("core", "trainer", "evaluator", "coordinator")
 @pytest.mark.parametrize(("columns", "lines"), SIZES)
 def test_every_frame_of_a_run_is_one_picture(columns: int, lines: int, tmp_path: Path) -> None:
-    assert record(columns, lines, tmp_path).faults == []
+    kept = record(columns, lines, tmp_path)
+    assert kept.faults == [], "\n".join(kept.frames)
 
 
 @pytest.mark.parametrize(
