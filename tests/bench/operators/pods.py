@@ -95,7 +95,13 @@ class Scene:
 
     async def rests(self, job: str) -> None:
         """Wait until its group may grow at once again."""
-        newest = (await self.inside(job))["generations"][-1]
+
+        async def generations() -> list[Object]:
+            found: list[Object] = (await self.inside(job))["generations"]
+            return found
+
+        # A script's group trains, as far as anybody knows, from the moment that it is formed; its record follows.
+        newest = (await self.until(generations, f"a generation of {job}"))[-1]
         await asyncio.sleep(max(0.0, newest["startedAt"] + COOLDOWN_SECONDS - time.time()))
 
     async def plain_start(self, name: str) -> tuple[float, float]:

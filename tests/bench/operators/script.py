@@ -27,7 +27,8 @@ while True:
     dist.all_reduce(torch.ones(1))
     step += 1
     if log is not None:
-        print(json.dumps({"kind": "step", "time": time.time(), "step": int(step)}), file=log)
+        said = {"kind": "step", "time": time.time(), "step": int(step), "world": dist.get_world_size()}
+        print(json.dumps(said), file=log)
         if int(step) % SAVE_EVERY == 0:
             beside = SAVED.with_suffix(".new")
             torch.save({"step": int(step)}, beside)
