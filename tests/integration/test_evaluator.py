@@ -168,6 +168,7 @@ def test_bad_checkpoints_are_reported_and_passed_over(tmp_path: Path) -> None:
     assert read_json_or_none(run.rundir.best_file)["step"] == 10, "of equals the earlier"
 
 
+@pytest.mark.full("core", "evaluator")
 def test_latest_skips_what_it_cannot_keep_up_with_and_the_final_one_is_evaluated(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", SLOW, {"policy": "Latest", "metric": "loss"})
     run.rundir.job_file.rename(tmp_path / "job.json")

@@ -15,8 +15,8 @@ from tests.support.local_run import LocalRun, evaluations
 pytestmark = pytest.mark.timeout(600)
 
 LONG = pytest.mark.full("examples", "trainer")
-VARIANTS = ("queued",)
-"""Those that differ from digits in little."""
+VARIANTS = ("queued", "synthetic-resnet")
+"""Those that differ from digits and fashion-mnist in little."""
 ELSEWHERE = {"digits": "test_run.py", "own-script": "test_run.py", "language-model": "test_session.py"}
 """Those that other tests train to their end, and where."""
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.elastic import Elastic
 from tests.support.ranks import records
 
@@ -27,6 +29,7 @@ with Session(seed=1) as session:
 """
 
 
+@pytest.mark.full("coordinator", "trainer")
 def test_one_rank_validates_for_longer_than_the_hang_time_and_the_others_wait_for_it(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -203,6 +203,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
         yield run
 
 
+@pytest.mark.full("core", "coordinator", "trainer")
 class TestKillingOneAfterTheOther:
     def test_the_run_ends_with_the_same_number_of_steps(self, killed: LocalRun) -> None:
         assert killed.process.returncode == 0, killed.output

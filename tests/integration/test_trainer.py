@@ -103,6 +103,7 @@ def test_a_killed_group_of_two_goes_on_as_three_with_the_same_samples(tmp_path: 
     torch.testing.assert_close(losses(rundir)[600], losses(undisturbed)[600], rtol=2e-2, atol=2e-3)
 
 
+@pytest.mark.full("core", "trainer")
 def test_two_one_three_and_two_ranks_with_kills_between_are_one_undisturbed_run(tmp_path: Path) -> None:
     """With dropout on; every step has the samples and the loss of the run that nobody touched."""
     # Plain descent: Adam would let the last digit of a sum grow over the steps.
