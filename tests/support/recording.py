@@ -26,8 +26,7 @@ from tests.support.waiting import SECONDS
 
 SIZES = ((80, 24), (50, 20))
 EVERY_SECONDS = 3.0
-TITLE = re.compile(r"^(?:  |\^C)digits  (\S.*?)  +\S")
-"""Until the next frame, a terminal shows where the cursor is that Ctrl-C was pressed."""
+TITLE = re.compile(r"^  digits  (\S.*?)  +\S")
 STEP = re.compile(r"^  step ([\d,]+)")
 SAVED = re.compile(r"^  (?:checkpoint|saved) +step ([\d,]+)")
 PICTURE = re.compile(r"━|^  (loss|workers|trainers|train) {2,}|saves and leaves$")

@@ -117,10 +117,10 @@ def guard(mark: str, paths: list[Path], wait: Callable[[], bytes], terminal: int
         terminal: a descriptor of the terminal that the parent draws on.
     """
     if wait().endswith(PICTURE) and terminal is not None:
-        from tandem.view.canvas import LEAVE  # rich takes a tenth of a second, which no run should wait for
+        from tandem.view.canvas import give_back  # rich takes a tenth of a second, which no run should wait for
 
         with suppress(OSError):
-            os.write(terminal, LEAVE.encode())
+            give_back(terminal)
     left = sweep(mark)
     remove(paths)
     return len(left)

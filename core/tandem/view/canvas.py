@@ -3,13 +3,16 @@
 It is drawn on the terminal's second screen, as `less` and `top` do. On the first one a picture has to be found again
 before it can be replaced, and only the terminal knows where it is: the keys that a user presses are echoed into it, and
 most terminals break and join its lines when their size changes. What was counted before is wrong then, and parts of the
-old picture stay. Rejected for that reason: rich's Live, which counts lines.
+old picture stay. Rejected for that reason: rich's Live, which counts lines. Meanwhile the terminal echoes no keys: it
+would show them in the picture.
 """
 
 import os
 import signal
+import termios
 from contextlib import suppress
 from types import FrameType
+from typing import Any
 
 from rich.console import Console, RenderableType
 
@@ -25,6 +28,18 @@ def can_draw(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf")
 
 
+def give_back(terminal: int) -> None:
+    """The first screen again, and keys that are echoed, where somebody else has died with a picture on it.
+
+    Raises:
+        OSError: the terminal is gone.
+    """
+    os.write(terminal, LEAVE.encode())
+    with suppress(termios.error):
+        settings = termios.tcgetattr(terminal)
+        termios.tcsetattr(terminal, termios.TCSANOW, [*settings[:3], settings[3] | termios.ECHO, *settings[4:]])
+
+
 class Canvas:
     """Draws on the terminal of a console. Ctrl-Z gives the terminal back until the command goes on."""
 
@@ -32,6 +47,8 @@ class Canvas:
         self._console = console
         self._open = False
         self._drawn_at: os.terminal_size | None = None
+        self._echoes: list[Any] | None = None
+        """Settings of the terminal, where it has ceased to echo."""
 
     @property
     def size(self) -> os.terminal_size:
@@ -62,6 +79,7 @@ class Canvas:
         if not self._open:
             self._open = True
             self._before = signal.signal(signal.SIGTSTP, self._suspend)
+            self._silence()
             text = ENTER + text
         self._write(text)
 
@@ -71,6 +89,25 @@ class Canvas:
             self._open = False
             signal.signal(signal.SIGTSTP, self._before)
             self._write(LEAVE)
+            self._echo()
+
+    def _silence(self) -> None:
+        """Echo no keys."""
+        with suppress(OSError, ValueError, termios.error):
+            terminal = self._console.file.fileno()
+            # In the background, the kernel would stop this process for it.
+            if os.tcgetpgrp(terminal) == os.getpgrp():
+                settings = termios.tcgetattr(terminal)
+                silent = [*settings[:3], settings[3] & ~termios.ECHO, *settings[4:]]
+                termios.tcsetattr(terminal, termios.TCSANOW, silent)
+                self._echoes = settings
+
+    def _echo(self) -> None:
+        """As it was."""
+        settings, self._echoes = self._echoes, None
+        with suppress(OSError, ValueError, termios.error):
+            if settings is not None:
+                termios.tcsetattr(self._console.file.fileno(), termios.TCSANOW, settings)
 
     def _lines(self, picture: RenderableType, size: os.terminal_size) -> list[str]:
         with self._console.capture() as captured:
@@ -87,8 +124,10 @@ class Canvas:
         with suppress(OSError, ValueError):
             terminal = self._console.file.fileno()
             os.write(terminal, LEAVE.encode())
+            self._echo()
             mine = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTSTP)
             # From here on it goes on again, after `fg`.
             signal.signal(signal.SIGTSTP, mine)
+            self._silence()
             os.write(terminal, ENTER.encode())
