@@ -89,8 +89,6 @@ class Coordinator:
         self._reports = Reports()
         elasticity = job.spec.elasticity
         self._hangs = HangWatch(elasticity.hang_seconds, elasticity.hang_start_seconds, elasticity.heartbeat_seconds)
-        self._idle = 0
-        """The generation whose ranks do nothing."""
         self._stragglers = StragglerWatch()
         self._troubles = TroubleWatch(self._history.say)
         self._asked_to_save: set[str] = set()
@@ -260,7 +258,6 @@ class Coordinator:
                 continue
             if self.state.open and (idle := self._hangs.idle()) is not None:
                 self._history.say(idle, "warning")
-                self._idle = self._hangs.generation
             # A tick looks at every agent. When thousands arrive at once, one tick serves many of them.
             await asyncio.sleep(min(TICK_SECONDS, TICK_PAUSE * (time.monotonic() - began)))
             with suppress(TimeoutError):
@@ -326,8 +323,8 @@ class Coordinator:
             told = membership.answer(self.state, sync, self._recorded)
             patience = deadline - time.monotonic()
             if patience <= 0 or self._is_news(sync, told) or self._requests.get(sync.replica) is not request:
-                wants_stacks = told.order == "run" and 0 < self._idle == sync.generation
-                return told.model_copy(update={"stacks": True}) if wants_stacks else told
+                idle = told.order == "run" and self._hangs.idle_told and sync.generation == self._hangs.generation
+                return told.model_copy(update={"stacks": True}) if idle else told
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience):
                     await changed.wait()

@@ -81,7 +81,8 @@ class HangWatch:
         # Whose process is stopped, by rank and replica, and since when on our clock.
         self._halted: dict[tuple[int, str], float] = {}
         self._clock = self._moved = self._worked = 0.0
-        self._idle_told = False
+        self.idle_told = False
+        """Whether it was said of this generation that it does nothing."""
         self._heard: float | None = None
 
     def take(self, replica: str, generation: int | None, ranks: Iterable[RankReport], now: float) -> None:
@@ -127,11 +128,10 @@ class HangWatch:
     def idle(self) -> str | None:
         """That no rank does anything, in a sentence; None while one does, and once it has been said."""
         still = self._clock - self._worked
-        if still < self._training or self._idle_told or not self._marks:
+        if still < self._training or self.idle_told or not self._marks:
             return None
-        self._idle_told = True
-        nothing = f"no rank has used a processor or a GPU for {still:.0f} s: do they wait for each other?"
-        return f"{nothing} {self._where().capitalize()}"
+        self.idle_told = True
+        return f"no rank has used a processor or a GPU for {still:.0f} s, and may wait for ever; {self._where()}"
 
     def culprit(self) -> str:
         """The replica whose ranks alone seem to be stuck; empty if that is not one."""

@@ -7,9 +7,9 @@ other agents, know of a dead worker some milliseconds after its death.
 
 A group that hangs is asked where: then a short-lived thread has the ranks write their stacks into the run directory,
 which may block, and the ranks are aborted afterwards, or after STACKS_SECONDS. A group that does nothing is asked the
-same, and goes on. When this agent gets SIGTERM, a wake-up
-descriptor tells the speaker in the same moment, while torchrun passes the signal on to the ranks: the coordinator asks
-the others to save with them. The handler itself only notes the signal (tandem_trainer.rendezvous says why).
+same, and goes on. When this agent gets SIGTERM, a wake-up descriptor tells the speaker in the same moment, while
+torchrun passes the signal on to the ranks: the coordinator asks the others to save with them. The handler itself only
+notes the signal (tandem_trainer.rendezvous says why).
 
 When the coordinator does not answer, training goes on: the thread tries again, and tells a restarted coordinator what
 runs. When a generation is closed, the ranks are ordered to abort at once; torchrun then finds them gone, instead of

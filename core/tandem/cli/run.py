@@ -241,7 +241,7 @@ class _Run:
                 str(self._path / "log" / f"{child}.txt") if child else "",
                 told,
                 "" if mistake or code == ExitCode.DIVERGED else self._again(),
-                summary.result(RunDir(self._path)).troubles,
+                summary.troubles_of(RunDir(self._path)),
             )
         )
         return code

@@ -68,7 +68,7 @@ def result(run_dir: RunDir) -> Result:
         evaluated=sum(bool(evaluations.MERGED.match(name)) for name in names),
         skipped=sum(bool(evaluations.SKIPPED.match(name)) for name in names),
         left=sum(evaluations.fate(run_dir, manifest.reference) in ("waits", "begun") for manifest in saved),
-        troubles=_troubles(run_dir),
+        troubles=troubles_of(run_dir),
         restarts=_restarts(run_dir),
     )
 
@@ -78,7 +78,7 @@ def _restarts(run_dir: RunDir) -> int:
     return (whole(beside.get("restarts")) if isinstance(beside, dict) else None) or 0
 
 
-def _troubles(run_dir: RunDir) -> Troubles | None:
+def troubles_of(run_dir: RunDir) -> Troubles | None:
     """The last word of the coordinator, and the rewinds of the whole run."""
     path = run_dir.log / "coordinator.jsonl"
     found = Troubles()
