@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.support import ROOT
 
-COMMIT = "a3aa12239a6c9dc1b87b86347e4060195d31b53b"
+COMMIT = "d29f2dd6bf2036b657844164860a268bd8d94375"
 """The commit that the archive holds."""
 ARCHIVE = Path(__file__).with_name("sources.tar.xz")
 PACKAGES = ("core", "coordinator", "trainer", "evaluator", "operator")
