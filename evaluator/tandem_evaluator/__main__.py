@@ -16,6 +16,7 @@ from tandem import launch
 from tandem.arrival import wait_for_job
 from tandem.departure import depart
 from tandem.exitcode import ExitCode
+from tandem.file_errors import may_pass
 from tandem.job import DistributedTrainingJob
 from tandem.rundir import RunDir
 from tandem_evaluator.crew import run_crew
@@ -95,12 +96,15 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
     try:
         journal = Journal(rundir, name)
     except OSError as error:
-        raise Refused(ExitCode.CONFIGURATION, f"the run directory cannot be written: {error}") from error
+        code = ExitCode.FAILED if may_pass(error) else ExitCode.CONFIGURATION
+        raise Refused(code, f"the run directory cannot be written: {error}") from error
     with journal:
         try:
             evaluation = Evaluation.load(job.spec.trainer.settings)
         except ConfigurationError as error:
             raise Refused(ExitCode.CONFIGURATION, str(error)) from error
+        except OSError as error:
+            raise Refused(ExitCode.FAILED, f"the data cannot be read: {error}") from error
         evaluator = Evaluator(rundir, job.spec.evaluation, name, evaluation, journal)
         interrupted = False
 

@@ -16,7 +16,9 @@ from tandem.durable import read_json_or_none
 from tandem.exitcode import ExitCode
 from tandem.manifest import FILE, WEIGHTS
 from tandem_trainer import data, models
+from tests.support.bad_surroundings import whole_mnist
 from tests.support.evaluator_run import Run, ends
+from tests.support.failing_disk import unreadable
 from tests.support.waiting import until
 
 DIGITS = {"name": "digits"}
@@ -230,4 +232,15 @@ def test_a_job_that_cannot_be_evaluated_is_refused_in_one_line(
         code, output = ends(process)
     assert code == ExitCode.CONFIGURATION, output
     assert says in output
+    assert len(output.strip().splitlines()) == 1, output
+
+
+def test_a_disk_that_fails_is_no_mistake_in_the_job(tmp_path: Path) -> None:
+    whole_mnist(tmp_path)
+    unreadable(tmp_path / "data" / "t10k-labels-idx1-ubyte")
+    run = Run(tmp_path / "run", {"name": "mnist", "path": str(tmp_path / "data"), "download": False}, {})
+    with run.evaluator() as process:
+        code, output = ends(process)
+    assert code == ExitCode.FAILED, output
+    assert output.strip().endswith("the data cannot be read: [Errno 5] Input/output error")
     assert len(output.strip().splitlines()) == 1, output

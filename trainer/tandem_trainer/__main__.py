@@ -10,6 +10,7 @@ import sys
 from pydantic import ValidationError
 
 from tandem.exitcode import ExitCode
+from tandem.file_errors import may_pass
 from tandem.launch import RUN_DIR
 from tandem.memory import keep_freed_memory
 from tandem.rundir import RunDir
@@ -42,7 +43,7 @@ def _run(pulse: Pulse | None) -> ExitCode:
         job = rundir.read_job()
     except (OSError, ValueError, ValidationError) as error:
         log.error("%s holds no job: %s", rundir.job_file, error)  # noqa: TRY400 - the sentence is enough
-        return ExitCode.CONFIGURATION
+        return ExitCode.FAILED if may_pass(error) else ExitCode.CONFIGURATION
     rundir.create()
     group: Group | None = None
     try:

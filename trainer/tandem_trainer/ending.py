@@ -13,7 +13,7 @@ from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.course import WentBack
 from tandem_trainer.failure import is_of_peers
 from tandem_trainer.group import PeerFault
-from tandem_trainer.mistake import ConfigurationError
+from tandem_trainer.mistake import ConfigurationError, UnusableInput
 from tandem_trainer.pulse import Pulse
 
 log = logging.getLogger("tandem_trainer")
@@ -30,6 +30,9 @@ def code_of(error: Exception, rundir: RunDir, has_peers: bool) -> ExitCode:
     """
     Pulse.tell_failure(error)
     match error:
+        case UnusableInput() if _has_trained(rundir):
+            log.error("input: %s; earlier generations had it, so this machine may lack it", error)
+            return ExitCode.FAILED
         case ConfigurationError():
             log.error("configuration: %s", error)
             rundir.mark_failed(error.reason, str(error), ExitCode.CONFIGURATION)
@@ -52,6 +55,15 @@ def code_of(error: Exception, rundir: RunDir, has_peers: bool) -> ExitCode:
         case _:
             traceback.print_exception(error)
             return ExitCode.FAILED
+
+
+def _has_trained(rundir: RunDir) -> bool:
+    """Whether a generation of the run has begun to train, as all of its ranks had read data and weights by then."""
+    try:
+        return rundir.newest_generation() >= rundir.first_generation()
+    except OSError:
+        # A machine that cannot read the run directory has said enough about itself.
+        return True
 
 
 def leave(code: int, pulse: Pulse | None) -> NoReturn:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from tandem.exitcode import ExitCode
+from tandem.file_errors import may_pass
 from tandem.messages import MOST_ERROR, MOST_TRACEBACK, MOST_WHERE, Failure
 from tandem.numbers import finite
 from tandem.printable import one_line
@@ -22,8 +23,6 @@ GLOO = re.compile(r"^\[[^\]]*\bgloo/[^\]]*:\d+\]|^Gloo connectFullMesh failed")
 """How what gloo says begins, with the place in its source: it has no type of exception. Read off torch 2.15 with peers
 that were killed, had ended or were late, in each kind of collective. NCCL and the store have one, `DistError`."""
 DISTRIBUTED = "torch.distributed"
-LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
-"""Errors of files that are there again when they are looked at again; others of a disk or a network may pass."""
 DEVICES = ("AcceleratorError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
 """Names of torch's errors that tell of a device or of a network."""
 CONSEQUENCES = {ExitCode.SUPERSEDED, ExitCode.PREEMPTED, ExitCode.PEER_LOST}
@@ -114,7 +113,7 @@ def _may_pass(error: BaseException) -> bool:
     if _is_ours(error):
         return True
     if isinstance(error, OSError):
-        return not isinstance(error, LASTING)
+        return may_pass(error)
     return any(kind.__name__ in DEVICES for kind in _kinds(error)) or "CUDA error" in str(error)
 
 

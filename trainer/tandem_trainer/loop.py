@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tandem.exitcode import ExitCode
+from tandem.file_errors import may_pass
 from tandem.job import DistributedTrainingJob
 from tandem.manifest import Broken
 from tandem.tasks import ImageClassification
@@ -22,7 +23,7 @@ from tandem_trainer.data import load
 from tandem_trainer.data.order import Batches, Order, Passes
 from tandem_trainer.data.seed import mixed
 from tandem_trainer.flops import costs
-from tandem_trainer.mistake import ConfigurationError
+from tandem_trainer.mistake import ConfigurationError, UnusableInput
 from tandem_trainer.models import build
 from tandem_trainer.models.dropout import key_dropout
 from tandem_trainer.optimization import build_optimizer, rate_factor
@@ -113,11 +114,15 @@ def load_initial(model: nn.Module, path: Path) -> None:
     """Put weights from a file into a model.
 
     Raises:
-        ConfigurationError: the file is not there, or holds other weights.
+        UnusableInput: the file is not there, or is no safetensors file.
+        ConfigurationError: it holds other weights.
+        OSError: the disk fails.
     """
     try:
         load_weights(model, parse(memoryview(bytearray(path.read_bytes()))))
     except OSError as error:
-        raise ConfigurationError(f"initialWeights {path} cannot be read: {error.strerror}") from error
+        if may_pass(error):
+            raise
+        raise UnusableInput(f"initialWeights {path} cannot be read: {error.strerror}") from error
     except Broken as error:
-        raise ConfigurationError(f"initialWeights {path}: {error}") from error
+        raise UnusableInput(f"initialWeights {path}: {error}") from error

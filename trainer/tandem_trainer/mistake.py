@@ -6,3 +6,10 @@ class ConfigurationError(Exception):
 
     reason = "ConfigurationError"
     """What the job's status calls it."""
+
+
+class UnusableInput(ConfigurationError):  # noqa: N818 - it is what is the case
+    """Data or weights that the job names are not there, may not be read, or are not what they should be.
+
+    Once a generation has trained with them, only the process that finds them so is at fault, or its machine.
+    """

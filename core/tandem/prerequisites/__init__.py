@@ -61,7 +61,7 @@ def here(
 
 
 def _guarded(found: Iterator[Unmet]) -> Iterator[Unmet]:
-    """A check that a file or a folder gets the better of says nothing: the ranks will."""
+    """A check that a file, a folder or a disk gets the better of says nothing: the ranks will."""
     try:
         yield from found
     except (OSError, ValueError, RecursionError):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.file_errors import may_pass
 from tandem.idx import FILES, NotIdx, Split, find, opened, raw_folder, shape
 from tandem.job import DistributedTrainingJob
 from tandem.prerequisites.folder import fault_of_folder
@@ -147,6 +148,8 @@ def _files(job: DistributedTrainingJob, settings: ImageClassification, site: Sit
                 yield Unmet(path, fault)
                 return
     except OSError as error:
+        if may_pass(error):
+            raise
         yield Unmet(path, f"{root} cannot be read: {error.strerror}")
 
 
@@ -178,6 +181,8 @@ def _fault(pair: tuple[Path, Path], settings: ImageClassification, split: Split,
         except NotIdx as error:
             return str(error)
         except (OSError, EOFError, zlib.error) as error:
+            if may_pass(error):
+                raise
             return f"{path} cannot be read as an IDX file: {error}"
     of_labels, of_images = sizes
     if len(of_images) != 3 or len(of_labels) != 1:
@@ -217,5 +222,7 @@ def _read(path: Path, size: int, deadline: float, wants_largest: bool) -> tuple[
                 if time.monotonic() > deadline:
                     return None, largest, ""
     except (OSError, EOFError, zlib.error) as error:
+        if may_pass(error):
+            raise
         return count, largest, f"{path} is damaged: {error}"
     return count, largest, ""

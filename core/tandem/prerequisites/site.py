@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.cache import data_folder
+from tandem.file_errors import may_pass
 from tandem.job import DistributedTrainingJob
 from tandem.reading import similar_file
 from tandem.rundir import RunDir
@@ -121,6 +122,9 @@ def fault_of_file(path: Path, text: str) -> tuple[str, str]:
 
     Args:
         text: the path as it was written.
+
+    Raises:
+        OSError: the disk fails, which says nothing about the file.
     """
     try:
         facts = path.stat()
@@ -130,6 +134,8 @@ def fault_of_file(path: Path, text: str) -> tuple[str, str]:
         near = similar_file(path) if not text.startswith(("~", "$")) else ""
         return f"there is no file {text}{unexpanded(text)}{_beginning(path, text)}", near
     except OSError as error:
+        if may_pass(error):
+            raise
         return f"{text} cannot be read: {error.strerror}", ""
     if stat.S_ISDIR(facts.st_mode):
         return f"{text} is a folder, and a file is wanted", ""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tandem import tensor_header
 from tandem.architectures import Shapes, plain, shapes
+from tandem.file_errors import may_pass
 from tandem.job import DistributedTrainingJob
 from tandem.mistake import enumerated
 from tandem.prerequisites.dataset import known
@@ -52,6 +53,8 @@ def weights(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
         yield Unmet(FIELD, f"{text} is no safetensors file: {error}")
         return
     except OSError as error:
+        if may_pass(error):
+            raise
         yield Unmet(FIELD, f"{text} cannot be read: {error.strerror}")
         return
     size = known(settings, site).image_size

@@ -1,5 +1,6 @@
 """What a job lacks where it runs is known before anything is started, and nothing else is complained of."""
 
+import errno
 import gzip
 import re
 import shutil
@@ -25,6 +26,7 @@ from tandem.source import parse
 from tandem.unmet import Unmet
 from tests.support import ROOT
 from tests.support.bad_surroundings import CASES, BadSurroundings, idx, safetensors, weights, whole_mnist, written
+from tests.support.failing_disk import unreadable
 from tests.support.manifests import job, run_directory
 
 LAPTOP = Machine(cores=2, memory=16 * 2**30, processes=32_768, has_gpu=False)
@@ -189,6 +191,27 @@ def test_sound_data_is_let_alone(folder: Path, ending: str) -> None:
             path.with_name(path.name + ending).write_bytes(gzip.compress(path.read_bytes()))
             path.unlink()
     assert found(trains(data={"name": "mnist", "path": "data", "download": False, "end": 100})) == []
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_disk_that_fails_says_nothing_about_data(folder: Path, ending: str) -> None:
+    whole_mnist(folder, count=100)
+    (folder / "data" / "train-labels-idx1-ubyte").unlink()
+    unreadable(folder / "data" / f"train-labels-idx1-ubyte{ending}")
+    assert found(trains(data={"name": "mnist", "path": "data", "download": False})) == []
+
+
+def test_a_disk_that_fails_says_nothing_about_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = unreadable(folder / "weights.safetensors")
+    assert found(trains(initialWeights=str(path))) == []
+
+    def stale(path: Path, **_: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    of = trains(initialWeights=str(path))
+    site = laptop(of)
+    monkeypatch.setattr(Path, "stat", stale)
+    assert unmet(of, site) == []
 
 
 def test_data_that_can_be_downloaded_need_not_be_there(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The data sets: real digits without a download, IDX files from a folder, and a clear word when there is nothing."""
 
+import errno
 import gzip
 import struct
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,8 @@ from tandem.idx import FILES
 from tandem.tasks import Data
 from tandem_trainer.data import load
 from tandem_trainer.data.idx import read_idx
-from tandem_trainer.mistake import ConfigurationError
+from tandem_trainer.mistake import ConfigurationError, UnusableInput
+from tests.support.failing_disk import unreadable
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
@@ -110,6 +112,45 @@ def test_garbage_is_refused_with_its_name(tmp_path: Path, content: bytes, compla
     compressed.write_bytes(gzip.compress(content)[:-9])
     with pytest.raises(ConfigurationError, match=r"cut\.gz"):
         read_idx(compressed)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_disk_that_fails_is_no_mistake_in_the_job(tmp_path: Path, suffix: str) -> None:
+    write_mnist(tmp_path, suffix)
+    unreadable(tmp_path / f"{FILES['train'][1]}{suffix}")
+    with pytest.raises(OSError, match="Input/output error"):
+        load(Data(name="mnist", path=str(tmp_path), download=False), "train")
+
+
+def test_a_folder_that_has_gone_stale_is_no_mistake_in_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(path: Path, **_: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    monkeypatch.setattr(Path, "stat", stale)
+    with pytest.raises(OSError, match="Stale file handle"):
+        load(Data(name="mnist", path=str(tmp_path), download=False), "train")
+
+
+def test_a_disk_that_fails_while_data_is_downloaded_is_no_mistake_in_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torchvision.datasets
+
+    def failing(root: str, download: bool) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(torchvision.datasets, "MNIST", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        load(Data(name="mnist", path=str(tmp_path)), "train")
+
+
+def test_a_damaged_file_is_an_unusable_input(tmp_path: Path) -> None:
+    path = tmp_path / "labels.gz"
+    content = bytearray(gzip.compress(struct.pack(">HBBI", 0, 8, 1, 4) + b"1234"))
+    content[12:20] = b"damaged!"
+    path.write_bytes(content)
+    with pytest.raises(UnusableInput, match="cannot be read as an IDX file"):
+        read_idx(path)
 
 
 def test_images_and_labels_must_belong_together(tmp_path: Path) -> None:

@@ -1,14 +1,20 @@
 """Which exit code an error means, and what is said of it."""
 
+import errno
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from torch import nn
 
 from tandem.exitcode import ExitCode
+from tandem.lineage import GenerationRecord
 from tandem.rundir import RunDir
 from tandem_trainer.ending import code_of
+from tandem_trainer.loop import load_initial
+from tandem_trainer.mistake import UnusableInput
+from tests.support.failing_disk import unreadable
 from tests.support.ports import reserved_port
 
 GLOO = (
@@ -82,3 +88,39 @@ def test_where_a_lost_peer_was_missed_is_said(tmp_path: Path, capfd: pytest.Capt
     told = capfd.readouterr().err
     assert "in step_in_the_script" in told
     assert "Connection closed by peer" in told
+
+
+def test_what_no_rank_finds_at_first_ends_the_job_at_once(tmp_path: Path) -> None:
+    assert code(UnusableInput("data.path: /data is not a folder"), tmp_path) == ExitCode.CONFIGURATION
+    failed = RunDir(tmp_path).failed()
+    assert failed is not None
+    assert failed["message"] == "data.path: /data is not a folder"
+
+
+def test_what_an_earlier_generation_had_counts_against_the_one_that_lacks_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rundir = RunDir(tmp_path)
+    rundir.create()
+    rundir.record_generation(GenerationRecord(generation=1, world_size=2, members=["one", "other"], started_at=1.0))
+    assert code(UnusableInput("data.path: /data is not a folder"), tmp_path) == ExitCode.FAILED
+    assert rundir.failed() is None
+    assert "data.path: /data is not a folder; earlier generations had it" in caplog.text
+
+
+def test_who_cannot_read_the_run_directory_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(_: RunDir) -> int:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(RunDir, "newest_generation", stale)
+    assert code(UnusableInput("data.path: /data is not a folder"), tmp_path) == ExitCode.FAILED
+    assert RunDir(tmp_path).failed() is None
+
+
+def test_weights_on_a_disk_that_fails_end_no_job(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        load_initial(nn.Linear(1, 1), unreadable(tmp_path / "weights.safetensors"))
+    assert code(caught.value, tmp_path) == ExitCode.FAILED
+    assert RunDir(tmp_path).failed() is None
+    with pytest.raises(UnusableInput, match="No such file"):
+        load_initial(nn.Linear(1, 1), tmp_path / "nowhere.safetensors")

@@ -55,6 +55,7 @@ def test_what_is_long_is_cut_and_keeps_its_end(letter: str) -> None:
         (RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"), True, False),
         (DistBackendError("NCCL error"), True, True),
         (FileNotFoundError(2, "No such file"), False, False),
+        (FileNotFoundError("no such split"), False, False),
         (ConnectionResetError(104, "reset"), False, True),
         (OSError(28, "No space left on device"), False, True),
         (RuntimeError("CUDA error: an illegal memory access"), False, True),

@@ -1,14 +1,16 @@
 """Tensors out of IDX files, the format of the MNIST family."""
 
 import math
+import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tandem.file_errors import may_pass
 from tandem.idx import NotIdx, opened, shape
-from tandem_trainer.mistake import ConfigurationError
+from tandem_trainer.mistake import UnusableInput
 
 
 def read_idx(path: Path) -> Tensor:
@@ -18,7 +20,8 @@ def read_idx(path: Path) -> Tensor:
         uint8 tensor with the file's shape.
 
     Raises:
-        ConfigurationError: it is not one, or it is cut short.
+        UnusableInput: it is not there, is not one, or is cut short.
+        OSError: the disk fails.
     """
     try:
         with opened(path) as file:
@@ -26,9 +29,11 @@ def read_idx(path: Path) -> Tensor:
             size = math.prod(sizes)
             data = file.read(size)
     except NotIdx as error:
-        raise ConfigurationError(str(error)) from error
-    except (OSError, EOFError) as error:
-        raise ConfigurationError(f"{path} cannot be read as an IDX file: {error}") from error
+        raise UnusableInput(str(error)) from error
+    except (OSError, EOFError, zlib.error) as error:
+        if may_pass(error):
+            raise
+        raise UnusableInput(f"{path} cannot be read as an IDX file: {error}") from error
     if len(data) != size:
-        raise ConfigurationError(f"{path} is cut short: {len(data)} of {size} bytes")
+        raise UnusableInput(f"{path} is cut short: {len(data)} of {size} bytes")
     return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).reshape(sizes).copy())

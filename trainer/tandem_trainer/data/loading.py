@@ -1,9 +1,12 @@
 """Find a data set: inside an installed package, in a folder, or on the network."""
 
+import errno
+import stat
 import tempfile
 import time
 from importlib.metadata import distribution
 from pathlib import Path
+from urllib.error import URLError
 
 import numpy as np
 import torch
@@ -12,12 +15,13 @@ from torch import Tensor
 from tandem import lease
 from tandem.cache import data_folder
 from tandem.durable import TEMPORARY
+from tandem.file_errors import may_pass
 from tandem.idx import FILES, FOLDERS, find, raw_folder
 from tandem.idx import Split as Stored
 from tandem.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, Data
 from tandem_trainer.data.idx import read_idx
 from tandem_trainer.data.samples import Samples, Split
-from tandem_trainer.mistake import ConfigurationError
+from tandem_trainer.mistake import ConfigurationError, UnusableInput
 
 DOWNLOAD_SECONDS = 600.0
 """How long one process may download before others think it dead."""
@@ -31,8 +35,9 @@ def load(config: Data, split: Split) -> Samples:
     """Load one split of a data set.
 
     Raises:
-        ConfigurationError: the data is not there and cannot be had; says how to provide it. Or nothing is left to
-            train or to validate with.
+        UnusableInput: the data is not there and cannot be had; says how to provide it.
+        ConfigurationError: nothing is left to train or to validate with.
+        OSError: the disk fails.
     """
     if split == "test":
         return _whole(config, split)
@@ -93,14 +98,14 @@ def _synthetic(split: Stored, samples: int, size: int) -> Samples:
 
 def _mnist(config: Data, split: Stored) -> Samples:
     root = Path(config.path).expanduser() if config.path else data_folder()
-    if config.path and not config.download and not root.is_dir():
-        raise ConfigurationError(f"data.path: {config.path} is not a folder. {_how_to_provide(config, root)}")
+    if config.path and not config.download and not _is_folder(root):
+        raise UnusableInput(f"data.path: {config.path} is not a folder. {_how_to_provide(config, root)}")
     found = _read(root, config.name, split, config.download)
     if found is None and config.download:
         _download(config, root)
         found = _read(root, config.name, split, can_be_had_again=False)
     if found is None:
-        raise ConfigurationError(f"{config.name} is not in {root}. {_how_to_provide(config, root)}")
+        raise UnusableInput(f"{config.name} is not in {root}. {_how_to_provide(config, root)}")
     images, labels = found
     mean, deviation = MEAN_AND_DEVIATION[config.name]
     scaled = images.to(torch.float32).div_(255).sub_(mean).div_(deviation)
@@ -111,20 +116,37 @@ def _read(root: Path, name: str, split: Stored, can_be_had_again: bool) -> tuple
     """Images and labels; None if they are not there, or not whole and of a download that can be made again.
 
     Raises:
-        ConfigurationError: they are no images and labels.
+        UnusableInput: they are no images and labels, or may not be read.
+        OSError: the disk fails.
     """
-    if (pair := find(root, name, split)) is None:
+    try:
+        pair = find(root, name, split)
+    except OSError as error:
+        if may_pass(error):
+            raise
+        raise UnusableInput(f"{root} cannot be read: {error.strerror}") from error
+    if pair is None:
         return None
     try:
         images, labels = read_idx(pair[0]), read_idx(pair[1])
-    except ConfigurationError:
+    except UnusableInput:
         # What is not where torchvision puts it is the user's own.
         if can_be_had_again and pair[0].parent == raw_folder(root, name):
             return None
         raise
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
-        raise ConfigurationError(f"{pair[0]} and {pair[1]} are not images and labels of the same samples")
+        raise UnusableInput(f"{pair[0]} and {pair[1]} are not images and labels of the same samples")
     return images, labels
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether it is a folder. Raises OSError: the disk fails."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except OSError as error:
+        if may_pass(error):
+            raise
+        return False
 
 
 def _download(config: Data, root: Path) -> None:
@@ -142,7 +164,7 @@ def _download(config: Data, root: Path) -> None:
         deadline = time.monotonic() + DOWNLOAD_SECONDS
         while (held := lease.acquire(lock, seconds=DOWNLOAD_SECONDS)) is None:
             if time.monotonic() > deadline:
-                raise ConfigurationError(f"another process has been downloading {config.name} to {root} for too long")
+                raise UnusableInput(f"another process has been downloading {config.name} to {root} for too long")
             time.sleep(0.5)
         with held, tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=root) as aside:
             if all(_read(root, config.name, split, can_be_had_again=True) is not None for split in FILES):
@@ -153,7 +175,11 @@ def _download(config: Data, root: Path) -> None:
             for path in sorted(raw_folder(Path(aside), config.name).iterdir()):
                 path.replace(raw / path.name)
     except (OSError, RuntimeError) as error:
-        raise ConfigurationError(
+        # No network, or nothing may be written there: the user's to put right.
+        is_users = isinstance(error, URLError) or getattr(error, "errno", None) == errno.EROFS
+        if may_pass(error) and not is_users:
+            raise
+        raise UnusableInput(
             f"{config.name} could not be downloaded to {root} ({error}). {_how_to_provide(config, root)}"
         ) from error
 
