@@ -36,11 +36,11 @@ def late():
 
 main = sys.modules["__main__"]
 say("facts", {
-    "file": __file__, "main": main.__file__, "same": main.__dict__ is globals(), "name": __name__,
+    "file": globals().get("__file__"), "main": getattr(main, "__file__", None), "same": main.__dict__ is globals(), "name": __name__,
     "package": __package__, "spec": getattr(__spec__, "name", None), "argv": sys.argv, "path": sys.path[0],
     "orig_argv": sys.orig_argv[1:], "folder": os.getcwd(), "builtins": type(__builtins__).__name__,
     "globals": sorted(name for name in globals() if name.startswith("__")), "annotations": str(__annotations__),
-    "cached": __cached__ is None,
+    "cached": globals().get("__cached__") is None,
     "ranks": [os.environ[name] for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "WORLD_SIZE")],
 })
 say("drawn", [torch.rand(1).item(), float(np.random.rand()), random.random(), torch.initial_seed()])
@@ -64,7 +64,11 @@ c.fputs(b"from C", stream)
 atexit.register(pickled, "exit")
 threading.Thread(target=late).start()
 """
-COMMANDS = {"a-script": ["nested/../script.py", "--lr", "1"], "a-module": ["-m", "package.tool", "--lr", "1"]}
+COMMANDS = {
+    "a-script": ["nested/../script.py", "--lr", "1"],
+    "a-module": ["-m", "package.tool", "--lr", "1"],
+    "code": [sys.executable, "-c", SCRIPT, "--lr", "1"],
+}
 
 
 def run(folder: Path, out: str, start: list[str], command: list[str]) -> dict[str, Any]:
@@ -86,7 +90,9 @@ def test_a_script_means_the_same_under_torchrun_and_warm(tmp_path: Path, kind: s
     (tmp_path / "nested").mkdir()
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "tool.py").write_text(SCRIPT)
-    plain = run(tmp_path, "plain", ["torch.distributed.run"], COMMANDS[kind])
+    # torchrun itself adds -u to a script and to a module.
+    unbuffered = ["--no-python", *COMMANDS[kind][:1], "-u", *COMMANDS[kind][1:]] if kind == "code" else COMMANDS[kind]
+    plain = run(tmp_path, "plain", ["torch.distributed.run"], unbuffered)
     warm = run(tmp_path, "warm", ["tandem_trainer.agent", "--warm", "--"], COMMANDS[kind])
 
     for found in (plain, warm):

@@ -2,6 +2,7 @@
 
     python -m tandem_trainer.agent [--warm] [--preload=MODULE,…] TORCHRUN-OPTIONS… -- -m MODULE ARGUMENTS…
                                                                                    -- SCRIPT.py ARGUMENTS…
+                                                                                   -- python -c CODE ARGUMENTS…
                                                                                    -- PROGRAM ARGUMENTS…
 
 With `--warm`, ranks that are Python are forked from a process that has imported torch already (tandem_trainer.warm),
@@ -15,14 +16,16 @@ import builtins
 import gc
 import importlib
 import io
+import itertools
 import os
 import random
 import runpy
+import shutil
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import BuiltinImporter, SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
@@ -58,12 +61,13 @@ def main() -> None:
     warm = "--warm" in options
     given = [name for option in options if option.startswith(PRELOAD) for name in option[len(PRELOAD) :].split(",")]
     options = [option for option in options if option != "--warm" and not option.startswith(PRELOAD)]
-    is_python = command[0] == "-m" or command[0].endswith(".py")
-    if warm and is_python and preload(SHARED):
+    is_python = _is_python(command)
+    ours = _under_this_python(command)
+    if warm and ours and preload(SHARED):
         request = forkserver.fork_server(lambda: preload(FOR_RANKS) and preload_given(given))
         if request is not None:
             run_and_end(request.arguments)
-        command = [sys.executable, "-I", "-S", stub.__file__, *command]
+        command = [sys.executable, "-I", "-S", stub.__file__, *ours]
         is_python = False
     # Not before the fork: torchrun makes threads.
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -80,6 +84,21 @@ def main() -> None:
         sys.excepthook(type(error), error, error.__traceback__)
         _end(ExitCode.FAILED)
     _end(ExitCode.DONE)
+
+
+def _is_python(command: Sequence[str]) -> bool:
+    return command[0] == "-m" or command[0].endswith(".py")
+
+
+def _under_this_python(command: list[str]) -> list[str]:
+    """What of a command stands after the interpreter, if that is this one; empty if it is another program."""
+    if _is_python(command):
+        return command
+    if shutil.which(command[0]) != sys.executable:
+        return []
+    # Ranks do not hold their output back anyway.
+    rest = [*itertools.dropwhile(lambda word: word == "-u", command[1:])]
+    return rest if len(rest) > 1 and (rest[0] == "-c" or _is_python(rest)) else []
 
 
 def _end(code: int | str | None) -> NoReturn:
@@ -169,7 +188,7 @@ def _farewell(code: int | str | None) -> None:
 
 
 def run(arguments: list[str]) -> None:
-    """Run a module or a script as Python itself would."""
+    """Run a module, a script or code as Python itself would."""
     import numpy as np
     import torch
 
@@ -193,6 +212,11 @@ def run(arguments: list[str]) -> None:
         sys.path[0] = str(Path.cwd())
         # What `python -m` calls. run_module would take the module away when its last line has run.
         runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]
+    elif arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        sys.path[0] = ""
+        script.__loader__ = BuiltinImporter
+        exec(compile(arguments[1], "<string>", "exec", dont_inherit=True), vars(script))  # noqa: S102 - as above
     else:
         sys.argv = list(arguments)
         sys.path[0] = str(Path(arguments[0]).resolve().parent)
