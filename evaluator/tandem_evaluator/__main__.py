@@ -10,16 +10,19 @@ import os
 import re
 import signal
 import sys
+import time
+from contextlib import suppress
 from types import FrameType
 
 from tandem import launch
-from tandem.arrival import wait_for_job
+from tandem.arrival import POLL_SECONDS, wait_for_job
 from tandem.departure import depart
 from tandem.exitcode import ExitCode
 from tandem.file_errors import may_pass
 from tandem.job import DistributedTrainingJob
 from tandem.rundir import RunDir
 from tandem_evaluator.crew import run_crew
+from tandem_evaluator.journal import Journal
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
@@ -87,18 +90,18 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
             ExitCode.CONFIGURATION, f"evaluation is turned off in {job.metadata.name}: evaluators.replicas is 0"
         )
 
-    # These load torch, which takes a second or more: not before the job is known to be one that can be evaluated.
-    from tandem_evaluator.evaluation import Evaluation
-    from tandem_evaluator.journal import Journal
-    from tandem_evaluator.loop import Evaluator
-    from tandem_trainer.mistake import ConfigurationError
-
     try:
         journal = Journal(rundir, name)
     except OSError as error:
         code = ExitCode.FAILED if may_pass(error) else ExitCode.CONFIGURATION
         raise Refused(code, f"the run directory cannot be written: {error}") from error
     with journal:
+        _wait_for_training(rundir)
+        # These load torch.
+        from tandem_evaluator.evaluation import Evaluation
+        from tandem_evaluator.loop import Evaluator
+        from tandem_trainer.mistake import ConfigurationError
+
         try:
             evaluation = Evaluation.load(job.spec.trainer.settings)
         except ConfigurationError as error:
@@ -117,6 +120,16 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
             signal.signal(number, leave)
         code = evaluator.run()
         return ExitCode.INTERRUPTED if interrupted and code == ExitCode.PREEMPTED else code
+
+
+def _wait_for_training(rundir: RunDir) -> None:
+    """Until the first ranks have loaded everything. Before there is nothing to evaluate, and on shared cores they would
+    have torch later if evaluators loaded it at the same time.
+    """
+    # A disk that fails is the loop's to be patient with.
+    with suppress(OSError):
+        while not (rundir.newest_generation() or rundir.ended()):
+            time.sleep(POLL_SECONDS)
 
 
 def _leave_at_once(number: int, _: FrameType | None) -> None:

@@ -4,6 +4,8 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss
 
 from tandem.durable import read_json_or_none
 from tandem.exitcode import ExitCode
+from tandem.launch import environment
 from tandem.manifest import FILE, WEIGHTS
 from tandem_trainer import data, models
 from tests.support.bad_surroundings import whole_mnist
@@ -196,6 +199,30 @@ def test_latest_skips_what_it_cannot_keep_up_with_and_the_final_one_is_evaluated
     assert not run.merged(second)
     assert not run.merged(third)
     assert any(line["state"] == "evaluating" for line in run.log("evaluator-0-0", "usage"))
+
+
+def test_torch_is_not_loaded_before_the_first_ranks_are(tmp_path: Path) -> None:
+    looks_at_a_run_without_ranks = """
+import sys
+from tandem.rundir import RunDir
+from tandem_evaluator.__main__ import main
+
+looks = iter(range(3))
+
+def newest_generation(rundir):
+    if next(looks) == 2:
+        print("loaded" if "torch" in sys.modules else "waits")
+        sys.exit()
+    return 0
+
+RunDir.newest_generation = newest_generation
+main(["--index", "0"])
+"""
+    run = Run(tmp_path / "run", DIGITS, {})
+    variables = environment(run.job, run.rundir.path, "evaluator-0")
+    words = [sys.executable, "-c", looks_at_a_run_without_ranks]
+    done = subprocess.run(words, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "waits\n"
 
 
 def test_sigterm_gives_back_the_claim_and_asks_to_be_started_again(tmp_path: Path) -> None:

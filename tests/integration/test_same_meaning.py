@@ -36,7 +36,8 @@ def late():
 
 main = sys.modules["__main__"]
 say("facts", {
-    "file": globals().get("__file__"), "main": getattr(main, "__file__", None), "same": main.__dict__ is globals(), "name": __name__,
+    "file": globals().get("__file__"), "main": getattr(main, "__file__", None), "same": main.__dict__ is globals(),
+    "name": __name__,
     "package": __package__, "spec": getattr(__spec__, "name", None), "argv": sys.argv, "path": sys.path[0],
     "orig_argv": sys.orig_argv[1:], "folder": os.getcwd(), "builtins": type(__builtins__).__name__,
     "globals": sorted(name for name in globals() if name.startswith("__")), "annotations": str(__annotations__),
