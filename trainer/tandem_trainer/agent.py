@@ -47,6 +47,7 @@ FOR_RANKS = (
 )
 """As much again; the fork server imports it while the agent joins."""
 PRELOAD = "--preload="
+RANKS = "--nproc-per-node="
 UNFIT = 100
 """A process that has tried to import the job's modules ends with this, plus the number of the one that was unfit."""
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
@@ -61,6 +62,8 @@ def main() -> None:
     warm = "--warm" in options
     given = [name for option in options if option.startswith(PRELOAD) for name in option[len(PRELOAD) :].split(",")]
     options = [option for option in options if option != "--warm" and not option.startswith(PRELOAD)]
+    if any(option.startswith(RANKS) and option != f"{RANKS}1" for option in options):
+        options.append("--logs-specs=tandem")
     is_python = _is_python(command)
     ours = _under_this_python(command)
     if warm and ours and preload(SHARED):
