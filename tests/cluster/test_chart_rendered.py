@@ -289,7 +289,10 @@ def test_monitors_take_our_numbers_alone_and_name_the_job_by_its_pod(helm: Helm)
         kept = {"sourceLabels": ["__name__"], "regex": "tandem_.*", "action": "keep"}
         assert endpoint["metricRelabelings"][0] == kept
     assert jobs["spec"]["jobLabel"] == names.JOB
-    assert (jobs["spec"]["sampleLimit"], jobs["spec"]["labelLimit"]) == (200000, 32)
+    operators_own = {"sourceLabels": ["__name__"], "regex": "tandem_operator_.*", "action": "drop"}
+    assert operators_own in jobs["spec"]["podMetricsEndpoints"][0]["metricRelabelings"]
+    assert operators_own not in operators["spec"]["endpoints"][0]["metricRelabelings"]
+    assert (jobs["spec"]["sampleLimit"], jobs["spec"]["labelLimit"]) == (65000, 32)
     assert jobs["spec"]["selector"] == {"matchLabels": {"tandem.dev/role": "coordinator"}}
     assert jobs["spec"]["namespaceSelector"] == {"any": True}
     template = coordinator(job(), IMAGES, token_digest="", follows=False)

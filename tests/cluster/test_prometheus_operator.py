@@ -282,10 +282,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/plain; version=0.0.4")
         self.end_headers()
         whose = 'namespace="kube-system",job="bert"'
-        self.wfile.write(f'tandem_loss{{{whose}}} 666\\nkube_pod_info{{{whose}}} 666\\n'.encode())
+        told = [f"{name}{{{whose}}} 666" for name in ("tandem_loss", "tandem_operator_queue_depth", "kube_pod_info")]
+        self.wfile.write("".join(f"{line}\\n" for line in told).encode())
 http.server.HTTPServer(("", 7071), Handler).serve_forever()
 """
-"""A tenant's own pod that tells numbers in the name of somebody else's job, and numbers that are none of ours."""
+"""A tenant's own pod that tells numbers in the name of somebody else's job, in that of the operator, and numbers that
+are none of ours."""
 
 
 def test_a_tenant_can_tell_numbers_of_its_own_namespace_alone(
@@ -299,6 +301,7 @@ def test_a_tenant_can_tell_numbers_of_its_own_namespace_alone(
         (found,) = until(lambda: prometheus.now("tandem_loss == 666"), "what it tells", 120.0)
         assert (found["metric"]["namespace"], found["metric"]["job"]) == (namespace.name, "forged")
         assert prometheus.now("kube_pod_info") == []
+        assert prometheus.now("tandem_operator_queue_depth == 666") == []
         assert prometheus.now('{exported_namespace!=""}') == prometheus.now('{exported_job!=""}') == []
     finally:
         namespace("delete", "pod", "forger", "--wait=false")

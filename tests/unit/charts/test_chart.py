@@ -6,6 +6,7 @@ What helm makes of it is in tests/cluster/test_chart_rendered.py.
 import json
 import re
 import runpy
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tandem import metrics
 from tests.support import ROOT
 
 CHART = ROOT / "charts/tandem"
@@ -126,3 +128,17 @@ def test_templates_and_pages_speak_of_values_that_there_are() -> None:
 def test_the_crd_has_nothing_that_helm_would_take_for_a_template() -> None:
     assert "{{" not in (CHART / "files/crd.yaml").read_text()
     assert not (CHART / "crds").exists(), "helm installs what is in crds/ once and never upgrades it"
+
+
+def taken_of_jobs(name: str) -> bool:
+    """Whether Prometheus takes a series of that name of a job's pod."""
+    template = (CHART / "templates/podmonitor.yaml").read_text()
+    rules = yaml.safe_load(textwrap.dedent(template.split("metricRelabelings:\n")[1].split("{{-")[0]))
+    by_name = [rule for rule in rules if rule.get("sourceLabels") == ["__name__"]]
+    return all((rule["action"] == "keep") == bool(re.fullmatch(rule["regex"], name)) for rule in by_name)
+
+
+def test_of_a_jobs_pod_is_taken_what_jobs_tell_and_nothing_of_the_operators() -> None:
+    assert all(taken_of_jobs(metric.name) for metric in metrics.ALL)
+    assert [metric.name for metric in metrics.OPERATOR if taken_of_jobs(metric.name)] == []
+    assert not taken_of_jobs("kube_pod_info")

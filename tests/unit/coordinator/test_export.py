@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -11,9 +12,10 @@ from tandem.job import Checkpoint
 from tandem.snapshot import EvaluatorView, MemberView, RankView, Snapshot
 from tandem.status import CheckpointRef, Members, Progress, Score, Status, Straggler
 from tandem_coordinator.export import REASONS, Figures, Scrapes, prometheus_text
-from tandem_coordinator.observer import Evaluations, Observed, Saved, Volume
+from tandem_coordinator.observer import MOST_EVALUATORS, Evaluations, Observed, Saved, Volume
 from tandem_coordinator.summary import Clock
 from tandem_coordinator.training_log import Training
+from tests.support import ROOT
 
 CLOCK = Clock(wall=1_000.0, steady=500.0)
 RUNNING = Status(phase="Running", evaluators=Members(desired=1, ready=1))
@@ -245,3 +247,22 @@ def test_after_the_last_step_no_checkpoint_is_due() -> None:
     due = {("tandem_checkpoint_age_seconds",), ("tandem_checkpoint_interval_seconds",)}
     assert due <= scraped(observed=observed, stepped_at=499.0).keys()
     assert not due & scraped(observed=observed, stepped_at=499.0, finishing=True).keys()
+
+
+def test_the_series_of_the_largest_job_are_taken_and_not_many_more() -> None:
+    member, evaluator = KNOWN.members[0], KNOWN.evaluators[0]
+    members = [
+        member.model_copy(
+            update={
+                "replica": f"digits-worker-{number}-abcde",
+                "ranks": [member.ranks[0].model_copy(update={"rank": number})],
+            }
+        )
+        for number in range(10_000)
+    ]
+    evaluators = [evaluator.model_copy(update={"name": f"evaluator-{number}"}) for number in range(MOST_EVALUATORS)]
+    largest = KNOWN.model_copy(update={"members": members, "evaluators": evaluators})
+    lines = prometheus_text(largest, "lab", Figures(clock=CLOCK, **ALL_KNOWN)).decode().splitlines()
+    values = yaml.safe_load((ROOT / "charts/tandem/values.yaml").read_text())
+    limit = values["metrics"]["podMonitor"]["sampleLimit"]
+    assert 0.9 * limit < sum(not line.startswith("#") for line in lines) < limit
