@@ -33,13 +33,20 @@ def gpus(asked: Asked, own: str | None = None) -> dict[str, int]:
 
 def asked_in(template: Mapping[str, Any], container: str) -> dict[str, dict[str, Any]]:
     """What a container of a pod template asks for, whatever else the template holds."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, amounts in asked_by_all(template):
+        if name == container:
+            found |= amounts
+    return found
+
+
+def asked_by_all(template: Mapping[str, Any]) -> Iterator[tuple[Any, dict[str, dict[str, Any]]]]:
+    """The name of each container of a pod template, and what it asks for."""
     spec = template.get("spec")
     containers = spec.get("containers") if isinstance(spec, dict) else None
-    found: dict[str, dict[str, Any]] = {}
     for one in containers if isinstance(containers, list) else []:
-        if isinstance(one, dict) and one.get("name") == container:
-            found |= dict(_parts(one.get("resources")))
-    return found
+        if isinstance(one, dict):
+            yield one.get("name"), dict(_parts(one.get("resources")))
 
 
 def processes_in_cel(job: str) -> str:

@@ -39,19 +39,45 @@ MOST_TEMPLATE = Extent(depth=32, values=10_000, characters=2**18)
 """The largest pod templates in use have some hundred entries, ten levels deep."""
 
 
+_RESOURCES: dict[str, Any] = {"limits": {}, "requests": {}}
+_NODES: dict[str, Any] = {"nodeSelectorTerms": [{"matchFields": []}]}
+_FORM: dict[str, Any] = {
+    "metadata": {"labels": {}, "annotations": {}},
+    "spec": {
+        "containers": [{"resources": _RESOURCES}],
+        "nodeSelector": {},
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": _NODES}},
+        "tolerations": [],
+        "volumes": [],
+    },
+}
+"""Of a pod template, what is read here and not by the API server alone: groups of fields and lists."""
+
+
 def _sound(template: dict[str, Any]) -> dict[str, Any]:
     """A pod template as it is, if it has the rough form of one; the API server looks at the rest."""
     if why := excess(template, MOST_TEMPLATE):
         raise ValueError(f"a pod template {why}")
-    metadata = template.get("metadata")
-    inside = metadata if isinstance(metadata, dict) else {}
-    places = {"metadata": metadata, "spec": template.get("spec")}
-    places |= {f"metadata.{name}": inside.get(name) for name in ("labels", "annotations")}
-    if wrong := [name for name, value in places.items() if not isinstance(value, dict | None)]:
-        raise ValueError(f"{wrong[0]} of a pod template must be a group of fields")
+    if wrong := next(_misshapen(template, _FORM, ""), None):
+        raise ValueError(wrong)
     if taken := next(filter(_is_reserved, _claimed(template)), None):
         raise ValueError(f"a pod template must not set {taken}, by which pods are found and queued; {_INSTEAD}")
     return template
+
+
+def _misshapen(value: Any, form: Any, path: str) -> Iterator[str]:
+    """What is no group of fields, or no list, where it should be one, in sentences. A null says nothing."""
+    if value is None:
+        return
+    if not isinstance(value, type(form)):
+        yield f"{path} of a pod template must be a {'list' if isinstance(form, list) else 'group of fields'}"
+    elif isinstance(form, dict):
+        for name, inner in form.items():
+            yield from _misshapen(value.get(name), inner, f"{path}.{name}" if path else name)
+    else:
+        for inner in form:
+            for number, one in enumerate(value):
+                yield from _misshapen(one, inner, f"{path}[{number}]")
 
 
 def _claimed(template: dict[str, Any]) -> Iterator[str]:

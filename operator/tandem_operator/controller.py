@@ -19,6 +19,7 @@ from tandem_operator import allowed, jobs, kinds, names, objects, reporting, ret
 from tandem_operator.api import ApiServer, Refused, Unavailable
 from tandem_operator.attempts import MANY, ending, place, removing, tried, writing
 from tandem_operator.backlog import Backlog
+from tandem_operator.claimants import Claimants
 from tandem_operator.coordinators import Coordinators
 from tandem_operator.gauges import Gauges, holding
 from tandem_operator.jobs import InvalidSpec, Object
@@ -30,7 +31,7 @@ from tandem_operator.pods import Images
 from tandem_operator.questions import Questions
 from tandem_operator.reconcile import ANY_VOLUMES, HASTY_SECONDS, is_ours, lively, reconcile
 from tandem_operator.reporting import Notice, Trouble
-from tandem_operator.rivalry import PATIENCE_SECONDS, Claimant, claimant, starved_for, way_ends
+from tandem_operator.rivalry import PATIENCE_SECONDS, Claimant, starved_for
 from tandem_operator.store import Key, Store
 from tandem_operator.troubles import name_taken
 
@@ -92,6 +93,7 @@ class Controller:
         self._patience, self._template_fields, self._peers = patience, tuple(template_fields), peers
         self.backlog: Backlog[Key] = Backlog(LEAST_SECONDS, SLOW_AT_ONCE, OF_A_NAMESPACE, lambda key: key[0])
         self._memories: dict[Key, Memory] = {}
+        self._claimants = Claimants(store, self._memory)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -136,9 +138,7 @@ class Controller:
             self._gauges.forget(key)
             return None
         uid = body["metadata"]["uid"]
-        memory = self._memories.get(key)
-        if memory is None or memory.uid != uid:
-            memory = self._memories[key] = Memory(uid)
+        memory = self._memory(key, uid)
         try:
             job = memory.parsed(body)
         except InvalidSpec as error:
@@ -149,6 +149,7 @@ class Controller:
             return None
         own = self._store.children(key).pods(names.COORDINATOR, uid)
         heard = await self._questions.ask(key, job, uid, own)
+        others = await self._rivals(key, uid, job)
         children = self._store.children(key)
         again = retry.asked(body["metadata"])
         if job.status is not None and again != job.status.retried_at:
@@ -159,7 +160,7 @@ class Controller:
             job=job,
             uid=uid,
             created=seconds(body["metadata"].get("creationTimestamp")) or 0.0,
-            others=self._claimants(key, uid, job, children),
+            others=others,
             patience=self._patience,
             generation=body["metadata"].get("generation", 1),
             children=children,
@@ -198,27 +199,17 @@ class Controller:
             return plan.again_in
         return soonest(plan.again_in, memory.written + lively(situation.answering) - time.monotonic())
 
-    def _claimants(self, key: Key, uid: str, job: DistributedTrainingJob, of: Children) -> list[Claimant]:
-        """Other jobs that are starved or have given way; looked for only if this one is starved itself."""
-        now = time.time()
-        if starved_for(job, of.pods(names.WORKER, uid), now) is None:
-            return []
-        found = []
-        for other in self._store.everyone():
-            body = self._store.job(other)
-            if body is None or other == key:
-                continue
-            try:
-                theirs = jobs.parsed(body)
-            except InvalidSpec:
-                continue
-            metadata = body["metadata"]
-            workers = self._store.children(other).pods(names.WORKER, metadata["uid"])
-            starved = starved_for(theirs, workers, now) is not None
-            if starved or way_ends(theirs.status) is not None:
-                created = seconds(metadata.get("creationTimestamp")) or 0.0
-                found.append(claimant(theirs, created, metadata["uid"], workers, starved))
-        return found
+    async def _rivals(self, key: Key, uid: str, job: DistributedTrainingJob) -> list[Claimant]:
+        """Other jobs that are starved or have given way, once this one has been starved for so long that it matters."""
+        since = starved_for(job, self._store.children(key).pods(names.WORKER, uid), time.time())
+        return [] if since is None or since < self._patience else await self._claimants.besides(key)
+
+    def _memory(self, key: Key, uid: str) -> Memory:
+        """What is kept of a job; of an earlier one of its name, nothing is."""
+        memory = self._memories.get(key)
+        if memory is None or memory.uid != uid:
+            memory = self._memories[key] = Memory(uid)
+        return memory
 
     async def _retry(self, key: Key, body: Object, old: Status, children: Children, again: str) -> float | None:
         """Begin anew with a job that has failed, once nothing of it is left."""
@@ -380,7 +371,7 @@ class Controller:
 
     async def _tell(self, key: Key, body: Object, notices: Iterable[Notice]) -> None:
         clock, now = time.monotonic(), rfc3339(time.time())
-        memory = self._memories.setdefault(key, Memory(body["metadata"]["uid"]))
+        memory = self._memory(key, body["metadata"]["uid"])
         memory.told = {words: at for words, at in memory.told.items() if clock - at < AGAIN_SECONDS}
         for notice in notices:
             if (notice.reason, notice.message) in memory.told:

@@ -47,7 +47,8 @@ def kept(body: Mapping[str, Any]) -> Object:
     metadata = {field: value for field, value in body["metadata"].items() if field in KEPT}
     for name in NAMED:
         named(metadata.get(name))
-    if not isinstance(metadata.get("generation"), int):
+    generation = metadata.get("generation")
+    if not isinstance(generation, int) or not 0 < generation <= 2**53:
         metadata["generation"] = 1
     if (again := retry.asked(body["metadata"])) is not None:
         metadata["annotations"] = {RETRY_AT: again}

@@ -200,7 +200,7 @@ def away_from(affinity: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, An
     away = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in nodes]
     # Any of the terms is enough to be placed, so each of them has to keep off.
     terms = [
-        {**term, "matchFields": [*(term.get("matchFields") or []), *away]}
+        {**(term or {}), "matchFields": [*((term or {}).get("matchFields") or []), *away]}
         for term in required.get("nodeSelectorTerms") or [{}]
     ]
     wanted = {**node, "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}

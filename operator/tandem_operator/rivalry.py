@@ -23,6 +23,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tandem.gpus import Asked, asked_by_all
 from tandem.job import DistributedTrainingJob
 from tandem.status import Status
 from tandem.times import seconds
@@ -69,24 +70,27 @@ def claimant(
     Args:
         workers: all worker pods.
     """
-    spec = (job.spec.workers.template.get("spec") or {}) if job.spec.workers.template else {}
-    containers = [one for one in spec.get("containers") or [] if isinstance(one, dict)]
-    amounts = [job.spec.workers.resources, *(one.get("resources") or {} for one in containers)]
-    asks = frozenset({SLOT} | {name for one in amounts for part in one.values() for name in part or {}})
+    template = job.spec.workers.template
+    amounts: list[Asked] = [dict(job.spec.workers.resources), *(asked for _, asked in asked_by_all(template))]
+    asks = frozenset({SLOT} | {name for one in amounts for part in one.values() for name in part})
     found = {one or SLOT for pod in _waiting(workers) for one, _ in LACKING.findall(pod.words)}
     # Who holds nothing wants all of it.
     lacks = frozenset(found) if starved else asks
-    selector = spec.get("nodeSelector")
-    labels = {str(key): str(value) for key, value in selector.items()} if isinstance(selector, dict) else {}
+    selector = (template.get("spec") or {}).get("nodeSelector") or {}
+    labels = {key: str(value) for key, value in selector.items()}
     return Claimant(created, uid, job.metadata.name, job.metadata.namespace, starved, asks, lacks, labels)
+
+
+def is_partly_placed(workers: Sequence[Pod]) -> bool:
+    """Whether a job with these workers can be starved, whatever it says."""
+    return 0 < len(_waiting(workers)) < sum(pod.live for pod in workers)
 
 
 def starved_for(job: DistributedTrainingJob, workers: Sequence[Pod], now: float) -> float | None:
     """How long the job has held workers and not been able to begin, None if it is not so."""
-    live = [pod for pod in workers if pod.live]
     waiting = _waiting(workers)
-    placed = len(live) - len(waiting)
-    if not waiting or not 0 < placed < job.spec.workers.min_replicas:
+    placed = sum(pod.live for pod in workers) - len(waiting)
+    if not is_partly_placed(workers) or placed >= job.spec.workers.min_replicas:
         return None
     return now - min(pod.created for pod in waiting)
 

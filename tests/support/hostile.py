@@ -9,7 +9,9 @@ from copy import deepcopy
 from random import Random
 from typing import Any
 
-from tests.support.worlds.operator_world import World
+from tandem_operator import kinds, names
+from tests.support.worlds.operator_cluster import merged
+from tests.support.worlds.operator_world import JOB, World
 
 MOST_BYTES = 1_400_000
 """An object in etcd has a megabyte and a half at most."""
@@ -21,6 +23,39 @@ SMALL: Sequence[Any] = (
     *([], {}, [None], [[]], [{}], {"": None}, {"name": None}, {"name": []}, "1" * 5_000, "9" * 10, "null", "\x1b[2J"),
     *("0001-01-01T00:00:00Z", "9999-12-31T23:59:59+23:59", "2026-13-45T99:99:99Z", "0000-00-00", "1e999999999", "1Ei"),
 )
+CONTAINER = {
+    "name": "worker",
+    "resources": {"requests": {"cpu": "1"}, "limits": {"nvidia.com/gpu": 1}},
+    "env": [{"name": "A", "value": "b"}],
+    "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+    "ports": [{"containerPort": 1}],
+    "securityContext": {"runAsUser": 1},
+}
+TEMPLATE = {
+    "metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}},
+    "spec": {
+        "containers": [CONTAINER, {"name": "shipper", "image": "s", "resources": {"limits": {"example.org/nic": 1}}}],
+        "initContainers": [{"name": "first", "image": "s"}],
+        "volumes": [{"name": "scratch", "emptyDir": {}}],
+        "nodeSelector": {"pool": "a100"},
+        "tolerations": [{"key": "spot", "operator": "Exists"}],
+        "topologySpreadConstraints": [{"topologyKey": "zone", "maxSkew": 1}],
+        "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}},
+        "schedulingGates": [{"name": "example.org/gate"}],
+        "securityContext": {"fsGroup": 1},
+        "terminationGracePeriodSeconds": 60,
+    },
+}
+"""Fields of every kind that the operator reads, merges or counts."""
+RICH = {
+    "coordinator": {"template": TEMPLATE, "resources": {"requests": {"cpu": "1"}}},
+    "workers": {
+        **{"minReplicas": 2, "maxReplicas": 4, "template": TEMPLATE},
+        "resources": {"limits": {"nvidia.com/gpu": 1}, "requests": {"memory": "1Gi"}},
+    },
+    "evaluators": {"template": {**TEMPLATE, "spec": {**TEMPLATE["spec"], "containers": [{"name": "evaluator"}]}}},
+    "runPolicy": {"ttlSecondsAfterFinished": 10, "activeDeadlineSeconds": 10**8},
+}
 LARGE = ("deep objects", "deep lists", "objects", "lists", "text", "names", "numbers", "pairs")
 
 
@@ -82,7 +117,19 @@ def filled(kind: str, room: int) -> str:
 
 
 def real_objects() -> list[tuple[Any, dict[str, Any]]]:
-    """Kind and body of every object of a job that trains, and of the job."""
-    world = World()
+    """Kind and body of every object of a job, and of the job: it says much, and one of two workers finds no node."""
+    world = World(job=merged(JOB, {"spec": RICH}))
     world.settle()
-    return [(place[0], body) for place, body in world.cluster.objects.items()]
+    found = [(place[0], body) for place, body in world.cluster.objects.items()]
+    last = [body for kind, body in found if kind is kinds.POD and body["metadata"]["labels"][names.ROLE] == "worker"][
+        -1
+    ]
+    last["status"] = unplaced()
+    return found
+
+
+def unplaced() -> dict[str, Any]:
+    """The status of a pod for which there is no node."""
+    words = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    lacks = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+    return {"phase": "Pending", "conditions": [lacks]}

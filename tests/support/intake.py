@@ -3,9 +3,11 @@
 import asyncio
 import copy
 import json
+import time
 from typing import Any
 
 from tandem.snapshot import Snapshot
+from tandem.times import rfc3339
 from tandem_operator import kinds, names
 from tandem_operator.controller import Controller
 from tandem_operator.gauges import Gauges
@@ -13,10 +15,30 @@ from tandem_operator.kinds import Kind
 from tandem_operator.store import Key, Store
 from tandem_operator.watching import Watching
 from tests.support import manifests
+from tests.support.hostile import unplaced
 from tests.support.worlds.operator_job import IMAGES, TASK
 
 HEALTHY = ("others", "healthy")
-"""A job that nobody has changed anything of."""
+"""A job that nobody has changed anything of. One of its two workers finds no node, so looks at it read what others hold
+of what it lacks."""
+WORKERS = {"replicas": 2, "minReplicas": 2, "resources": {"limits": {"nvidia.com/gpu": 1}}}
+
+
+def worker(of: Key, owner: str, index: int, status: dict[str, Any]) -> dict[str, Any]:
+    """A worker of a job, as the API server has it.
+
+    Args:
+        owner: the UID of the job.
+    """
+    labels = {names.JOB: of[1], names.ROLE: names.WORKER, names.INDEX: str(index)}
+    owners = [{"kind": kinds.JOB.name, "name": of[1], "uid": owner, "controller": True}]
+    metadata = {"name": f"{of[1]}-worker-{index}-aaaaa", "namespace": of[0], "uid": f"{owner}-{index}"}
+    metadata |= {"resourceVersion": "1", "creationTimestamp": rfc3339(time.time())}
+    return {
+        "metadata": {**metadata, "labels": labels, "ownerReferences": owners},
+        "spec": {"restartPolicy": "Never", "containers": [{"name": names.WORKER}]},
+        "status": status,
+    }
 
 
 class Swallowing:
@@ -25,6 +47,9 @@ class Swallowing:
     def __init__(self) -> None:
         self.heard: Snapshot | None = None
         self.statuses: dict[Key, list[dict[str, Any]]] = {}
+
+    def acts(self, _: str) -> bool:
+        return True
 
     async def get(self, *_: Any) -> None:
         return None
@@ -59,19 +84,22 @@ class Operator:
     def __init__(self) -> None:
         self.api, self.store, self.gauges = Swallowing(), Store(), Gauges()
         api: Any = self.api
-        self.controller = Controller(api, api, self.store, IMAGES, self.gauges, b"key")
+        self.controller = Controller(api, api, self.store, IMAGES, self.gauges, b"key", patience=0.0)
         self.gauges.unreadable = lambda: self.store.unreadable.counts
         self.watching = Watching(api, self.store, lambda key: None, ())
-        healthy = manifests.manifest(HEALTHY[1], HEALTHY[0], trainer=TASK)
+        healthy = manifests.manifest(HEALTHY[1], HEALTHY[0], trainer=TASK, workers=WORKERS)
         healthy["metadata"] |= {"uid": "healthy", "resourceVersion": "1", "generation": 1}
         self.store.see(kinds.JOB, healthy)
+        for index, status in enumerate(({"phase": "Running"}, unplaced())):
+            self.store.see(kinds.POD, worker(HEALTHY, "healthy", index, status))
 
     def take(self, kind: Kind, what: str, body: Any) -> None:
         """As a watch tells it."""
         self.watching.take(kind, what, body)
 
     async def attend(self, kind: Kind, body: Any) -> None:
-        """Look at the job that an object says it belongs to, if it says one."""
+        """Look at the job that an object says it belongs to, if it says one. What a look raises is raised: where the
+        operator goes on after it, the job's status says InternalError."""
         metadata = body.get("metadata") if isinstance(body, dict) else None
         if not isinstance(metadata, dict):
             return
@@ -79,12 +107,14 @@ class Operator:
         job = metadata.get("name") if kind is kinds.JOB else labels.get(names.JOB) if isinstance(labels, dict) else None
         key = metadata.get("namespace"), job
         if all(isinstance(one, str) for one in key):
-            await self.controller.attend((str(key[0]), str(key[1])))
+            await self.controller.look((str(key[0]), str(key[1])))
 
     async def goes_on(self) -> None:
         """The healthy job is looked after, and metrics are told, whatever was taken in."""
         before = len(self.api.statuses.get(HEALTHY, ()))
-        await self.controller.attend(HEALTHY)
+        # What it found of the others a moment ago is not enough here.
+        self.controller._claimants._due = 0.0
+        await self.controller.look(HEALTHY)
         statuses = self.api.statuses.pop(HEALTHY)
         assert len(statuses) > before
         assert statuses[-1]["phase"] == "Pending"

@@ -32,9 +32,9 @@ class World:
     peers: Peers | None = None
     """What an operator is told of who reaches pods of jobs, from its next start on."""
 
-    def __init__(self, cluster: Cluster | None = None, **policy: str) -> None:
+    def __init__(self, cluster: Cluster | None = None, job: dict[str, Any] = JOB, **policy: str) -> None:
         self.cluster = Cluster() if cluster is None else cluster
-        self.cluster.put(kinds.JOB, merged(JOB, {"spec": {"runPolicy": policy}}))
+        self.cluster.put(kinds.JOB, merged(job, {"spec": {"runPolicy": policy}}))
         self.tokens: set[str] = set()
         self.start()
 

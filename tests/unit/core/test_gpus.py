@@ -30,7 +30,7 @@ def in_template(**amounts: Any) -> dict[str, Any]:
         ({"template": in_template(nvidia_com__gpu=2)}, 2),
         ({"template": in_template(nvidia_com__gpu=2), "resources": {"limits": {"nvidia.com/gpu": 1}}}, 2),
         ({"template": in_template(nvidia_com__gpu="half")}, 1),
-        ({"template": {"spec": {"containers": [None, {"name": "worker", "resources": []}]}}}, 1),
+        ({"template": {"spec": {"containers": [None, {"name": "worker", "resources": None}]}}}, 1),
         ({"template": {"spec": None}}, 1),
         ({"processesPerReplica": 3, "resources": {"limits": {"nvidia.com/gpu": 4}}}, 3),
     ],

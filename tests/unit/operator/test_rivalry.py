@@ -122,7 +122,12 @@ def test_the_name_of_a_job_in_another_namespace_is_not_told() -> None:
 
 def test_what_a_job_asks_for_and_lacks_is_seen_from_its_template_and_the_schedulers_words() -> None:
     sidecar = {"name": "shipper", "resources": {"requests": {"example.org/nic": 1}}}
-    template = {"spec": {"containers": [sidecar, None], "nodeSelector": {"pool": "a100"}}}
+    template = {
+        "spec": {
+            "containers": [sidecar, {"name": "odd", "resources": {"limits": None}}, None],
+            "nodeSelector": {"pool": "a100"},
+        }
+    }
     found = claimant(job(workers=TWO | {"template": template}), NOW, "u", half())
     assert found.asks == {GPU, "example.org/nic", "pods"}
     assert found.lacks == {"cpu", GPU}

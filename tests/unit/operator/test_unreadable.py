@@ -140,6 +140,12 @@ def test_a_template_without_measure_is_not_kept_and_its_job_says_why(
         (nested(40), "a pod template is nested more than 32 levels deep"),
         ({"spec": []}, "spec of a pod template must be a group of fields"),
         ({"metadata": {"labels": "x"}}, "metadata.labels of a pod template must be a group of fields"),
+        ({"spec": {"containers": 5}}, "spec.containers of a pod template must be a list"),
+        ({"spec": {"containers": [None, []]}}, r"spec.containers\[1\] of a pod template must be a group of fields"),
+        ({"spec": {"containers": [{"resources": "x"}]}}, r"spec.containers\[0\].resources of a pod template must be"),
+        ({"spec": {"containers": [{"resources": {"limits": 3}}]}}, r"\[0\].resources.limits of a pod template must be"),
+        ({"spec": {"nodeSelector": ["gpu"]}}, "spec.nodeSelector of a pod template must be a group of fields"),
+        ({"spec": {"affinity": {"nodeAffinity": 1}}}, "spec.affinity.nodeAffinity of a pod template must be a group"),
     ],
 )
 def test_a_template_that_is_none_is_refused_in_words(template: dict[str, Any], why: str) -> None:
