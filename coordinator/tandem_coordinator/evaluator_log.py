@@ -13,6 +13,8 @@ _NAME = re.compile(r"^evaluator-(.+)\.jsonl$")
 MOST_BYTES = 2**20
 """Of a log, at one look."""
 MOST_FAILED, MOST_WORDS = 10_000, 200
+SILENT_SECONDS = 3_600.0
+"""After so long without a line the evaluator is hardly there any more."""
 _TAIL_BYTES = 64 * 2**10
 """A coordinator that finds a long log begins so far before its end."""
 
@@ -29,7 +31,10 @@ class EvaluatorLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         # Beginning inside a line is harmless: what is left of it is no JSON object and is passed over.
-        self._offset = max(0, os.stat(path).st_size - _TAIL_BYTES)  # noqa: PTH116 - one system call
+        status = os.stat(path)  # noqa: PTH116 - one system call
+        self._offset = max(0, status.st_size - _TAIL_BYTES)
+        self._grown_at = status.st_mtime
+        self._is_read = False
         self._before: dict[str, Any] | None = None
         self._newest: dict[str, Any] | None = None
         self._ended = False
@@ -38,9 +43,17 @@ class EvaluatorLog:
         self.lines_lost = 0
         """Lines that it could not write, since it is followed."""
 
-    def follow(self) -> None:
+    def is_quiet(self, now: float) -> bool:
+        """Whether its evaluator has ended, or is silent for long. Another process may write on under the same name."""
+        return self._ended or now - self._grown_at > SILENT_SECONDS
+
+    def follow(self, now: float) -> None:
         """Read what was appended since the last time."""
+        before = self._offset
         records, self._offset = read_lines(self._path, self._offset, most=MOST_BYTES)
+        if self._is_read and self._offset != before:
+            self._grown_at = now
+        self._is_read = True
         for record in records:
             if record.get("kind") == "usage" and (at := finite(record.get("time"))) is not None:
                 self._before, self._newest = self._newest, {**record, "time": at}

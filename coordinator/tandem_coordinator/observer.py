@@ -1,15 +1,18 @@
 """Watches the run directory: the end of the job, checkpoints, evaluations, evaluators.
 
 It polls, on a thread of its own, because a shared disk may take seconds to answer and heartbeats must not wait for it.
-What never changes (a manifest, a merged result) is read once.
+What never changes (a manifest, a merged result) is read once. What hardly ever changes is looked at rarely: the folders
+of evaluations that are done, and the logs of evaluators that are gone. A run of weeks has thousands of them, and on NFS
+each is a request.
 """
 
 import os
+import random
 import re
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -40,6 +43,10 @@ FORGOTTEN_SECONDS = 60.0
 """Silent for so long, it is not shown any more."""
 VOLUME_SECONDS = 10.0
 """Between two questions how much room is left: to a shared disk each is a request."""
+OLD_SECONDS = 30.0
+"""Between two looks at what hardly ever changes."""
+RECENT_SECONDS = 60.0
+"""A folder that has changed so lately is looked at each time."""
 MOST_EVALUATORS = 1_000
 """Of the logs of more nobody is told."""
 MOST_RESULT_BYTES = 16 * 2**20
@@ -134,6 +141,21 @@ class Observed:
         return sum(1 for evaluator in self.evaluators if evaluator.silent_seconds < READY_SECONDS)
 
 
+class Rarely:
+    """When to look again at what hardly ever changes. By chance, or it would all be due at the same look."""
+
+    def __init__(self) -> None:
+        self._due: dict[str, float] = {}
+
+    def is_due(self, name: str, now: float) -> bool:
+        """Whether to look now; also where the clock was set back."""
+        return not 0.0 < self._due.get(name, now) - now <= OLD_SECONDS
+
+    def put_off(self, name: str, now: float) -> None:
+        """Look again later."""
+        self._due[name] = now + OLD_SECONDS * random.uniform(0.5, 1.0)  # noqa: S311
+
+
 class RunDirectory:
     """One run directory as it was at the last look, with what need not be read twice. Used by one thread.
 
@@ -153,6 +175,8 @@ class RunDirectory:
         self._published: float | None = None
         self._evaluated: float | None = None
         self._listed: dict[str, int] = {}
+        self._unsettled: frozenset[str] = frozenset()
+        self._old_folders, self._old_logs = Rarely(), Rarely()
         self._logs: dict[str, EvaluatorLog] = {}
         self._training = TrainingLogs(rundir.log)
         self._rewinds = 0, 0
@@ -166,13 +190,13 @@ class RunDirectory:
         """
         self._follow_lineage()
         self._follow_rewinds()
-        self._find_scores()
         logs = listed(self._rundir.log)
         checkpoints = [ref for ref in self._checkpoints() if counts(self._links, ref)]
-        scores = [(ref, score) for ref, score in self._scores.items() if counts(self._links, ref)]
         ending = self._ending()
         final = None if ending is None else ending.final
         latest = max(checkpoints, key=self._age, default=None)
+        self._find_scores(checkpoints, (final, latest), now)
+        scores = [(ref, score) for ref, score in self._scores.items() if counts(self._links, ref)]
         evaluated, (_, score) = max(scores, key=lambda entry: self._age(entry[0]), default=(None, (None, None)))
         evaluators = tuple(self._evaluators(logs, now))
         return Observed(
@@ -232,14 +256,29 @@ class RunDirectory:
         self._saved[manifest.reference] = Saved(manifest.created_at, manifest.size)
         return manifest.reference
 
-    def _find_scores(self) -> None:
+    def _find_scores(
+        self, checkpoints: Iterable[CheckpointRef], needed: Sequence[CheckpointRef | None], now: float
+    ) -> None:
+        """Read new evaluations.
+
+        Args:
+            needed: what evaluators evaluate also where they passed it over.
+        """
+        before = self._unsettled
+        self._unsettled = frozenset(ref.name for ref in checkpoints if not self._is_settled(ref, needed))
         for folder in listed(self._rundir.evaluations):
+            # One that was evaluated last may be deleted already.
+            is_awaited = folder.name in self._unsettled or folder.name in before
+            if not is_awaited and not self._old_folders.is_due(folder.name, now):
+                continue
             # A folder whose time has not changed has no new file; most never change again.
             try:
                 status = folder.stat()
             except FileNotFoundError:
                 continue
             changed = status.st_mtime_ns
+            if now - changed / 1e9 > RECENT_SECONDS:
+                self._old_folders.put_off(folder.name, now)
             if not stat.S_ISDIR(status.st_mode) or self._listed.get(folder.name) == changed:
                 continue
             self._evaluated = max(self._evaluated or 0.0, changed / 1e9)
@@ -251,6 +290,11 @@ class RunDirectory:
                     self._skipped.add((folder.name, int(match[1])))
             if time.time_ns() - changed > 2_000_000_000:
                 self._listed[folder.name] = changed
+
+    def _is_settled(self, reference: CheckpointRef, needed: Sequence[CheckpointRef | None]) -> bool:
+        """Whether no evaluator will publish anything about a checkpoint."""
+        passed_over = self._evaluation.policy == "Latest" and (reference.name, reference.generation) in self._skipped
+        return reference in self._scores or (passed_over and reference not in needed)
 
     def _score(self, path: Path, name: str, generation: int) -> tuple[CheckpointRef, Rank, Score] | None:
         result = read_json_or_none(path, MOST_RESULT_BYTES)
@@ -297,8 +341,11 @@ class RunDirectory:
                     self._logs[name] = EvaluatorLog(path)
                 if name not in self._logs:
                     continue
-                self._logs[name].follow()
-                view = self._logs[name].view(now)
+                log = self._logs[name]
+                if not log.is_quiet(now) or self._old_logs.is_due(name, now):
+                    log.follow(now)
+                    self._old_logs.put_off(name, now)
+                view = log.view(now)
                 if view is not None and view.silent_seconds < FORGOTTEN_SECONDS:
                     views.append(view)
         return views

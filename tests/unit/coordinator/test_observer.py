@@ -1,15 +1,19 @@
 """What the coordinator sees of checkpoints, evaluations and the volume for Prometheus."""
 
 import os
+import shutil
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
 from tandem.durable import Lines, replace_json
 from tandem.rewind import Rewind
+from tandem.rundir import checkpoint_name
 from tandem.status import CheckpointRef
-from tandem_coordinator.observer import RunDirectory
+from tandem_coordinator.observer import OLD_SECONDS, SECONDS, RunDirectory
 from tests.support.worlds.small_run import SmallRun
 
 
@@ -30,7 +34,9 @@ def evaluate(run: SmallRun, reference: CheckpointRef, seconds_ago: float = 0.0) 
     folder = run.rundir.evaluations / reference.name
     folder.mkdir(exist_ok=True)
     metrics = {"loss": 0.5, "accuracy": 0.9, "macroF1": 0.9}
-    replace_json(folder / f"g{reference.generation:06d}.json", {"step": reference.step, "metrics": metrics})
+    replace_json(
+        folder / f"g{reference.generation:06d}.json", {"step": reference.step, "metrics": metrics}, durable=False
+    )
     then = time.time() - seconds_ago
     os.utime(folder, (then, then))
     return then
@@ -101,3 +107,109 @@ def test_rewinds_are_counted(run: SmallRun, directory: RunDirectory) -> None:
         rewind = Rewind(number=number, generation=1, bad_step=60, resume_before=60, skip_from=50, skip_to=70)
         assert run.rundir.record_rewind(rewind)
     assert directory.look(time.time()).rewinds == 2
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often the disk was asked for the facts of a file, and for a file."""
+    counted: Counter[str] = Counter()
+    stat, opened = os.stat, os.open
+
+    def counting_stat(*given: Any, **more: Any) -> os.stat_result:
+        counted["stat"] += 1
+        return stat(*given, **more)
+
+    def counting_open(*given: Any, **more: Any) -> int:
+        counted["open"] += 1
+        return opened(*given, **more)
+
+    monkeypatch.setattr(os, "stat", counting_stat)
+    monkeypatch.setattr(os, "open", counting_open)
+    return counted
+
+
+def looks(directory: RunDirectory, seconds: float, asked: Counter[str]) -> Counter[str]:
+    """What is asked of the disk on the average by a look, over a time from now on."""
+    asked.clear()
+    began, count = time.time(), int(seconds / SECONDS)
+    for number in range(1, count + 1):
+        directory.look(began + number * SECONDS)
+    return Counter({what: number // count for what, number in asked.items()})
+
+
+def test_old_evaluations_are_looked_at_rarely(run: SmallRun, directory: RunDirectory, asked: Counter[str]) -> None:
+    for step in range(1_000):
+        evaluate(run, CheckpointRef(name=checkpoint_name(step), step=step, generation=1), seconds_ago=3_600.0)
+    assert directory.look(time.time()).evaluations.merged == 1_000
+    assert asked["open"] >= 1_000
+    assert looks(directory, 60.0, asked)["stat"] < 100
+    late = evaluate(run, CheckpointRef(name=checkpoint_name(7), step=7, generation=2), seconds_ago=1_800.0)
+    assert directory.look(late + 1_800.0 + OLD_SECONDS + 60.0).evaluations.merged == 1_001
+
+
+def test_logs_of_evaluators_that_have_ended_or_are_silent_are_looked_at_rarely(
+    run: SmallRun, directory: RunDirectory, asked: Counter[str]
+) -> None:
+    for number in range(300):
+        path = run.rundir.log / f"evaluator-{number}-0.jsonl"
+        lines = Lines(path)
+        lines.append({"kind": "usage", "time": time.time(), "cpuSeconds": 1.0, "state": "idle"})
+        if number % 2:
+            lines.append({"kind": "end", "time": time.time()})
+        else:
+            os.utime(path, (1.0, 1.0))
+        lines.close()
+    directory.look(time.time())
+    assert looks(directory, 60.0, asked)["open"] < 30
+    back = Lines(run.rundir.log / "evaluator-7-0.jsonl")
+    now = time.time() + 60.0 + OLD_SECONDS
+    back.append({"kind": "usage", "time": now, "cpuSeconds": 2.0, "state": "idle"})
+    back.close()
+    assert [view.name for view in directory.look(now).evaluators if not view.silent_seconds] == ["7-0"]
+
+
+@pytest.mark.parametrize("policy", ["Every", "Latest"])
+@pytest.mark.parametrize("is_final", [False, True])
+def test_a_new_evaluation_of_an_old_checkpoint_is_seen_at_once(
+    run: SmallRun, policy: Literal["Every", "Latest"], is_final: bool
+) -> None:
+    evaluation = run.rundir.read_job().spec.evaluation.model_copy(update={"policy": policy})
+    directory = RunDirectory(run.rundir, evaluation)
+    old, newest = run.save(50), run.save(100)
+    folder = run.rundir.evaluations / old.name
+    folder.mkdir()
+    replace_json(folder / "g000001.shard-0-of-2.json", {})
+    if is_final:
+        replace_json(folder / "g000001.skipped.json", {"why": "a newer one", "at": 0.0})
+        run.rundir.mark_done(old)
+    os.utime(folder, (1.0, 1.0))
+    now = time.time()
+    for number in range(3):
+        assert directory.look(now + number).evaluations.merged == 0
+    evaluate(run, old, seconds_ago=3_600.0)
+    assert directory.look(now + 3.0).evaluations.merged == 1
+    evaluate(run, newest)
+    assert directory.look(now + 3.5).evaluations.merged == 2
+
+
+def test_an_evaluation_whose_checkpoint_is_deleted_at_once_is_seen_at_once(
+    run: SmallRun, directory: RunDirectory
+) -> None:
+    reference = run.save(50)
+    folder = run.rundir.evaluations / reference.name
+    folder.mkdir()
+    os.utime(folder, (1.0, 1.0))
+    now = time.time()
+    directory.look(now)
+    evaluate(run, reference, seconds_ago=3_600.0)
+    shutil.rmtree(run.rundir.checkpoint(reference.name))
+    assert directory.look(now + 0.5).evaluations.merged == 1
+
+
+def test_a_clock_that_is_set_back_keeps_nothing_from_being_seen(run: SmallRun, directory: RunDirectory) -> None:
+    reference = CheckpointRef(name=checkpoint_name(7), step=7, generation=1)
+    evaluate(run, reference, seconds_ago=7_200.0)
+    now = time.time()
+    directory.look(now)
+    evaluate(run, reference.model_copy(update={"generation": 2}), seconds_ago=5_400.0)
+    assert directory.look(now - 3_600.0).evaluations.merged == 2
