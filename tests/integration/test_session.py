@@ -298,6 +298,26 @@ def test_a_stream_is_not_divided_over_workers(tmp_path: Path) -> None:
     assert "a stream is read by one process" in output
 
 
+OUTSIDE = """
+import torch
+from tandem_trainer.session import Session
+
+session = Session(checkpoint={"everySteps": "often"})
+"""
+
+
+def test_a_mistake_outside_of_the_loop_ends_the_job_at_once(tmp_path: Path) -> None:
+    rundir = rundir_of(tmp_path / "run")
+    (tmp_path / "outside.py").write_text(OUTSIDE)
+    with Ranks(rundir, 2, str(tmp_path / "outside.py")) as ranks:
+        codes, output = ranks.finish()
+    assert codes == [ExitCode.CONFIGURATION] * 2, output
+    failed = rundir.failed()
+    assert failed is not None
+    assert failed["exitCode"] == ExitCode.CONFIGURATION
+    assert failed["message"].startswith("Session(checkpoint=…): spec.checkpoint.everySteps must be")
+
+
 ALONE = """
 import torch
 from tandem_trainer.session import Session

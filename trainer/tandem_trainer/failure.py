@@ -18,6 +18,7 @@ from tandem.file_errors import may_pass
 from tandem.messages import MOST_ERROR, MOST_TRACEBACK, MOST_WHERE, Failure
 from tandem.numbers import finite
 from tandem.printable import one_line
+from tandem_trainer.mistake import ConfigurationError
 
 GLOO = re.compile(r"^\[[^\]]*\bgloo/[^\]]*:\d+\]|^Gloo connectFullMesh failed")
 """How what gloo says begins, with the place in its source: it has no type of exception. Read off torch 2.15 with peers
@@ -111,7 +112,7 @@ def _is_ours(error: BaseException) -> bool:
 
 def _may_pass(error: BaseException) -> bool:
     if _is_ours(error):
-        return True
+        return not isinstance(error, ConfigurationError)
     if isinstance(error, OSError):
         return may_pass(error)
     return any(kind.__name__ in DEVICES for kind in _kinds(error)) or "CUDA error" in str(error)

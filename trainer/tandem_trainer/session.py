@@ -435,6 +435,12 @@ _open: list[Session] = []
 
 
 def _end_of_script() -> None:
+    error, folder = _last_error(), os.environ.get(RUN_DIR)
+    if isinstance(error, ConfigurationError) and folder:
+        # Raised outside of any `with` block, by the session itself for one.
+        code = code_of(error, RunDir(Path(folder)), has_peers=False)
+        close_files()
+        leave(code, Pulse.ours)
     for session in _open[:]:
         session._end_of_script()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tandem.file_errors import may_pass
 from tandem.job import API_VERSION, KIND, Checkpoint, DistributedTrainingJob
 from tandem.rundir import RunDir
 from tandem_trainer.group import Group
@@ -49,8 +50,9 @@ def agreed_settings(rundir: RunDir, group: Group, given: Checkpoint) -> Checkpoi
 
     Raises:
         ConfigurationError: the folder holds something else.
+        OSError: its disk fails.
     """
-    problem = ""
+    problem, passes = "", False
     if group.rank == 0:
         try:
             rundir.create()
@@ -58,10 +60,10 @@ def agreed_settings(rundir: RunDir, group: Group, given: Checkpoint) -> Checkpoi
                 rundir.write_job(_job(rundir.path, given))
             given = rundir.read_job().spec.checkpoint
         except (OSError, ValueError) as error:
-            problem = f"the run directory {rundir.path} cannot be used: {error}"
-    told = group.tell({"problem": problem, "checkpoint": given.dump()})
+            problem, passes = f"the run directory {rundir.path} cannot be used: {error}", may_pass(error)
+    told = group.tell({"problem": problem, "passes": passes, "checkpoint": given.dump()})
     if told["problem"]:
-        raise ConfigurationError(str(told["problem"]))
+        raise (OSError if told["passes"] else ConfigurationError)(str(told["problem"]))
     return Checkpoint.parse(told["checkpoint"])
 
 

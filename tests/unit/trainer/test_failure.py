@@ -12,6 +12,8 @@ from torch.distributed import DistBackendError
 from tandem.exitcode import ExitCode
 from tandem.messages import MOST_ERROR, MOST_TRACEBACK
 from tandem_trainer import local_ranks
+from tandem_trainer.checkpoint.saving import SaveFailed
+from tandem_trainer.checkpoint.state import DoesNotFit
 from tandem_trainer.failure import read, record
 from tandem_trainer.local_ranks import LocalRanks
 from tandem_trainer.mistake import ConfigurationError
@@ -60,6 +62,9 @@ def test_what_is_long_is_cut_and_keeps_its_end(letter: str) -> None:
         (OSError(28, "No space left on device"), False, True),
         (RuntimeError("CUDA error: an illegal memory access"), False, True),
         (RuntimeError("shapes do not fit"), False, False),
+        (ConfigurationError("the data has no such slice"), False, False),
+        (DoesNotFit("another model"), False, False),
+        (SaveFailed("the disk is full"), False, True),
     ],
 )
 def test_what_is_of_peers_and_what_may_pass(error: Exception, consequence: bool, passing: bool) -> None:
