@@ -18,6 +18,7 @@ from tandem.protocol import FIRST, PROTOCOL
 from tandem.rundir import RunDir
 from tandem.snapshot import Snapshot
 from tandem.status import Status, Troubles
+from tandem.troubles import explained
 from tandem_coordinator import group, membership
 from tandem_coordinator.account import Account
 from tandem_coordinator.export import Figures
@@ -273,7 +274,8 @@ class Coordinator:
             try:
                 await self._loop.run_in_executor(self._disk, self._ledger.record, page)
             except OSError as error:
-                self._history.say(f"coordinator.json cannot be written, so no generation can start: {error}", "error")
+                what = "coordinator.json cannot be written, so no generation can start"
+                self._history.say(explained(what, str(error)), "error")
                 await asyncio.sleep(RETRY_SECONDS)
                 self._unrecorded.set()
                 continue

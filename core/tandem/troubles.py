@@ -1,5 +1,7 @@
 """What went wrong in a job and did not end it, in words: the same on the screen, in status, on pages and in Events."""
 
+import errno
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -12,6 +14,8 @@ SAVES_FAIL, EVALUATION_FAILED, LINES_LOST, REWOUND, SKIPPED = (
     "EvaluationsSkipped",
 )
 """The kinds of trouble, as reasons of conditions and Events."""
+FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
+"""What the system says of a disk, or of a user's part of it, that is full."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +37,13 @@ def told(troubles: Troubles | None) -> Iterator[Told]:
         return
     if row := troubles.saves_failed_in_a_row:
         saves = "the last save has failed" if row == 1 else f"the last {number(row)} saves have failed"
-        yield Told(SAVES_FAIL, "error", _because(saves, troubles.save_message), lasts=True)
+        yield Told(SAVES_FAIL, "error", explained(saves, troubles.save_message), lasts=True)
     elif troubles.saves_failed:
         yield Told(SAVES_FAIL, "warning", _have(troubles.saves_failed, "save", "failed"))
     if troubles.evaluations_failed:
         text = f"{several(troubles.evaluations_failed, 'checkpoint')} could not be evaluated"
         lasts = bool(troubles.evaluation_message)
-        yield Told(EVALUATION_FAILED, "error", _because(text, troubles.evaluation_message), lasts)
+        yield Told(EVALUATION_FAILED, "error", explained(text, troubles.evaluation_message), lasts)
     if troubles.lines_lost:
         yield Told(LINES_LOST, "error", _have(troubles.lines_lost, "log line", "been lost: the disk did not take them"))
     if troubles.rewinds:
@@ -55,9 +59,12 @@ def lasting(troubles: Troubles | None) -> Told | None:
     return next((one for one in told(troubles) if one.lasts), None)
 
 
+def explained(text: str, why: str) -> str:
+    """What went wrong and its cause. A full disk comes first: lines are cut at their end, and it can be helped."""
+    if not why:
+        return text
+    return ("the disk is full: " if any(words in why for words in FULL) else "") + f"{text}: {why}"
+
+
 def _have(count: int, noun: str, what: str) -> str:
     return f"{several(count, noun)} {'has' if count == 1 else 'have'} {what}"
-
-
-def _because(text: str, why: str) -> str:
-    return f"{text}: {why}" if why else text

@@ -42,6 +42,8 @@ SPARK = 24
 """Width of the loss curve."""
 NOTE = 33
 """Width of the words beside a bar."""
+NOTED = 48
+"""Columns in which a bar has room beside all of its words."""
 EVENTS = 4
 """Events that are shown; one less where there is a GPU line, and one where something goes wrong."""
 
@@ -171,8 +173,8 @@ def _script(scene: Scene) -> Text:
 
 def _facts(scene: Scene, status: Status, room: _Room) -> Table:
     rows = Table.grid(padding=(0, 0))
-    rows.add_column(min_width=room.label, style="dim", no_wrap=True)
-    rows.add_column(no_wrap=True, overflow="ellipsis")
+    rows.add_column(width=room.label, style="dim", no_wrap=True)
+    rows.add_column(width=room.width - room.label, no_wrap=True, overflow="ellipsis")
     if status.loss is not None:
         curve = sparkline(scene.trail.losses, min(SPARK, room.width - room.label - 10))
         rows.add_row(room.labelled("loss"), Text.assemble((number(status.loss), "bold"), "  ", (curve, "cyan")))
@@ -220,7 +222,7 @@ def _score(score: Score, room: _Room) -> str:
 def _processors(scene: Scene, snapshot: Snapshot, room: _Room) -> Table:
     use = snapshot.status.utilization
     busy = sum(evaluator.state != "idle" for evaluator in snapshot.evaluators)
-    note = f"{busy} of {len(snapshot.evaluators)} busy" if snapshot.evaluators else ""
+    note = f"{busy} of {len(snapshot.evaluators)} busy" if snapshot.evaluators and room.width >= NOTED else ""
     found: list[tuple[str, ProgressBar, str]] = []
     found.append(("trainers", *_cores(use.trainer_cpu if use else None, scene.cores)))
     if scene.evaluates:

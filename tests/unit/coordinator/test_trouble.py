@@ -41,8 +41,8 @@ def test_failed_saves_are_said_when_they_begin_and_whenever_their_number_has_dou
         world.saves(number, number)
         world.look()
     assert [text.split(" have")[0].split(" has")[0] for _, text in world.said] == [
-        "the last save",
-        *(f"the last {number} saves" for number in (2, 4, 8, 16)),
+        "the disk is full: the last save",
+        *(f"the disk is full: the last {number} saves" for number in (2, 4, 8, 16)),
     ]
     assert {level for level, _ in world.said} == {"error"}
     assert all(FULL in text for _, text in world.said)

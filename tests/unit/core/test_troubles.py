@@ -4,7 +4,7 @@ import re
 
 from tandem import metrics
 from tandem.status import Status, Troubles
-from tandem.troubles import lasting, told
+from tandem.troubles import explained, lasting, told
 from tests.support import ROOT
 
 FULL = "[Errno 28] No space left on device"
@@ -23,7 +23,15 @@ def test_the_gravest_comes_first_and_what_is_past_does_not_last() -> None:
     assert lasting(None) is None
     now = lasting(FAILING)
     assert now is not None
-    assert (now.reason, now.text) == ("SavesFail", f"the last 24 saves have failed: {FULL}")
+    assert (now.reason, now.text) == ("SavesFail", f"the disk is full: the last 24 saves have failed: {FULL}")
+
+
+def test_the_cause_comes_first_where_it_is_a_full_disk_as_lines_are_cut_at_their_end() -> None:
+    assert explained("it failed", "[Errno 122] Disk quota exceeded") == (
+        "the disk is full: it failed: [Errno 122] Disk quota exceeded"
+    )
+    assert explained("it failed", "[Errno 5] Input/output error") == "it failed: [Errno 5] Input/output error"
+    assert explained("it failed", "") == "it failed"
 
 
 def test_a_status_holds_them_and_an_older_reader_passes_over_them() -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tandem.formatting import elapsed, number, several
 from tandem.snapshot import EvaluatorView, Event, GenerationView, Snapshot
-from tandem.status import CheckpointRef, Members, Progress, Score, Status, Utilization
+from tandem.status import CheckpointRef, Members, Progress, Score, Status, Troubles, Utilization
 from tandem.view.lines import event_line, state_line
 from tandem.view.scene import MOST_POINTS, Scene, Trail, merged
 from tandem.view.screen import screen
@@ -21,6 +21,11 @@ EVENTS = (
     Event(at=NOON - 60, kind="info", text="generation 1 started with 2 workers"),
     Event(at=NOON - 30, kind="warning", text="worker-1 failed; generation 2 goes on from step 350"),
     Event(at=NOON - 20, kind="error", text="step-000000400 set aside: weights.safetensors does not match its checksum"),
+)
+FULL_DISK = Troubles(
+    saves_failed=5,
+    saves_failed_in_a_row=5,
+    save_message="[Errno 28] No space left on device; and nothing is there that could be let go",
 )
 STATUS = Status(
     phase="Running",
@@ -92,7 +97,8 @@ def drawn(shown: Scene, width: int = 80, colours: bool = False) -> list[str]:
     file = io.StringIO()
     system = "truecolor" if colours else None
     console = Console(width=width, height=40, file=file, force_terminal=True, color_system=system, no_color=not colours)  # type: ignore[arg-type]
-    console.print(screen(shown))
+    # As on a terminal, where a line that is too wide is not cut but breaks.
+    console.print(screen(shown), crop=False)
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
@@ -161,9 +167,19 @@ def test_a_run_at_120_columns_has_longer_bars_and_whole_events() -> None:
     assert max(map(len, lines)) <= 120
 
 
-@pytest.mark.parametrize("width", [40, 80, 120, 300])
-def test_no_line_is_wider_than_the_terminal_or_than_is_readable(width: int) -> None:
-    assert max(map(len, drawn(scene(), width))) <= min(width, 120)
+@pytest.mark.parametrize("troubles", [None, FULL_DISK], ids=["well", "full-disk"])
+@pytest.mark.parametrize("width", [40, 50, 80, 120, 300])
+def test_no_line_is_wider_than_the_terminal_or_than_is_readable(width: int, troubles: Troubles | None) -> None:
+    lines = drawn(scene(STATUS.model_copy(update={"troubles": troubles})), width)
+    assert max(map(len, lines)) <= min(width, 120)
+    assert len(lines) <= 20
+
+
+@pytest.mark.parametrize("width", [50, 80])
+def test_of_failed_saves_the_cause_is_read_on_a_narrow_terminal_too(width: int) -> None:
+    lines = drawn(scene(STATUS.model_copy(update={"troubles": FULL_DISK})), width)
+    (row,) = [line for line in lines if "✗ the disk is full: the last 5 s" in line]
+    assert row.endswith("…")
 
 
 def test_the_fullest_screen_has_20_lines() -> None:

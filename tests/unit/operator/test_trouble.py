@@ -46,10 +46,10 @@ def test_failing_saves_are_one_condition_and_one_event_until_they_are_well_again
     (told,) = world.look(troubles=failing(1))
     assert (told.reason, told.warning) == ("SavesFail", True)
     assert FULL in told.message
-    assert world.degraded() == ("True", "SavesFail", f"the last save has failed: {FULL}")
+    assert world.degraded() == ("True", "SavesFail", f"the disk is full: the last save has failed: {FULL}")
     for count in range(2, 25):
         assert world.look(troubles=failing(count)) == []
-    assert world.degraded() == ("True", "SavesFail", f"the last 24 saves have failed: {FULL}")
+    assert world.degraded() == ("True", "SavesFail", f"the disk is full: the last 24 saves have failed: {FULL}")
     assert world.look(troubles=Troubles(saves_failed=24).dump()) == []
     degraded = world.degraded()
     assert degraded is not None
