@@ -7,6 +7,11 @@ is due to one replica is a *strike* against it, and against the node it runs on.
 replica, or against replicas of the same node, the others go on without it, if they are enough: its agents are told to
 end, its failures are given back to the restart budget, and the operator places its next pod on another node.
 
+Several bad nodes fail in turn, and none of them in a row. So the last strikes also count if they are all due to so few
+replicas, or nodes, that the others could go on without each of them: then STRIKES against one of these are enough,
+whichever came between. Of a job of eight, these are two, and their last five strikes; of a small one it is one, and its
+last three.
+
 Blame is a guess, so its consequences are limited. The replica that reports a failed process first is blamed: the
 processes of the others fail later, as a consequence. A store that one member cannot reach is that member's fault, a
 store that most cannot reach its owner's. A mistake in the user's code fails whatever replica it meets; therefore at
@@ -16,12 +21,13 @@ Rejected: leaving out at the first failure (a process may fail for a reason that
 (a node that is Ready with a broken GPU is the case this is for).
 """
 
+from collections import Counter
 from dataclasses import replace
 
 from tandem_coordinator.group import LeftOut, Next, Say, State, Strike, is_inside, listed
 
 STRIKES = 3
-"""Consecutive failures because of one replica or node, after which the others go on without it."""
+"""So many failures because of one replica or node, in a row or among the last ones, and the others go on without it."""
 MOST_LEFT_OUT = 0.25
 """At most so much of the replicas wished for, and one in any case."""
 
@@ -34,21 +40,23 @@ def strike(state: State, replica: str, why: str, now: float, counted: bool = Tru
     """
     agent = state.agents.get(replica)
     node = "" if agent is None else agent.node
-    strikes = (*state.strikes, Strike(replica, node, why, counted))[-STRIKES:]
+    most = _most_left_out(state)
+    strikes = (*state.strikes, Strike(replica, node, why, counted))[-_window(most) :]
     # Where there are pre-flights, it has to pass one again.
     passed = frozenset(one for one in state.passed if one[0] != replica)
     state = replace(state, strikes=strikes, passed=passed)
-    found = _suspect(strikes, now)
+    found = _suspect(state, now)
     if found is None or (without_it := leave_out(state, found)) is None:
         return state, ()
-    given_back = sum(one.counted for one in strikes)
-    state = replace(without_it, strikes=(), failures=max(0, state.failures - given_back))
+    given_back = sum(one.counted for one in strikes if _is_meant(found, one.replica, one.node))
+    others = tuple(one for one in strikes if not _is_meant(found, one.replica, one.node))
+    state = replace(without_it, strikes=others, failures=max(0, state.failures - given_back))
     return state, (Say(found.why, warning=True),)
 
 
 def leave_out(state: State, found: LeftOut) -> State | None:
     """Go on without a replica or a node; None if too few would remain, or too many are left out already."""
-    if len(state.left_out) >= max(1, int(MOST_LEFT_OUT * state.target)):
+    if len(state.left_out) >= _most_left_out(state):
         return None
     agents = {name: one for name, one in state.agents.items() if not _is_meant(found, name, one.node)}
     if len(agents) < state.rules.minimum:
@@ -85,19 +93,43 @@ def silent_members(state: State, now: float) -> list[str]:
     return [agent.member.replica for agent in members if now - agent.heard > late]
 
 
-def _suspect(strikes: tuple[Strike, ...], now: float) -> LeftOut | None:
-    if len(strikes) < STRIKES:
-        return None
-    last = strikes[-1]
-    group = f"the group failed {STRIKES} times in a row because of"
-    finally_ = f"the last time because {last.why}"
-    if {one.replica for one in strikes} == {last.replica}:
-        where = f" (node {last.node})" if last.node else ""
-        return LeftOut(last.replica, last.node, f"{last.replica}{where} is left out: {group} it, {finally_}", now)
-    if last.node and {one.node for one in strikes} == {last.node}:
-        names = listed({one.replica for one in strikes})
-        return LeftOut("", last.node, f"node {last.node} is left out: {group} {names}, {finally_}", now)
+def _most_left_out(state: State) -> int:
+    return max(1, int(MOST_LEFT_OUT * state.target))
+
+
+def _window(suspects: int) -> int:
+    """Of so many strikes that are due to so few, one has STRIKES."""
+    return suspects * (STRIKES - 1) + 1
+
+
+def _suspect(state: State, now: float) -> LeftOut | None:
+    """Who has STRIKES among the last ones, if those are due to few enough."""
+    most = _most_left_out(state) - len(state.left_out)
+    on_nodes = Counter(agent.node for agent in state.agents.values())
+    for few in range(1, most + 1):
+        last = state.strikes[-_window(few) :]
+        by_replica = Counter(one.replica for one in last)
+        by_node = Counter(one.node for one in last)
+        for found, is_node in ((by_replica, False), (by_node, True)):
+            (worst, times), *_ = found.most_common(1)
+            if not worst or times < STRIKES or len(found) > few:
+                continue
+            # A few large nodes have most of the replicas: whatever fails, it fails there.
+            if is_node and few > 1 and sum(on_nodes[node] for node in found) > most:
+                continue
+            return _to_leave_out(last, worst, is_node, now)
     return None
+
+
+def _to_leave_out(strikes: tuple[Strike, ...], worst: str, is_node: bool, now: float) -> LeftOut:
+    its = [one for one in strikes if (one.node if is_node else one.replica) == worst]
+    last, times = its[-1], "times in a row" if len(its) == len(strikes) else f"of the last {len(strikes)} times"
+    who = listed({one.replica for one in its}) if is_node else "it"
+    why = f"is left out: the group failed {len(its)} {times} because of {who}, the last time because {last.why}"
+    if is_node:
+        return LeftOut("", worst, f"node {worst} {why}", now)
+    where = f" (node {last.node})" if last.node else ""
+    return LeftOut(worst, last.node, f"{worst}{where} {why}", now)
 
 
 def _is_meant(one: LeftOut, replica: str, node: str) -> bool:

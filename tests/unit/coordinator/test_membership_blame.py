@@ -71,6 +71,67 @@ def test_a_node_is_left_out_whose_replicas_fail_in_turn() -> None:
     assert job.members() == ["worker-2", "worker-3", "worker-5"]
 
 
+EIGHT = tuple(f"worker-{index}" for index in range(8))
+
+
+def group_of(nodes: dict[str, str]) -> Job:
+    job = Job(target=len(nodes), rules=replace(PATIENT, maximum=len(nodes)))
+    job.nodes = nodes
+    job.forms(*nodes)
+    return job
+
+
+def group_of_eight() -> Job:
+    return group_of({name: f"node-{name[-1]}" for name in EIGHT})
+
+
+def test_bad_nodes_that_fail_in_turn_are_left_out_one_after_the_other() -> None:
+    job = group_of_eight()
+    for replica in ("worker-0", "worker-1") * 2:
+        fails(job, replica)
+    assert job.members() == list(EIGHT), "nobody has failed three times"
+    assert fails(job, "worker-0") == "end"
+    assert job.members() == list(EIGHT[1:])
+    assert job.state.failures == 2, "those of the other one still count"
+    assert any("(node node-0) is left out: the group failed 3 of the last 5 times" in text for text in job.said())
+    assert fails(job, "worker-1") == "end"
+    assert job.members() == list(EIGHT[2:])
+    assert job.state.failures == 0
+
+
+def test_a_node_among_several_bad_ones_is_left_out_whose_replicas_fail_in_turn() -> None:
+    names = tuple(f"worker-{index}" for index in range(12))
+    job = group_of({name: f"node-{name}" for name in names} | dict.fromkeys(names[:2], "bad"))
+    for replica in ("worker-0", "worker-2", "worker-1", "worker-2", "worker-0"):
+        fails(job, replica)
+    assert job.members() == list(names[2:])
+
+
+def test_what_fails_on_all_of_a_few_large_nodes_leaves_nobody_out() -> None:
+    job = group_of({name: f"node-{int(name[-1]) % 2}" for name in EIGHT})
+    for replica in EIGHT:
+        fails(job, replica)
+    assert job.members() == list(EIGHT)
+
+
+def test_who_fails_once_in_between_does_not_spare_who_fails_again_and_again() -> None:
+    job = group_of_eight()
+    for replica in ("worker-3", "worker-3", "worker-5"):
+        fails(job, replica)
+    assert fails(job, "worker-3") == "end"
+    assert job.members() == [name for name in EIGHT if name != "worker-3"]
+    assert job.state.failures == 1
+
+
+def test_more_than_can_be_left_out_leave_nobody_out() -> None:
+    job = group_of_eight()
+    for number in range(10):
+        fails(job, EIGHT[number % 3])
+    assert job.members() == list(EIGHT)
+    fails(job, "worker-0")
+    assert job.failed(), "the budget is what ends a job whose code is wrong"
+
+
 def test_nobody_is_left_out_if_too_few_would_remain() -> None:
     job = group_of_four(minimum=4)
     for _ in range(10):
