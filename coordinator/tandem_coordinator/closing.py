@@ -106,12 +106,18 @@ def finish_saving(state: State, now: float) -> Next:
 def finish(state: State, replica: str) -> Next:
     """A member of the open generation has gone because all of its ranks ended with exit code 0. Once all have, the job
     is complete: whoever comes now must not begin it anew."""
-    assert state.latest is not None, "a generation is open"
-    finished = state.finished | {replica}
-    complete = finished.issuperset(member.replica for member in state.latest.members)
-    state = replace(state, finished=finished)
-    if not complete:
-        return state, ()
+    state = replace(state, finished=state.finished | {replica})
+    return complete(state) if is_finished(state) else (state, ())
+
+
+def is_finished(state: State) -> bool:
+    """Whether all ranks of the newest generation have ended with exit code 0."""
+    members = [] if state.latest is None else state.latest.members
+    return bool(members) and state.finished.issuperset(member.replica for member in members)
+
+
+def complete(state: State) -> Next:
+    """The job is complete, as soon as the run directory says so."""
     cause = Cause("Completed", f"all ranks of generation {state.number} ended with exit code 0")
     return replace(state, completing=cause), (Complete(cause),)
 

@@ -81,6 +81,7 @@ class Coordinator:
             latest=remembered.membership,
             failures=remembered.failures,
             left_out=remembered.left_out,
+            finished=remembered.finished,
         )
         self._account = Account(time.monotonic())
         self._rundir, self._ledger = rundir, ledger
@@ -352,6 +353,8 @@ class Coordinator:
                 self._reports.forget(replica)
                 self._hangs.forget(replica)
                 self._requests.pop(replica, None)
+        if self.state.finished != before.finished:
+            self._unrecorded.set()
         if _orders(before) != _orders(self.state):
             self._count_time()
             self._announce()
@@ -426,6 +429,7 @@ class Coordinator:
             started_at=self._started_at,
             left_out=remembered_left_out(self.state, time.monotonic()) or None,
             restarts=self._history.all_restarts,
+            finished=sorted(self.state.finished) or None,
             history=list(self._history.generations)[-HISTORY:],
         )
 

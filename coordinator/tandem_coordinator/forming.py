@@ -97,7 +97,8 @@ def with_latest(state: State, latest: Membership | None) -> State:
     """Another newest generation, not open yet."""
     members = () if latest is None else latest.members
     inside = {(member.replica, member.incarnation): member for member in members}
-    return replace(state, latest=latest, inside=inside, open=False, cut_off=frozenset(), checkpoint_every=None)
+    state = replace(state, finished=frozenset(), cut_off=frozenset(), checkpoint_every=None)
+    return replace(state, latest=latest, inside=inside, open=False)
 
 
 def _may_grow(state: State, newcomers: list[Agent], size: int, now: float) -> bool:

@@ -81,11 +81,13 @@ class Page(Model):
     """What the others go on without, if there is anything."""
     restarts: Whole | None = None
     """Generations that were formed because something had failed or was lost."""
+    finished: list[str] | None = None
+    """Members of the generation that have gone because all of their ranks ended with exit code 0, if there are any."""
     history: list[GenerationView] = Field(default=[])
     """The last generations, oldest first."""
 
 
-BESIDE = ("pod", "taken_from", "left_out", "restarts")
+BESIDE = ("pod", "taken_from", "left_out", "restarts", "finished")
 """Fields of a page that the first protocol does not know."""
 
 
@@ -98,6 +100,7 @@ class Beside(Model):
     taken_from: list[str] | None = None
     left_out: list[Absent] | None = None
     restarts: Whole | None = None
+    finished: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ class Remembered:
     started_at: float | None = None
     left_out: list[Absent] = field(default_factory=list)
     restarts: int = 0
+    finished: list[str] = field(default_factory=list)
     history: list[GenerationView] = field(default_factory=list)
 
 
@@ -155,6 +159,7 @@ class Ledger:
                 started_at=page.started_at,
                 left_out=page.left_out or [],
                 restarts=_restarts(page) if page.generation >= first else 0,
+                finished=page.finished or [] if current else [],
                 history=page.history,
             )
         self._write(
@@ -168,6 +173,7 @@ class Ledger:
                 started_at=remembered.started_at,
                 left_out=remembered.left_out or None,
                 restarts=remembered.restarts,
+                finished=remembered.finished or None,
                 history=remembered.history,
             )
         )
@@ -194,7 +200,12 @@ class Ledger:
 
     def _write(self, page: Page) -> None:
         beside = Beside(
-            owner=page.owner, pod=self._pod, taken_from=self._taken_from, left_out=page.left_out, restarts=page.restarts
+            owner=page.owner,
+            pod=self._pod,
+            taken_from=self._taken_from,
+            left_out=page.left_out,
+            restarts=page.restarts,
+            finished=page.finished,
         )
         if beside != self._beside:
             replace_json(self._rundir.beside_coordinator_file, beside.dump_brief())

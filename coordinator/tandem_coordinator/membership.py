@@ -40,7 +40,7 @@ from tandem.exitcode import ExitCode
 from tandem.messages import Answer, Member, Membership, Order, Sync
 from tandem_coordinator import preflight, repetition
 from tandem_coordinator.blame import forgive, why_left_out
-from tandem_coordinator.closing import close, finish, finish_saving, preempt
+from tandem_coordinator.closing import close, complete, finish, finish_saving, is_finished, preempt
 from tandem_coordinator.forming import form, resize, with_latest
 from tandem_coordinator.group import (
     Action,
@@ -89,6 +89,7 @@ def start(
     latest: Membership | None = None,
     failures: int = 0,
     left_out: Iterable[Absent] = (),
+    finished: Iterable[str] = (),
 ) -> State:
     """The state of a coordinator that has just started, with what its predecessor left behind, if there was one."""
     state = State(
@@ -106,7 +107,8 @@ def start(
     if number < first:
         return state
     cause = Cause("Started", "the job starts again")
-    return replace(with_latest(state, latest), cause=cause, adopting_until=now + _return_time(rules))
+    state = replace(with_latest(state, latest), cause=cause, adopting_until=now + _return_time(rules))
+    return replace(state, finished=frozenset(finished))
 
 
 def step(state: State, event: Event, now: float) -> Next:
@@ -243,7 +245,8 @@ def _leave(state: State, sync: Sync, now: float) -> Next:
     state = without(state, [sync.replica])
     if (sync.replica, sync.incarnation) not in state.inside or saved:
         return state, ()
-    if sync.finished and state.rules.ends_with_zero and state.open and sync.generation == state.number:
+    goes_on = state.open or state.adopting_until is not None
+    if sync.finished and state.rules.ends_with_zero and goes_on and sync.generation == state.number:
         return finish(state, sync.replica)
     return close(state, Cause("MemberLeft", f"{sync.replica} left"), now)
 
@@ -346,22 +349,26 @@ def _restore_budget(state: State, now: float) -> Next:
 
 
 def _adopt(state: State, now: float) -> Next:
-    """After a restart: take over the newest generation if all its members still run it, or give up on it some time
-    after the first of them came."""
+    """After a restart: take over the newest generation if all its members still run it or have finished, or give up on
+    it some time after the first of them came."""
     until, latest = state.adopting_until, state.latest
-    if until is None:
+    if until is None or state.completing is not None:
         return state, ()
+    if is_finished(state):
+        return complete(state)
     if not state.agents:
         # Nobody can be missing before somebody has found the way here: a Service may need seconds to lead to us.
         return replace(state, adopting_until=now + _return_time(state.rules)), ()
-    if latest is not None and all(_runs(state, member, latest.generation) for member in latest.members):
+    at_work = [] if latest is None else [one for one in latest.members if one.replica not in state.finished]
+    if latest is not None and all(_runs(state, member, latest.generation) for member in at_work):
         state = replace(state, open=True, adopting_until=None, changed=now)
-        detail = f"the coordinator restarted, and all members still run generation {latest.generation}"
+        gone = f", but for {listed(state.finished)}, which finished" if state.finished else ""
+        detail = f"the coordinator restarted, and all members still run generation {latest.generation}{gone}"
         return state, (Open(latest, detail, adopted=True),)
     running = any(not agent.waits for agent in state.agents.values())
     if now < until and (running or len(state.agents) < state.target):
         return state, ()
-    state = replace(state, adopting_until=None, changed=now)
+    state = replace(state, adopting_until=None, changed=now, finished=frozenset())
     if not running:
         return state, ()
     cause = Cause("MemberLost", "the coordinator restarted, and not all members of the generation came back")

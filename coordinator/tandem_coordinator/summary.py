@@ -57,6 +57,7 @@ def snapshot(
         time=clock.wall,
         status=status,
         members=[_member(agent, clock, reports) for _, agent in agents],
+        finished=len(state.finished) if state.rules.ends_with_zero else None,
         generations=list(generations),
         evaluators=list(observed.evaluators),
         events=list(events),
@@ -83,7 +84,7 @@ def brief(whole: Snapshot) -> Snapshot:
             view.model_copy(update={"members": members, "replicas": replicas, "detail": view.detail[:MOST_WORDS]})
         )
     views.reverse()
-    return Snapshot(job=whole.job, time=whole.time, status=whole.status, generations=views)
+    return Snapshot(job=whole.job, time=whole.time, status=whole.status, finished=whole.finished, generations=views)
 
 
 def status(

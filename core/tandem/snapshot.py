@@ -99,6 +99,9 @@ class Snapshot(Model):
     """The status as the resource shows it."""
     members: Annotated[list[MemberView], Field(max_length=MOST_MEMBERS)] = []
     """Replicas that are known."""
+    finished: Whole | None = None
+    """Of a script of the user's own: replicas of the group that have gone because all of their ranks ended with exit
+    code 0."""
     generations: Annotated[list[GenerationView], Field(max_length=100)] = []
     """The last memberships, oldest first; at most 100."""
     evaluators: Annotated[list[EvaluatorView], cut(4_096)] = []

@@ -131,6 +131,12 @@ def drained(job: DistributedTrainingJob, heard: Snapshot | None, ended: float) -
     return max(ended, *(seconds(stamp) or 0.0 for stamp in said), 0.0) + job.spec.evaluation.drain_seconds
 
 
+def begins_again(heard: Snapshot | None) -> bool:
+    """Whether the script of the user's own that has ended well in some places is to do so again: the group in which it
+    did was not complete, and another one is there, or waits for replicas that have gone."""
+    return heard is not None and heard.finished == 0
+
+
 def deadline(job: DistributedTrainingJob) -> float | None:
     """When the job is to end as failed, seconds since the epoch. Its time begins when its coordinator has answered for
     the first time, with a queue when its first group has started, and again after a suspension."""

@@ -49,7 +49,7 @@ from tandem.status import Status
 from tandem.times import seconds
 from tandem_operator import fleet, kinds, names, objects, pods
 from tandem_operator.attempts import ending, later, place, removing, role_waits, writing
-from tandem_operator.course import Course, course, deadline, drained, is_initialized
+from tandem_operator.course import Course, begins_again, course, deadline, drained, is_initialized
 from tandem_operator.fleet import Fleet
 from tandem_operator.kinds import Kind
 from tandem_operator.objects import Manifest, Volumes
@@ -102,7 +102,7 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
         # While the Service is missing, nobody knows a better address.
         useful=lambda pod: pod.endpoint == (endpoint or pod.endpoint) and pod.group == group and not pod.abandoned,
         proven={name for view in (at.heard.generations if at.heard else []) for name in view.members},
-        ends_by_itself=job.spec.trainer.command is not None,
+        ends_by_itself=job.spec.trainer.command is not None and not begins_again(at.heard),
         beside=group is None,
         held=_held(at, names.WORKER, needed),
     )

@@ -98,6 +98,30 @@ def test_a_coordinator_that_is_killed_and_started_again_adopts_what_runs(
     assert [view.reason for view in snapshot.generations] == ["Started"], "reasons survive"
 
 
+def finishes(agent: Agent) -> None:
+    agent.vanish()
+    with agent.coordinator.client() as client:
+        client.status()  # so it knows what the coordinator reads
+        client.sync(agent.sync("leaving").model_copy(update={"finished": True}))
+
+
+def test_a_script_of_which_one_member_still_works_goes_on_over_the_death_of_the_coordinator(tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path, trainer={"command": ["python", "train.py"]}).start()
+    done, rest = Agent(coordinator, "worker-0"), Agent(coordinator, "worker-1")
+    until(lambda: done.generation == rest.generation == 1, "a generation of both")
+    finishes(done)
+    recorded = coordinator.rundir.beside_coordinator_file
+    until(lambda: json.loads(recorded.read_text()).get("finished") == ["worker-0"], "a record of who has finished")
+    coordinator.kill()
+    coordinator.start()
+    snapshot = until(lambda: (s := coordinator.snapshot()).status.world_size and s, "the group that goes on")
+    assert (snapshot.status.generation, snapshot.finished) == (1, 1)
+    finishes(rest)
+    until(coordinator.rundir.done_file.exists, "its end")
+    assert {answer.order for answer in rest.told} <= {"wait", "run"}, "it did not begin anew"
+    coordinator.kill()
+
+
 def test_a_coordinator_never_gives_a_number_twice_even_without_its_file(
     coordinator: Coordinator, agents: tuple[Agent, Agent]
 ) -> None:

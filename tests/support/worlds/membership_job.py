@@ -9,6 +9,7 @@ from tandem_coordinator.group import (
     Complete,
     Event,
     Fail,
+    Open,
     Over,
     Rules,
     Say,
@@ -154,6 +155,9 @@ class Job:
 
     def closings(self) -> list[str]:
         return [action.cause.reason for action in self.actions if isinstance(action, Close)]
+
+    def opened(self) -> list[Open]:
+        return [action for action in self.actions if isinstance(action, Open)]
 
     def failed(self) -> bool:
         return any(isinstance(action, Fail) for action in self.actions)

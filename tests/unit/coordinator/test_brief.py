@@ -24,6 +24,12 @@ def test_each_member_is_named_once_and_all_are_counted() -> None:
     ]
 
 
+def test_how_many_have_finished_is_told_also_where_nobody_has() -> None:
+    for finished in (0, 2, None):
+        told = brief(Snapshot(job="j", time=1.0, status=Status(), finished=finished)).dump()
+        assert told.get("finished") == finished
+
+
 def test_that_of_the_largest_job_fits() -> None:
     names = [f"a-job-with-a-name-of-its-own-worker-{number}-abcde" for number in range(10_000)]
     straggler = Straggler(rank=1, replica="x" * 316, ratio=2.0)

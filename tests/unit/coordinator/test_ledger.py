@@ -53,3 +53,17 @@ def test_of_a_page_of_an_earlier_version_those_count_that_it_tells_of(tmp_path: 
     page = Page(owner="before", generation=4, replicas=2, target=2, history=history).dump()
     replace_json(rundir.coordinator_file, page)
     assert Ledger(rundir).claim(2).restarts == 2
+
+
+def test_who_has_finished_is_remembered_for_as_long_as_its_generation_is_the_newest(tmp_path: Path) -> None:
+    rundir = run_directory(tmp_path / "run", job())
+    first = Ledger(rundir)
+    first.claim(2)
+    first.record(Page(owner=first.owner, generation=5, finished=["worker-0"], replicas=2, target=2))
+    second = Ledger(rundir)
+    assert second.claim(2).finished == ["worker-0"]
+    assert Ledger(rundir).claim(2).finished == ["worker-0"], "nobody has said anything else"
+    second = Ledger(rundir)
+    second.claim(2)
+    second.record(Page(owner=second.owner, generation=6, replicas=2, target=2))
+    assert Ledger(rundir).claim(2).finished == []

@@ -285,6 +285,57 @@ def test_a_script_of_which_a_part_failed_is_not_complete() -> None:
     assert job.members() == ["worker-3"]
 
 
+def restarted(job: Job) -> Job:
+    """The coordinator after it has died and was started again."""
+    left = {"number": job.state.number, "latest": job.state.latest, "finished": job.state.finished}
+    return Job(target=4, rules=job.state.rules, **left)
+
+
+def test_who_has_finished_is_remembered_over_the_death_of_the_coordinator() -> None:
+    job = a_script()
+    for replica in FOUR[:3]:
+        ends_well(job, replica)
+    again = restarted(job)
+    again.runs("worker-3", job.state.number)
+    again.passes(20.0)
+    assert again.members() == list(FOUR)
+    assert again.rejoins == [], "the script would begin anew"
+    assert any("but for worker-0, worker-1, worker-2, which finished" in one.detail for one in again.opened())
+    ends_well(again, "worker-3")
+    assert again.closings() == ["Completed"]
+
+
+def test_the_last_one_may_finish_before_the_new_coordinator_has_heard_of_it() -> None:
+    job = a_script()
+    for replica in FOUR[:3]:
+        ends_well(job, replica)
+    again = restarted(job)
+    ends_well(again, "worker-3")
+    assert again.state.end is not None
+    assert again.state.end.reason == "Completed"
+
+
+def test_a_coordinator_that_died_before_it_could_say_so_completes_the_job_when_it_is_back() -> None:
+    job = a_script()
+    for replica in FOUR:
+        ends_well(job, replica)
+    again = restarted(job)
+    again.tick()
+    assert again.state.end is not None
+    assert again.state.end.reason == "Completed"
+
+
+def test_who_has_finished_is_forgotten_where_the_group_cannot_go_on() -> None:
+    job = a_script()
+    for replica in FOUR[:2]:
+        ends_well(job, replica)
+    again = restarted(job)
+    again.runs("worker-2", job.state.number)
+    again.passes(20.0)
+    assert again.members() == ["worker-2"], "worker-3 did not come back"
+    assert not again.state.finished
+
+
 @pytest.mark.parametrize("finished", [None, False])
 def test_who_leaves_without_having_finished_closes_the_group(finished: bool | None) -> None:
     job = a_script()

@@ -1,8 +1,11 @@
 """When a job is over: what still runs, what is waited for, and what stays."""
 
+import pytest
+
 from tandem.times import rfc3339
 from tandem_operator import kinds
 from tandem_operator.attempts import Attempt, ending
+from tandem_operator.fleet import RESULT_SECONDS
 from tandem_operator.observed import Children
 from tandem_operator.reconcile import ENDING_SECONDS, HASTY_SECONDS, LAZY_SECONDS, steady
 from tests.support.worlds.operator_job import (
@@ -112,6 +115,23 @@ def test_a_script_of_the_users_own_is_complete_when_it_ended_well_everywhere() -
     assert decided(of, surroundings(of, ended(0, code=0), worker(1)), heard=heard()).status.phase == "Running"
     through = surroundings(of, ended(0, code=0), ended(1, code=0))
     assert decided(of, through, heard=heard("Restarting")).status.phase == "Succeeded"
+
+
+@pytest.mark.parametrize(
+    ("finished", "filled"),
+    [(0, ["worker 0"]), (1, []), (None, [])],
+    ids=["its group failed", "its group goes on", "the coordinator is of the version before"],
+)
+def test_a_place_of_a_script_that_ended_well_is_filled_again_once_its_group_cannot_complete(
+    finished: int | None, filled: list[str]
+) -> None:
+    of = job(status=initialized(), trainer=SCRIPT, workers={"replicas": 2, "minReplicas": 2})
+    there = surroundings(of, ended(0, code=0), worker(1))
+    for said in (heard("Restarting", worldSize=None), heard()):
+        told = said.model_copy(update={"finished": finished})
+        assert made(decided(of, there, heard=told, now=NOW + 1)) == [], "the coordinator may not have said yet"
+        assert made(decided(of, there, heard=told, now=NOW + RESULT_SECONDS)) == filled
+    assert made(decided(of, there, heard=None, now=NOW + 3600)) == []
 
 
 def test_a_job_that_its_coordinator_gave_up_has_failed_and_says_why() -> None:
