@@ -41,7 +41,7 @@ class Questions:
     def __init__(self, coordinators: Coordinators, key: bytes) -> None:
         self._coordinators, self._key = coordinators, key
         self._partners: dict[Key, _Partner] = {}
-        self._silence: Silence[Key] = Silence()
+        self._silence: Silence[Key] = Silence(lambda key: key[0])
 
     async def ask(self, key: Key, job: DistributedTrainingJob, uid: str, own: Sequence[Pod]) -> Snapshot | None:
         """What the job's coordinator says, None if it says nothing or there is none.

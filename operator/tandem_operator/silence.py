@@ -8,13 +8,16 @@ A coordinator that answered before is named, so that another one takes its place
     or once it has not answered for longer than its own kubelet would take to see that it hangs.
 
 A wrong guess costs a restart of a coordinator, which training does not notice. Still, our own blindness is nobody's
-death: while most coordinators are silent it is probably us who are cut off or too slow, and none is named.
+death: where most are silent it is probably us who are cut off or too slow, and none is named. Most of the namespaces,
+that is, each by most of its coordinators: whoever cannot hear hears none of them, and a tenant, whose coordinators may
+be whatever he likes, speaks for one. The namespace of the job itself says nothing while its silent ones are few.
 
 Rejected: readiness of nodes (it is what takes the 40 seconds, and needs a right on nodes), a shorter grace time for
 nodes (not ours to set), a lease that each coordinator renews in the API server (a write a job every few seconds).
 """
 
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -26,7 +29,8 @@ LEAST_QUESTIONS = 2
 GONE_SECONDS, LEAST_KNOCKS = 2.0, 2
 """From the first question of which nobody took the connection, and so many of those. Each knocks twice."""
 FEW = 3
-"""Of so many silent coordinators at most, it does not matter that they are most of those there are."""
+"""Of so many silent coordinators at most, it does not matter that they are most of those there are: they may share one
+node."""
 
 K = TypeVar("K", bound=Hashable)
 
@@ -46,9 +50,14 @@ class _Course:
 
 class Silence(Generic[K]):
     """Which coordinators do not answer any more. One that has never answered is not known here. Times are those of a
-    monotonic clock, in seconds."""
+    monotonic clock, in seconds.
 
-    def __init__(self) -> None:
+    Args:
+        namespace: of a key.
+    """
+
+    def __init__(self, namespace: Callable[[K], Hashable]) -> None:
+        self._namespace = namespace
         self._courses: dict[K, _Course] = {}
 
     def __len__(self) -> int:
@@ -80,12 +89,24 @@ class Silence(Generic[K]):
         silent = now - course.since
         hangs = course.unanswered >= LEAST_QUESTIONS and silent >= SILENT_SECONDS
         gone = course.unreached >= LEAST_KNOCKS and silent >= GONE_SECONDS
-        return course.uid if (hangs or gone) and not self._is_ours() else None
+        return course.uid if (hangs or gone) and not self._is_ours(self._namespace(key)) else None
 
     def forget(self, key: K) -> None:
         """There is no such coordinator any more."""
         self._courses.pop(key, None)
 
-    def _is_ours(self) -> bool:
-        silent = sum(course.since is not None for course in self._courses.values())
-        return silent > FEW and 2 * silent > len(self._courses)
+    def _is_ours(self, of: Hashable) -> bool:
+        """Whether it is us who do not hear.
+
+        Args:
+            of: the namespace of whom that is asked for.
+        """
+        known = Counter(self._namespace(key) for key in self._courses)
+        silent = Counter(self._namespace(key) for key, course in self._courses.items() if course.since is not None)
+        if silent.total() <= FEW:
+            return False
+        deaf = {one for one, count in silent.items() if 2 * count > known[one]}
+        if of in deaf and silent[of] <= FEW:
+            deaf.discard(of)
+            del known[of]
+        return 2 * len(deaf) > len(known)

@@ -1,8 +1,17 @@
 """Which coordinators are given up because they do not answer, and which are not."""
 
+from typing import Any
+
+import pytest
+
 from tandem_operator.silence import FEW, GONE_SECONDS, LEAST_KNOCKS, SILENT_SECONDS, Silence
 
 LATER = 100.0
+
+
+def told() -> Silence[str]:
+    """What stands before the slash of a key is its namespace."""
+    return Silence(lambda key: key.partition("/")[0] if "/" in key else "")
 
 
 def silent(silence: Silence[str], key: str = "job", uid: str = "pod", questions: int = 2) -> None:
@@ -13,14 +22,14 @@ def silent(silence: Silence[str], key: str = "job", uid: str = "pod", questions:
 
 
 def test_a_coordinator_that_does_not_answer_any_more_has_fallen_after_a_while() -> None:
-    silence: Silence[str] = Silence()
+    silence = told()
     silent(silence)
     assert silence.fallen("job", 1.0 + SILENT_SECONDS - 0.1) is None
     assert silence.fallen("job", 1.0 + SILENT_SECONDS) == "pod"
 
 
 def test_one_that_answers_again_has_not_and_its_time_begins_anew() -> None:
-    silence: Silence[str] = Silence()
+    silence = told()
     silent(silence)
     silence.note("job", "pod", asked=5.0, answered=True)
     assert silence.fallen("job", LATER) is None
@@ -31,14 +40,14 @@ def test_one_that_answers_again_has_not_and_its_time_begins_anew() -> None:
 
 
 def test_one_that_has_never_answered_is_not_given_up() -> None:
-    silence: Silence[str] = Silence()
+    silence = told()
     for asked in (1.0, 2.0, 3.0):
         silence.note("job", "pod", asked=asked, answered=False)
     assert silence.fallen("job", LATER) is None
 
 
 def test_a_new_pod_does_not_inherit_the_silence_of_the_old_one() -> None:
-    silence: Silence[str] = Silence()
+    silence = told()
     silent(silence)
     silence.note("job", "another", asked=3.0, answered=False)
     silence.note("job", "another", asked=4.0, answered=False)
@@ -46,13 +55,13 @@ def test_a_new_pod_does_not_inherit_the_silence_of_the_old_one() -> None:
 
 
 def test_one_long_question_is_not_enough_because_we_may_have_been_stopped_meanwhile() -> None:
-    silence: Silence[str] = Silence()
+    silence = told()
     silent(silence, questions=1)
     assert silence.fallen("job", LATER) is None
 
 
 def test_where_most_are_silent_it_is_we_who_do_not_hear() -> None:
-    silence: Silence[str] = Silence()
+    silence = told()
     for number in range(FEW):
         silent(silence, key=f"job-{number}")
     assert silence.fallen("job-0", LATER) == "pod", "so few may share one node"
@@ -63,6 +72,46 @@ def test_where_most_are_silent_it_is_we_who_do_not_hear() -> None:
     assert silence.fallen("job-0", LATER) == "pod"
 
 
+def of_namespaces(**coordinators: tuple[int, int]) -> Silence[str]:
+    """How many of each namespace are silent, and how many answer."""
+    silence = told()
+    for namespace, (mute, healthy) in coordinators.items():
+        for number in range(mute):
+            silent(silence, key=f"{namespace}/{number}")
+        for number in range(mute, mute + healthy):
+            silence.note(f"{namespace}/{number}", "pod", asked=0.0, answered=True)
+    return silence
+
+
+@pytest.mark.parametrize(
+    "coordinators",
+    [
+        {"good": (1, 9), "evil": (1_000, 0)},
+        {"good": (6, 7), "evil": (1_000, 0)},
+        {"good": (1, 0), "evil": (1_000, 0), "other": (0, 1)},
+        {"good": (FEW, 0), "evil": (1_000, 0), "other": (0, 1)},
+    ],
+    ids=str,
+)
+def test_silent_coordinators_of_one_namespace_do_not_protect_those_of_another(coordinators: dict[str, Any]) -> None:
+    assert of_namespaces(**coordinators).fallen("good/0", LATER) == "pod"
+
+
+@pytest.mark.parametrize(
+    "coordinators",
+    [
+        {"good": (50, 0)},
+        {"good": (50, 49)},
+        {"good": (50, 0), "small": (1, 0)},
+        {"good": (1, 0), "large": (50, 3)},
+        {f"of_{number}": (1, 0) for number in range(20)} | {"good": (1, 0), "beside_us": (0, 1)},
+    ],
+    ids=lambda value: f"{len(value)} namespaces",
+)
+def test_who_hears_hardly_any_namespace_is_blind_however_many_there_are(coordinators: dict[str, Any]) -> None:
+    assert of_namespaces(**coordinators).fallen("good/0", LATER) is None
+
+
 def knocked(silence: Silence[str], reached: list[bool]) -> None:
     """It answers at time 0, and then no more; whether somebody takes or refuses the connections that follow."""
     silence.note("job", "pod", 0.0, answered=True)
@@ -71,7 +120,7 @@ def knocked(silence: Silence[str], reached: list[bool]) -> None:
 
 
 def test_one_whose_connections_nobody_takes_has_fallen_sooner() -> None:
-    silence: Silence[str] = Silence()
+    silence = told()
     knocked(silence, [False] * LEAST_KNOCKS)
     assert silence.fallen("job", 1.0 + GONE_SECONDS - 0.1) is None
     assert silence.fallen("job", 1.0 + GONE_SECONDS) == "pod"
@@ -79,14 +128,14 @@ def test_one_whose_connections_nobody_takes_has_fallen_sooner() -> None:
 
 def test_a_node_that_refuses_a_connection_lives_and_its_kubelet_gets_its_time() -> None:
     for reached in ([True, *[False] * (LEAST_KNOCKS - 1)], [*[False] * LEAST_KNOCKS, True], [False, True, False]):
-        silence: Silence[str] = Silence()
+        silence = told()
         knocked(silence, reached)
         assert silence.fallen("job", 1.0 + SILENT_SECONDS - 0.1) is None
         assert silence.fallen("job", 1.0 + SILENT_SECONDS) == "pod"
 
 
 def test_a_job_that_is_forgotten_is_not_counted() -> None:
-    silence: Silence[str] = Silence()
+    silence = told()
     for number in range(FEW + 1):
         silent(silence, key=f"job-{number}")
     silence.forget("job-1")
