@@ -19,12 +19,13 @@ from tandem_operator import retry
 from tandem_operator.bounded import UNREAD
 
 Object = dict[str, Any]
-KEPT = {"name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp"}
-"""Of a job's metadata, and one annotation. The others hold the whole job a second time, managed fields a third time."""
 NAMED = ("namespace", "name", "uid")
-"""Of these, what every object has."""
+"""Of a job's metadata, what every object has."""
+KEPT = ("resourceVersion", "creationTimestamp", "deletionTimestamp")
+"""What else is kept of it, beside its generation and one annotation. The others hold the whole job a second time,
+managed fields a third time."""
 MOST_NAME = 253
-"""Characters of a name, a namespace or a UID. The API server takes no more."""
+"""Characters of a name, a namespace or a UID. The API server takes no more, and what it writes itself is shorter."""
 MOST_SPEC = Extent(depth=48, values=30_000, characters=2**20)
 MOST_STATUS = Extent(depth=8, values=5_000, characters=2**18)
 REFUSED = "tandemRefused"
@@ -44,13 +45,12 @@ def kept(body: Mapping[str, Any]) -> Object:
     Raises:
         LookupError, TypeError, ValueError, AttributeError: it is no object of the API server's.
     """
-    metadata = {field: value for field, value in body["metadata"].items() if field in KEPT}
-    for name in NAMED:
-        named(metadata.get(name))
-    generation = metadata.get("generation")
-    if not isinstance(generation, int) or not 0 < generation <= 2**53:
-        metadata["generation"] = 1
-    if (again := retry.asked(body["metadata"])) is not None:
+    given = body["metadata"]
+    metadata: Object = {name: named(given.get(name)) for name in NAMED} | {"resourceVersion": ""}
+    metadata |= {field: _text(given[field]) for field in KEPT if field in given}
+    generation = given.get("generation")
+    metadata["generation"] = generation if isinstance(generation, int) and 0 < generation <= 2**53 else 1
+    if (again := retry.asked(given)) is not None:
         metadata["annotations"] = {RETRY_AT: again}
     said = {field: body.get(field) for field in ("apiVersion", "kind")}
     found: Object = {field: text if isinstance(text, str) else "" for field, text in said.items()}
@@ -76,6 +76,10 @@ def named(value: object) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= MOST_NAME:
         raise TypeError(f"a name is {type(value).__name__}, or empty, or too long")
     return value
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) and len(value) <= MOST_NAME else ""
 
 
 def parsed(body: Mapping[str, Any]) -> DistributedTrainingJob:

@@ -113,36 +113,69 @@ def network_policy(job: DistributedTrainingJob, uid: str, peers: Peers) -> Manif
     return _object(kinds.NETWORK_POLICY, job, uid, names.network_policy(job.metadata.name), {"spec": spec})
 
 
-def coordinator(
-    job: DistributedTrainingJob, uid: str, images: Images, token_digest: str, follows: bool, new: New, entropy: str
-) -> Manifest:
-    """The coordinator's pod.
+@dataclass(frozen=True)
+class Template:
+    """What all pods of a role of one job have in common. A job may have hundreds of them, and a template of the user's
+    own thousands of entries: it is merged once."""
+
+    body: Manifest
+    """Not to be changed."""
+    digest: str = ""
+    """A hash of what coordinators and evaluators are, and of what of the job a coordinator reads at its start alone:
+    where that changes, others take their places."""
+
+
+def coordinator_template(
+    job: DistributedTrainingJob, images: Images, token_digest: str = "", follows: bool = False
+) -> Template:
+    """What the coordinator is.
 
     Args:
         token_digest: by which it knows the operator.
         follows: it has to be where workers can be, for its volume is there.
+    """
+    body = pods.coordinator(job, images, token_digest, follows)
+    return Template(body, digest([body, _read_at_the_start(job)]))
+
+
+def evaluator_template(job: DistributedTrainingJob, uid: str, images: Images, follows: bool = False) -> Template:
+    """What evaluators are.
+
+    Args:
+        follows: they have to be where workers can be, for their volume is there.
+    """
+    body = pods.evaluator(job, uid, images, follows)
+    return Template(body, digest(body))
+
+
+def worker_template(job: DistributedTrainingJob, uid: str, images: Images, endpoint: str) -> Template:
+    """What workers are.
+
+    Args:
+        endpoint: host:port of the coordinator.
+    """
+    return Template(pods.worker(job, uid, images, endpoint))
+
+
+def coordinator(job: DistributedTrainingJob, uid: str, template: Template, new: New, entropy: str) -> Manifest:
+    """The coordinator's pod.
+
+    Args:
         new: the failures before it.
         entropy: makes its name unique.
     """
-    template = pods.coordinator(job, images, token_digest, follows)
-    asked = {names.TEMPLATE: _asked_of_coordinator(job, template)}
-    return _pod(job, uid, names.COORDINATOR, template, new, entropy, {INCARNATION: uid}, asked)
-
-
-def asked_of_coordinator(
-    job: DistributedTrainingJob, images: Images, token_digest: str = "", follows: bool = False
-) -> str:
-    """A hash of what a coordinator is and of what of the job it reads at its start alone: where that changes, another
-    one takes its place."""
-    return _asked_of_coordinator(job, pods.coordinator(job, images, token_digest, follows))
-
-
-def _asked_of_coordinator(job: DistributedTrainingJob, template: Manifest) -> str:
-    return digest([template, _read_at_the_start(job)])
+    asked = {names.TEMPLATE: template.digest}
+    return _pod(job, uid, names.COORDINATOR, template.body, new, entropy, {INCARNATION: uid}, asked)
 
 
 def worker(
-    job: DistributedTrainingJob, uid: str, images: Images, endpoint: str, group: Group | None, new: New, entropy: str
+    job: DistributedTrainingJob,
+    uid: str,
+    template: Template,
+    endpoint: str,
+    group: Group | None,
+    new: New,
+    entropy: str,
 ) -> Manifest:
     """One worker pod.
 
@@ -152,32 +185,25 @@ def worker(
         new: its place, and the failures there before it.
         entropy: makes its name unique.
     """
-    labels, annotations = {}, {names.ENDPOINT: endpoint}
-    template = pods.worker(job, uid, images, endpoint)
+    labels, annotations, body = {}, {names.ENDPOINT: endpoint}, template.body
     if new.avoids:
         annotations[names.AVOIDS] = ",".join(new.avoids)
-        template["spec"]["affinity"] = pods.away_from(template["spec"].get("affinity") or {}, new.avoids)
+        affinity = pods.away_from(body["spec"].get("affinity") or {}, new.avoids)
+        body = {**body, "spec": {**body["spec"], "affinity": affinity}}
     if group is not None:
         labels = {names.QUEUE: group.queue, names.GROUP: group.name}
         annotations |= {names.GROUP_SIZE: str(group.size), names.RETRIABLE: "false"}
-    return _pod(job, uid, names.WORKER, template, new, entropy, labels, annotations)
+    return _pod(job, uid, names.WORKER, body, new, entropy, labels, annotations)
 
 
-def evaluator(job: DistributedTrainingJob, uid: str, images: Images, follows: bool, new: New, entropy: str) -> Manifest:
+def evaluator(job: DistributedTrainingJob, uid: str, template: Template, new: New, entropy: str) -> Manifest:
     """One evaluator pod.
 
     Args:
-        follows: it has to be where workers can be, for its volume is there.
         new: its place, and the failures there before it.
         entropy: makes its name unique.
     """
-    template = pods.evaluator(job, uid, images, follows)
-    return _pod(job, uid, names.EVALUATOR, template, new, entropy, {}, {names.TEMPLATE: digest(template)})
-
-
-def asked_of_evaluator(job: DistributedTrainingJob, uid: str, images: Images, follows: bool = False) -> str:
-    """A hash of what an evaluator is: where that changes, others take their places."""
-    return digest(pods.evaluator(job, uid, images, follows))
+    return _pod(job, uid, names.EVALUATOR, template.body, new, entropy, {}, {names.TEMPLATE: template.digest})
 
 
 def _pod(
@@ -190,16 +216,11 @@ def _pod(
     labels: dict[str, str],
     annotations: dict[str, str],
 ) -> Manifest:
-    name = names.pod(job.metadata.name, role, new.index, entropy)
-    whole = _object(kinds.POD, job, uid, name, {"spec": template["spec"]})
+    metadata = _metadata(job, uid, names.pod(job.metadata.name, role, new.index, entropy))
     given = template["metadata"]
-    whole["metadata"]["labels"] |= {**given["labels"], names.INDEX: str(new.index), **labels}
-    whole["metadata"]["annotations"] = {
-        **given.get("annotations", {}),
-        names.FAILURES: str(new.failures),
-        **annotations,
-    }
-    return whole
+    metadata["labels"] |= {**given["labels"], names.INDEX: str(new.index), **labels}
+    metadata["annotations"] = {**given.get("annotations", {}), names.FAILURES: str(new.failures), **annotations}
+    return {"apiVersion": kinds.POD.api, "kind": kinds.POD.name, "metadata": metadata, "spec": template["spec"]}
 
 
 def event(about: Mapping[str, Any], notice: Notice, now: str, entropy: str) -> Manifest:
@@ -262,13 +283,18 @@ def _read_at_the_start(job: DistributedTrainingJob) -> Manifest:
 
 
 def _object(kind: Kind, job: DistributedTrainingJob, uid: str, name: str, content: Manifest) -> Manifest:
+    metadata = _metadata(job, uid, name)
+    metadata["annotations"] = {names.APPLIED: digest(content)}
+    return {"apiVersion": kind.api, "kind": kind.name, "metadata": metadata, **content}
+
+
+def _metadata(job: DistributedTrainingJob, uid: str, name: str) -> Manifest:
     metadata: Manifest = {
         "name": name,
         "namespace": job.metadata.namespace,
         "labels": names.labels(job.metadata.name),
-        "annotations": {names.APPLIED: digest(content)},
     }
     if uid:
         owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.metadata.name, "uid": uid}
         metadata["ownerReferences"] = [{**owner, "controller": True, "blockOwnerDeletion": False}]
-    return {"apiVersion": kind.api, "kind": kind.name, "metadata": metadata, **content}
+    return metadata

@@ -191,7 +191,7 @@ def observe(kind: Kind, body: Mapping[str, Any]) -> Thing:
         return Service(**common, address=_short((body.get("spec") or {}).get("clusterIP")))
     if kind is kinds.CLAIM:
         adoptable = annotations.get(names.ADOPT) == "true"
-        return Claim(**common, phase=status.get("phase", "Pending"), adoptable=adoptable)
+        return Claim(**common, phase=_short(status.get("phase")) or "Pending", adoptable=adoptable)
     return Thing(kind=kind, **common)
 
 
@@ -208,7 +208,7 @@ def job_of(metadata: Mapping[str, Any]) -> str:
 def _owner(metadata: Mapping[str, Any]) -> str:
     for reference in metadata.get("ownerReferences") or []:
         if reference.get("kind") == kinds.JOB.name and reference.get("controller"):
-            return str(reference.get("uid", ""))
+            return _short(reference.get("uid"))
     return ""
 
 
@@ -250,9 +250,9 @@ def _pod(
         created=seconds(metadata.get("creationTimestamp")) or 0.0,
         started=seconds((state.get("running") or terminated).get("startedAt")),
         finished=finished if finished is not None or not ended else seconds(status.get("startTime")),
-        phase=status.get("phase", "Pending"),
-        code=terminated.get("exitCode"),
-        restarts=container.get("restartCount") or 0,
+        phase=_short(status.get("phase")) or "Pending",
+        code=_whole(terminated.get("exitCode")),
+        restarts=_whole(container.get("restartCount")) or 0,
         ending=_short(terminated.get("reason")),
         ready=ready,
         silent=contents and not ready and status.get("phase") == "Running" and not _waits_for_a_gate(conditions),
@@ -309,6 +309,10 @@ def _last_line(text: str | None) -> str:
 def _number(text: object, digits: int = MOST_DIGITS) -> int:
     """The whole number that a text is, 0 for anything else: whoever may make a pod may write what he likes into it."""
     return int(text) if isinstance(text, str) and len(text) <= digits and text.isascii() and text.isdecimal() else 0
+
+
+def _whole(number: object) -> int | None:
+    return number if isinstance(number, int) and abs(number) < 10**MOST_DIGITS else None
 
 
 def _short(text: object, most: int = MOST_LETTERS) -> str:

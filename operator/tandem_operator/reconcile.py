@@ -52,7 +52,7 @@ from tandem_operator.attempts import ending, later, place, removing, role_waits,
 from tandem_operator.course import Course, begins_again, course, deadline, drained, is_initialized
 from tandem_operator.fleet import Fleet
 from tandem_operator.kinds import Kind
-from tandem_operator.objects import Manifest, Volumes
+from tandem_operator.objects import Manifest, Template, Volumes
 from tandem_operator.observed import BROKEN_WAITING, NO_CONFIGURATION, Claim, Pod, Service, Thing
 from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
@@ -110,8 +110,8 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
     over = ahead.mood == "end"
     chair = _coordinator_fleet(at, images, follows, ahead, workers, needed)
     seats = _evaluator_fleet(at, images, follows, ahead, evaluators, needed)
-    make = [objects.coordinator(job, at.uid, images, at.token_digest, follows, new, at.entropy) for new in chair.make]
-    make += [objects.evaluator(job, at.uid, images, follows, new, at.entropy) for new in seats.make]
+    make = [objects.coordinator(job, at.uid, _coordinating(at, images, follows), new, at.entropy) for new in chair.make]
+    make += [objects.evaluator(job, at.uid, _evaluating(at, images, follows), new, at.entropy) for new in seats.make]
     leaving = (*_leaving(at, ahead, workers, places), *seats.remove, *chair.remove, *_unwanted(at))
     remove: list[Thing] = [one for one in leaving if not one.deleting]
     way = giving_way(at, ahead, workers)
@@ -121,7 +121,10 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
         known = {one.uid for one in remove}
         remove += [pod for pod in workers if pod.live and pod.uid not in known]
     elif ahead.mood == "train" and endpoint:
-        make += [objects.worker(job, at.uid, images, endpoint, group, new, at.entropy) for new in places.make]
+        make += [
+            objects.worker(job, at.uid, _working(at, images, endpoint), endpoint, group, new, at.entropy)
+            for new in places.make
+        ]
         needing += replacements(names.WORKER, workers, places.make)
     fleets = {names.WORKER: places, names.EVALUATOR: seats, names.COORDINATOR: chair}
     settled = _settled(at, ahead, needed, fleets)
@@ -275,15 +278,28 @@ def _settled(at: Situation, ahead: Course, needed: _Needed, fleets: Mapping[str,
     return frozenset({what for what in at.attempts if what not in wanted} | at_work.union(needed.settled))
 
 
+def _coordinating(at: Situation, images: Images, follows: bool) -> Template:
+    key = names.COORDINATOR, images, at.token_digest, follows
+    return at.memo.once(
+        at.job.spec, key, lambda: objects.coordinator_template(at.job, images, at.token_digest, follows)
+    )
+
+
+def _evaluating(at: Situation, images: Images, follows: bool) -> Template:
+    key = names.EVALUATOR, incarnation(at.job, at.uid), images, follows
+    return at.memo.once(at.job.spec, key, lambda: objects.evaluator_template(at.job, at.uid, images, follows))
+
+
+def _working(at: Situation, images: Images, endpoint: str) -> Template:
+    key = names.WORKER, incarnation(at.job, at.uid), images, endpoint
+    return at.memo.once(at.job.spec, key, lambda: objects.worker_template(at.job, at.uid, images, endpoint))
+
+
 def _coordinator_fleet(
     at: Situation, images: Images, follows: bool, ahead: Course, workers: Sequence[Pod], objects_needed: _Needed
 ) -> Fleet:
     """What to do with the coordinator. At the end workers hear from it that it is over, so it is the last to go."""
-    asked = at.memo.once(
-        at.job.spec,
-        (names.COORDINATOR, images, at.token_digest, follows),
-        lambda: objects.asked_of_coordinator(at.job, images, at.token_digest, follows),
-    )
+    asked = _coordinating(at, images, follows).digest
     needed = ahead.mood in ("train", "drain") or any(not (pod.ended or pod.silent) for pod in workers)
     return fleet.plan(
         at.pods(names.COORDINATOR),
@@ -300,11 +316,7 @@ def _evaluator_fleet(
 ) -> Fleet:
     """What to do with the evaluators."""
     if ahead.mood in ("train", "drain"):
-        asked = at.memo.once(
-            at.job.spec,
-            (names.EVALUATOR, incarnation(at.job, at.uid), images, follows),
-            lambda: objects.asked_of_evaluator(at.job, at.uid, images, follows),
-        )
+        asked = _evaluating(at, images, follows).digest
         return fleet.plan(
             evaluators,
             at.job.spec.evaluation.replicas if at.job.spec.evaluation.processes else 0,

@@ -115,6 +115,7 @@ class Store:
             raise ValueError(body[UNREAD])
         metadata = body["metadata"]
         thing = observe(kind, body)
+        jobs.named(thing.uid)
         key = (jobs.named(metadata["namespace"]), jobs.named(job_of(metadata)))
         place = (kind, key[0], jobs.named(thing.name))
         before = self._entries.get(place)

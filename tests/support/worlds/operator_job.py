@@ -50,7 +50,7 @@ def worker(index: int = 0, name: str = "", **facts: Any) -> Pod:
 def coordinator(of: DistributedTrainingJob | None = None, name: str = "", **facts: Any) -> Pod:
     """A coordinator's pod that runs, as the operator would have made it for such a job."""
     name = name or "digits-coordinator-0-aaaaa"
-    template = objects.asked_of_coordinator(of or job(), IMAGES)
+    template = objects.coordinator_template(of or job(), IMAGES).digest
     given = {"phase": "Running", "ready": True, "created": NOW - 500, "started": NOW - 490, "template": template}
     given |= {"address": "10.1.1.1", "uid": f"uid-of-{name}", "owner": UID}
     return Pod(name=name, role=names.COORDINATOR, **{**given, **facts})
@@ -59,7 +59,7 @@ def coordinator(of: DistributedTrainingJob | None = None, name: str = "", **fact
 def evaluator(of: DistributedTrainingJob | None = None, index: int = 0, name: str = "", **facts: Any) -> Pod:
     """An evaluator pod that runs, as the operator would have made it for such a job."""
     name = name or f"digits-evaluator-{index}-aaaaa"
-    template = objects.asked_of_evaluator(of or job(), UID, IMAGES)
+    template = objects.evaluator_template(of or job(), UID, IMAGES).digest
     given = {"phase": "Running", "ready": True, "created": NOW - 500, "started": NOW - 490, "template": template}
     return Pod(name=name, uid=f"uid-of-{name}", role=names.EVALUATOR, index=index, **{"owner": UID, **given, **facts})
 

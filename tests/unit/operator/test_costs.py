@@ -8,7 +8,8 @@ from tandem.job import DistributedTrainingJob
 from tandem_operator import kinds, names, objects, pods, reconcile
 from tandem_operator.memory import MOST_VALUES, Memo
 from tandem_operator.reconcile import LIVELY_SECONDS, lively
-from tests.support.worlds.operator_world import KEY, NAME, World
+from tests.support.worlds.operator_cluster import merged
+from tests.support.worlds.operator_world import JOB, KEY, NAME, World
 
 OBJECTS = {"Secret": 1, "ConfigMap": 1, "PersistentVolumeClaim": 1, "Service": 1, "Pod": 4}
 
@@ -65,6 +66,23 @@ def test_a_look_at_a_job_of_which_nothing_has_changed_parses_no_spec_and_makes_n
     life(world, 6)
     (evaluator,) = [one for one in world.cluster.pods(names.EVALUATOR) if one["status"]["phase"] == "Running"]
     assert evaluator["metadata"]["labels"]["a"] == "b"
+
+
+def test_a_template_is_merged_once_however_many_pods_are_made_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: Counter[str] = Counter()
+    for role in (names.WORKER, names.EVALUATOR, names.COORDINATOR):
+        original = getattr(pods, role)
+        monkeypatch.setattr(pods, role, lambda *given, of=role, make=original: made.update([of]) or make(*given))
+    digested = []
+    digest = objects.digest
+    monkeypatch.setattr(objects, "digest", lambda value: digested.append(value) or digest(value))
+    world = World(
+        job=merged(JOB, {"spec": {"workers": {"replicas": 100, "maxReplicas": 100}, "evaluators": {"replicas": 50}}})
+    )
+    life(world, 6)
+    assert len(world.cluster.pods()) == 151
+    assert made == {names.WORKER: 1, names.EVALUATOR: 1, names.COORDINATOR: 1}
+    assert len(digested) == 6, "four objects, two templates"
 
 
 def test_values_are_forgotten_when_the_spec_changes_and_when_there_are_many() -> None:

@@ -173,6 +173,23 @@ for opened, closed in ('{"a":', "}"), ("[", "]"):
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.parametrize(
+    "value", [nested(9_000), "x" * 1_000_000, 10**400, None, []], ids=["deep", "long", "1", "0", "[]"]
+)
+def test_of_a_pod_nothing_is_kept_that_no_api_server_writes(value: Any) -> None:
+    store = Store()
+    for field in ("name", "uid"):
+        body = pod()
+        body["metadata"][field] = value
+        assert store.see(kinds.POD, body) == []
+    state = {"terminated": {"exitCode": value, "reason": value, "message": "x"}}
+    status = {"phase": value, "containerStatuses": [{"name": names.WORKER, "restartCount": value, "state": state}]}
+    found = observe(kinds.POD, {**pod(), "status": status})
+    assert isinstance(found, Pod)
+    assert (found.code, found.restarts) == (None, 0)
+    assert len(found.phase) <= 256
+
+
 @pytest.mark.parametrize("field", ["name", "namespace", "uid"])
 @pytest.mark.parametrize(
     "value", [[[]] * 400_000, "x" * 1_000_000, "", 1, None], ids=["lists", "long", "", "1", "null"]
@@ -183,6 +200,25 @@ def test_a_job_without_a_name_is_none(field: str, value: Any) -> None:
     body["metadata"][field] = value
     assert store.see(kinds.JOB, body) == []
     assert store.everyone() == []
+
+
+@pytest.mark.parametrize("field", ["resourceVersion", "generation", "creationTimestamp", "deletionTimestamp"])
+@pytest.mark.parametrize(
+    "value", [nested(9_000), "x" * 1_000_000, 10**400, True, None], ids=["deep", "long", "1", "b", "0"]
+)
+def test_of_a_jobs_metadata_nothing_else_is_kept_than_what_an_api_server_writes(field: str, value: Any) -> None:
+    store = Store()
+    body = job()
+    body["metadata"][field] = value
+    store.see(kinds.JOB, body)
+    found = store.job(("n", "digits"))
+    assert found is not None
+    assert {name: found["metadata"][name] for name in ("resourceVersion", "generation")} == {
+        "resourceVersion": "" if field == "resourceVersion" else "1",
+        "generation": 1,
+    }
+    assert found["metadata"].get(field, "") in ("", 1)
+    assert ("deletionTimestamp" in found["metadata"]) == (field == "deletionTimestamp")
 
 
 def test_a_pod_that_is_given_to_another_job_is_that_ones_alone() -> None:
