@@ -11,8 +11,10 @@ validate` evaluates the first, the API server the second; `tests/` feed both the
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
+
+from tandem.printable import printable
 
 
 def cut(most: int) -> BeforeValidator:
@@ -28,8 +30,8 @@ Whole = Annotated[int, Field(ge=0, le=2**53)]
 """A count. Above, a JSON number is not exact any more."""
 PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=253)]
 """The name of a file or a folder, and no path."""
-Words = Annotated[str, cut(2_000)]
-"""A sentence or a few."""
+Words = Annotated[str, cut(2_000), AfterValidator(printable)]
+"""A sentence or a few, without what would steer a terminal."""
 
 
 class Rule(NamedTuple):

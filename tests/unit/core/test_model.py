@@ -6,7 +6,8 @@ from typing import ClassVar
 import pytest
 from pydantic import ValidationError
 
-from tandem.model import Model, Rule, RuleBroken
+from tandem.model import Model, Rule, RuleBroken, Words
+from tandem.printable import SHOWN
 
 
 class Span(Model):
@@ -79,3 +80,11 @@ def test_reading_forgives_nothing_else(damaged: object) -> None:
 def test_a_brief_dump_says_what_is_no_default_and_reads_as_the_same() -> None:
     assert Span(first_step=0, last_step=9).dump_brief() == {"lastStep": 9}
     assert Span.read({"lastStep": 9}) == Span(last_step=9)
+
+
+def test_words_are_cut_and_steer_no_terminal() -> None:
+    class Said(Model):
+        text: Words
+
+    assert Said.parse({"text": "x" * 3_000}).text == "x" * 2_000
+    assert Said.parse({"text": "\x1b[2Jgone\nand\u202eback"}).text == f"{SHOWN}[2Jgone\nand{SHOWN}back"
