@@ -13,9 +13,10 @@ The cool-down is between two growths. Counted from any change, as it was at firs
 what it had lost was back after a second; and it still holds back a member that comes and goes.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from tandem.messages import Membership
+from tandem.messages import Member, Membership
 from tandem_coordinator import preflight
 from tandem_coordinator.closing import close_saved, explain
 from tandem_coordinator.group import (
@@ -83,7 +84,7 @@ def form(state: State, now: float) -> Next:
     if state.failing is not None or now < state.not_before:
         return state, actions
     chosen = sorted(candidates, key=lambda agent: (not is_inside(state, agent), natural(agent.member.replica)))
-    members = sorted((agent.member for agent in chosen[: state.target]), key=lambda member: natural(member.replica))
+    members = _ranked(chosen[: state.target])
     membership = Membership(generation=state.number + 1, members=members, reason=state.cause.reason)
     before = 0 if state.latest is None else len(state.latest.members)
     grown = now if len(members) > before else state.grown
@@ -99,6 +100,16 @@ def with_latest(state: State, latest: Membership | None) -> State:
     inside = {(member.replica, member.incarnation): member for member in members}
     state = replace(state, finished=frozenset(), cut_off=frozenset(), checkpoint_every=None)
     return replace(state, latest=latest, inside=inside, open=False)
+
+
+def _ranked(agents: Iterable[Agent]) -> list[Member]:
+    """In the order of their ranks: by name, and all of a node where the first of them stands. So ranks beside each
+    other share a node wherever they can, and a ring of them crosses the network as rarely as possible."""
+    named = sorted(agents, key=lambda agent: natural(agent.member.replica))
+    nodes: dict[tuple[str, str], list[Member]] = {}
+    for agent in named:
+        nodes.setdefault((agent.node, "" if agent.node else agent.member.replica), []).append(agent.member)
+    return [member for members in nodes.values() for member in members]
 
 
 def _may_grow(state: State, newcomers: list[Agent], size: int, now: float) -> bool:

@@ -34,6 +34,14 @@ def test_ranks_follow_the_numbers_in_names() -> None:
     assert job.members() == ["worker-1", "worker-2", "worker-10"]
 
 
+def test_replicas_of_a_node_stand_side_by_side_where_the_first_of_them_would() -> None:
+    job = Job(target=4)
+    job.nodes = {"worker-0": "a", "worker-1": "b", "worker-3": "a"}
+    for number in (3, 2, 1, 0):
+        job.joins(f"worker-{number}")
+    assert job.members() == ["worker-0", "worker-3", "worker-1", "worker-2"]
+
+
 def test_a_job_that_starts_waits_a_little_for_all_of_its_agents_and_then_goes_on_with_those_that_came() -> None:
     job = Job(target=3)
     job.joins("worker-0")
