@@ -176,6 +176,7 @@ class Coordinator:
             budget=self.job.spec.elasticity.max_restarts,
             seconds=self._account.seconds,
             stepped_at=self._reports.stepped_at,
+            idle_seconds=self._hangs.idle_seconds() if self.state.open else None,
             finishing=self._reports.finishing,
             started_at=self._started_at,
             clock=Clock(time.time(), time.monotonic()),

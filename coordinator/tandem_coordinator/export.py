@@ -58,6 +58,8 @@ class Figures:
     """Where time went (tandem_coordinator.account)."""
     stepped_at: float | None = None
     """When training was last heard to have made a step, on the steady clock."""
+    idle_seconds: float | None = None
+    """For how long no rank of a script that says nothing of its steps has done anything."""
     finishing: bool = False
     """Whether all steps are taken, and the code after the loop runs."""
     started_at: float | None = None
@@ -235,6 +237,8 @@ def _checkpoints(snapshot: Snapshot, figures: Figures) -> Iterator[Sample]:
     # Of a script that says nothing of its steps it is not known whether it saves at all.
     if figures.stepped_at is not None:
         yield metrics.STEP_AGE, (), max(0.0, round(clock.steady - figures.stepped_at, 3))
+    if figures.idle_seconds is not None:
+        yield metrics.IDLE, (), round(figures.idle_seconds, 3)
     if figures.stepped_at is not None and not figures.finishing:
         yield metrics.CHECKPOINT_INTERVAL, (), _interval(figures.checkpoints, training.step_seconds)
     since = saved.at if saved is not None else figures.started_at if figures.stepped_at is not None else None

@@ -133,6 +133,13 @@ class HangWatch:
         self.idle_told = True
         return f"no rank has used a processor or a GPU for {still:.0f} s, and may wait for ever; {self._where()}"
 
+    def idle_seconds(self) -> float | None:
+        """For how long no rank has done anything; None where they say of their steps, or nothing is heard of them."""
+        marks = [mark for ranks in self._marks.values() for mark in ranks.values()]
+        if not marks or any(mark.phase != SCRIPT for mark in marks):
+            return None
+        return self._clock - self._worked
+
     def culprit(self) -> str:
         """The replica whose ranks alone seem to be stuck; empty if that is not one."""
         marks = {(rank, replica): mark for replica, ranks in self._marks.items() for rank, mark in ranks.items()}

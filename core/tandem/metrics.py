@@ -54,6 +54,11 @@ STEP_AGE = Metric(
     "gauge",
     "Time since training last made a step, in whatever generation; absent once the job has ended.",
 )
+IDLE = Metric(
+    "tandem_ranks_idle_seconds",
+    "gauge",
+    "Time for which no rank of the group has used a processor or a GPU; of scripts that say nothing of their steps.",
+)
 STEPS_TAKEN = Metric("tandem_steps_total", "counter", "Optimizer steps taken, those that are taken again included.")
 SAMPLES = Metric("tandem_samples_total", "counter", "Samples trained on over all ranks.")
 STEPS_LOST = Metric(

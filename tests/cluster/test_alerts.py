@@ -45,6 +45,21 @@ def state(phase: str, reason: str) -> str:
 
 
 CASES = [
+    Case(
+        "TandemScriptIdle",
+        "it waits for ever",
+        {RUNS: f"1{HOURS}", of("tandem_ranks_idle_seconds"): f"0+60{HOURS}"},
+        30,
+        True,
+    ),
+    Case(
+        "TandemScriptIdle",
+        "for ten minutes",
+        {RUNS: f"1{HOURS}", of("tandem_ranks_idle_seconds"): f"0+60{HOURS}"},
+        12,
+        False,
+    ),
+    Case("TandemScriptIdle", "it works", {RUNS: f"1{HOURS}", of("tandem_ranks_idle_seconds"): f"0{HOURS}"}, 60, False),
     Case("TandemJobStalled", "it never made a step", {state("Starting", "Starting"): f"0+60{HOURS}"}, 60, True),
     Case("TandemJobStalled", "it starts", {state("Starting", "Starting"): f"0+60{HOURS}"}, 20, False),
     Case("TandemJobStalled", "a script restarts", {state("Restarting", "MemberLost"): f"0+60{HOURS}"}, 60, True),

@@ -73,6 +73,15 @@ JOBS = (
         "itself after elasticity.hangSeconds; this has not helped.",
     ),
     Alert(
+        "TandemScriptIdle",
+        f"{_each(metrics.IDLE)} > 900 {_phase_is('Running')}",
+        "5m",
+        "warning",
+        f"{JOB} has done nothing for {{{{ $value | humanizeDuration }}}}",
+        "No process of its script has used a processor or a GPU, and it may wait for ever. Tandem does not know its "
+        "steps, so it is not started again.",
+    ),
+    Alert(
         "TandemJobFailed",
         f"{EACH_REASON} ({_FAILED}) < 86400",
         "0m",

@@ -57,6 +57,7 @@ ALL_KNOWN: dict[str, Any] = {
     "budget": 10,
     "stepped_at": 499.0,
     "started_at": 700.0,
+    "idle_seconds": 30.0,
     "observed": Observed(
         training=Training(
             step_seconds=0.5,
@@ -163,8 +164,9 @@ def test_evaluators_that_keep_up_let_nothing_wait() -> None:
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed", "Draining"])
 def test_when_training_has_ended_nothing_grows_old(phase: Any) -> None:
     saved = Saved(at=0.0, size=1)
-    found = scraped(Status(phase=phase), observed=Observed(saved=saved), stepped_at=0.0, started_at=0.0)
-    ages = {name for name, *_ in found if name.endswith(("age_seconds", "wait_seconds"))}
+    figures: dict[str, Any] = {"stepped_at": 0.0, "started_at": 0.0, "idle_seconds": 600.0}
+    found = scraped(Status(phase=phase), observed=Observed(saved=saved), **figures)
+    ages = {name for name, *_ in found if name.endswith(("age_seconds", "wait_seconds", "idle_seconds"))}
     assert ages == set()
 
 

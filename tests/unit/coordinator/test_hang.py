@@ -230,6 +230,29 @@ def test_a_script_whose_ranks_do_nothing_is_told_of_once_and_goes_on() -> None:
     assert group.watch.idle() is None
 
 
+def test_how_long_a_script_has_done_nothing_is_counted_until_it_does_something() -> None:
+    group = Group()
+    for replica in group.ranks:
+        group.at(replica, phase="script", cpu=0.001, gpu=0.0)
+    group.passes(4.0 * TRAINING)
+    idle = group.watch.idle_seconds()
+    assert idle is not None
+    assert idle == pytest.approx(4.0 * TRAINING, abs=5.0)
+    group.at("worker-1", phase="script", cpu=0.9)
+    group.passes(1.0)
+    assert group.watch.idle_seconds() == 0.0
+    group.watch.begin(5)
+    assert group.watch.idle_seconds() is None, "nothing is heard of the next group yet"
+
+
+def test_of_ranks_that_tell_their_steps_it_is_not_counted_that_they_do_nothing() -> None:
+    group = Group()
+    group.at("worker-0", phase="script", cpu=0.001)
+    group.at("worker-1", phase="train", cpu=0.001)
+    group.passes(TRAINING - 1.0)
+    assert group.watch.idle_seconds() is None
+
+
 @pytest.mark.parametrize(
     "busy", [{"cpu": 0.3}, {"cpu": 0.001, "gpu": 0.5}, {"cpu": None}, {"cpu": 0.001, "phase": "train"}]
 )
