@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from statistics import median, median_high, median_low
 from typing import Literal
 
+from tandem.formatting import size
 from tandem.messages import PreflightReport, Sync
 from tandem_coordinator.blame import leave_out
 from tandem_coordinator.closing import close, count_failure
@@ -267,7 +268,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _rate(bytes_per_second: float) -> str:
-    return f"{_number(bytes_per_second / 2**20)} MiB/s"
+    return f"{size(bytes_per_second)}/s"
 
 
 def _number(value: float) -> str:

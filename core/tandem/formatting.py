@@ -104,6 +104,11 @@ def score(metric: str, value: float) -> str:
     return f"{100 * value:.2f} %" if metric in SHARES else number(float(value))
 
 
+def end_of(path: str, most: int) -> str:
+    """A path in at most so many characters: of a long one the end, which says most."""
+    return path if len(path) <= most else "…" + path[-max(1, most - 1) :]
+
+
 def reason(name: str) -> str:
     """A CamelCase reason: `MemberLost` becomes `member lost`."""
     spaced = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in plain(name))

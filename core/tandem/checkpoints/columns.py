@@ -1,4 +1,5 @@
-"""Rows of text in columns that fit a terminal: columns that matter least are left out first, the last one wraps.
+"""Rows of text in columns that fit a terminal: columns that matter least are left out first, the last one wraps. In a
+list each row is one line: the last column is cut, or left out as any other.
 
 Texts may come from anywhere: what is not printable never reaches the terminal. A no-break space keeps a number and its
 unit on one line and is then written as a plain one, which programs like awk and people who copy expect.
@@ -17,6 +18,8 @@ LEAST = 16
 """Characters that a text is wrapped to, at least."""
 LEAST_LAST = 18
 """Characters of the last column that are worth leaving another column out."""
+LEAST_LISTED = 24
+"""The same in a list, where the rest of it is not shown."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,33 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int 
         if worst is None or columns[worst].rank == 0:
             break
         shown.remove(worst)
+    return _lines(columns, rows, shown, width)
+
+
+def listing(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> list[Text]:
+    """The lines of a table with one line for each row, headings first. What has no room is left out, and a row that is
+    still too long loses its end."""
+    if width is None:
+        return table(columns, rows, None)
+    last = len(columns) - 1
+    needs = [_widest(columns, rows, index) for index in range(len(columns))]
+    needs[last] = min(LEAST_LISTED, needs[last])
+    shown: set[int] = set()
+    for index in sorted(range(len(columns)), key=lambda index: columns[index].rank):
+        if columns[index].rank == 0 or sum(needs[one] + GAP for one in {*shown, index}) - GAP <= width:
+            shown.add(index)
+    lines = _lines(columns, rows, sorted(shown), None)
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines
+
+
+def _lines(
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], shown: Sequence[int], width: int | None
+) -> list[Text]:
     widths = {index: _widest(columns, rows, index) for index in shown}
     head = [(column.title, "dim") for column in columns]
-    lines = []
-    for row in [head, *rows]:
-        lines += _row(columns, row, shown, widths, width)
-    return lines
+    return [line for row in [head, *rows] for line in _row(columns, row, shown, widths, width)]
 
 
 def paragraph(label: str, text: str, width: int | None, indent: int = 13, style: str = "") -> list[Text]:

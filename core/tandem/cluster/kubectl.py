@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from tandem.cluster.complaint import ClusterError, WrongContext, complaint, warnings
 from tandem.fields import nearest
+from tandem.formatting import size
 from tandem.printable import printable
 
 ANSWER_SECONDS = 60.0
@@ -149,7 +150,7 @@ def _read(child: subprocess.Popen[bytes], deadline: float) -> bytes:
             return bytes(found)
         found += piece
         if len(found) > MOST_BYTES:
-            raise ClusterError(f"kubectl's answer is larger than {MOST_BYTES >> 20} MiB and was not read to its end")
+            raise ClusterError(f"kubectl's answer is larger than {size(MOST_BYTES)} and was not read to its end")
 
 
 def errors_of(said: IO[bytes]) -> str:

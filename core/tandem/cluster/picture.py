@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from tandem import formatting
-from tandem.checkpoints.columns import Column, paragraph, plain, table
+from tandem.checkpoints.columns import Column, listing, paragraph, plain, table
 from tandem.cluster.happenings import Happening
 from tandem.cluster.pods import Pod, State
 from tandem.cluster.sight import JobSight, Sight
@@ -49,7 +49,7 @@ _STATE_STYLES: dict[State, str] = {
 def jobs(
     found: Sequence[JobSight], width: int | None, now: float, with_namespace: bool, place: str = "NAMESPACE"
 ) -> list[Text]:
-    """All jobs, a row for each.
+    """All jobs, a line for each.
 
     Args:
         place: heading of what they are in.
@@ -58,16 +58,19 @@ def jobs(
         *([Column(place)] if with_namespace else []),
         Column("NAME"),
         Column("PHASE"),
-        Column("WORKERS", is_right=True),
-        Column("STEP", is_right=True),
-        Column("DONE", is_right=True, rank=3),
-        Column("LEFT", is_right=True, rank=2),
-        Column("LOSS", is_right=True, rank=1),
-        Column("BEST", is_right=True, rank=1),
-        Column("AGE", is_right=True),
-        Column("MESSAGE", rank=4),
+        Column("WORKERS", is_right=True, rank=7),
+        Column("STEP", is_right=True, rank=1),
+        Column("DONE", is_right=True, rank=5),
+        Column("LEFT", is_right=True, rank=6),
+        Column("LOSS", is_right=True, rank=4),
+        Column("BEST", is_right=True, rank=2),
+        Column("AGE", is_right=True, rank=1),
+        Column("MESSAGE", rank=3),
     ]
-    return table(columns, [_row(job, now, with_namespace) for job in found], width)
+    rows = [_row(job, now, with_namespace) for job in found]
+    if with_namespace and width is not None:
+        rows = [[(formatting.end_of(row[0][0], width // 2), row[0][1]), *row[1:]] for row in rows]
+    return listing(columns, rows, width)
 
 
 def picture(sight: Sight, width: int | None, now: float) -> list[Text]:
@@ -199,7 +202,7 @@ def _processors(status: Status) -> Iterator[tuple[str, str]]:
     busy = [("trainers", use.trainer_cpu), ("evaluators", use.evaluator_cpu)]
     shown = [f"{who} {formatting.cores(cores)}" for who, cores in busy if cores is not None]
     if use.gpu is not None:
-        memory = f" · {use.gpu_memory_bytes / 2**30:.1f} GiB" if use.gpu_memory_bytes is not None else ""
+        memory = f" · {formatting.size(use.gpu_memory_bytes)}" if use.gpu_memory_bytes is not None else ""
         shown.append(f"GPU {formatting.share(use.gpu)}{memory}")
     if shown:
         yield "busy", " · ".join(shown)

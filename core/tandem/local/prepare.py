@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from tandem.durable import encode
+from tandem.formatting import size
 from tandem.job import DistributedTrainingJob
 from tandem.local.guardian import sweep
 from tandem.mistake import UserError
 from tandem.ownership import ENDPOINT, LOCK, Finding, Occupied, Unreadable, complete_moves, look, others_in, settle
 from tandem.rundir import RunDir
 
-LEAST_FREE_BYTES = 16 * 2**20
+LEAST_FREE_BYTES = 16_000_000
 """Less space than this, and not even the logs of a short run have room."""
 CLEANING_SECONDS = 15.0
 """How long to wait for the guardian of a run whose parent is dead."""
@@ -207,8 +208,8 @@ def _need_space(path: Path) -> None:
     free = shutil.disk_usage(path).free
     if free < LEAST_FREE_BYTES:
         raise UserError(
-            f"no space: {free / 2**20:.1f} MiB are free where {path} lies, and a run needs at least "
-            f"{LEAST_FREE_BYTES // 2**20} MiB. Make room, or give another --run-dir."
+            f"no space: {size(free)} are free where {path} lies, and a run needs at least {size(LEAST_FREE_BYTES)}. "
+            "Make room, or give another --run-dir."
         )
 
 

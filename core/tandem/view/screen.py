@@ -228,7 +228,7 @@ def _processors(scene: Scene, snapshot: Snapshot, room: _Room) -> Table:
     if scene.evaluates:
         found.append(("evaluators", *_cores(use.evaluator_cpu if use else None, scene.cores, note)))
     if use and use.gpu is not None:
-        memory = f" · {use.gpu_memory_bytes / 2**30:.1f} GiB" if use.gpu_memory_bytes is not None else ""
+        memory = f" · {formatting.size(use.gpu_memory_bytes)}" if use.gpu_memory_bytes is not None else ""
         found.append(("GPU", _bar(use.gpu, 1.0), f"  {formatting.share(use.gpu)}{memory}"))
     rows = Table.grid(expand=True, padding=(0, 0))
     rows.add_column(min_width=room.label, style="dim", no_wrap=True)
@@ -263,11 +263,9 @@ def _foot(scene: Scene, room: _Room) -> RenderableType:
     hint = "Ctrl-C saves and leaves"
     left = room.width - 3 - len(hint)
     where = scene.run_dir
-    if scene.endpoint and cell_len(page := f"live page: tandem open {shlex.quote(where)}") <= left:
-        where = page
-    elif cell_len(where) > left:
-        # The end of a path says most.
-        where = "…" + where[-max(1, left - 1) :]
+    page = f"tandem open {shlex.quote(where)}"
+    pages = [text for text in (f"live page: {page}", page) if scene.endpoint and cell_len(text) <= left]
+    where = pages[0] if pages else formatting.end_of(where, left)
     row = Table.grid(expand=True, padding=(0, 1))
     row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
     row.add_column(no_wrap=True)

@@ -13,7 +13,7 @@ from tandem_coordinator.preflight import LIMIT_SECONDS, SETTLE_SECONDS, Finding,
 from tests.support.worlds.membership_job import RULES, Job, message
 
 FOUR = ("worker-0", "worker-1", "worker-2", "worker-3")
-RATE = 1000.0 * 2**20
+RATE = 1e9
 MIXED = {"worker-0": "a", "worker-1": "a", "worker-2": "b", "worker-3": "c"}
 
 Reports = dict[str, PreflightReport]
@@ -116,7 +116,7 @@ def test_of_two_nobody_knows_which_is_the_slow_one() -> None:
 @pytest.mark.parametrize("members", [FOUR[:3], FOUR])
 def test_who_is_slow_with_all_of_its_peers_is_the_slow_one_and_not_they(members: tuple[str, ...]) -> None:
     found = judged(reports(members, {("worker-1", other): RATE / 10 for other in members}), members)
-    why = "exchanges 100 MiB/s with most of the others, 10.0 times less than the median of 1000 MiB/s"
+    why = "exchanges 100 MB/s with most of the others, 10.0 times less than the median of 1.0 GB/s"
     assert found == [Finding("worker-1", why, "slow")]
 
 
@@ -163,7 +163,7 @@ def test_ranks_start_once_all_members_have_passed() -> None:
     tell(job, {"worker-3": reports()["worker-3"]})
     assert all(may_start(job, name) for name in FOUR)
     assert job.closings() == []
-    assert any("the pre-flight passed" in text and "1000 MiB/s" in text for text in job.said())
+    assert any("the pre-flight passed" in text and "1.0 GB/s" in text for text in job.said())
 
 
 def test_nobody_is_asked_where_it_is_switched_off() -> None:

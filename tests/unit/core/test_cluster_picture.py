@@ -1,5 +1,6 @@
 """A job on a cluster as people see it: every fact in words, on any width, and nothing that steers the terminal."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -145,6 +146,35 @@ def test_all_jobs_have_a_row_each() -> None:
     assert first.split() == row.split()
     assert second.startswith("other")
     assert "no operator has taken it up" in second
+
+
+FAILED = {**RUNNING, "phase": "Failed", "message": "rank 1 (worker-1) failed: KeyError: 'lable'; " + "and more " * 40}
+
+
+@pytest.mark.parametrize("width", [40, 50, 80, 120])
+def test_all_jobs_are_a_line_each_whatever_one_of_them_says(width: int) -> None:
+    seen = [job_sight(fake.job(**RUNNING)), job_sight(fake.job("other", **FAILED))]
+    lines = [line.plain for line in picture.jobs(seen, width, NOW, with_namespace=True, place="RUN")]
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= width
+    assert [line.split()[:3] for line in lines[1:]] == [["team", "digits", "Running"], ["team", "other", "Failed"]]
+
+
+def test_of_a_long_path_the_end_is_listed() -> None:
+    seen = [replace(job_sight(fake.job(**RUNNING)), namespace="/somebody/has/projects/on/handwriting/runs/digits")]
+    _, row = (line.plain for line in picture.jobs(seen, 50, NOW, with_namespace=True, place="RUN"))
+    assert row == "…/handwriting/runs/digits  digits  Running  1,240"
+
+
+def test_what_matters_most_has_room_first() -> None:
+    seen = [job_sight(fake.job(**RUNNING)), job_sight(fake.job("other", **FAILED))]
+
+    def titles(width: int) -> list[str]:
+        return picture.jobs(seen, width, NOW, with_namespace=False)[0].plain.split()
+
+    assert titles(50) == ["NAME", "PHASE", "STEP", "DONE", "BEST", "AGE"]
+    assert titles(80) == ["NAME", "PHASE", "STEP", "LOSS", "BEST", "AGE", "MESSAGE"]
+    assert titles(120) == ["NAME", "PHASE", "WORKERS", "STEP", "DONE", "LEFT", "LOSS", "BEST", "AGE", "MESSAGE"]
 
 
 def test_a_status_of_a_newer_operator_is_read_as_far_as_it_is_known() -> None:

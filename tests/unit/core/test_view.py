@@ -125,7 +125,7 @@ SCREEN_50 = """\
   22:12:50 ! worker-1 failed; generation 2 goes o…
   22:13:00 ✗ step-000000400 set aside: weights.sa…
 
-  runs/digits              Ctrl-C saves and leaves"""
+  tandem open runs/digits  Ctrl-C saves and leaves"""
 
 
 def test_at_50_columns_words_are_shorter_and_no_value_is_cut() -> None:
@@ -187,7 +187,7 @@ def test_the_fullest_screen_has_20_lines() -> None:
     busy = STATUS.utilization.model_copy(update={"gpu": 0.94, "gpu_memory_bytes": 3 * 2**30})
     lines = drawn(scene(STATUS.model_copy(update={"utilization": busy}), events=EVENTS * 3))
     assert len(lines) == 20
-    assert any(re.search(r"GPU +━+╸? +94 % · 3\.0 GiB$", line) for line in lines)
+    assert any(re.search(r"GPU +━+╸? +94 % · 3\.2 GB$", line) for line in lines)
 
 
 def test_colours_change_no_word() -> None:
