@@ -248,6 +248,8 @@ class Coordinator:
                 group.Tick(
                     heard,
                     None if latest is None and foreign is None else (None if latest is None else latest.step, foreign),
+                    own_file=self._observed.foreign_seen,
+                    own_file_at=self._observed.foreign_looked,
                     training=self._reports.stepping,
                     can_save=self.job.spec.trainer.task is not None or self._reports.saves,
                     step_seconds=self._observed.training.step_seconds or 0.0,

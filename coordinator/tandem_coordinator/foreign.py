@@ -21,8 +21,13 @@ DEPTH = 2
 MOST_ENTRIES = 2_000
 """So many are looked at."""
 
-_FILE = re.compile(r"\.(pt|pth|ckpt|safetensors|distcp|bin|npz|msgpack|h5|tar)$", re.ASCII)
-"""Of torch, transformers, Lightning, DeepSpeed, torch.distributed.checkpoint and others."""
+_FILE = re.compile(
+    r"\.(pt|pth|ckpt|safetensors|distcp|bin|npz|msgpack|h5|tar|pkl|pickle)$|"
+    r"(^|[^a-z])(ckpt|checkpoint|snapshot)[^.]*\.(txt|json|yaml|csv)$",
+    re.ASCII | re.IGNORECASE,
+)
+"""Of torch, transformers, Lightning, DeepSpeed, torch.distributed.checkpoint and others, and of scripts that note down
+how far they are."""
 _ENTRY = 256
 """Names longer than this are nobody's checkpoint."""
 
@@ -40,6 +45,16 @@ class ForeignCheckpoints:
         self._looked = float("-inf")
         self._seen: tuple[int, str] | None = None
         self._newest: tuple[int, str] | None = None
+
+    @property
+    def seen(self) -> tuple[int, str] | None:
+        """The newest one at the last look, whether it rests or not."""
+        return self._seen
+
+    @property
+    def looked(self) -> float:
+        """When that began, on the monotonic clock."""
+        return self._looked
 
     def look(self) -> tuple[int, str] | None:
         """Which one it is: when it was written, in nanoseconds of the disk's clock, and its path in the folder; None if

@@ -89,7 +89,7 @@ def form(state: State, now: float) -> Next:
     before = 0 if state.latest is None else len(state.latest.members)
     grown = now if len(members) > before else state.grown
     state = replace(with_latest(state, membership), number=membership.generation, open=True, changed=now, grown=grown)
-    state = replace(state, opened=now, complaints={}, settled=False, not_before=0.0)
+    state = replace(state, opened=now, complaints={}, settled=False, not_before=0.0, own_file_before=state.own_file)
     state = preflight.begin(state, now)
     return state, (*actions, Open(membership, state.cause.detail))
 

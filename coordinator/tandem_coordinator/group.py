@@ -247,6 +247,12 @@ class State:
     """The newest checkpoint, of ours or of a kind that is recognised."""
     checkpoint_at: float | None = None
     """When that was first seen."""
+    own_file: tuple[int, str] | None = None
+    """The newest checkpoint that a script has written in a way of its own, whole or not: when, and which."""
+    own_file_at: float = 0.0
+    """When that was looked for."""
+    own_file_before: tuple[int, str] | None = None
+    """Which one it was when the newest generation was opened."""
     checkpoint_every: float | None = None
     """Seconds between it and the one before, if both are of the open generation."""
     completing: Cause | None = None
@@ -289,6 +295,10 @@ class Tick:
     """Replicas whose heartbeat said nothing new, and when (see `says_nothing_new`)."""
     checkpoint: Hashable = None
     """The newest checkpoint: anything that tells it from the one before."""
+    own_file: tuple[int, str] | None = None
+    """The newest one that a script has written in a way of its own, whole or not."""
+    own_file_at: float = float("inf")
+    """When that was looked for."""
     training: bool = False
     """Whether the ranks of the open generation say that they make steps."""
     can_save: bool = False

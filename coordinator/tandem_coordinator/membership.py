@@ -280,6 +280,8 @@ def _tick(state: State, tick: Tick, now: float) -> Next:
         state,
         ticked=now,
         checkpoint=tick.checkpoint,
+        own_file=tick.own_file,
+        own_file_at=tick.own_file_at,
         training=training,
         can_save=tick.can_save,
         step_seconds=tick.step_seconds,

@@ -112,6 +112,10 @@ class Observed:
     latest_checkpoint: CheckpointRef | None = None
     foreign: tuple[int, str] | None = None
     """The newest checkpoint of another kind than ours, and when it was written."""
+    foreign_seen: tuple[int, str] | None = None
+    """The same, also if it may be half written."""
+    foreign_looked: float = 0.0
+    """When that was looked for, on the monotonic clock; infinite where nobody looks."""
     latest_evaluation: Score | None = None
     best: Score | None = None
     evaluators: tuple[EvaluatorView, ...] = ()
@@ -199,10 +203,13 @@ class RunDirectory:
         scores = [(ref, score) for ref, score in self._scores.items() if counts(self._links, ref)]
         evaluated, (_, score) = max(scores, key=lambda entry: self._age(entry[0]), default=(None, (None, None)))
         evaluators = tuple(self._evaluators(logs, now))
+        foreign = self._foreign
         return Observed(
             ending=ending,
             latest_checkpoint=latest,
-            foreign=None if self._foreign is None else self._foreign.look(),
+            foreign=None if foreign is None else foreign.look(),
+            foreign_seen=None if foreign is None else foreign.seen,
+            foreign_looked=float("inf") if foreign is None else foreign.looked,
             latest_evaluation=score,
             best=min((found for _, found in scores), key=itemgetter(0), default=(None, None))[1],
             evaluators=evaluators,

@@ -6,9 +6,11 @@ first. So agents say when their rank failed, and by what; when all have stopped 
 failure that is nobody else's consequence is what the group failed by.
 
 **The same again.** A group that has made no step and saved nothing starts from where the one before did. If it fails
-by the same error in the same place, so will the next one: the job fails after the second time, with that error. Errors
-of devices, networks and disks may pass by themselves, and a process that was killed did nothing wrong: these are tried
-again for as long as the restart budget lasts. So is a bare exit code that comes late: it does not say what it means.
+by the same error in the same place, so will the next one: the job fails after the second time, with that error. A
+script that keeps checkpoints of its own has saved something if one of them is new: the run directory is looked at once
+more before the job fails. Errors of devices, networks and disks may pass by themselves, and a process that was killed
+did nothing wrong: these are tried again for as long as the restart budget lasts. So is a bare exit code that comes
+late: it does not say what it means.
 
 **One node alone.** Where the error came from one and the same replica each time, and no other is on its node, it may be
 the node that is broken and not the code. As long as the others could go on without it, `blame` gets its third strike.
@@ -39,6 +41,9 @@ AT_ONCE_SECONDS = 60.0
 BEGUN_SECONDS = 30.0
 KILLED_SECONDS = 1.0
 """A script that says nothing of its steps has begun its work after so long; sooner, where somebody has killed it."""
+LOOK_SECONDS, LOOK_AGAIN_SECONDS = 5.0, 0.05
+"""A run directory that cannot be looked at for so long says nothing of how far a script has got; and
+how often it is asked whether it was."""
 KILLS = (-9, -15)
 STEPS, SAVED = "steps", "saved"
 OF_SHELLS = 128
@@ -98,7 +103,11 @@ def settle(state: State, now: float) -> Next:
         state = replace(state, cause=replace(state.cause, detail=worded(replica, complaint.failure), culprit=replica))
     before, signature = state.signature, None if first is None else _signature(state, *first)
     same = signature is not None and signature == before
+    if not state.progress and (state.own_file or ()) > (state.own_file_before or ()):
+        state = replace(state, progress=SAVED)
     if same and not state.progress and not state.before and not _is_due_to_one(state, before, signature):
+        if state.own_file_at <= state.changed and now - state.changed < LOOK_SECONDS:
+            return replace(state, settled=False, not_before=now + LOOK_AGAIN_SECONDS), ()
         return _give_up(state)
     state = replace(state, signature=None if state.progress == SAVED else signature, before=state.progress)
     if state.progress == SAVED or (not same and _has_begun(state, first)):
@@ -148,7 +157,8 @@ def _is_due_to_one(state: State, before: Hashable, again: Signature | None) -> b
 
 
 def _give_up(state: State) -> Next:
-    cause = Cause("RepeatedFailure", f"{state.cause.detail}; twice, before it made a step or saved anything")
+    before = "Tandem heard of a step or saw a checkpoint" if _is_silent(state) else "it made a step or saved anything"
+    cause = Cause("RepeatedFailure", f"{state.cause.detail}; twice, before {before}")
     first = first_of(state)
     return replace(state, failing=cause), (Fail(cause, *(first or ("", None))),)
 

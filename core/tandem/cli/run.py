@@ -203,7 +203,7 @@ class _Run:
         own_command = self._job.spec.trainer.command is not None
         complete = run_dir.done() is not None or (own_command and not self._requests.count)
         if self._requests.count and not (complete and not (evaluates and found.left)):
-            self._print(summary.interrupted(name, found, str(self._path), self._again(), evaluates))
+            self._print(summary.interrupted(name, found, str(self._path), self._again(), evaluates, own_command))
             return ExitCode.INTERRUPTED
         self._print(summary.complete(name, found, str(self._path), seconds, evaluates))
         lost = [child.name for child in session.children.values() if child.role == "evaluator" and is_given_up(child)]

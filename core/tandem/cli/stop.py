@@ -14,11 +14,11 @@ from tandem.cli.cluster import INTERRUPTED
 from tandem.cli.echo import echo
 from tandem.cli.runs import RunArgument, opened
 from tandem.durable import read_json_or_none
-from tandem.formatting import number
-from tandem.local.known import is_alive
+from tandem.local.known import is_alive, own_command
 from tandem.mistake import UserError
 from tandem.ownership import LOCK
 from tandem.rundir import RunDir
+from tandem.view.summary import saved_words
 
 POLL_SECONDS = 0.1
 
@@ -48,7 +48,7 @@ def stop(
         raise typer.Exit(INTERRUPTED) from None
     except psutil.NoSuchProcess:
         pass
-    echo(f"{rundir.path} is stopped; {_saved(rundir)}")
+    echo(f"{rundir.path} is stopped; {saved_in(rundir)}")
 
 
 def _process(path: Path) -> psutil.Process:
@@ -63,6 +63,7 @@ def _process(path: Path) -> psutil.Process:
     raise UserError(f"{path} is just ending, or does not say yet which process it is; try again")
 
 
-def _saved(rundir: RunDir) -> str:
+def saved_in(rundir: RunDir) -> str:
+    """What a run that was stopped has saved."""
     saved = rundir.committed()
-    return f"saved after step {number(saved[0].step)}" if saved else "nothing was saved yet"
+    return saved_words(saved[0].step if saved else None, own_command(rundir.path))

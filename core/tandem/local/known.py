@@ -63,6 +63,14 @@ def job_name(path: Path) -> str:
     return str(metadata.get("name", "")) if isinstance(metadata, dict) else ""
 
 
+def own_command(path: Path) -> bool:
+    """Whether a run's job is a command of the user's own, which may keep checkpoints of its own."""
+    content = read_json_or_none(path / "job.json")
+    for name in ("spec", "trainer", "command"):
+        content = content.get(name) if isinstance(content, dict) else None
+    return content is not None
+
+
 def is_alive(path: Path) -> bool:
     """Whether a `tandem run`, or the guardian of one, is at work in a run directory."""
     try:

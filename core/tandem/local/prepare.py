@@ -85,7 +85,7 @@ def claim(path: Path, job: DistributedTrainingJob, fresh: bool, again: str) -> C
             complete_moves(run_dir)
             found = _look(run_dir, job, fresh, again)
             _need_space(path)
-            notes = _notes(run_dir, found)
+            notes = _notes(run_dir, job, found)
             settle(run_dir, found)
             run_dir.create()
             run_dir.write_job(job)
@@ -188,12 +188,17 @@ def _look(run_dir: RunDir, job: DistributedTrainingJob, fresh: bool, again: str)
         ) from None
 
 
-def _notes(run_dir: RunDir, found: Finding) -> list[str]:
+def _notes(run_dir: RunDir, job: DistributedTrainingJob, found: Finding) -> list[str]:
     """What becomes of what is there, for the user; empty where nothing is worth a word."""
     failed = run_dir.failed()
     if found.aside == "previous":
         return [f"moved the earlier run to {run_dir.path / 'previous'}; the next one moved there takes its place"]
     if found.aside == "attempt" and failed is not None:
+        if job.spec.trainer.command is not None:
+            return [
+                f"the last attempt failed ({failed.get('reason', 'unknown')}); the script starts again, what it has "
+                f"saved itself stays as it is, and the logs of that attempt are in {run_dir.path / 'attempt'}"
+            ]
         return [
             f"the last attempt failed ({failed.get('reason', 'unknown')}) and had saved nothing; this one begins anew, "
             f"and its logs are in {run_dir.path / 'attempt'}"

@@ -14,7 +14,7 @@ from tandem.cluster.pods import Pod, State
 from tandem.cluster.sight import JobSight, Sight
 from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
 from tandem.durable import read_json_or_none
-from tandem.local.known import is_alive, job_name
+from tandem.local.known import is_alive, job_name, own_command
 from tandem.ownership import ENDPOINT
 from tandem.rundir import RunDir
 from tandem.snapshot import MemberView, Snapshot
@@ -110,7 +110,7 @@ def _read_status(path: Path, alive: bool) -> Status:
         at = (done or failed or {}).get("at")
         return Status(
             phase="Succeeded" if done else "Failed" if failed else "Starting" if alive else "Suspended",
-            message=_message(done, failed, alive, newest),
+            message=_message(done, failed, alive, newest, own_command(path)),
             generation=records[-1].generation if records else None,
             restarts=max(0, len(records) - 1),
             progress=_progress(made, total) if made else None,
@@ -122,12 +122,15 @@ def _read_status(path: Path, alive: bool) -> Status:
     return Status(phase="Pending", message="its files cannot be read")
 
 
-def _message(done: Any, failed: Any, alive: bool, newest: CheckpointRef | None) -> str | None:
+def _message(done: Any, failed: Any, alive: bool, newest: CheckpointRef | None, own_command: bool) -> str | None:
     if failed:
         return str(failed.get("message") or failed.get("reason") or "") or None
     if done or alive:
         return None
-    where = f"goes on after step {newest.step:,}" if newest else "begins anew: nothing was saved"
+    if own_command and newest is None:
+        where = "starts the script again, and what that has saved itself is there"
+    else:
+        where = f"goes on after step {newest.step:,}" if newest else "begins anew: nothing was saved"
     return f"nothing of it runs; the same `tandem run` {where}"
 
 

@@ -115,15 +115,28 @@ def complete(name: str, found: Result, shown: str, seconds: float | None, evalua
     return _lines(Text.assemble((name, "bold"), " is ", ("complete", "green"), f"{steps}{time}"), rows)
 
 
-def interrupted(name: str, found: Result, shown: str, again: str, evaluates: bool) -> Group:
+def saved_words(step: int | None, own_command: bool) -> str:
+    """What is saved of a run that does not go on.
+
+    Args:
+        step: of the newest checkpoint of ours, None if there is none.
+        own_command: a command of the user's own trains, and may keep checkpoints of its own.
+    """
+    if step is not None:
+        return f"saved after step {number(step)}"
+    return "what it has saved itself stays as it is" if own_command else "nothing was saved yet"
+
+
+def interrupted(name: str, found: Result, shown: str, again: str, evaluates: bool, own_command: bool = False) -> Group:
     """A run that the user stopped."""
     rows = [("saved", f"{shown}/checkpoints/{found.checkpoint}")] if found.checkpoint else []
     rows += _troubled(found.troubles)
-    saved = f"saved after step {number(found.step)}" if found.step is not None else "nothing was saved yet"
     if evaluates and found.left:
         rows.append(("evaluated", f"all but {several(found.left, 'checkpoint')}, which the same command goes on with"))
     rows.append(("go on with", again))
-    return _lines(Text.assemble((name, "bold"), " was ", ("stopped", "yellow"), f"; {saved}"), rows)
+    return _lines(
+        Text.assemble((name, "bold"), " was ", ("stopped", "yellow"), f"; {saved_words(found.step, own_command)}"), rows
+    )
 
 
 def failed(

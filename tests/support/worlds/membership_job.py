@@ -41,6 +41,8 @@ class Job:
         self.training = self.can_save = self.saving = self.pausing = self.finishing = False
         self.step_seconds = 0.0
         self.checkpoint: int | None = None
+        self.own_file: tuple[int, str] | None = None
+        self.own_file_at = float("inf")
         self.leaving: set[str] = set()
         self.rejoins: list[str] = []
         self.nodes: dict[str, str] = {}
@@ -49,6 +51,8 @@ class Job:
         self.tell(
             Tick(
                 checkpoint=self.checkpoint,
+                own_file=self.own_file,
+                own_file_at=self.own_file_at,
                 training=self.training,
                 can_save=self.can_save,
                 step_seconds=self.step_seconds,

@@ -30,6 +30,9 @@ def written(path: Path, at: int, content: bytes = b"weights") -> Path:
         "lightning/version_0/last.ckpt",
         "step-100/__0_0.distcp",
         "global_step7/zero_pp_rank_0.pt",
+        "out/ckpt.txt",
+        "my_Checkpoint_12.json",
+        "state.pkl",
     ],
 )
 def test_names_that_frameworks_give(tmp_path: Path, name: str) -> None:
@@ -40,7 +43,9 @@ def test_names_that_frameworks_give(tmp_path: Path, name: str) -> None:
     assert watch.look() == (5, name)
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "log/old.pt", "a/b/c/too-deep.pt", "snapshot.pt.tmp"])
+@pytest.mark.parametrize(
+    "name", ["notes.txt", "checkpoint/notes.txt", "backpt.txt", "log/old.pt", "a/b/c/too-deep.pt", "snapshot.pt.tmp"]
+)
 def test_what_is_none(tmp_path: Path, name: str) -> None:
     watch = ForeignCheckpoints(tmp_path, frozenset({"log"}))
     written(tmp_path / name, 5)

@@ -185,6 +185,39 @@ def test_a_script_that_says_nothing_has_progressed_when_it_has_saved_or_run_for_
     assert not job.failed()
 
 
+def test_a_script_that_gets_further_by_checkpoints_of_its_own_is_tried_again_until_it_does_not() -> None:
+    job = group()
+    for number in (2, 3, 4, 5):
+        job.own_file = (number, "out/ckpt.pt")
+        _fails(job, "worker-1", **KEY)
+        assert _forms_again(job, number) < 1.0
+    _fails(job, "worker-1", **KEY)
+    _forms_again(job, 6)
+    assert not job.failed()
+    _fails(job, "worker-1", **KEY)
+    job.passes(0.5)
+    assert _end(job).cause.detail.endswith("; twice, before Tandem heard of a step or saw a checkpoint")
+
+
+def test_before_a_script_is_given_up_its_folder_is_looked_at_once_more() -> None:
+    job = group()
+    job.own_file_at = job.now
+    _fails(job, "worker-1", **KEY)
+    _forms_again(job, 2)
+    _fails(job, "worker-1", **KEY)
+    job.passes(2.0)
+    assert not job.failed()
+    job.own_file, job.own_file_at = (7, "out/ckpt.pt"), job.now
+    assert _forms_again(job, 3) < 1.0
+    _fails(job, "worker-1", **KEY)
+    _forms_again(job, 4)
+    _fails(job, "worker-1", **KEY)
+    job.passes(4.0)
+    assert not job.failed()
+    job.passes(2.0)
+    assert _end(job).cause.reason == "RepeatedFailure", "a disk that does not answer holds nothing up for long"
+
+
 def test_the_next_start_is_later_each_time_and_that_is_said() -> None:
     job = group(max_restarts=20)
     took = []

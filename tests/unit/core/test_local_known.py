@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from tandem.cli.runs import local, opened
+from tandem.cli.stop import saved_in
 from tandem.local.known import is_alive, known, named, remember, state_folder
 from tandem.local.output import Logs
 from tandem.local.sight import look
 from tandem.mistake import UserError
 from tandem.rundir import RunDir
+from tests.support import manifests
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +126,14 @@ class TestARunThatIsOver:
         seen = look(run(tmp_path / "far"))
         assert seen.job.status.phase == "Suspended"
         assert seen.job.status.message == "nothing of it runs; the same `tandem run` begins anew: nothing was saved"
+
+    def test_of_a_script_nobody_knows_here_what_it_has_saved(self, tmp_path: Path) -> None:
+        path = run(tmp_path / "far")
+        RunDir(path).write_job(manifests.job("mine", trainer={"command": ["python", "mine.py"]}))
+        told = look(path).job.status.message
+        assert told is not None
+        assert told.endswith("starts the script again, and what that has saved itself is there")
+        assert saved_in(RunDir(path)) == "what it has saved itself stays as it is"
 
     def test_has_failed_with_its_message(self, tmp_path: Path) -> None:
         path = run(tmp_path / "far")

@@ -255,3 +255,16 @@ def test_the_endpoint_file_is_for_the_user_alone(tmp_path: Path) -> None:
     mine.release()
     assert json.loads(mine.endpoint_file.read_text()) == {"url": "http://127.0.0.1:2", "token": "secret"}
     assert mine.endpoint_file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_script_that_failed_may_have_saved_something_itself(tmp_path: Path) -> None:
+    script = manifests.job("mine", trainer={"command": ["python", "mine.py"]})
+    path = tmp_path / "mine"
+    prepared(path, script).release()
+    RunDir(path).mark_failed("RepeatedFailure", "rank 0 failed", 1)
+    mine = prepared(path, script)
+    mine.release()
+    assert mine.notes == (
+        "the last attempt failed (RepeatedFailure); the script starts again, what it has saved itself stays as it is, "
+        f"and the logs of that attempt are in {path / 'attempt'}",
+    )
