@@ -18,11 +18,10 @@ from tandem.local.known import is_alive, job_name, own_command
 from tandem.ownership import ENDPOINT
 from tandem.rundir import RunDir
 from tandem.snapshot import MemberView, Snapshot
-from tandem.status import CheckpointRef, Progress, Score, Status
+from tandem.status import CheckpointRef, Progress, Score, Status, Troubles
 from tandem.times import rfc3339
+from tandem.view.summary import result
 
-TAIL_BYTES = 256 * 2**10
-"""Of a log that is as long as a run: its end has the newest sample."""
 SECONDS = 2.0
 """For the coordinator's answer."""
 _STATES: dict[str, State] = {"joining": "starting", "running": "running", "leaving": "leaving"}
@@ -102,21 +101,19 @@ def _read_status(path: Path, alive: bool) -> Status:
     rundir = RunDir(path)
     with suppress(OSError, ValueError):
         saved, records = rundir.committed(), rundir.generation_records()
-        done, failed, sample = rundir.done(), rundir.failed(), _newest_sample(path)
-        total = next((line.get("totalSteps") for line in _starts(rundir)), None)
-        step = (done or {}).get("final", {}) or {}
-        made = step.get("step") or max([*(one.step for one in saved[:1]), sample.get("step") or 0], default=0)
+        done, failed, found = rundir.done(), rundir.failed(), result(rundir)
         newest = saved[0].reference if saved else None
         at = (done or failed or {}).get("at")
         return Status(
             phase="Succeeded" if done else "Failed" if failed else "Starting" if alive else "Suspended",
             message=_message(done, failed, alive, newest, own_command(path)),
             generation=records[-1].generation if records else None,
-            restarts=max(0, len(records) - 1),
-            progress=_progress(made, total) if made else None,
-            loss=sample.get("loss"),
+            restarts=found.restarts,
+            progress=_progress(found.made, found.total) if found.made else None,
+            loss=found.loss,
             latest_checkpoint=newest,
             best_checkpoint=_best(rundir),
+            troubles=found.troubles if found.troubles != Troubles() else None,
             completion_time=rfc3339(at) if isinstance(at, int | float) else None,
         )
     return Status(phase="Pending", message="its files cannot be read")
@@ -134,8 +131,7 @@ def _message(done: Any, failed: Any, alive: bool, newest: CheckpointRef | None, 
     return f"nothing of it runs; the same `tandem run` {where}"
 
 
-def _progress(step: int, total: Any) -> Progress:
-    total = total if isinstance(total, int) and total > 0 else None
+def _progress(step: int, total: int | None) -> Progress:
     return Progress(step=step, total_steps=total, percent=min(100.0, 100.0 * step / total) if total else None)
 
 
@@ -146,27 +142,8 @@ def _best(rundir: RunDir) -> Score | None:
     return None
 
 
-def _starts(rundir: RunDir) -> Iterator[dict[str, Any]]:
-    """The first line of each training log, the newest first."""
-    for file in sorted(rundir.log.glob("train-g*.jsonl"), reverse=True):
-        with suppress(OSError, ValueError), file.open() as lines:
-            content = json.loads(next(lines, ""))
-            if isinstance(content, dict):
-                yield content
-
-
-def _newest_sample(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for line in _lines(path / "log" / "coordinator.jsonl", TAIL_BYTES):
-        if line.get("kind") == "sample" and line.get("step") is not None:
-            found = line
-    return found
-
-
-def _lines(file: Path, tail: int | None = None) -> Iterator[dict[str, Any]]:
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
     with suppress(OSError), file.open("rb") as lines:
-        if tail is not None:
-            lines.seek(max(0, file.stat().st_size - tail))
         for line in lines:
             with suppress(ValueError):
                 content = json.loads(line)

@@ -4,23 +4,27 @@ import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from rich.console import Group
 from rich.text import Text
 
 from tandem import evaluations
-from tandem.durable import read_json_or_none, read_lines
+from tandem.durable import listed, read_json_or_none, read_lines
 from tandem.formatting import elapsed, metric_name, number, score, several
-from tandem.numbers import whole
+from tandem.numbers import finite, whole
 from tandem.printable import one_line
 from tandem.rewind import batches_left_out
-from tandem.rundir import RunDir
+from tandem.rundir import TRAIN_LOG, RunDir
 from tandem.status import Troubles
 from tandem.troubles import told
 
 LABEL = 12
 TAIL_BYTES = 4 * 2**20
 """Of the coordinator's log: the last hours."""
+STEPS_BYTES, FIRST_BYTES = 2**18, 2**16
+"""Of a log of training: its last thousand steps, and what it began with."""
 SAMPLE = b'{"kind": "sample"'
 
 
@@ -30,6 +34,12 @@ class Result:
 
     step: int | None = None
     """Steps that are saved, None if none are."""
+    made: int | None = None
+    """Steps that were made, saved or not; None if none are known."""
+    total: int | None = None
+    """Steps that were to be made."""
+    loss: float | None = None
+    """Of the last step that was made."""
     checkpoint: str = ""
     """The newest checkpoint's name."""
     best: str = ""
@@ -59,8 +69,13 @@ def result(run_dir: RunDir) -> Result:
     best = read_json_or_none(run_dir.best_file)
     best = best if isinstance(best, dict) else {}
     value = best.get("value")
+    step = final.get("step", saved[0].step if saved else None)
+    logged, loss = _last_step(run_dir)
     return Result(
-        step=final.get("step", saved[0].step if saved else None),
+        step=step,
+        made=max((one for one in (step, logged) if one is not None), default=None),
+        total=_total(run_dir),
+        loss=loss,
         checkpoint=final.get("name", saved[0].name if saved else ""),
         best=str(best.get("name", "")),
         metric=str(best.get("metric", "")),
@@ -71,6 +86,54 @@ def result(run_dir: RunDir) -> Result:
         troubles=troubles_of(run_dir),
         restarts=_restarts(run_dir),
     )
+
+
+def _last_step(run_dir: RunDir) -> tuple[int | None, float | None]:
+    """The last step that counts, and its loss, as the logs of training tell; read from their ends, as they are long."""
+    with suppress(OSError, ValueError):
+        return _searched(run_dir, _logs(run_dir))
+    return None, None
+
+
+def _searched(run_dir: RunDir, logs: dict[int, Path]) -> tuple[int | None, float | None]:
+    began = {one.generation: one.resumed_from.step if one.resumed_from else 0 for one in run_dir.generation_records()}
+    most: int | None = None
+    for generation in sorted({*began, *logs}, reverse=True):
+        if (path := logs.get(generation)) is not None:
+            if (last := _last_until(path, most)) is not None:
+                return last
+            began.setdefault(generation, whole(_first_line(path).get("step")) or 0)
+        most = min(began[generation], began[generation] if most is None else most)
+    return most or None, None
+
+
+def _last_until(path: Path, most: int | None) -> tuple[int, float | None] | None:
+    """The last step of a log that is not behind `most`, and its loss."""
+    size = path.stat().st_size
+    for start in sorted({max(0, size - STEPS_BYTES), 0}, reverse=True):
+        for line in reversed(read_lines(path, start)[0]):
+            step = whole(line.get("step")) if line.get("kind") == "step" else None
+            if step is not None and (most is None or step <= most):
+                return step, finite(line.get("loss"))
+    return None
+
+
+def _total(run_dir: RunDir) -> int | None:
+    """Steps of the whole run, as the newest generation that knew it says."""
+    logs = _logs(run_dir)
+    totals = (whole(_first_line(logs[generation]).get("totalSteps")) for generation in sorted(logs, reverse=True))
+    return next((total for total in totals if total), None)
+
+
+def _logs(run_dir: RunDir) -> dict[int, Path]:
+    """The log of training of each generation."""
+    return {int(match[1]): path for path in listed(run_dir.log) if (match := TRAIN_LOG.match(path.name))}
+
+
+def _first_line(path: Path) -> dict[str, Any]:
+    """What a generation began with."""
+    records, _ = read_lines(path, most=FIRST_BYTES)
+    return records[0] if records else {}
 
 
 def _restarts(run_dir: RunDir) -> int:

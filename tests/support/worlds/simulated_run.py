@@ -14,6 +14,7 @@ from tandem.durable import Lines, replace_json
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import GenerationRecord
 from tandem.manifest import FileEntry, Manifest
+from tandem.measures import is_restart
 from tandem.rundir import RunDir, checkpoint_name
 from tandem.status import CheckpointRef
 from tests.support import manifests
@@ -96,6 +97,9 @@ class Simulation:
                 self.now += 0.9
         finished = self._evaluate()
         self._coordinate(max(finished, self.now))
+        reasons = [line["reason"] for line in self.coordinator if line["kind"] == "generation"]
+        beside = {"owner": "local", "restarts": sum(map(is_restart, reasons[1:]))}
+        replace_json(self.rundir.beside_coordinator_file, beside, durable=False)
         if script.stop_after is None and script.end == "done":
             self.rundir.mark_done(self.saved[-1][0])
             replace_json(self.rundir.done_file, {"final": self.saved[-1][0].dump(), "at": self.now})

@@ -2,13 +2,17 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tandem import measures
 from tandem.charts.chart import WIDE
+from tandem.durable import Lines
 from tandem.formatting import duration
 from tandem.job import DistributedTrainingJob
+from tandem.lineage import GenerationRecord
+from tandem.local.sight import look_briefly
 from tandem.report import clock
 from tandem.report.figures import world
 from tandem.report.reading import read
@@ -16,7 +20,8 @@ from tandem.report.run import Run
 from tandem.report.summary import Summary, summarize, time_by_phase
 from tandem.rundir import RunDir
 from tandem.snapshot import Snapshot
-from tandem.status import Status
+from tandem.status import CheckpointRef, Status, Troubles
+from tandem.troubles import told
 from tandem.view import summary as ending
 from tandem_coordinator.export import Figures, prometheus_text
 from tandem_coordinator.observer import Observed, RunDirectory
@@ -40,6 +45,7 @@ class Views:
         self.record = Record(self.rundir)
         assert self.record.follow(60.0, rest=0.0)
         self.end = ending.result(self.rundir)
+        self.status: Status = look_briefly(path).status
         snapshot = Snapshot(
             job="digits",
             time=NOW,
@@ -89,6 +95,7 @@ def test_no_curve_leads_through_an_outage(views: Views) -> None:
 
 def test_a_restart_is_counted_the_same(views: Views) -> None:
     assert views.report.restarts == measures.restarts(views.record.formed) == 2
+    assert views.end.restarts == views.status.restarts == 2
 
 
 def test_checkpoints_are_counted_the_same(views: Views) -> None:
@@ -115,3 +122,48 @@ def test_the_newest_checkpoint_is_the_same(views: Views) -> None:
     assert views.observed.latest_checkpoint is not None
     assert views.observed.latest_checkpoint.step == newest.step == views.metrics["tandem_checkpoint_step"]
     assert views.end.step == newest.step
+    assert views.status.latest_checkpoint == views.observed.latest_checkpoint
+
+
+ENDED: dict[str, dict[str, Any]] = {
+    "complete": {},
+    "failed": {"end": "failed"},
+    "killed": {"stop_after": 387},
+    "short": {"steps": 12, "every": 5},
+    "gone on with": {"kills": {230: "Started"}},
+}
+"""How a run may have come to an end."""
+
+
+@pytest.mark.parametrize("how", ENDED)
+def test_what_a_run_that_has_ended_came_to_is_the_same(how: str, tmp_path: Path) -> None:
+    views = Views(make_run(tmp_path / "digits", **{"steps": 400, **ENDED[how]}))
+    progress = views.status.progress
+    assert progress is not None
+    assert progress.step == views.report.steps == views.end.made
+    assert progress.total_steps == views.run.total_steps
+    assert views.status.restarts == views.end.restarts == views.report.restarts
+    assert views.status.loss == views.end.loss == views.run.counted.loss[-1]
+
+
+def test_a_generation_without_a_step_takes_back_what_came_after_its_checkpoint(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "digits", steps=400, stop_after=387)
+    rundir = RunDir(path)
+    resumed = CheckpointRef(name="step-000000350", step=350, generation=1)
+    record = GenerationRecord(generation=2, resumed_from=resumed, world_size=2, members=["worker-0"], started_at=NOW)
+    rundir.record_generation(record)
+    views = Views(path)
+    assert views.status.progress is not None
+    assert views.status.progress.step == views.report.steps == 350
+    assert views.status.loss == views.run.counted.loss[-1]
+
+
+def test_troubles_are_told_of_a_run_that_has_ended_too(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "digits", steps=100)
+    troubles = Troubles(saves_failed=8, saves_failed_in_a_row=8, save_message="no space", lines_lost=327)
+    log = Lines(RunDir(path).log / "coordinator.jsonl")
+    log.append({"kind": "troubles", "time": NOW, **troubles.dump()})
+    log.close()
+    views = Views(path)
+    assert views.status.troubles == views.end.troubles == troubles
+    assert list(told(views.status.troubles)) == [one for one in told(views.run.troubles) if one.level != "info"]
