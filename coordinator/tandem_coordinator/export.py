@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from tandem import metrics
+from tandem.cluster.names import place
 from tandem.job import Checkpoint
 from tandem.metrics import STEP_BUCKETS, Metric
 from tandem.snapshot import Snapshot
@@ -158,8 +159,11 @@ def _samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def _members(snapshot: Snapshot) -> Iterator[Sample]:
+    silent: dict[str, float] = {}
     for member in snapshot.members:
-        yield metrics.SILENT, (member.replica,), member.silent_seconds
+        # For a moment two pods may be there of one place: one that is lost, and the one that comes instead.
+        name = place(member.replica)
+        silent[name] = max(member.silent_seconds, silent.get(name, 0.0))
         for view in member.ranks:
             rank = (str(view.rank),)
             yield metrics.RANK_STEP, rank, view.step
@@ -167,6 +171,8 @@ def _members(snapshot: Snapshot) -> Iterator[Sample]:
             yield metrics.RANK_GPU, rank, view.gpu
             yield metrics.RANK_GPU_MEMORY, rank, view.gpu_memory_bytes
             yield metrics.RANK_BUSY, rank, view.busy_seconds
+    for name, seconds in silent.items():
+        yield metrics.SILENT, (name,), seconds
     for straggler in snapshot.status.stragglers:
         yield metrics.STRAGGLER, (str(straggler.rank), straggler.replica), straggler.ratio
 

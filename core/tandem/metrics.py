@@ -111,7 +111,10 @@ STRAGGLER = Metric(
     ("rank", "replica"),
 )
 SILENT = Metric(
-    "tandem_worker_silent_seconds", "gauge", "Time since a replica's agent gave a sign of life.", ("replica",)
+    "tandem_worker_silent_seconds",
+    "gauge",
+    "Time since a replica's agent gave a sign of life. A pod that takes another one's place goes on with its series.",
+    ("replica",),
 )
 
 CHECKPOINT_STEP = Metric("tandem_checkpoint_step", "gauge", "Step of the newest committed checkpoint.")

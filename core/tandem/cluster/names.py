@@ -1,6 +1,7 @@
 """By which names and labels the objects of a job are found. The operator gives them; who looks on reads them."""
 
 import hashlib
+import re
 
 JOB = "tandem.dev/job"
 """Label of everything that belongs to a job: its name."""
@@ -16,6 +17,8 @@ ROLES = (WORKER, COORDINATOR, EVALUATOR)
 
 LONGEST = 63 - len("-evaluator-999-abcde")
 """A host name, a label and a Service take 63 characters, and an evaluator's name is the longest made of a job's."""
+POD = f"(.+-(?:{'|'.join(ROLES)})-[0-9]+)-[0-9a-f]{{5}}"
+"""A pod's name, a regular expression: its place, and what tells it from those that stood there before."""
 _HASH = 8
 _FIRST = "j-"
 
@@ -37,3 +40,9 @@ def token(job: str) -> str:
 def coordinator(job: str) -> str:
     """The coordinator's Service."""
     return f"{stem(job)}-coordinator"
+
+
+def place(pod: str) -> str:
+    """A pod's name without what tells it from those that stood at its place before; any other name as it is."""
+    match = re.fullmatch(POD, pod)
+    return match[1] if match else pod

@@ -3,6 +3,7 @@
 from grafana_foundation_sdk.builders import dashboard as build
 
 from tandem import metrics
+from tandem.cluster.names import POD
 from tandem.dashboards.panels import (
     DCGM,
     GPUS,
@@ -278,8 +279,12 @@ def _evaluation() -> list[Panel]:
 def _gpus() -> list[Panel]:
     each, name = "avg by (exported_pod, gpu)", "{{exported_pod}} {{gpu}}"
     # By the pods that are the job's replicas: long names of jobs are shortened in those of pods.
-    ours = f'label_replace({of(metrics.SILENT)}, "exported_pod", "$1", "replica", "(.*)")'
-    where = 'exported_namespace="$namespace"'
+    ours = f"and on (replica) {of(metrics.SILENT)}"
+
+    def by_place(metric: str) -> str:
+        told = f'{metric}{{exported_namespace="$namespace"}}'
+        return f'label_replace({told}, "replica", "$1", "exported_pod", "{POD}")'
+
     return [
         graph(
             "Utilization by rank",
@@ -310,7 +315,7 @@ def _gpus() -> list[Panel]:
         graph(
             "Tensor cores at work",
             "The part of cycles in which they computed: what comes nearest to a model's FLOPs over the GPU's.",
-            Query(f"{each} (DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{where}}} and on (exported_pod) {ours})", name),
+            Query(f"{each} ({by_place('DCGM_FI_PROF_PIPE_TENSOR_ACTIVE')} {ours})", name),
             unit="percentunit",
             most=1,
             width=5,
@@ -319,7 +324,7 @@ def _gpus() -> list[Panel]:
         graph(
             "Power",
             "Of each GPU.",
-            Query(f"{each} (DCGM_FI_DEV_POWER_USAGE{{{where}}} and on (exported_pod) {ours})", name),
+            Query(f"{each} ({by_place('DCGM_FI_DEV_POWER_USAGE')} {ours})", name),
             unit="watt",
             width=5,
             needs=DCGM,

@@ -15,6 +15,7 @@ from tandem_coordinator.export import REASONS, Figures, Scrapes, prometheus_text
 from tandem_coordinator.observer import MOST_EVALUATORS, Evaluations, Observed, Saved, Volume
 from tandem_coordinator.summary import Clock
 from tandem_coordinator.training_log import Training
+from tandem_operator import names
 from tests.support import ROOT
 
 CLOCK = Clock(wall=1_000.0, steady=500.0)
@@ -268,3 +269,14 @@ def test_the_series_of_the_largest_job_are_taken_and_not_many_more() -> None:
     values = yaml.safe_load((ROOT / "charts/tandem/values.yaml").read_text())
     limit = values["metrics"]["podMonitor"]["sampleLimit"]
     assert 0.9 * limit < sum(not line.startswith("#") for line in lines) < limit
+
+
+def test_a_pod_that_takes_anothers_place_goes_on_with_its_series() -> None:
+    lost, comes = (names.pod("digits", names.WORKER, 3, entropy) for entropy in ("one", "other"))
+    members = [
+        KNOWN.members[0].model_copy(update={"replica": replica, "silent_seconds": seconds, "ranks": []})
+        for replica, seconds in ((lost, 7.0), (comes, 0.5), ("worker-0", 0.25))
+    ]
+    found = scraped(KNOWN.model_copy(update={"members": members}))
+    told = {own[0]: value for (name, *own), value in found.items() if name == "tandem_worker_silent_seconds"}
+    assert told == {"digits-worker-3": 7.0, "worker-0": 0.25}
