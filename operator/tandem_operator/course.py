@@ -9,8 +9,9 @@ Where it has ended, `status.phase` remembers: Succeeded and Failed are never lef
 coordinator has said so, or `status.phase` remembers that it did.
 
 What ends a job is what somebody said, and never that nobody answered: a failure that a rank or the coordinator has
-recorded, as the coordinator tells it; a deadline; or pods that cannot start, but only while the coordinator says over
-several looks that nobody trains. The exit code of one pod alone ends nothing: the rest may train on without it.
+recorded, as the coordinator tells it; a deadline; or pods that cannot start, in so many places that the others are too
+few for a group, but only while the coordinator says over several looks that nobody trains. The exit code of one pod
+alone ends nothing: the rest may train on without it.
 """
 
 from collections.abc import Sequence
@@ -188,7 +189,8 @@ def _failure(
     if limit is not None and now >= limit:
         words = f"its {job.spec.run_policy.active_deadline_seconds} s (activeDeadlineSeconds) have passed"
         return Course("end", "Failed", "DeadlineExceeded", words, at_once=True)
-    if stuck and nobody_trains:
+    others = job.spec.workers.replicas - len(stuck)
+    if stuck and nobody_trains and others < job.spec.workers.min_replicas:
         pod = stuck[0]
         words = f"{pod.name} ended soon after its start like {pod.failures} before it{_ending(pod)}"
         return Course("end", "Failed", "DoesNotStart", words, at_once=True)

@@ -6,7 +6,8 @@ pod went decides when the next one is made:
     deleted, evicted, preempted, lost with its node          at once
     left out of the group                                    at once, on another node
     failed after it was at work, or lived for a minute       at once
-    failed before, or for want of memory within ten minutes  after a pause that grows
+    failed before, or for want of memory within ten minutes  after a pause that grows; after three such failures on one
+                                                             node rather on another
 
 A replacement is made while the old pod still terminates or its node is silent: the coordinator's generations keep the
 two apart. Only in a queue it is not: Kueue counts a pod until it has ended, and deletes what is too many of a group.
@@ -17,6 +18,7 @@ the pod went), and a StatefulSet (it never makes a second pod of a name, so a si
 somebody deletes the pod by force).
 """
 
+from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +38,9 @@ MOST_MADE = 200
 other job would be looked at."""
 MOST_FAILURES = 6
 """So many failures soon after the start, in a row, and a place is not going to be filled."""
+MOST_ON_A_NODE = 3
+"""So many of them on one node, and the next pod is placed on another one, if any has room: the node may be what ends
+them. That is a wish, because where they fail on every node, none must be left that waits for another one for ever."""
 
 OUT_OF_MEMORY = "OOMKilled"
 
@@ -48,6 +53,13 @@ class New:
     failures: int
     avoids: tuple[str, ...] = ()
     """Nodes on which its place was left out of the group."""
+    failed_on: tuple[str, ...] = ()
+    """The nodes of the last pods there in a row that failed soon after their start, oldest first."""
+
+    @property
+    def shuns(self) -> tuple[str, ...]:
+        """Nodes that it is not to be placed on if there is room on any other."""
+        return tuple(node for node, times in Counter(self.failed_on).items() if times >= MOST_ON_A_NODE)
 
 
 @dataclass(frozen=True)
@@ -117,7 +129,8 @@ def plan(
             continue
         due = due if until is None else max(due, until)
         if due <= now:
-            make.append(New(index, failures, _avoided(candidates)))
+            failed_on = _failed_on(last, proven) if failures > 0 else ()
+            make.append(New(index, failures, _avoided(candidates), failed_on))
         else:
             again.append(due - now)
     if len(make) > MOST_MADE:
@@ -147,10 +160,18 @@ def failures_of(pod: Pod, proven: Container[str] = ()) -> int:
     """Failures in a row up to and with this pod, which has ended."""
     if pod.disrupted or pod.code in (ExitCode.DONE, ExitCode.LEFT_OUT):
         return 0
+    return 1 if _did_start(pod, proven) else pod.failures + 1
+
+
+def _did_start(pod: Pod, proven: Container[str]) -> bool:
     lived = 0.0 if pod.started is None or pod.finished is None else pod.finished - pod.started
-    starved = pod.ending == OUT_OF_MEMORY
-    healthy = lived >= ROOMY_SECONDS if starved else pod.name in proven or lived >= HEALTHY_SECONDS
-    return 1 if healthy else pod.failures + 1
+    return lived >= ROOMY_SECONDS if pod.ending == OUT_OF_MEMORY else pod.name in proven or lived >= HEALTHY_SECONDS
+
+
+def _failed_on(last: Pod | None, proven: Container[str]) -> tuple[str, ...]:
+    if last is None or not last.node or _did_start(last, proven):
+        return ()
+    return (*last.failed_on, last.node)[-MOST_AVOIDED:]
 
 
 def _next(last: Pod | None, now: float, proven: Container[str], ends_by_itself: bool) -> tuple[float | None, int]:

@@ -188,7 +188,10 @@ def worker(
     labels, annotations, body = {}, {names.ENDPOINT: endpoint}, template.body
     if new.avoids:
         annotations[names.AVOIDS] = ",".join(new.avoids)
-        affinity = pods.away_from(body["spec"].get("affinity") or {}, new.avoids)
+    if new.failed_on:
+        annotations[names.FAILED_ON] = ",".join(new.failed_on)
+    if new.avoids or new.shuns:
+        affinity = pods.away_from(body["spec"].get("affinity") or {}, new.avoids, new.shuns)
         body = {**body, "spec": {**body["spec"], "affinity": affinity}}
     if group is not None:
         labels = {names.QUEUE: group.queue, names.GROUP: group.name}

@@ -76,6 +76,8 @@ class Pod(Thing):
     node: str = ""
     avoids: tuple[str, ...] = ()
     """Nodes on which its place was left out of the group."""
+    failed_on: tuple[str, ...] = ()
+    """The nodes of its last forerunners in a row that failed soon after their start, oldest first."""
     endpoint: str = ""
     """Where it was told that the coordinator is, if it is a worker."""
     group: Group | None = None
@@ -242,6 +244,7 @@ def _pod(
         failures=_number(annotations.get(names.FAILURES)),
         node=_short(spec.get("nodeName")),
         avoids=_nodes(annotations.get(names.AVOIDS)),
+        failed_on=_nodes(annotations.get(names.FAILED_ON)),
         endpoint=_short(annotations.get(names.ENDPOINT)),
         group=_group(labels, annotations),
         abandoned=_is_gated(spec) and names.HELD not in (metadata.get("finalizers") or []),

@@ -193,18 +193,30 @@ def evaluator(job: DistributedTrainingJob, uid: str, images: Images, follows: bo
     return _labelled(template, job, names.EVALUATOR)
 
 
-def away_from(affinity: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
-    """An affinity that also keeps off these nodes, whatever labels they have."""
-    node = affinity.get("nodeAffinity") or {}
-    required = node.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    away = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in nodes]
-    # Any of the terms is enough to be placed, so each of them has to keep off.
-    terms = [
-        {**(term or {}), "matchFields": [*((term or {}).get("matchFields") or []), *away]}
-        for term in required.get("nodeSelectorTerms") or [{}]
-    ]
-    wanted = {**node, "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+def away_from(affinity: Mapping[str, Any], nodes: Sequence[str], rather_not: Sequence[str] = ()) -> dict[str, Any]:
+    """An affinity that also keeps off these nodes, whatever labels they have.
+
+    Args:
+        rather_not: to these any other is preferred.
+    """
+    wanted = dict(affinity.get("nodeAffinity") or {})
+    if nodes:
+        required = wanted.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+        # Any of the terms is enough to be placed, so each of them has to keep off.
+        terms = [
+            {**(term or {}), "matchFields": [*((term or {}).get("matchFields") or []), *_off(nodes)]}
+            for term in required.get("nodeSelectorTerms") or [{}]
+        ]
+        wanted["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": terms}
+    if rather_not:
+        preferred = wanted.get("preferredDuringSchedulingIgnoredDuringExecution") or []
+        wish = {"weight": 100, "preference": {"matchFields": _off(rather_not)}}
+        wanted["preferredDuringSchedulingIgnoredDuringExecution"] = [*preferred, wish]
     return {**affinity, "nodeAffinity": wanted}
+
+
+def _off(nodes: Sequence[str]) -> list[dict[str, Any]]:
+    return [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in nodes]
 
 
 def _shutdown_seconds(job: DistributedTrainingJob) -> int:

@@ -128,6 +128,28 @@ def test_who_was_left_out_of_the_group_is_replaced_at_once_on_another_node() -> 
     assert planned(out, worker(1)).make == (New(0, 0, ("node-3",)),)
 
 
+def test_a_node_on_which_three_pods_of_a_place_failed_soon_after_their_start_is_rather_not_taken_again() -> None:
+    twice = ended(0, node="node-3", failures=2, failed_on=("node-3", "node-4"))
+    (new,) = planned(twice, worker(1), now=NOW + 60).make
+    assert (new.failed_on, new.shuns) == (("node-3", "node-4", "node-3"), ())
+    thrice = ended(0, node="node-3", failures=3, failed_on=new.failed_on)
+    (new,) = planned(thrice, worker(1), now=NOW + 60).make
+    assert (new.shuns, new.avoids) == (("node-3",), ())
+    elsewhere = ended(0, node="node-5", failures=4, failed_on=new.failed_on)
+    assert planned(elsewhere, worker(1), now=NOW + 60).make[0].shuns == ("node-3",)
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [{"started": NOW - 100}, {"disrupted": True}, {"code": ExitCode.LEFT_OUT}],
+    ids=["a healthy life", "evicted", "left out"],
+)
+def test_what_is_no_failure_of_the_start_forgets_where_others_failed(gone: dict[str, object]) -> None:
+    pod = ended(0, **{"node": "node-4", "failed_on": ("node-3",) * 3, "failures": 3, **gone})  # type: ignore[arg-type]
+    (new,) = planned(pod, worker(1), now=NOW + 60).make
+    assert (new.failed_on, new.shuns) == ((), ())
+
+
 def test_a_place_goes_on_keeping_off_nodes_whatever_its_next_pods_end_of() -> None:
     lost = worker(0, deleting=True, avoids=("node-3",), node="node-4")
     assert planned(lost, worker(1)).make == (New(0, 0, ("node-3",)),)

@@ -38,11 +38,24 @@ def test_a_coordinator_that_is_silent_does_not_change_the_phase_and_workers_are_
 
 
 def test_workers_that_never_get_into_the_group_end_the_job() -> None:
-    of = job(status=initialized(phase="Starting"))
+    of = job(status=initialized(phase="Starting"), workers={"replicas": 2, "minReplicas": 2})
     pod = ended(0, failures=8, words="ModuleNotFoundError: No module named 'tandem_trainer'")
     plan = decided(of, surroundings(of, pod, worker(1)), heard=heard("Starting", worldSize=None), idle=IDLE)
     assert plan.status.phase == "Failed"
     assert "No module named" in (plan.status.message or "")
+
+
+def test_a_place_that_cannot_be_filled_ends_no_job_as_long_as_the_others_may_be_enough() -> None:
+    waits = {"phase": "Pending", "ready": False, "started": None, "waiting": "Unschedulable", "created": NOW - 150}
+    pods = [STUCK, *(worker(index, **waits) for index in range(1, 8))]
+    nobody = heard("Starting", worldSize=None, generation=0)
+    for fewest, phase in ((1, "Starting"), (7, "Starting"), (8, "Failed")):
+        workers = {"replicas": 8, "minReplicas": fewest}
+        of = job(status=initialized(phase="Starting"), workers=workers)
+        assert decided(of, surroundings(of, *pods), heard=nobody, idle=IDLE).status.phase == phase
+    two = [STUCK, ended(1, failures=8), *pods[2:]]
+    of = job(status=initialized(phase="Starting"), workers={"replicas": 8, "minReplicas": 7})
+    assert decided(of, surroundings(of, *two), heard=nobody, idle=IDLE).status.phase == "Failed"
 
 
 def test_as_long_as_others_train_a_place_that_cannot_be_filled_is_tried_again() -> None:

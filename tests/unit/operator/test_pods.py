@@ -13,6 +13,7 @@ from tandem_operator.plan import Plan
 from tandem_operator.reconcile import reconcile
 from tests.support.worlds.operator_job import (
     IMAGES,
+    NOW,
     SCRIPT,
     UID,
     called,
@@ -267,3 +268,20 @@ def test_the_next_pod_of_a_place_that_was_left_out_keeps_off_its_node() -> None:
     seen = observe(kinds.POD, made | {"status": {}})
     assert isinstance(seen, Pod)
     assert seen.avoids == ("node-3",)
+
+
+def test_the_next_pod_of_a_place_that_failed_on_a_node_again_and_again_prefers_another_one() -> None:
+    cheap = {"weight": 1, "preference": {"matchExpressions": [{"key": "spot", "operator": "Exists"}]}}
+    theirs = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [cheap]}}
+    workers = {"replicas": 1, "template": {"spec": {"affinity": theirs}}}
+    failed = ended(0, node="node-3", failures=2, failed_on=("node-3", "node-3"), owner=UID)
+    wanted = job(workers=workers, status=initialized())
+    plan = decided(wanted, surroundings(wanted, failed), heard=heard(), now=NOW + 60)
+    (made,) = [one for one in plan.make if called(one) == "worker 0"]
+    affinity = made["spec"]["affinity"]["nodeAffinity"]
+    off = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-3"]}]}
+    wish = {"weight": 100, "preference": off}
+    assert affinity == {"preferredDuringSchedulingIgnoredDuringExecution": [cheap, wish]}
+    seen = observe(kinds.POD, made | {"status": {}})
+    assert isinstance(seen, Pod)
+    assert seen.failed_on == ("node-3",) * 3

@@ -101,7 +101,7 @@ WORDS = "ModuleNotFoundError: No module named 'tandem_trainer'"
 
 def with_worker(failures: int, status: dict[str, Any] | None = None, **said: Any) -> Plan:
     """What is decided about a job whose worker 0 has failed soon after its start, and so often before."""
-    of = job(status=status or initialized(phase="Starting"))
+    of = job(status=status or initialized(phase="Starting"), workers={"replicas": 2, "minReplicas": 2})
     pod = ended(0, failures=failures, words=WORDS)
     snapshot = heard("Starting", worldSize=None).model_copy(update=said)
     return decided_about(of, surroundings(of, pod, worker(1)), heard=snapshot, idle=IDLE)
