@@ -13,7 +13,7 @@ MOST_BODY_BYTES = 64 * 2**10
 """A larger request is refused."""
 
 BRIEF = "/v1/brief"
-"""Where the operator asks: a snapshot without members, of MOST_BRIEF_BYTES at most. Older coordinators have none."""
+"""Where the operator asks: a snapshot without members, of MOST_BRIEF_BYTES at most."""
 MOST_BRIEF_BYTES = 2**17
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=253)]

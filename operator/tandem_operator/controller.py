@@ -167,6 +167,7 @@ class Controller:
             heard=heard,
             idle=self._questions.idle(key),
             fallen=self._questions.fallen(key),
+            in_doubt=self._questions.in_doubt(key),
             answering=self._questions.answering,
             peers=self._peers,
             token_digest=token_digest(tokens.token(self._key, uid)),

@@ -8,10 +8,11 @@ import aiohttp
 from pydantic import FailFast, Field, ValidationError
 
 from tandem.messages import BRIEF, MOST_BRIEF_BYTES, Target
-from tandem.model import Model
+from tandem.model import Model, Whole
 from tandem.protocol import OURS
 from tandem.snapshot import GenerationView, Snapshot
 from tandem.status import Status
+from tandem_operator.bounded import cost
 
 PATIENCE_SECONDS = 3.0
 """A coordinator that is there answers in milliseconds; one that restarts must not hold up other jobs."""
@@ -19,12 +20,11 @@ PATIENCE_SECONDS = 3.0
 CONNECT_SECONDS = 1.1
 """A node that lives takes a connection or refuses it within milliseconds, however busy its coordinator is. After a
 second the kernel asks once more, so that one lost packet does not count."""
-MOST_BYTES = 2**20
-"""Of the whole status of a coordinator that has no brief one, because it is of the version before: that of 800 workers
-of eight ranks. It takes some 10 ms, and only until that coordinator is replaced."""
 MOST_REFUSAL_BYTES = 4_096
 """Of what an error says, and of any other answer."""
 MOST_WORDS = 200
+MOST_COST = 3_000_000
+"""Of an answer, by the estimate of tandem_operator.bounded. That of the largest job is a tenth of it."""
 LEAST_PATIENCE = 0.5
 """Whoever takes longer to answer is asked apart from the others (tandem_operator.backlog)."""
 
@@ -37,6 +37,7 @@ class _Heard(Model):
     job: Annotated[str, Field(max_length=316)]
     time: float
     status: Status
+    finished: Whole | None = None
     generations: Annotated[list[GenerationView], Field(max_length=100), FailFast()] = []
 
 
@@ -63,24 +64,17 @@ class Coordinators:
         """What a coordinator says, None if it does not answer: that is normal while it starts or moves.
 
         Raises:
-            Unreached: see there.
+            Unreached, Unreadable: see there.
         """
         try:
-            body = await self._get(f"http://{endpoint}{BRIEF}", token, MOST_BRIEF_BYTES)
-            if body is None:
-                body = await self._get(f"http://{endpoint}/status", token, MOST_BYTES)
-            return understood(body or b"")
-        except Turned as error:
-            log.warning("event=coordinator-refused endpoint=%s status=%d", endpoint, error.status)
-            return None
+            return understood(await self._get(f"http://{endpoint}{BRIEF}", token))
+        except Unreadable as error:
+            log.warning("event=coordinator-unreadable endpoint=%s error=%r", endpoint, str(error))
+            raise
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             log.debug("event=coordinator-silent endpoint=%s error=%r", endpoint, error)
             if _is_unreached(error):
                 raise Unreached(endpoint) from error
-            return None
-        except (ValidationError, TooMuch) as error:
-            why = f"{error.error_count()} mistakes" if isinstance(error, ValidationError) else str(error)
-            log.warning("event=coordinator-unreadable endpoint=%s error=%r", endpoint, why)
             return None
 
     async def tell(self, endpoint: str, token: str, replicas: int) -> bool:
@@ -94,52 +88,50 @@ class Coordinators:
                     why = (await _read(answer, MOST_REFUSAL_BYTES)).decode(errors="replace")[:MOST_WORDS]
                     log.warning("event=target-refused endpoint=%s why=%r", endpoint, why)
                 return answer.status == 200
-        except TooMuch as error:
+        except Unreadable as error:
             log.warning("event=target-refused endpoint=%s why=%r", endpoint, str(error))
             return False
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             log.debug("event=coordinator-silent endpoint=%s error=%r", endpoint, error)
             return False
 
-    async def _get(self, where: str, token: str, most: int) -> bytes | None:
-        """A whole body, None if there is no such page.
+    async def _get(self, where: str, token: str) -> bytes:
+        """A whole body.
 
         Raises:
-            Turned, TooMuch, aiohttp.ClientError, OSError, TimeoutError: see there.
+            Unreadable, aiohttp.ClientError, OSError, TimeoutError: see there.
         """
         assert self._session is not None
         async with self._session.get(where, headers=_headers(token), allow_redirects=False) as answer:
-            if answer.status == 404:
-                return None
             if answer.status != 200:
-                raise Turned(answer.status)
-            return await _read(answer, most)
+                raise Unreadable(f"HTTP status {answer.status}")
+            return await _read(answer, MOST_BRIEF_BYTES)
 
 
 def understood(body: bytes) -> Snapshot:
-    """What an answer says: no more than `brief` of it, also where it is the whole status.
+    """What an answer says.
 
     Raises:
-        pydantic.ValidationError: it is none.
+        Unreadable: it says nothing.
     """
-    heard = _Heard.read_json(body)
-    return Snapshot(job=heard.job, time=heard.time, status=heard.status, generations=heard.generations)
+    if cost(body) > MOST_COST:
+        raise Unreadable("it takes more to parse than any coordinator's")
+    try:
+        heard = _Heard.read_json(body)
+    except ValidationError as error:
+        raise Unreadable(f"{error.error_count()} mistakes") from None
+    return Snapshot(
+        job=heard.job, time=heard.time, status=heard.status, finished=heard.finished, generations=heard.generations
+    )
 
 
 class Unreached(Exception):  # noqa: N818 - it is a state of the network
     """Nobody took the connection, and nobody refused it: what a dead node looks like."""
 
 
-class TooMuch(Exception):  # noqa: N818 - it is what is wrong with the answer
-    """An answer is larger than any coordinator's, or packed, which nobody has asked for."""
-
-
-class Turned(Exception):  # noqa: N818 - it is the answer
-    """The answer is neither what was asked for nor that there is none; a redirection, which is not followed, too."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(str(status))
-        self.status = status
+class Unreadable(Exception):  # noqa: N818 - it is the answer
+    """An answer that no coordinator gives. It is larger, means nothing, or is packed, which nobody has asked for. Or it
+    is an error, or a redirection, which is not followed."""
 
 
 def _is_unreached(error: BaseException) -> bool:
@@ -151,15 +143,15 @@ async def _read(answer: aiohttp.ClientResponse, most: int) -> bytes:
     """The whole body.
 
     Raises:
-        TooMuch: it has more than so many bytes.
+        Unreadable: it has more than so many bytes.
     """
     if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
-        raise TooMuch(f"it is packed: {packed[:MOST_WORDS]}")
+        raise Unreadable(f"it is packed: {packed[:MOST_WORDS]}")
     found = bytearray()
     async for piece in answer.content.iter_any():
         found += piece
         if len(found) > most:
-            raise TooMuch(f"more than {most} bytes")
+            raise Unreadable(f"more than {most} bytes")
     return bytes(found)
 
 

@@ -37,6 +37,8 @@ class Situation:
     """Since when the coordinator has said that nobody trains."""
     fallen: str | None = None
     """The UID of the coordinator's pod if that has stopped answering (tandem_operator.silence)."""
+    in_doubt: bool = False
+    """It answered before, is silent, and is to be asked again at once."""
     answering: int = 0
     """How many coordinators the operator asks, over all jobs."""
     peers: Peers | None = None

@@ -12,7 +12,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.listening import endpoint
 from tandem.snapshot import Snapshot
 from tandem_operator import pods, tokens
-from tandem_operator.coordinators import LEAST_PATIENCE, Coordinators, Unreached
+from tandem_operator.coordinators import LEAST_PATIENCE, Coordinators, Unreached, Unreadable
 from tandem_operator.course import Idle, idle
 from tandem_operator.observed import Pod
 from tandem_operator.silence import Silence
@@ -28,6 +28,8 @@ class _Partner:
     endpoint: str = ""
     waited: float = 0.0
     """Seconds for the last answer."""
+    is_unreadable: bool = False
+    """So was the last answer."""
     idle: Idle | None = None
 
 
@@ -61,7 +63,7 @@ class Questions:
         self, key: Key, job: DistributedTrainingJob, partner: _Partner, own: Sequence[Pod]
     ) -> Snapshot | None:
         over = job.status is not None and job.status.phase in ("Succeeded", "Failed")
-        partner.waited = 0.0
+        partner.waited, partner.is_unreadable = 0.0, False
         if over or not own:
             self._silence.forget(key)
             return None
@@ -73,6 +75,8 @@ class Questions:
             heard = await self._coordinators.ask(partner.endpoint, tokens.token(self._key, partner.uid))
         except Unreached:
             reached = False
+        except Unreadable:
+            partner.is_unreadable = True
         partner.waited = time.monotonic() - asked
         self._silence.note(key, pod.uid, asked, heard is not None, reached)
         return heard
@@ -95,6 +99,13 @@ class Questions:
     def fallen(self, key: Key) -> str | None:
         """The UID of the coordinator's pod if that has stopped answering (tandem_operator.silence)."""
         return self._silence.fallen(key, time.monotonic())
+
+    def in_doubt(self, key: Key) -> bool:
+        """Whether to ask its coordinator again at once: it answered before, and says nothing now. One that says what
+        nobody can read is there."""
+        partner = self._partners.get(key)
+        unreadable = partner is not None and partner.is_unreadable
+        return not unreadable and self._silence.in_doubt(key, time.monotonic())
 
     @property
     def answering(self) -> int:

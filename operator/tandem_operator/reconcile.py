@@ -76,7 +76,7 @@ LAZY_SECONDS = 30.0
 HASTY_SECONDS = 1.0
 """Between two looks at a job that is about to become something else, where there are few."""
 DOUBT_SECONDS = 0.2
-"""Between two looks at a job whose coordinator has answered, is ready, and does not answer any more."""
+"""Between two looks at a job whose coordinator has answered, is ready, and has just fallen silent."""
 ENDING_SECONDS = 30.0
 """What workers get to end by themselves when it is over."""
 ANY_VOLUMES = Volumes()
@@ -430,8 +430,7 @@ def _pause(at: Situation) -> float:
     there = [pod for pod in at.pods(names.COORDINATOR) if pod.live and pod.address]
     if not there:
         return LAZY_SECONDS
-    doubtful = at.heard is None and there[-1].ready and _is_initialized(at)
-    return DOUBT_SECONDS if doubtful else max(HASTY_SECONDS, steady(at.answering) / 2)
+    return DOUBT_SECONDS if at.in_doubt and there[-1].ready else max(HASTY_SECONDS, steady(at.answering) / 2)
 
 
 def _again(at: Situation, ahead: Course, new: Status, fleets: Iterable[Fleet], expires: float | None) -> float | None:

@@ -28,6 +28,8 @@ LEAST_QUESTIONS = 2
 """One may have lasted because we were stopped ourselves."""
 GONE_SECONDS, LEAST_KNOCKS = 2.0, 2
 """From the first question of which nobody took the connection, and so many of those. Each knocks twice."""
+DOUBT_SECONDS = 2 * SILENT_SECONDS
+"""After so long it is either given up, or not known to be gone at all."""
 FEW = 3
 """Of so many silent coordinators at most, it does not matter that they are most of those there are: they may share one
 node."""
@@ -90,6 +92,11 @@ class Silence(Generic[K]):
         hangs = course.unanswered >= LEAST_QUESTIONS and silent >= SILENT_SECONDS
         gone = course.unreached >= LEAST_KNOCKS and silent >= GONE_SECONDS
         return course.uid if (hangs or gone) and not self._is_ours(self._namespace(key)) else None
+
+    def in_doubt(self, key: K, now: float) -> bool:
+        """Whether a coordinator that answered before does not, and it will soon be clear whether it has fallen."""
+        course = self._courses.get(key)
+        return course is not None and course.since is not None and now - course.since < DOUBT_SECONDS
 
     def forget(self, key: K) -> None:
         """There is no such coordinator any more."""

@@ -31,8 +31,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from pydantic import ValidationError
-
+from tandem.messages import MOST_BRIEF_BYTES
 from tandem.snapshot import GenerationView, Snapshot
 from tandem.status import Members, Status
 from tandem_coordinator.observer import RunDirectory
@@ -139,10 +138,9 @@ def _metadata_of(body: Any) -> Any:
 
 
 async def _answers(soak: Soak, operator: Operator, real: list[tuple[Any, Any]], chance: Random, which: str) -> None:
-    which, text = f"answer {which}", mutated(ANSWER.dump(), chance)
+    which, text = f"answer {which}", mutated(ANSWER.dump(), chance, most=MOST_BRIEF_BYTES)
     soak.counts["answer"] += 1
-    text = text[: coordinators.MOST_BYTES]
-    with soak.measuring("read an answer", which), suppress(ValidationError):
+    with soak.measuring("read an answer", which), suppress(coordinators.Unreadable):
         operator.api.heard = coordinators.understood(text)
     with soak.measuring("look at its job", which):
         await operator.attend(*real[0])

@@ -59,11 +59,12 @@ RICH = {
 LARGE = ("deep objects", "deep lists", "objects", "lists", "text", "names", "numbers", "pairs")
 
 
-def mutated(real: Any, chance: Random, large: float = 0.2) -> bytes:
+def mutated(real: Any, chance: Random, large: float = 0.2, most: int = MOST_BYTES) -> bytes:
     """Its JSON with one to three things changed.
 
     Args:
         large: how often one of them becomes as large as there is room for.
+        most: bytes.
     """
     found = json.loads(json.dumps(real))
     marker, kind = "\u0001here", ""
@@ -83,7 +84,7 @@ def mutated(real: Any, chance: Random, large: float = 0.2) -> bytes:
             where[key] = deepcopy(chance.choice(SMALL))
     text = json.dumps(found)
     if kind:
-        text = text.replace(json.dumps(marker), filled(kind, max(0, MOST_BYTES - len(text))), 1)
+        text = text.replace(json.dumps(marker), filled(kind, max(0, most - len(text))), 1)
     return text.encode(errors="replace")
 
 

@@ -6,6 +6,7 @@ from tandem.messages import MOST_BRIEF_BYTES
 from tandem.snapshot import EvaluatorView, Event, GenerationView, MemberView, Snapshot
 from tandem.status import Status, Straggler
 from tandem_coordinator.summary import brief
+from tandem_operator.coordinators import understood
 
 
 def view(number: int, members: list[str], detail: str = "") -> GenerationView:
@@ -47,3 +48,4 @@ def test_that_of_the_largest_job_fits() -> None:
     assert (found.members, found.evaluators, found.events) == ([], [], [])
     assert len(found.generations[-1].members) > 1_000
     assert found.generations[-1].replicas == 10_000
+    assert understood(json.dumps(found.dump()).encode()).generations == found.generations

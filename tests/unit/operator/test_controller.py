@@ -13,13 +13,18 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tandem.messages import BRIEF, MOST_BRIEF_BYTES
-from tandem.snapshot import Snapshot
+from tandem.snapshot import GenerationView, Snapshot
 from tandem.status import Status
-from tandem_operator import coordinators
+from tandem_operator import coordinators, pods
 from tandem_operator.controller import LEAST_SECONDS, soonest
-from tandem_operator.coordinators import Coordinators, Unreached
+from tandem_operator.coordinators import Coordinators, Unreached, Unreadable
+from tandem_operator.questions import Questions
+from tests.support.hostile import filled
+from tests.support.worlds.operator_job import UID, job
+from tests.support.worlds.operator_job import coordinator as of_coordinator
 
-SNAPSHOT = Snapshot(job="digits", time=1.0, status=Status(phase="Running"))
+VIEW = GenerationView(generation=1, world_size=1, members=["a"], opened_at=1.0, reason="Started")
+SNAPSHOT = Snapshot(job="digits", time=1.0, status=Status(phase="Running"), finished=0, generations=[VIEW])
 
 
 @pytest.mark.parametrize(
@@ -71,11 +76,9 @@ async def asked(**pages: Page) -> Snapshot | None:
 WHOLE = SNAPSHOT.model_dump_json(by_alias=True).encode()
 
 
-@pytest.mark.parametrize("page", ["brief", "status"], ids=["of this version", "of the version before"])
-async def test_a_coordinator_says_how_its_job_is(page: str) -> None:
-    found = await asked(**{page: says(WHOLE)})
-    assert found is not None
-    assert found.status.phase == "Running"
+async def test_a_coordinator_says_how_its_job_is() -> None:
+    found = await asked(brief=says(WHOLE))
+    assert found == SNAPSHOT
 
 
 async def test_what_a_newer_coordinator_adds_is_passed_over() -> None:
@@ -84,15 +87,58 @@ async def test_what_a_newer_coordinator_adds_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("body", [b"{}", b"not json", b"\xff" * 100, b"[" * 50_000, b"9" * 50_000])
-@pytest.mark.parametrize("page", ["brief", "status"])
-async def test_an_answer_that_is_none_is_as_good_as_silence(page: str, body: bytes) -> None:
-    assert await asked(**{page: says(body)}) is None
+async def test_an_answer_that_is_none_is_not_read(body: bytes) -> None:
+    with pytest.raises(Unreadable):
+        await asked(brief=says(body))
 
 
-@pytest.mark.parametrize(("page", "most"), [("brief", MOST_BRIEF_BYTES), ("status", coordinators.MOST_BYTES)])
-async def test_an_answer_without_end_is_not_read_to_it(page: str, most: int) -> None:
-    assert await asked(**{page: says(WHOLE.ljust(most))}) is not None
-    assert await asked(**{page: says(WHOLE.ljust(most + 1))}) is None
+async def test_an_answer_without_end_is_not_read_to_it() -> None:
+    assert await asked(brief=says(WHOLE.ljust(MOST_BRIEF_BYTES))) is not None
+    with pytest.raises(Unreadable, match="more than"):
+        await asked(brief=says(WHOLE.ljust(MOST_BRIEF_BYTES + 1)))
+
+
+@pytest.mark.parametrize("kind", ["lists", "objects"])
+async def test_an_answer_that_takes_long_to_parse_is_told_from_its_bytes(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinators._Heard, "read_json", None)
+    body = WHOLE[:-1] + b',"x":' + filled(kind, MOST_BRIEF_BYTES - len(WHOLE) - 10).encode() + b"}"
+    with pytest.raises(Unreadable, match="takes more to parse"):
+        await asked(brief=says(body))
+
+
+async def test_nothing_but_the_brief_answer_is_asked_for() -> None:
+    with pytest.raises(Unreadable, match="404"):
+        await asked(status=says(WHOLE))
+
+
+@pytest.mark.parametrize(
+    ("page", "doubtful"),
+    [(says(b"not json"), False), (says(WHOLE, status=404), False), (None, True)],
+    ids=["no JSON", "404", "silence"],
+)
+async def test_one_that_falls_silent_is_asked_again_at_once_and_one_that_says_what_nobody_can_read_is_not(
+    page: Page | None, doubtful: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, key = [says(WHOLE)], ("n", "digits")
+
+    async def brief(request: web.Request) -> web.StreamResponse:
+        if not answers:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        return await answers.pop()(request)
+
+    async with coordinator(brief=brief) as endpoint, Coordinators() as pool:
+        questions = Questions(pool, b"key")
+        address, _, port = endpoint.partition(":")
+        monkeypatch.setattr(pods, "PORT", int(port))
+        pod = of_coordinator(address=address)
+        for nth in range(2):
+            await questions.ask(key, job(), UID, [pod])
+            assert questions.in_doubt(key) == (doubtful and nth == 1)
+            answers += [page] if page is not None else []
 
 
 async def test_an_error_without_end_is_not_read_to_it() -> None:
@@ -110,7 +156,8 @@ async def test_an_error_without_end_is_not_read_to_it() -> None:
 
     async with asyncio.timeout(30):
         async with coordinator(brief=endless, target=endless) as endpoint, Coordinators() as pool:
-            assert await pool.ask(endpoint, "token") is None
+            with pytest.raises(Unreadable):
+                await pool.ask(endpoint, "token")
             assert not await pool.tell(endpoint, "token", 2)
 
 
@@ -124,7 +171,8 @@ async def test_a_redirection_is_not_followed() -> None:
     async with coordinator(brief=elsewhere, target=elsewhere) as target:
         to = {"status": 307, "Location": f"http://{target}{BRIEF}"}
         async with coordinator(brief=says(b"", **to), target=says(b"", **to)) as endpoint, Coordinators() as pool:  # type: ignore[arg-type]
-            assert await pool.ask(endpoint, "token") is None
+            with pytest.raises(Unreadable):
+                await pool.ask(endpoint, "token")
             assert not await pool.tell(endpoint, "token", 2)
     assert visited == []
 
@@ -136,7 +184,8 @@ async def test_an_answer_is_not_unpacked() -> None:
         asked_for.append(request.headers["Accept-Encoding"])
         return web.Response(body=gzip.compress(WHOLE), headers={"Content-Encoding": "gzip"})
 
-    assert await asked(brief=packed) is None
+    with pytest.raises(Unreadable, match="packed"):
+        await asked(brief=packed)
     assert asked_for == ["identity"]
 
 
@@ -152,7 +201,8 @@ async def test_an_answer_is_not_unpacked() -> None:
 )
 async def test_numbers_and_names_that_no_coordinator_says_are_none(status: dict[str, Any]) -> None:
     body = json.dumps({**SNAPSHOT.dump(), "status": status}).encode()
-    assert await asked(brief=says(body)) is None
+    with pytest.raises(Unreadable):
+        await asked(brief=says(body))
 
 
 async def test_words_are_cut() -> None:

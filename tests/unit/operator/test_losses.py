@@ -113,7 +113,7 @@ def test_a_group_that_was_there_between_two_answers_begins_the_time_anew() -> No
 
 def test_a_coordinator_that_does_not_answer_any_more_is_replaced_and_a_person_can_read_why() -> None:
     of, there = running(coordinator(uid="c"))
-    plan = decided(of, there, fallen="c")
+    plan = decided(of, there, fallen="c", in_doubt=True)
     assert (made(plan), removed(plan)) == (["coordinator 0"], [COORDINATOR])
     notice = next(one for one in plan.notices if one.reason == "CoordinatorReplaced")
     assert notice.warning
@@ -123,6 +123,8 @@ def test_a_coordinator_that_does_not_answer_any_more_is_replaced_and_a_person_ca
 
 def test_a_coordinator_that_the_operator_cannot_reach_at_all_is_not_asked_more_often_than_others() -> None:
     assert decided(job(status={"phase": "Pending"})).again_in == HASTY_SECONDS
+    of, there = running()
+    assert decided(of, there).again_in == HASTY_SECONDS, "it was silent for long, or says what nobody can read"
 
 
 @pytest.mark.parametrize("facts", [{"ready": False}, {"uid": "another"}], ids=["not ready", "another"])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem_operator.silence import FEW, GONE_SECONDS, LEAST_KNOCKS, SILENT_SECONDS, Silence
+from tandem_operator.silence import DOUBT_SECONDS, FEW, GONE_SECONDS, LEAST_KNOCKS, SILENT_SECONDS, Silence
 
 LATER = 100.0
 
@@ -70,6 +70,17 @@ def test_where_most_are_silent_it_is_we_who_do_not_hear() -> None:
     for number in range(FEW + 1):
         silence.note(f"healthy-{number}", "pod", asked=0.0, answered=True)
     assert silence.fallen("job-0", LATER) == "pod"
+
+
+def test_one_is_in_doubt_from_its_first_silence_until_it_is_clear_what_it_means() -> None:
+    silence = told()
+    silence.note("job", "pod", asked=0.0, answered=False)
+    assert not silence.in_doubt("job", 0.0), "it has never answered"
+    silence.note("job", "pod", asked=0.0, answered=True)
+    assert not silence.in_doubt("job", 0.0)
+    silence.note("job", "pod", asked=1.0, answered=False)
+    assert silence.in_doubt("job", 1.0 + SILENT_SECONDS)
+    assert not silence.in_doubt("job", 1.0 + DOUBT_SECONDS)
 
 
 def of_namespaces(**coordinators: tuple[int, int]) -> Silence[str]:
