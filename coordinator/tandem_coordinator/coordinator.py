@@ -92,7 +92,7 @@ class Coordinator:
         elasticity = job.spec.elasticity
         self._hangs = HangWatch(elasticity.hang_seconds, elasticity.hang_start_seconds, elasticity.heartbeat_seconds)
         self._stragglers = StragglerWatch()
-        self._troubles = TroubleWatch(self._history.say)
+        self._troubles = TroubleWatch(self._history.say, elasticity.heartbeat_seconds)
         self._asked_to_save: set[str] = set()
         self._observed = Observed()
         self._heard: dict[str, float] = {}
@@ -293,7 +293,8 @@ class Coordinator:
             await asyncio.sleep(SAMPLE_SECONDS)
             for told in self._stragglers.look(self._reports.everyone(), time.monotonic()):
                 self._history.say(told, "info")
-            if self._troubles.look(self._observed, self._history.lines_lost) and (found := self._troubles.troubles):
+            worse = self._troubles.look(self._observed, self._history.lines_lost, time.monotonic())
+            if worse and (found := self._troubles.troubles):
                 self._history.write("troubles", **found.dump())
             clock, observed = Clock(time.time(), time.monotonic()), self._observed
             now, evaluators = self._status(clock, observed), observed.evaluators

@@ -19,12 +19,15 @@ class TroubleWatch:
 
     Args:
         say: called with a sentence and how much it matters: `info`, `warning` or `error`.
+        heartbeat_seconds: longest time between two reports of an agent.
     """
 
-    def __init__(self, say: Callable[[str, str], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str, str], None], heartbeat_seconds: float) -> None:
+        self._say, self._most_between = say, 2 * heartbeat_seconds
         self._ranks: dict[int, Trouble] = {}
         self._saves = self._lines = self._carried = 0
+        self._logged = self._ahead = 0
+        self._ahead_since = 0.0
         self._message = ""
         self._newest: CheckpointRef | None = None
         self._told: dict[str, int] = {}
@@ -53,17 +56,19 @@ class TroubleWatch:
     def _in_a_row(self) -> int:
         return self._carried + max((one.saves_failed_in_a_row for one in self._ranks.values()), default=0)
 
-    def look(self, observed: Observed, own_lines_lost: int) -> bool:
+    def look(self, observed: Observed, own_lines_lost: int, now: float) -> bool:
         """Put together what is known, and say what is new. Whether it changed.
 
         Args:
             own_lines_lost: of the coordinator's own log.
+            now: monotonic time.
         """
         if observed.latest_checkpoint != self._newest:
             self._newest, self._carried = observed.latest_checkpoint, 0
         row, failures = self._in_a_row, observed.evaluations
-        now = Troubles(
-            saves_failed=max(self._saves, observed.training.saves.get("failed", 0)),
+        self._count_logged(observed.training.saves.get("failed", 0), now)
+        found = Troubles(
+            saves_failed=max(self._saves, self._logged),
             saves_failed_in_a_row=row,
             save_message=self._message if row else "",
             evaluations_failed=failures.failed,
@@ -73,26 +78,37 @@ class TroubleWatch:
             rewinds=observed.rewinds,
             batches_left_out=observed.batches_left_out,
         )
-        before, self._known = self._known, now
+        before, self._known = self._known, found
         if before is None:
             # What was there before this process was said by the one before it.
-            self._told = {REWOUND: now.rewinds, SKIPPED: now.evaluations_skipped}
+            self._told = {REWOUND: found.rewinds, SKIPPED: found.evaluations_skipped}
         elif before.saves_failed_in_a_row and not row:
             self._told.pop(SAVES_FAIL, None)
             self._say("a save has gone well again", "info")
         counts = {
             SAVES_FAIL: row,
-            EVALUATION_FAILED: now.evaluations_failed,
-            LINES_LOST: now.lines_lost,
-            REWOUND: now.rewinds,
-            SKIPPED: now.evaluations_skipped,
+            EVALUATION_FAILED: found.evaluations_failed,
+            LINES_LOST: found.lines_lost,
+            REWOUND: found.rewinds,
+            SKIPPED: found.evaluations_skipped,
         }
-        for one in told(now):
+        for one in told(found):
             count, said = counts[one.reason], self._told.get(one.reason, 0)
             if count > said and (count >= 2 * said or one.reason == REWOUND):
                 self._told[one.reason] = count
                 self._say(one.text, one.level)
-        return now != (before or NOTHING)
+        return found != (before or NOTHING)
+
+    def _count_logged(self, failed: int, now: float) -> None:
+        """The log counts what ranks of earlier coordinators have said. Of the same failure it may tell before a
+        heartbeat does, and does not tell whether it lasts: so what is new there is counted a little later.
+        """
+        if self._known is None:
+            self._logged = self._ahead = failed
+        if failed != self._ahead:
+            self._ahead, self._ahead_since = failed, now
+        elif now - self._ahead_since > self._most_between:
+            self._logged = failed
 
     @property
     def troubles(self) -> Troubles | None:

@@ -64,6 +64,30 @@ def test_evaluators_that_fail_are_told_of_and_training_goes_on(job: Job, images:
     job.trains(beyond=job.step)
 
 
+@pytest.mark.timeout(400)
+def test_saves_that_fail_are_told_of_until_one_succeeds(job: Job) -> None:
+    def may_write(mode: int) -> None:
+        change = f"import os; os.chmod(os.environ['TANDEM_RUN_DIR'] + '/checkpoints', 0o{mode:o})"
+        job.namespace("exec", job.live("worker")[0], "--", "python", "-c", change)
+
+    def degraded() -> list[tuple[str, str]]:
+        conditions = job.status.get("conditions", [])
+        return [(one["status"], one["reason"]) for one in conditions if one["type"] == "Degraded"]
+
+    job.apply(manifest(job.name, trainer=LONG))
+    job.trains()
+    may_write(0o500)
+    job.becomes(lambda: degraded() == [("True", "SavesFail")], "it is degraded")
+    assert job.status["troubles"]["savesFailed"] >= 1
+    assert "Permission denied" in job.status["troubles"]["saveMessage"]
+    told = [event for event in job.events() if event.startswith("SavesFail: ")]
+    assert len(told) == 1
+    assert job.phase == "Running"
+    may_write(0o700)
+    job.becomes(lambda: degraded() == [("False", "Well")], "it is well again")
+    job.trains(beyond=job.step)
+
+
 def test_a_name_that_is_taken(job: Job, namespace: Namespace) -> None:
     theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{job.name}-job"}, "data": {"a": "b"}}
     namespace("apply", "-f", "-", stdin=json.dumps(theirs))

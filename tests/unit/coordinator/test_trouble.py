@@ -3,6 +3,7 @@
 from tandem.messages import RankReport, Trouble
 from tandem.status import CheckpointRef, Troubles
 from tandem_coordinator.observer import Evaluations, Observed
+from tandem_coordinator.training_log import Training
 from tandem_coordinator.trouble import TroubleWatch
 
 FULL = "[Errno 28] No space left on device"
@@ -15,13 +16,15 @@ class World:
 
     def __init__(self) -> None:
         self.said: list[tuple[str, str]] = []
-        self.watch = TroubleWatch(lambda text, level: self.said.append((level, text)))
+        self.watch = TroubleWatch(lambda text, level: self.said.append((level, text)), 1.0)
         self.observed = Observed(latest_checkpoint=OLD)
+        self.now = 0.0
         self.look()
 
-    def look(self, **changes: object) -> Troubles | None:
+    def look(self, after: float = 0.0, **changes: object) -> Troubles | None:
+        self.now += after
         self.observed = Observed(**{"latest_checkpoint": self.observed.latest_checkpoint, **changes})  # type: ignore[arg-type]
-        self.watch.look(self.observed, 0)
+        self.watch.look(self.observed, 0, self.now)
         return self.watch.troubles
 
     def saves(self, failed: int, in_a_row: int, lines: int = 0) -> None:
@@ -47,6 +50,28 @@ def test_failed_saves_are_said_when_they_begin_and_whenever_their_number_has_dou
     assert {level for level, _ in world.said} == {"error"}
     assert all(FULL in text for _, text in world.said)
     assert world.watch.troubles == Troubles(saves_failed=24, saves_failed_in_a_row=24, save_message=FULL)
+
+
+def test_a_failed_save_that_the_log_tells_of_before_the_rank_is_not_told_of_twice() -> None:
+    world = World()
+    logged = Training(saves={"failed": 1})
+    assert world.look(training=logged) is None
+    world.saves(1, 1)
+    assert world.look(0.5, training=logged) == Troubles(saves_failed=1, saves_failed_in_a_row=1, save_message=FULL)
+
+
+def test_a_failed_save_that_the_log_alone_tells_of_counts() -> None:
+    world = World()
+    logged = Training(saves={"failed": 1})
+    assert world.look(training=logged) is None
+    assert world.look(3.0, training=logged) == Troubles(saves_failed=1)
+
+
+def test_failed_saves_of_before_count_at_once() -> None:
+    world = World()
+    again = TroubleWatch(lambda text, level: world.said.append((level, text)), 1.0)
+    again.look(Observed(training=Training(saves={"failed": 7})), 0, 0.0)
+    assert again.troubles == Troubles(saves_failed=7)
 
 
 def test_a_save_that_goes_well_ends_the_row_and_is_said() -> None:
@@ -76,7 +101,7 @@ def test_a_new_group_goes_on_with_the_row_until_a_checkpoint_is_there() -> None:
 def test_lost_lines_of_all_logs_are_added_up() -> None:
     world = World()
     world.saves(0, 0, lines=1_200)
-    world.watch.look(Observed(lines_lost=70), 5)
+    world.watch.look(Observed(lines_lost=70), 5, 0.0)
     assert world.watch.troubles == Troubles(lines_lost=1_275)
     assert world.said == [("error", "1,275 log lines have been lost: the disk did not take them")]
 
@@ -89,7 +114,7 @@ def test_each_rewind_is_said_with_what_is_left_out_and_old_ones_are_not_said_aga
     assert world.said[0] == ("warning", "the loss became useless: training went back once and left out 60 batches")
     assert world.said[2][1].endswith("went back 3 times and left out 180 batches")
     again = World()
-    again.watch = TroubleWatch(lambda text, level: again.said.append((level, text)))
+    again.watch = TroubleWatch(lambda text, level: again.said.append((level, text)), 1.0)
     again.look(rewinds=3, batches_left_out=180)
     assert again.said == []
     assert again.watch.troubles == Troubles(rewinds=3, batches_left_out=180)
