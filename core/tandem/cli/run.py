@@ -8,7 +8,7 @@ import shlex
 import socket
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ import typer
 from rich.console import Console, RenderableType
 
 from tandem.exitcode import OF_COMMANDS, ExitCode
+from tandem.formatting import number, several
 from tandem.gpus import is_gpu
 from tandem.job import Checkpoint, Coordinator, DistributedTrainingJob, RunPolicy
 from tandem.launch import TOKEN, weakness
@@ -40,6 +41,7 @@ from tandem.view import summary
 from tandem.view.console import PrintableConsole
 from tandem.view.lines import event_line
 
+CONFIG = "trainer.config."
 TAIL = 15
 """Lines of a log that are shown when a run has failed."""
 
@@ -103,10 +105,17 @@ class Command:
     metrics_port: int | None
     pin: bool
 
-    def again(self, *more: str) -> str:
-        """The command line."""
+    def again(self, *more: str, without: Collection[str] = ()) -> str:
+        """The command line.
+
+        Args:
+            more: what is added to it.
+            without: fields that are not set any more.
+        """
         words = ["tandem", "run", self.file]
-        words += [word for override in self.overrides for word in ("--set", override)]
+        for override in self.overrides:
+            if override.partition("=")[0].strip().removeprefix("spec.") not in without:
+                words += ["--set", override]
         words += ["--run-dir", str(self.run_dir)] if self.run_dir else []
         words += ["--port", str(self.port)] if self.port else []
         words += ["--metrics-port", str(self.metrics_port)] if self.metrics_port else []
@@ -159,10 +168,10 @@ class _Run:
         evaluates = self._job.spec.evaluation.processes > 0
         if done and not (evaluates and before.left):
             self._print(summary.complete(self._job.metadata.name, before, str(self._path), None, evaluates))
-            self._say(f"nothing is left to do; {self._ways_on()}")
+            self._say(f"nothing is left to do; {ways_on(self._command, self._job, mine.run_dir.read_job())}")
             return ExitCode.DONE
         if before.step is not None and not done:
-            self._notes.append(f"going on from step {before.step}")
+            self._notes.append(f"going on from step {number(before.step)}")
         for note in self._notes:
             self._say(note)
         self._say(f"live page: tandem open {shlex.quote(str(self._path))}")
@@ -179,15 +188,6 @@ class _Run:
         )
         session.run()
         return self._end(session, crew, time.monotonic() - started)
-
-    def _ways_on(self) -> str:
-        """What to type where the run is complete."""
-        anew = f"to begin anew: {self._command.again('--fresh')}"
-        if self._job.spec.trainer.task is None:
-            return f"give the script other args to have it go on in the same folder, or, {anew}"
-        config = self._job.spec.trainer.settings
-        field, more = ("epochs", config.epochs) if config.max_steps is None else ("maxSteps", config.max_steps)
-        return f"to go on: {self._command.again('--set', f'trainer.config.{field}={2 * more}')}; {anew}"
 
     def _again(self) -> str:
         """The command that goes on with this run."""
@@ -270,6 +270,25 @@ class _Run:
             self._console.print(text, style="dim", markup=False, soft_wrap=True)
         else:
             print(event_line(Event(at=time.time(), kind="info", text=text)), file=self._console.file, flush=True)
+
+
+def ways_on(command: Command, job: DistributedTrainingJob, made: DistributedTrainingJob) -> str:
+    """What to type where the run is complete.
+
+    Args:
+        made: the job that has trained it.
+    """
+    anew = f"to begin anew: {command.again('--fresh')}"
+    if job.spec.trainer.task is None:
+        return f"give the script other args to have it go on in the same folder, or, {anew}"
+    asked, config = job.spec.trainer.settings, made.spec.trainer.settings
+    field, length = ("epochs", config.epochs) if config.max_steps is None else ("maxSteps", config.max_steps)
+    further = command.again("--set", f"{CONFIG}{field}={2 * length}", without={f"{CONFIG}{field}", f"{CONFIG}maxSteps"})
+    less = ""
+    if (asked.epochs, asked.max_steps) != (config.epochs, config.max_steps):
+        what = several(length, "epoch") if field == "epochs" else several(length, "step")
+        less = f"{what} {'is' if length == 1 else 'are'} trained, and this job asks for no more; "
+    return f"{less}to go on: {further}; {anew}"
 
 
 def need_torch() -> None:

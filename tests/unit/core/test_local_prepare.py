@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tandem.cli.run import Command, ways_on
 from tandem.difference import differences
 from tandem.job import DistributedTrainingJob
 from tandem.local import prepare
@@ -268,3 +269,41 @@ def test_a_script_that_failed_may_have_saved_something_itself(tmp_path: Path) ->
         "the last attempt failed (RepeatedFailure); the script starts again, what it has saved itself stays as it is, "
         f"and the logs of that attempt are in {path / 'attempt'}",
     )
+
+
+def test_a_run_that_stays_complete_keeps_the_training_that_made_it(tmp_path: Path) -> None:
+    path = tmp_path / "digits"
+    prepared(path, job(task="image-classification", config={"epochs": 100})).release()
+    RunDir(path).mark_done(None)
+    less = job(workers=3, task="image-classification", config={"epochs": 4})
+    prepared(path, less).release()
+    recorded = RunDir(path).read_job().spec
+    assert (recorded.trainer.settings.epochs, recorded.workers.replicas) == (100, 3)
+    assert RunDir(path).done() is not None
+    again = manifests.job("digits", trainer={"task": "image-classification", "config": {"epochs": 8}})
+    prepared(path, again).release()
+    assert RunDir(path).done() is not None, "8 epochs are fewer than the 100 that were made"
+    prepared(path, job(task="image-classification", config={"epochs": 101})).release()
+    assert RunDir(path).done() is None
+    assert RunDir(path).read_job().spec.trainer.settings.epochs == 101
+
+
+@pytest.mark.parametrize(
+    ("asked", "made", "told"),
+    [
+        (
+            {"epochs": 4},
+            {"epochs": 100},
+            "100 epochs are trained, and this job asks for no more; to go on: tandem run ",
+        ),
+        ({"epochs": 100}, {"epochs": 100}, "to go on: tandem run "),
+        ({"maxSteps": 5}, {"maxSteps": 7}, "7 steps are trained, and this job asks for no more; to go on: tandem run "),
+    ],
+)
+def test_the_way_on_starts_from_what_was_made(asked: dict[str, int], made: dict[str, int], told: str) -> None:
+    ((field, length),) = made.items()
+    command = Command("digits.yaml", (f"spec.trainer.config.{field}=4", "workers.replicas=3"), None, 0, None, False)
+    was, now = (job(task="image-classification", config=config) for config in (made, asked))
+    words = ways_on(command, now, was)
+    assert words.startswith(told)
+    assert f"--set workers.replicas=3 --set trainer.config.{field}={2 * length};" in words
