@@ -10,7 +10,10 @@ import pytest
 
 from tandem.durable import read_lines
 from tandem.exitcode import ExitCode
+from tandem.idx import FILES
+from tests.support.bad_surroundings import whole_mnist
 from tests.support.elastic import Elastic
+from tests.support.failing_disk import unreadable
 from tests.support.processes import alive
 from tests.support.waiting import SECONDS, until
 
@@ -115,6 +118,34 @@ def test_the_others_go_on_without_a_replica_that_fails_whatever_it_is_given(tmp_
             "worker-2 (node node-of-worker-2) is left out: the group failed 3 times in a row because of it"
         )
         assert snapshot.generations[-1].members == ["worker-0", "worker-1"]
+
+
+@pytest.mark.full("core", "coordinator", "trainer")
+@pytest.mark.parametrize("lacks", ["the folder", "a file that can be read"])
+def test_a_node_that_lacks_the_data_of_a_group_that_trains_is_left_out(tmp_path: Path, lacks: str) -> None:
+    whole_mnist(tmp_path)
+    config = {
+        "data": {"name": "mnist", "path": "~/data", "download": False},
+        "globalBatchSize": 4,
+        "epochs": 1_000_000,
+    }
+    with Elastic(tmp_path, replicas=3, trainer={"task": "image-classification", "config": config}) as group:
+        group.extra["HOME"] = str(tmp_path)
+        group.start("worker-0", "worker-1")
+        until(lambda: (s := group.snapshot()) and s.status.world_size == 2 and s.status.progress, "a group of two")
+        bad = tmp_path / "bad"
+        group.extra["HOME"] = str(bad)
+        if lacks != "the folder":
+            bad.mkdir()
+            whole_mnist(bad)
+            unreadable(bad / "data" / FILES["train"][0])
+        group.start_agent("worker-2")
+        assert group.agents["worker-2"].wait(SECONDS) == ExitCode.LEFT_OUT
+        snapshot = until(lambda: (s := group.snapshot()) and s.status.world_size == 2 and s, "the group of two again")
+        (told,) = [event.text for event in snapshot.events if "left out" in event.text and event.kind == "warning"]
+        why = "data.path: ~/data is not a folder" if lacks == "the folder" else "OSError: [Errno 5] Input/output error"
+        assert why in told
+        assert group.rundir.failed() is None
 
 
 def test_a_job_that_has_failed_ends_its_agents_with_the_reason(tmp_path: Path) -> None:
