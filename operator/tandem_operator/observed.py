@@ -3,8 +3,9 @@
 The rest of an object is not kept: a thousand jobs have several thousand objects of ten kilobytes each.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from tandem.times import seconds
@@ -164,9 +165,16 @@ class Children:
         Args:
             owner: the job's UID.
         """
+        return list(self._pods.get((role, owner), ()))
+
+    @cached_property
+    def _pods(self) -> Mapping[tuple[str, str], Sequence[Pod]]:
+        """By role and owner. A look asks for them two dozen times, and a job may have thousands."""
+        found: dict[tuple[str, str], list[Pod]] = {}
         pods = (thing for thing in self.things.values() if isinstance(thing, Pod))
-        found = [pod for pod in pods if (pod.role, pod.owner) == (role, owner)]
-        return sorted(found, key=lambda pod: (pod.created, pod.name))
+        for pod in sorted(pods, key=lambda pod: (pod.created, pod.name)):
+            found.setdefault((pod.role, pod.owner), []).append(pod)
+        return found
 
 
 def children(things: Iterable[Thing]) -> Children:

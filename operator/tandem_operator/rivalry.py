@@ -83,14 +83,16 @@ def claimant(
 
 def is_partly_placed(workers: Sequence[Pod]) -> bool:
     """Whether a job with these workers can be starved, whatever it says."""
-    return 0 < len(_waiting(workers)) < sum(pod.live for pod in workers)
+    waiting = len(_waiting(workers))
+    return waiting > 0 and waiting < sum(pod.live for pod in workers)
 
 
 def starved_for(job: DistributedTrainingJob, workers: Sequence[Pod], now: float) -> float | None:
     """How long the job has held workers and not been able to begin, None if it is not so."""
+    if not is_partly_placed(workers):
+        return None
     waiting = _waiting(workers)
-    placed = sum(pod.live for pod in workers) - len(waiting)
-    if not is_partly_placed(workers) or placed >= job.spec.workers.min_replicas:
+    if sum(pod.live for pod in workers) - len(waiting) >= job.spec.workers.min_replicas:
         return None
     return now - min(pod.created for pod in waiting)
 
@@ -117,7 +119,7 @@ def _overlap(one: Claimant, other: Claimant) -> bool:
 
 
 def _waiting(workers: Sequence[Pod]) -> list[Pod]:
-    return [pod for pod in workers if pod.live and pod.waiting == UNSCHEDULABLE]
+    return [pod for pod in workers if pod.waiting == UNSCHEDULABLE and pod.live]
 
 
 def way_ends(status: Status | None) -> float | None:

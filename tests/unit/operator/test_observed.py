@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 
 from tandem_operator import kinds, names
-from tandem_operator.observed import Pod, observe
+from tandem_operator.observed import Pod, children, observe
 from tandem_operator.overlay import overlay
 from tandem_operator.reporting import patch
 from tandem_operator.store import Store
 from tests.support.worlds.operator_cluster import merged
+from tests.support.worlds.operator_job import NOW, UID, coordinator, worker
 
 
 def pod(phase: str = "Running", **status: Any) -> Pod:
@@ -191,3 +192,15 @@ def test_a_status_is_written_by_its_changes_alone() -> None:
     assert changes == {"loss": 0.5, "workers": {"ready": 2}, "gone": None}
     assert merged(old, changes) == new
     assert patch(new, new) == {}
+
+
+def test_the_pods_of_a_look_are_sorted_once_and_whoever_gets_them_may_change_his_list() -> None:
+    things = [worker(index, created=NOW - index) for index in range(3)]
+    there = children([*things, worker(7, owner="another"), coordinator()])
+    first = there.pods(names.WORKER, UID)
+    assert [pod.index for pod in first] == [2, 1, 0]
+    first.clear()
+    again = there.pods(names.WORKER, UID)
+    assert [pod.index for pod in again] == [2, 1, 0]
+    assert there._pods is there._pods
+    assert there.pods(names.EVALUATOR, UID) == []
