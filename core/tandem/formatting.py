@@ -16,7 +16,7 @@ UNKNOWN = "–"
 
 
 def number(value: float | None) -> str:
-    """A count in groups of three, or four digits that matter: `1,234`, `98.1`, `2.303`, `0.0213`, `3.1e-06`."""
+    """A count in groups of three, or four digits that matter: `1,234`, `98.1`, `2.303`, `0.0213`, `3.142e-06`."""
     if value is None or not math.isfinite(value):
         return UNKNOWN if value is None else str(value)
     amount = abs(value)
@@ -28,7 +28,7 @@ def number(value: float | None) -> str:
         return f"{value:.1f}"
     if amount >= 1:
         return f"{value:.3f}"
-    return f"{value:.4f}" if amount >= 1e-3 or amount == 0 else f"{value:.1e}"
+    return f"{value:.4f}" if amount >= 1e-2 or amount == 0 else f"{value:.4g}"
 
 
 def several(count: int, one: str, more: str = "") -> str:
@@ -76,6 +76,11 @@ def size(count: float | None) -> str:
     while count >= 999.5 and unit < len(SIZES) - 1:
         count, unit = count / 1000, unit + 1
     return f"{count:.{0 if count >= 99.5 or unit == 0 else 1}f} {SIZES[unit]}"
+
+
+def done(step: int, total: int) -> str:
+    """How much of the steps is done, all at most: `57 %`."""
+    return f"{min(100, 100 * step // total)} %"
 
 
 def share(value: float | None) -> str:

@@ -7,26 +7,26 @@ from pathlib import Path
 
 import numpy as np
 
+from tandem.report.figures.processors import at_work
 from tandem.report.run import Run
 from tandem.report.writing import write
 from tests.support import ROOT
 
 MANIFEST = ROOT / "examples/digits.yaml"
 TARGET = ROOT / "docs/images/digits.png"
-SLACK_SECONDS = 1.0
-"""A checkpoint is on the disk a moment after its step, and the first and the last half second of a rank may go
-untold."""
+SLACK_SECONDS = 0.1
+"""A checkpoint is on the disk a moment after its step."""
 
 
 def disagreements(run: Run) -> list[str]:
     """What in the picture would not be so: a checkpoint where no rank is at work, or one that nobody evaluated."""
     found = []
     for use in run.uses:
-        busy = use.time[np.isfinite(use.busy)]
-        if use.kind != "trainer" or not len(busy):
+        drawn = at_work(use, run.generations)
+        known = np.flatnonzero(np.isfinite(drawn.busy))
+        if use.kind != "trainer" or not len(known):
             continue
-        gaps = float(np.median(np.diff(busy))) if len(busy) > 1 else SLACK_SECONDS
-        begin, end = busy[0] - gaps - SLACK_SECONDS, busy[-1] + SLACK_SECONDS
+        begin, end = drawn.time[max(0, known[0] - 1)], drawn.time[known[-1]] + SLACK_SECONDS
         found += [
             f"rank {use.name} is at work from {begin - run.started_at:.2f} s to {end - run.started_at:.2f} s, and "
             f"{c.name} is of {c.at - run.started_at:.2f} s"

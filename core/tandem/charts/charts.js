@@ -34,8 +34,9 @@ const Charts = (() => {
     if (amount >= 100) return value.toFixed(0);
     if (amount >= 10) return value.toFixed(1);
     if (amount >= 1) return value.toFixed(3);
-    if (amount >= 1e-3 || amount === 0) return value.toFixed(4);
-    return exponent(value.toExponential(1));
+    if (amount >= 1e-2 || amount === 0) return value.toFixed(4);
+    const digits = Number(value.toPrecision(4));
+    return Math.abs(digits) >= 1e-4 ? String(digits) : exponent(digits.toExponential());
   }
 
   function told(value, unit) {

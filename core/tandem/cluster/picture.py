@@ -151,7 +151,7 @@ def _progress(status: Status, width: int | None) -> list[Text]:
                 INDENT,
                 ("━" * full, "cyan"),
                 ("─" * (cells - full), "bright_black"),
-                f" {100 * progress.step // progress.total_steps} %",
+                f" {formatting.done(progress.step, progress.total_steps)}",
             ),
         )
     return lines
@@ -267,7 +267,7 @@ def _pods(found: Sequence[Pod], width: int | None, now: float) -> list[Text]:
 def _row(job: JobSight, now: float, with_namespace: bool) -> list[tuple[str, str]]:
     status, progress = job.status, job.status.progress
     left = progress.remaining_seconds if progress is not None and status.phase == "Running" else None
-    share = f"{100 * progress.step // progress.total_steps} %" if progress and progress.total_steps else ""
+    share = formatting.done(progress.step, progress.total_steps) if progress and progress.total_steps else ""
     return [
         *([(job.namespace, "dim")] if with_namespace else []),
         (job.name, "bold"),

@@ -62,6 +62,7 @@ def _membership(
         first_step_at=float(steps.time.min()) if steps else None,
         last_step=int(steps.step.max()) if steps else None,
         last_step_at=float(steps.time.max()) if steps else None,
+        last_line_at=log.last_at if log else None,
         ended=_ended(log, closed),
     )
 

@@ -22,6 +22,8 @@ from tandem.formatting import moment as moment_of
 from tandem.gallery import gallery
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import GenerationRecord
+from tandem.local.known import is_alive
+from tandem.ownership import LOCK
 from tandem.ranking import direction
 from tandem.report import checkpoints, generations, lineage
 from tandem.report.folder import expect_run, listed
@@ -42,7 +44,8 @@ from tandem.secrecy import hidden
 from tandem.status import Troubles
 
 SILENT_SECONDS = 20.0
-"""A run without an end whose logs are silent for so long is not going on: the coordinator writes every second."""
+"""A run without an end and without a lock whose logs are silent for so long is not going on: the coordinator writes
+every second."""
 
 LEFT_SECONDS = 2.0
 """Clocks of two machines differ by less."""
@@ -162,7 +165,8 @@ def _records(rundir: RunDir, faults: list[str]) -> dict[int, GenerationRecord]:
 
 
 def _result(rundir: RunDir, heard_at: float, now: float, left: bool) -> tuple[Result, str]:
-    """How it ended, and why. One that has left no end is going on for as long as its logs grow.
+    """How it ended, and why. One that has left no end is going on while a `tandem run` of this machine holds its lock;
+    where there is no lock, as in a volume of a cluster, for as long as its logs grow.
 
     Args:
         left: its coordinator has left in good order, and no rank has written a line since.
@@ -173,13 +177,16 @@ def _result(rundir: RunDir, heard_at: float, now: float, left: bool) -> tuple[Re
         failure = rundir.failed() or {}
         reason, message = text(failure.get("reason")), text(failure.get("message"))
         return "Failed", ": ".join(part for part in (reason, message) if part)
-    if left:
-        return "Stopped", f"it was stopped at {moment_of(heard_at)}; `tandem run` with the same file goes on"
-    if now - heard_at > SILENT_SECONDS:
-        return "Stopped", (
-            f"no process of it has written a line since {moment_of(heard_at)}, for {elapsed(now - heard_at)} when this "
-            "page was made, and it left no end; `tandem run` with the same file goes on from the last checkpoint"
-        )
+    locked = (rundir.path / LOCK).exists()
+    if not (locked and is_alive(rundir.path)):
+        if left:
+            return "Stopped", f"it was stopped at {moment_of(heard_at)}; `tandem run` with the same file goes on"
+        if locked or now - heard_at > SILENT_SECONDS:
+            return "Stopped", (
+                f"no process of it has written a line since {moment_of(heard_at)}, for {elapsed(now - heard_at)} when "
+                "this page was made, and it left no end; `tandem run` with the same file goes on from the last "
+                "checkpoint"
+            )
     return "Running", f"this page shows it as far as it had come at {moment_of(heard_at)}"
 
 

@@ -192,6 +192,8 @@ class Generation:
     """The last step it logged."""
     last_step_at: float | None = None
     """When that was."""
+    last_line_at: float | None = None
+    """When its first rank wrote for the last time."""
     ended: str = ""
     """Why its training ended, in the words of its own log or of the coordinator."""
 

@@ -144,7 +144,7 @@ def _progress(scene: Scene, status: Status, room: _Room) -> list[RenderableType]
         row.add_column(width=1)
         row.add_column(ratio=1)
         row.add_column(justify="right", width=5)
-        row.add_row("", _bar(step, total), Text(f"{100 * step // total} %"))
+        row.add_row("", _bar(step, total), Text(formatting.done(step, total)))
         bar = [row]
     if scene.waiting:
         return [*bar, Text(f"  {scene.waiting}", "cyan", no_wrap=True, overflow="ellipsis")]
@@ -176,7 +176,7 @@ def _facts(scene: Scene, status: Status, room: _Room) -> Table:
     rows.add_column(width=room.label, style="dim", no_wrap=True)
     rows.add_column(width=room.width - room.label, no_wrap=True, overflow="ellipsis")
     if status.loss is not None:
-        curve = sparkline(scene.trail.losses, min(SPARK, room.width - room.label - 10))
+        curve = sparkline(scene.trail.losses, min(SPARK, room.width - room.label - 12))
         rows.add_row(room.labelled("loss"), Text.assemble((number(status.loss), "bold"), "  ", (curve, "cyan")))
     if status.throughput is not None:
         rows.add_row(room.labelled("throughput"), f"{number(status.throughput)} samples/s")

@@ -1,9 +1,11 @@
 """What a report reads from a run directory, whole, unfinished and damaged."""
 
+import fcntl
 import json
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +16,13 @@ from hypothesis import strategies as st
 from tandem import lineage as authority
 from tandem.durable import replace_json
 from tandem.lineage import GenerationRecord
+from tandem.ownership import LOCK
 from tandem.report import clock, lineage
-from tandem.report.figures import optimization, pictures
+from tandem.report.figures import optimization, pictures, processors
 from tandem.report.folder import NoRun
 from tandem.report.logs import busy_cores, natural
 from tandem.report.reading import read
-from tandem.report.run import Run, Steps
+from tandem.report.run import Generation, Run, Steps, Use
 from tandem.report.summary import summarize, time_by_phase
 from tandem.rundir import RunDir
 from tandem.status import CheckpointRef
@@ -179,6 +182,18 @@ class TestARunThatDidNotEnd:
         assert "goes on from the last checkpoint" in run.message
         assert "no process of it has written a line since 20" in run.message
         assert "for 59 min" in run.message
+
+    def test_that_was_killed_on_this_machine_is_stopped_at_once(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path, steps=200, stop_after=120, end="open")
+        (path / LOCK).write_text("{}")
+        last = read(path).ended_at
+        assert read(path, now=lambda: last + 0.5).result == "Stopped"
+
+    def test_is_running_while_its_lock_is_held_however_silent_it_is(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path, steps=200, stop_after=120, end="open")
+        with (path / LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            assert read(path, now=lambda: T0 + 3600).result == "Running"
 
     def test_that_was_stopped_in_good_order_says_so_at_once_and_runs_when_it_goes_on(self, tmp_path: Path) -> None:
         path = make_run(tmp_path, steps=200, stop_after=120, end="open")
@@ -386,6 +401,72 @@ def test_a_run_tells_learning_rates_norms_and_each_ranks_work_and_memory(tmp_pat
     assert [one.rank for one in run.busy] == [one.rank for one in run.memory] == ["0", "1"]
     assert np.nanmedian(run.busy[1].value) == pytest.approx(0.022, abs=0.003)
     assert np.nanmax(run.memory[1].value) == pytest.approx(6.1e9, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ([0.001, 0.001], "The learning rate stayed at 0.001."),
+        ([0.0, 0.002, 0.001], "The learning rate went from 0.0000 to 0.001."),
+        ([0.001, 0.002, 0.001], "The learning rate began and ended at 0.001, between 0.001 and 0.002."),
+    ],
+)
+def test_a_learning_rate_that_stays_went_nowhere(tmp_path: Path, rates: list[float], said: str) -> None:
+    run = read(make_run(tmp_path / "run", steps=120))
+    count = len(rates)
+    steps = Steps(np.arange(1, count + 1), np.arange(count) * 1.0, np.ones(count), {"lr": np.array(rates)})
+    ticks = clock.of(run.marks)
+    found = pictures(replace(run, counted=steps), ticks, summarize(run, ticks))
+    assert next(one.finding for one in found if one.name == "optimization") == said
+
+
+class TestTheBarOfARank:
+    """Samples come now and then: a bar reaches from a generation's first step to its last line all the same."""
+
+    ONE = Generation(1, world_size=2, first_step_at=10.0, last_line_at=14.0)
+
+    def bar(self, times: list[float], busy: list[float], *some: Generation, name: str = "0") -> list[list[float]]:
+        """Where it is drawn, and how high."""
+        use = processors.at_work(Use(name, "trainer", np.array(times), np.array(busy)), some or (self.ONE,))
+        found: list[list[float]] = []
+        for begin, end, value in zip(use.time, use.time[1:], use.busy[1:], strict=False):
+            if np.isfinite(value) and end > begin:
+                found.append([begin, end, value])
+        return found
+
+    def test_reaches_from_the_first_step_to_the_last_line_at_the_use_of_the_nearest_sample(self) -> None:
+        bar = self.bar([9.5, 11.5, 12.5, 13.5, 14.5], [np.nan, 0.5, 1.0, 0.75, np.nan])
+        assert bar == [[10.0, 11.5, 0.5], [11.5, 12.5, 1.0], [12.5, 13.5, 0.75], [13.5, 14.0, 0.75]]
+
+    def test_has_no_hole_where_a_sample_is_missing(self) -> None:
+        bar = self.bar([9.5, 11.0, 12.0, 13.0, 14.5], [np.nan, 0.5, np.nan, 1.0, np.nan])
+        assert [(begin, end) for begin, end, _ in bar] == [(10.0, 11.0), (11.0, 12.0), (12.0, 13.0), (13.0, 14.0)]
+
+    def test_keeps_what_was_measured_before_and_after(self) -> None:
+        bar = self.bar([8.5, 9.5, 11.0, 14.5], [0.2, 0.3, 1.0, 0.1])
+        assert bar == [[8.5, 9.5, 0.3], [9.5, 10.0, 1.0], [10.0, 11.0, 1.0], [11.0, 14.0, 0.1], [14.0, 14.5, 0.1]]
+
+    def test_ends_where_a_generation_was_killed_and_begins_again_with_the_next(self) -> None:
+        two = Generation(2, world_size=2, first_step_at=16.0, last_line_at=18.0)
+        bar = self.bar([9.0, 11.0, 13.0, 15.0, 17.0], [np.nan, 1.0, 1.0, np.nan, 0.5], self.ONE, two)
+        assert [(begin, end) for begin, end, _ in bar] == [
+            (10.0, 11.0),
+            (11.0, 13.0),
+            (13.0, 14.0),
+            (16.0, 17.0),
+            (17.0, 18.0),
+        ]
+
+    def test_is_not_drawn_for_a_rank_that_was_not_in_the_group_or_was_never_heard(self) -> None:
+        assert self.bar([9.0, 11.0], [np.nan, 1.0], name="2") == [[9.0, 11.0, 1.0]]
+        assert self.bar([9.0, 11.0], [np.nan, np.nan]) == []
+
+    def test_has_every_checkpoint_below_it(self, tmp_path: Path) -> None:
+        run = read(make_run(tmp_path / "run", steps=60, every=20, step_seconds=0.02))
+        use = processors.at_work(run.uses[0], run.generations)
+        known = np.flatnonzero(np.isfinite(use.busy))
+        begin, end = use.time[known[0] - 1], use.time[known[-1]]
+        assert all(begin <= one.at <= end for one in run.checkpoints if one.at is not None)
 
 
 class TestProcessorUse:

@@ -8,7 +8,7 @@ import time
 import pytest
 from rich.console import Console
 
-from tandem.formatting import elapsed, number, several
+from tandem.formatting import done, elapsed, number, several
 from tandem.snapshot import EvaluatorView, Event, GenerationView, Snapshot
 from tandem.status import CheckpointRef, Members, Progress, Score, Status, Troubles, Utilization
 from tandem.view.lines import event_line, state_line
@@ -320,7 +320,10 @@ def test_durations(seconds: float, words: str) -> None:
         (2.3026, "2.303"),
         (98.06, "98.1"),
         (2310.2, "2,310"),
-        (3.14e-6, "3.1e-06"),
+        (3.14e-6, "3.14e-06"),
+        (0.00012346, "0.0001235"),
+        (0.0012345, "0.001234"),
+        (0.001, "0.001"),
         (0.0, "0.0000"),
         (math.nan, "nan"),
     ],
@@ -331,3 +334,7 @@ def test_numbers(value: float, words: str) -> None:
 
 def test_counts() -> None:
     assert [several(n, "restart") for n in (0, 1, 2)] == ["no restarts", "1 restart", "2 restarts"]
+
+
+def test_no_more_is_done_than_all() -> None:
+    assert [done(step, 207) for step in (0, 206, 207, 2_300)] == ["0 %", "99 %", "100 %", "100 %"]

@@ -11,7 +11,7 @@ from tandem.charts.stories import GRADIENT_NORM, LEARNING_RATE
 from tandem.formatting import cores, duration, metric_name, number, reason, score, several, share
 from tandem.report.clock import Clock
 from tandem.report.figures import confusion, optimization, painted, phases, processors, ranks, training, world
-from tandem.report.run import Run
+from tandem.report.run import Floats, Run
 from tandem.report.style import Look
 from tandem.report.summary import Summary, time_by_phase
 
@@ -122,8 +122,17 @@ def _optimization(run: Run) -> str:
     for name, what in ((LEARNING_RATE, "The learning rate"), (GRADIENT_NORM, "The gradient norm")):
         values = run.counted.measures.get(name, np.empty(0))
         if len(known := values[np.isfinite(values)]):
-            said.append(f"{what} went from {number(float(known[0]))} to {number(float(known[-1]))}.")
+            said.append(f"{what} {_way(known)}.")
     return " ".join(said)
+
+
+def _way(values: Floats) -> str:
+    first, last, least, most = (number(float(one)) for one in (values[0], values[-1], values.min(), values.max()))
+    if least == most:
+        return f"stayed at {first}"
+    return (
+        f"went from {first} to {last}" if first != last else f"began and ended at {first}, between {least} and {most}"
+    )
 
 
 def _ranks(run: Run) -> str:

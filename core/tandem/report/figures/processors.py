@@ -20,7 +20,7 @@ from tandem.charts.palette import LIGHT, Role
 from tandem.formatting import cores, duration, plain, share
 from tandem.report.clock import Clock
 from tandem.report.figures.canvas import empty, shade_restarts, spread, time_axis
-from tandem.report.run import Checkpoint, Floats, Kind, Run, Use, Work
+from tandem.report.run import Checkpoint, Floats, Generation, Ints, Kind, Run, Use, Work
 from tandem.report.series import means
 from tandem.report.style import Look
 
@@ -35,6 +35,9 @@ MOST_DIAMONDS = 100
 
 TITLE = "Processors: training and evaluation in tandem"
 TITLE_CLOSE = "A closer look: training and evaluation in tandem"
+
+BESIDE_SECONDS = 2.0
+"""A sample that is so near to a generation tells of it."""
 
 CLOSE_CHECKPOINTS = 9
 """How many checkpoints a close look shows."""
@@ -59,7 +62,7 @@ def draw(run: Run, clock: Clock, look: Look, window: tuple[float, float] | None 
     since = clock.at(window[0]) * clock.unit_seconds if window else 0.0
     if window is not None:
         clock = clock.seen_from(window[0], window[1] - window[0])
-    uses = _with_work(run)
+    uses = [at_work(use, run.generations) for use in _with_work(run)]
     if not uses:
         return None
     trainers = [row for kind in ("trainer", "gpu") for row in _grouped([u for u in uses if u.kind == kind])]
@@ -97,6 +100,38 @@ def close_window(run: Run) -> tuple[float, float] | None:
     begin, end = taken[first], taken[first + CLOSE_CHECKPOINTS - 1]
     margin = 0.12 * (end - begin)
     return begin - margin, end + margin
+
+
+def at_work(use: Use, generations: Sequence[Generation]) -> Use:
+    """The use of a rank or its GPU with a value from each generation's first step to its last line.
+
+    Samples come once or twice a second, and the first and the last of a process are often missing: what is not known
+    is as in the sample beside it.
+    """
+    order = np.argsort(use.time, kind="stable")
+    time, busy = use.time[order], use.busy[order]
+    for one in generations if use.kind != "evaluator" else ():
+        begin, end = one.first_step_at, one.last_line_at
+        if begin is None or end is None or (use.name.isdigit() and int(use.name) >= (one.world_size or np.inf)):
+            continue
+        known = np.flatnonzero(np.isfinite(busy) & (time > begin - BESIDE_SECONDS) & (time < end + BESIDE_SECONDS))
+        if not len(known):
+            continue
+        first, after = int(np.searchsorted(time, begin)), int(np.searchsorted(time, end))
+        values = [_told(time, busy, known, time[place], place) for place in range(first, after)]
+        # What was before the first step is not known to have been the same.
+        was = first > 0 and bool(np.isfinite(busy[first - 1]))
+        ends = [_told(time, busy, known, begin, first) if was else np.nan, _told(time, busy, known, end, after)]
+        busy = np.concatenate([busy[:first], ends[:1], values, ends[1:], busy[after:]])
+        time = np.concatenate([time[:first], [begin], time[first:after], [end], time[after:]])
+    return Use(use.name, use.kind, time, busy)
+
+
+def _told(time: Floats, busy: Floats, known: Ints, moment: float, place: int) -> float:
+    """The use at a moment: what the sample at `place` says, which speaks of the time before it, else the nearest."""
+    if place < len(busy) and np.isfinite(busy[place]):
+        return float(busy[place])
+    return float(busy[known[np.argmin(np.abs(time[known] - moment))]])
 
 
 def _with_work(run: Run) -> list[Use]:
