@@ -26,7 +26,7 @@ whole tracebacks (addresses and temporary names differ).
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from signal import Signals
+from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, Signals
 
 from tandem.messages import WORDLESS, Failure, Sync
 from tandem_coordinator.blame import leave_out
@@ -45,6 +45,8 @@ LOOK_SECONDS, LOOK_AGAIN_SECONDS = 5.0, 0.05
 """A run directory that cannot be looked at for so long says nothing of how far a script has got; and
 how often it is asked whether it was."""
 KILLS = (-9, -15)
+FAULTS = {-SIGSEGV, -SIGBUS, -SIGFPE, -SIGILL, -SIGABRT, -SIGSYS}
+"""Signals that a process brings on itself."""
 STEPS, SAVED = "steps", "saved"
 OF_SHELLS = 128
 """From here on, exit codes say that a shell's child was killed."""
@@ -166,7 +168,7 @@ def _give_up(state: State) -> Next:
 def _signature(state: State, replica: str, complaint: Complaint) -> Signature | None:
     """None of what may pass by itself."""
     failure, lived = complaint.failure, _lived(state)
-    if failure.consequence or failure.passing or failure.code < 0:
+    if failure.consequence or failure.passing or (failure.code < 0 and failure.code not in FAULTS):
         return None
     if not failure.error and (lived > AT_ONCE_SECONDS or failure.code >= OF_SHELLS):
         return None

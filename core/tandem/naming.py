@@ -15,6 +15,7 @@ SUBDOMAIN_OR_EMPTY = rf"^({_LABEL}(\.{_LABEL})*)?$"
 KEY = r"^[-._a-zA-Z0-9]+$"
 IMAGE = r"^[^\s\x00]+$"
 PATH = r"^[^\x00]+$"
+WORD = r"^[^\x00]*$"
 
 _PARTS = "lower-case letters, digits, dashes and dots, beginning and ending with a letter or digit"
 RULES = {
@@ -24,6 +25,7 @@ RULES = {
     KEY: "letters, digits, dashes, underscores and dots",
     IMAGE: "a name such as registry/team/image:tag, without spaces",
     PATH: "a path without zero characters",
+    WORD: "text without zero characters",
 }
 """What each pattern wants, in words that follow "must be"."""
 

@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from tandem.model import Model, Rule
-from tandem.naming import Key, ObjectName
+from tandem.naming import WORD, Key, ObjectName
 
-Word = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
+Word = Annotated[str, Field(max_length=4096, pattern=WORD)]
 
 
 class KeyRef(Model):

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from tandem.fields import Node, Path, at, describe, dotted, nearest, suggestion, tree
+from tandem.gpus import WHOLE
 from tandem.job import DistributedTrainingJob
 from tandem.mistake import SETTING, Problem
 from tandem.model import RuleBroken
@@ -66,7 +67,8 @@ def _worded(detail: ErrorDetails, data: dict[str, Any]) -> Iterator[tuple[Path, 
         case "value_error" if isinstance(broken := detail.get("ctx", {}).get("error"), RuleBroken):
             for rule in broken.broken:
                 inner = (*path, rule.field) if rule.field else path
-                yield inner, f"{name}: {rule.message}", {}
+                parts = list(_parts_of_devices(inner, data))
+                yield from parts or [(inner, f"{name}: {rule.message}", {})]
         case "value_error" if isinstance(error := detail.get("ctx", {}).get("error"), ValueError):
             yield path, f"{name}: {error}", {}
         case _ if is_key:
@@ -79,6 +81,21 @@ def _worded(detail: ErrorDetails, data: dict[str, Any]) -> Iterator[tuple[Path, 
             yield path, f"{name}: {detail['msg']}", {}
         case _:
             yield path, *_mismatch(name, node, detail)
+
+
+def _parts_of_devices(resources: Path, data: Any) -> Iterator[tuple[Path, str, dict[str, str]]]:
+    """Amounts of GPUs that are no whole numbers, among the resources at a path."""
+    for step in resources:
+        data = data.get(step) if isinstance(data, dict) else None
+    for part, amounts in data.items() if isinstance(data, dict) else ():
+        for device, amount in amounts.items() if isinstance(amounts, dict) else ():
+            if device in WHOLE and not str(amount).isdecimal():
+                path = (*resources, part, device)
+                yield path, _whole(dotted(path), _kind_of(amount)), {"allowed": "a whole number"}
+
+
+def _whole(name: str, given: str) -> str:
+    return f"{name} must be a whole number, not {given}: devices come whole"
 
 
 def _mismatch(name: str, node: Node, detail: ErrorDetails) -> tuple[str, dict[str, str]]:
@@ -101,22 +118,20 @@ def _mismatch(name: str, node: Node, detail: ErrorDetails) -> tuple[str, dict[st
         more["suggestion"] = "the same in quotes"
     elif node.kind == "quantity" and isinstance(given, float):
         if "/" in name:  # as the names of all devices have it
-            return f"{name} must be a whole number, not {given:g}: devices come whole", {"allowed": "a whole number"}
+            return _whole(name, f"{given:g}"), {"allowed": "a whole number"}
         more["suggestion"] = f'"{given}"'
     elif node.kind == "list" and node.items is not None and not isinstance(given, list | dict):
-        more["suggestion"] = _as_list(given, node.items)
+        more["suggestion"] = f"[{words}]" if node.items.kind == "text" and (words := separated(given)) else ""
     return message, more
 
 
-def _as_list(given: Any, items: Node) -> str:
-    """What was written as the list that was meant: the words of a command line each by itself."""
-    if items.kind != "text":
-        return ""
+def separated(given: Any) -> str:
+    """The words of a command line each by itself, as they stand in a list in brackets; empty if it is none."""
     try:
         words = shlex.split(given) if isinstance(given, str) else [str(given)]
     except ValueError:  # a quote that is not closed
         return ""
-    return f"[{', '.join(_in_yaml(word) for word in words)}]" if words else ""
+    return ", ".join(_in_yaml(word) for word in words)
 
 
 def _in_yaml(word: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from tandem.job import DistributedTrainingJob
 from tandem.prerequisites.site import Site, fault_of_file, is_folder, unexpanded
 from tandem.unmet import Unmet
+from tandem.wording import separated
 
 MOST_BYTES = 2**21
 """Longer scripts are not compiled to find mistakes in them."""
@@ -36,6 +37,10 @@ def program(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
         return
     words = list(zip([*command, *trainer.args], range(len(command) + len(trainer.args)), strict=True))
     for message, place, suggestion in _start(words, site):
+        text = words[place][0]
+        if any(letter.isspace() for letter in text) and not Path(text).exists() and (several := separated(text)):
+            # A line as one word: a shell would have taken it apart.
+            suggestion = f"[{several}]" if len(words) == 1 else several
         inner = ("command", place) if place < len(command) else ("args", place - len(command))
         yield Unmet(("spec", "trainer", *inner), message, suggestion=suggestion)
 

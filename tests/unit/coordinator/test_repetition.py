@@ -138,6 +138,17 @@ def test_what_is_not_the_same_is_tried_again(second: dict[str, Any]) -> None:
     assert not job.failed()
 
 
+@pytest.mark.parametrize(("signal", "ends"), [(11, True), (6, True), (7, True), (9, False), (15, False), (1, False)])
+def test_a_signal_that_a_script_brings_on_itself_is_its_own_fault(signal: int, ends: bool) -> None:
+    job = group()
+    for _ in range(2):
+        _fails(job, "worker-1", rank=1, code=-signal)
+        job.passes(0.5)
+    assert (job.state.failing is not None or job.state.end is not None) == ends
+    if ends:
+        assert f"rank 1 (worker-1) was killed by signal {signal} (SIG" in _end(job).cause.detail
+
+
 def test_a_failure_in_mid_training_is_tried_again_at_once_and_the_same_one_later_each_time() -> None:
     job = group()
     took = []

@@ -149,6 +149,19 @@ def test_a_command_that_can_start_is_let_alone(words: list[str], folder: Path) -
         assert [one.message for one in found(runs(*words))] == ["there is no program python3.99 in the folders of PATH"]
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["python train.py"], "[python, train.py]"),
+        (["python -u train.py --epochs 3"], '[python, -u, train.py, --epochs, "3"]'),
+        (["python", "train.py --fast"], "train.py, --fast"),
+    ],
+)
+def test_a_command_line_in_one_word_is_taken_apart(words: list[str], meant: str, folder: Path) -> None:
+    (folder / "train.py").touch()
+    assert [one.suggestion for one in found(runs(*words))] == [meant]
+
+
 def test_a_script_is_not_compiled_that_another_python_runs(folder: Path) -> None:
     written(folder, {"a.py": "print 'of Python 2'\n"})
     written(folder, {"python2": "#!/bin/sh\n"}, executable=True)
