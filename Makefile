@@ -92,8 +92,9 @@ soak: $(STAMP) ## Random faults against one job, everything checked after each; 
 soak-operator: $(STAMP) ## Hostile objects into an operator, each measured in time and memory (ARGS="--objects 10000 --seed 1"; some minutes)
 	@$(BIN)/python -m tests.soak.hostile $(ARGS)
 
-picture: $(STAMP) ## Take the picture on top of README anew, from a run on this machine (quiet cores)
+picture: $(STAMP) ## Take the picture on top of README anew, and those of the live page (quiet cores, Chromium)
 	@$(BIN)/python -m tests.support.picture
+	@$(BIN)/python -m tests.support.page_pictures
 
 generate: $(STAMP) ## Write the CRD, the JSON schema and the reference pages from the models, and the chart's pages
 	@$(BIN)/python -m tandem.schema

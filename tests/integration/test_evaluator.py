@@ -201,28 +201,31 @@ def test_latest_skips_what_it_cannot_keep_up_with_and_the_final_one_is_evaluated
     assert any(line["state"] == "evaluating" for line in run.log("evaluator-0-0", "usage"))
 
 
-def test_torch_is_not_loaded_before_the_first_ranks_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("niceness", "expected"), [(0, "waits"), (10, "loaded")])
+def test_torch_is_loaded_when_ranks_have_it_or_where_they_are_not_held_up(
+    tmp_path: Path, niceness: int, expected: str
+) -> None:
     looks_at_a_run_without_ranks = """
-import sys
+import os, sys
 from tandem.rundir import RunDir
 from tandem_evaluator.__main__ import main
+from tandem_evaluator.journal import Journal
+
+def tell(*_):
+    print("loaded" if "torch" in sys.modules else "waits", flush=True)
+    os._exit(0)
 
 looks = iter(range(3))
-
-def newest_generation(rundir):
-    if next(looks) == 2:
-        print("loaded" if "torch" in sys.modules else "waits")
-        sys.exit()
-    return 0
-
-RunDir.newest_generation = newest_generation
+RunDir.newest_generation = lambda rundir: tell() if next(looks) == 2 else 0
+Journal.doing = tell
+os.setpriority(os.PRIO_PROCESS, 0, int(sys.argv[1]))
 main(["--index", "0"])
 """
     run = Run(tmp_path / "run", DIGITS, {})
     variables = environment(run.job, run.rundir.path, "evaluator-0")
-    words = [sys.executable, "-c", looks_at_a_run_without_ranks]
+    words = [sys.executable, "-c", looks_at_a_run_without_ranks, str(niceness)]
     done = subprocess.run(words, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "waits\n"
+    assert done.stdout == f"{expected}\n"
 
 
 def test_sigterm_gives_back_the_claim_and_asks_to_be_started_again(tmp_path: Path) -> None:
