@@ -1,5 +1,6 @@
 """Where a run is shown: a screen that is drawn anew, or plain lines. Losing the terminal must not end the run."""
 
+import re
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -26,6 +27,9 @@ class Display(Protocol):
 
     def show(self, scene: Scene) -> None:
         """Show this one, if it is time to."""
+
+    def end(self, scene: Scene) -> None:
+        """Show how it stands when the run is over."""
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -60,6 +64,9 @@ class Drawn:
         except OSError:
             self._lost = True
 
+    def end(self, scene: Scene) -> None:
+        """Nothing: the picture goes, and what follows it says how the run ended."""
+
     def close(self) -> None:
         """Take the picture away."""
         with suppress(OSError):
@@ -80,13 +87,22 @@ class Written:
 
     def show(self, scene: Scene) -> None:
         """Write what is new."""
-        fresh = [event for event in scene.events if (event.at, event.text) not in self._seen]
-        self._seen |= {(event.at, event.text) for event in fresh}
-        self._write(event_line(event) for event in fresh)
-        urgent = scene.notice or scene.waiting
+        self._tell(scene)
+        # A number that changes in it, such as that of the seconds until the next start, is no news.
+        urgent = re.sub(r"\d+", "", scene.notice or scene.waiting)
         if time.monotonic() >= self._next or (urgent and urgent != self._shown):
             self._next, self._shown = time.monotonic() + LINE_SECONDS, urgent
             self._write([state_line(scene, time.time())])
+
+    def _tell(self, scene: Scene) -> None:
+        fresh = [event for event in scene.events if (event.at, event.text) not in self._seen]
+        self._seen |= {(event.at, event.text) for event in fresh}
+        self._write(event_line(event) for event in fresh)
+
+    def end(self, scene: Scene) -> None:
+        """Write the last line."""
+        self._tell(scene)
+        self._write([state_line(scene, time.time())])
 
     def close(self) -> None:
         """Nothing is left open."""

@@ -22,6 +22,7 @@ from tandem.local.display import Display
 from tandem.local.guardian import NO_PICTURE, PICTURE, SWEEP_SECONDS
 from tandem.local.prepare import Claim
 from tandem.local.process import OF_AGENT, Process, last_lines
+from tandem.local.sight import over
 from tandem.local.supervision import (
     Action,
     Ask,
@@ -109,6 +110,7 @@ class Session:
             self._guard()
             while not self._step(time.monotonic()):
                 time.sleep(TICK_SECONDS)
+            self._display.end(self._last())
         finally:
             self._close()
 
@@ -154,7 +156,7 @@ class Session:
             done_since=self._done_since,
             failed=run_dir.failed_file.exists(),
             reachable=self._port_known,
-            own_command=self._crew.job.spec.trainer.command is not None,
+            own_command=self._own_command,
         )
 
     # What is done
@@ -278,14 +280,29 @@ class Session:
         saved = next((manifest.step for manifest in self._crew.run_dir.committed()), None)
         if self._asked is None:
             self._asked = Asked(saved, snapshot.status.progress.step if snapshot and snapshot.status.progress else None)
-        return leaving_for(self.children.values(), self._asked, saved, self._requests.count)
+        silent = self._own_command and saved is None and self._asked.step is None
+        return leaving_for(self.children.values(), self._asked, saved, self._requests.count, silent)
 
     def _output(self, now: float) -> str:
         """The last line that the script has printed, if it is the user's own: its first worker writes for all."""
-        if self._crew.job.spec.trainer.command is not None and now - self._output_at > OUTPUT_SECONDS:
+        if self._own_command and now - self._output_at > OUTPUT_SECONDS:
             self._output_at, lines = now, last_lines(self._crew.log("worker-0"), 1, of_ranks=True)
             self._last_output = next((line for line in lines if not OF_AGENT.match(line)), self._last_output)
         return self._last_output
+
+    def _waiting(self, snapshot: Snapshot | None) -> str:
+        return waiting_for(self.children.values(), snapshot, self._done_since is not None, self._own_command)
+
+    @property
+    def _own_command(self) -> bool:
+        return self._crew.job.spec.trainer.command is not None
+
+    def _last(self) -> Scene:
+        """The run as its files tell it, now that it is over."""
+        scene, status = self._scene(time.monotonic()), over(self._crew.run_dir.path)
+        known = scene.snapshot or Snapshot(job=scene.job, time=time.time(), status=status)
+        snapshot = known.model_copy(update={"status": status})
+        return replace(scene, waiting="", notice="", leaving=False, draining=False, snapshot=snapshot)
 
     def _scene(self, now: float) -> Scene:
         snapshot = self._watch.newest if self._watch else None
@@ -298,10 +315,10 @@ class Session:
             run_dir=self._shown,
             endpoint=f"http://{HOST}:{self._port}" if self._port_known else "",
             elapsed=now - self._started,
-            waiting="" if notice else waiting_for(self.children.values(), snapshot, self._done_since is not None),
+            waiting="" if notice or self._crew.run_dir.failed_file.exists() else self._waiting(snapshot),
             notice=notice,
             leaving=bool(self._requests.count),
-            own_command=spec.trainer.command is not None,
+            own_command=self._own_command,
             output=self._output(now),
             draining=self._done_since is not None and not self._requests.count,
             cores=self._crew.cores,

@@ -97,6 +97,11 @@ def _made(path: Path) -> float:
     return 0.0
 
 
+def over(path: Path) -> Status:
+    """The status of a run that is over, as its files tell it."""
+    return _read_status(path, alive=False)
+
+
 def _read_status(path: Path, alive: bool) -> Status:
     rundir = RunDir(path)
     with suppress(OSError, ValueError):

@@ -12,12 +12,13 @@ from tandem.snapshot import Snapshot
 from tandem.status import AGAIN
 
 
-def waiting_for(children: Iterable[Child], snapshot: Snapshot | None, done: bool) -> str:
+def waiting_for(children: Iterable[Child], snapshot: Snapshot | None, done: bool, own_command: bool = False) -> str:
     """Empty while training steps, or a script runs.
 
     Args:
         snapshot: the coordinator's newest, None before its first.
         done: training is complete.
+        own_command: a command of the user's own trains, and what it begins with is its own business.
     """
     children = list(children)
     agents = [child for child in children if child.role == "agent"]
@@ -44,7 +45,7 @@ def waiting_for(children: Iterable[Child], snapshot: Snapshot | None, done: bool
         return f"starting: {several(len(agents), 'worker')} importing torch"
     if there < len(agents):
         return f"starting: {there} of {several(len(agents), 'worker')} are there"
-    return "starting: loading the data, building the model"
+    return "starting the script" if own_command else "starting: loading the data, building the model"
 
 
 @dataclass(frozen=True)
@@ -57,19 +58,22 @@ class Asked:
     """Steps that were made, None if nobody had said."""
 
 
-def leaving_for(children: Iterable[Child], asked: Asked, saved: int | None, requests: int) -> str:
+def leaving_for(children: Iterable[Child], asked: Asked, saved: int | None, requests: int, silent: bool = False) -> str:
     """What a run waits for that the user asked to stop, and what another Ctrl-C does.
 
     Args:
         saved: the step of the newest checkpoint.
         requests: how often the user asked.
+        silent: a script of the user's own trains that says nothing of its steps, and saves on its own.
     """
     if requests > 1:
         return "leaving at once"
     running = [child for child in children if child.running]
     agents = sum(child.role == "agent" for child in running)
     evaluators = sum(child.role == "evaluator" for child in running)
-    if agents and saved == asked.saved:
+    if agents and silent:
+        what = f"ending the script: {several(agents, 'worker')} leaving"
+    elif agents and saved == asked.saved:
         what = "saving" if asked.step is None else f"saving, at step {number(asked.step)}"
     elif agents:
         return f"saved checkpoint {number(saved or 0)}; {several(agents, 'worker')} leaving"

@@ -11,6 +11,10 @@ from tandem.view.scene import Scene
 Value = str | int | float | None
 
 
+KNOWN = ("Running", "Succeeded", "Failed", "Suspended")
+"""Phases of which there is more to tell than what is waited for."""
+
+
 def event_line(event: Event) -> str:
     """One event."""
     return _line(event.at, event=event.kind, text=event.text)
@@ -23,7 +27,7 @@ def state_line(scene: Scene, now: float) -> str:
         now: seconds since the epoch.
     """
     status = scene.snapshot.status if scene.snapshot is not None else Status()
-    if status.progress is None and status.phase != "Running":
+    if status.progress is None and status.phase not in KNOWN:
         return _line(
             now, phase="Leaving" if scene.leaving else "Starting", waiting=scene.notice or scene.waiting or None
         )

@@ -46,3 +46,15 @@ def test_a_script_that_runs_is_not_waited_for() -> None:
 def test_a_group_that_has_not_begun_loads_its_data() -> None:
     snapshot = Snapshot(job="mine", time=0.0, status=Status(phase="Starting"), members=[MEMBER])
     assert waiting_for([replace(WORKER)], snapshot, done=False).startswith("starting: loading the data")
+
+
+def test_what_a_script_begins_with_is_its_own_business() -> None:
+    snapshot = Snapshot(job="mine", time=0.0, status=Status(phase="Starting"), members=[MEMBER])
+    assert waiting_for([WORKER], snapshot, done=False, own_command=True) == "starting the script"
+
+
+def test_a_script_that_is_stopped_saves_on_its_own() -> None:
+    asked = Asked(saved=None, step=None)
+    assert leaving_for([WORKER], asked, None, requests=1, silent=True) == (
+        "ending the script: 1 worker leaving; Ctrl-C again leaves at once"
+    )

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from tandem.formatting import done, elapsed, number, several
+from tandem.local.display import Written
 from tandem.snapshot import EvaluatorView, Event, GenerationView, Snapshot
 from tandem.status import CheckpointRef, Members, Progress, Score, Status, Troubles, Utilization
 from tandem.view.lines import event_line, state_line
@@ -338,3 +339,30 @@ def test_counts() -> None:
 
 def test_no_more_is_done_than_all() -> None:
     assert [done(step, 207) for step in (0, 206, 207, 2_300)] == ["0 %", "99 %", "100 %", "100 %"]
+
+
+def written(*scenes: Scene, last: Scene) -> list[str]:
+    """The lines of a run, without the times in front of them."""
+    console = Console(file=io.StringIO())
+    display = Written(console)
+    for scene in scenes:
+        display.show(scene)
+    display.end(last)
+    assert isinstance(console.file, io.StringIO)
+    return [line.partition(" ")[2] for line in console.file.getvalue().splitlines()]
+
+
+def test_a_countdown_is_one_line_and_the_last_line_is_how_it_stands_in_the_end() -> None:
+    waits = [Scene(job="digits", run_dir="runs/digits", waiting=f"starts again in {left} s") for left in (16, 15, 9)]
+    status = Status(phase="Succeeded", progress=Progress(step=900, total_steps=900, percent=100.0))
+    ended = Scene(job="digits", run_dir="runs/digits", snapshot=Snapshot(job="digits", time=NOON, status=status))
+    assert written(*waits, last=ended) == [
+        'phase=Starting waiting="starts again in 16 s"',
+        "phase=Succeeded step=900 totalSteps=900 restarts=0",
+    ]
+
+
+def test_what_failed_before_its_first_step_ends_with_that() -> None:
+    status = Status(phase="Failed", generation=2, restarts=1)
+    ended = Scene(job="mine", run_dir="runs/mine", snapshot=Snapshot(job="mine", time=NOON, status=status))
+    assert written(last=ended) == ["phase=Failed generation=2 restarts=1"]
