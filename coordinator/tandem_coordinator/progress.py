@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from tandem.measures import Pace
 from tandem.messages import SAVING, SCRIPT, WORDLESS, RankReport
-from tandem.status import Progress, Utilization
+from tandem.status import CheckpointRef, Progress, Utilization
 
 
 class Reports:
@@ -124,15 +124,18 @@ class Reports:
         """Optimizer steps completed, as far as is known."""
         return None if self._lead is None else self._lead.step
 
-    def progress(self, saved: int = 0) -> Progress | None:
+    def progress(self, newest: CheckpointRef | None = None) -> Progress | None:
         """How far training is; None before the first word of a rank.
 
         Args:
-            saved: the step of the newest checkpoint of this generation, which may be known before a rank says so.
+            newest: the newest checkpoint. That of this generation may be known before a rank says so, and from that of
+                the generation before a new group goes on, which says nothing before it steps.
         """
         lead = self._lead
         if lead is None:
             return None
+        counts = newest is not None and (newest.generation == self.generation or not self.stepping)
+        saved = newest.step if newest is not None and counts else 0
         total, step = lead.total_steps, max(lead.step, saved)
         return Progress(
             step=step,

@@ -112,7 +112,7 @@ def status(
         evaluators=Members(desired=spec.evaluation.processes, ready=observed.ready_evaluators),
         world_size=world_size,
         generation=state.number or None,
-        progress=_progress(state, reports, observed),
+        progress=_progress(reports, observed),
         loss=reports.loss,
         throughput=reports.throughput if state.open else None,
         utilization=reports.utilization(sum(evaluator_cpu) if evaluator_cpu else None),
@@ -139,10 +139,9 @@ def about(state: State, reports: Reports, observed: Observed) -> str:
     return SILENT if reports.silent and _all_run(state) else "restore"
 
 
-def _progress(state: State, reports: Reports, observed: Observed) -> Progress | None:
+def _progress(reports: Reports, observed: Observed) -> Progress | None:
     """How far training is; at its end as far as the last checkpoint: ranks are gone before they are heard again."""
-    newest, ending = observed.latest_checkpoint, observed.ending
-    told = reports.progress(newest.step if newest is not None and newest.generation == state.number else 0)
+    told, ending = reports.progress(observed.latest_checkpoint), observed.ending
     if ending is None or ending.final is None:
         return told
     step = ending.final.step

@@ -85,9 +85,11 @@ class Journal:
 
 
 def say(kind: str, **facts: Any) -> None:
-    """Print one event as a line with key=value fields."""
+    """Print one event as a line with key=value fields, and when it was, as the other processes of a run do."""
     fields = (f"{key}={value if isinstance(value, int) else _word(value)}" for key, value in facts.items())
-    print(kind, *fields, flush=True)
+    now = time.time()
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now)) + f",{int(1000 * now) % 1000:03d}"
+    print(f"{at} level=INFO event={kind}", *fields, flush=True)
 
 
 def _word(value: object) -> str:

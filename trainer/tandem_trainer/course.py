@@ -395,7 +395,8 @@ class Course:
 
 def _decision(rewind: Rewind | None, bad_step: int, earlier: int) -> tuple[ExitCode, str]:
     if rewind is None:
-        tried = f"going back and leaving data out has not helped {earlier} times" if earlier else "the run is too short"
+        times = "once" if earlier == 1 else f"{earlier} times"
+        tried = f"going back and leaving data out has not helped, {times}" if earlier else "the run is too short"
         return ExitCode.DIVERGED, (
             f"training diverged: the loss became NaN, infinite or worse than untrained at step {bad_step}, "
             f"and {tried}{'' if earlier else ' to leave data out'}. T{ADVICE[1:]}"

@@ -187,14 +187,14 @@ class _Run:
             crew, mine, display_for(self._console), self._requests, self._command.port, not done, str(self._path)
         )
         session.run()
-        return self._end(session, crew, time.monotonic() - started)
+        return self._end(session, crew, time.monotonic() - started, before.step)
 
     def _again(self) -> str:
         """The command that goes on with this run."""
         resumes = self._job.spec.checkpoint.on_existing == "Resume"
         return self._command.again(*(() if resumes else ("--set", "checkpoint.onExisting=Resume")))
 
-    def _end(self, session: Session, crew: Crew, seconds: float) -> ExitCode:
+    def _end(self, session: Session, crew: Crew, seconds: float, before: int | None) -> ExitCode:
         name, run_dir, found = self._job.metadata.name, crew.run_dir, summary.result(crew.run_dir)
         evaluates = self._job.spec.evaluation.processes > 0
         failed = run_dir.failed()
@@ -205,7 +205,7 @@ class _Run:
         if self._requests.count and not (complete and not (evaluates and found.left)):
             self._print(summary.interrupted(name, found, str(self._path), self._again(), evaluates, own_command))
             return ExitCode.INTERRUPTED
-        self._print(summary.complete(name, found, str(self._path), seconds, evaluates))
+        self._print(summary.complete(name, found, str(self._path), seconds, evaluates, before))
         lost = [child.name for child in session.children.values() if child.role == "evaluator" and is_given_up(child)]
         if lost and found.left:
             self._complain(

@@ -1,6 +1,6 @@
 """What the processes of a run on this machine have printed, as one stream of lines in the order of time.
 
-Agents and coordinator say when they print a line. What a script or an evaluator prints counts as of the line before it.
+Agents, coordinator and evaluators say when they print a line. What a script prints counts as of the line before it.
 """
 
 import heapq

@@ -153,15 +153,23 @@ def troubles_of(run_dir: RunDir) -> Troubles | None:
     return found
 
 
-def complete(name: str, found: Result, shown: str, seconds: float | None, evaluates: bool) -> Group:
+def complete(
+    name: str, found: Result, shown: str, seconds: float | None, evaluates: bool, before: int | None = None
+) -> Group:
     """A run that is complete.
 
     Args:
         shown: the run directory as the user would type it.
         seconds: how long this `tandem run` took; None if it had nothing to do.
+        before: steps that were saved before it.
     """
-    steps = f": {number(found.step)} steps" if found.step is not None else ""
+    steps = f": {several(found.step, 'step')}" if found.step is not None else ""
     time = f" in {elapsed(seconds)}" if seconds is not None else ""
+    if before and found.step is not None and seconds is not None:
+        went_on = found.step > before
+        time = (
+            f", the last {number(found.step - before)}{time}" if went_on else f"; what was left took {elapsed(seconds)}"
+        )
     rows: list[tuple[str, str]] = []
     if found.value is not None:
         rows.append(("best", f"{shown}/checkpoints/{found.best}"))

@@ -1,6 +1,7 @@
 """How far training is, from what the ranks say."""
 
 from tandem.messages import RankReport
+from tandem.status import CheckpointRef
 from tandem_coordinator.progress import Reports
 
 
@@ -32,6 +33,24 @@ def test_the_pace_gives_the_time_that_remains() -> None:
     progress = reports.progress()
     assert progress is not None
     assert (progress.step, progress.percent, progress.remaining_seconds) == (200, 20.0, 80.0)
+
+
+def test_progress_does_not_fall_behind_the_checkpoint_that_a_new_group_goes_on_from() -> None:
+    def told() -> int:
+        progress = reports.progress(CheckpointRef(name="step-000000680", step=680, generation=1))
+        assert progress is not None
+        return progress.step
+
+    reports = Reports()
+    reports.begin(1)
+    reports.take("worker-0", 1, [report(0, 510)], 1.0)
+    assert told() == 680, "the save is known before the next heartbeat"
+    reports.begin(2)
+    assert told() == 680
+    reports.take("worker-0", 2, [report(0, 0, phase="starting")], 3.0)
+    assert told() == 680
+    reports.take("worker-0", 2, [report(0, 641)], 4.0)
+    assert told() == 641, "where the newest checkpoint could not be resumed from"
 
 
 def test_a_generation_begins_without_what_the_last_one_said() -> None:
