@@ -60,10 +60,23 @@ def processes_in_cel(job: str) -> str:
         ]
         return f"({' : '.join(parts)} : 0)"
 
-    asked = " + ".join(amount(resource) for resource in WHOLE)
+    asked = " + ".join([*map(amount, WHOLE), _own_in_cel(job)])
     return (
         f"(has({job}.processesPerReplica) ? {job}.processesPerReplica : has({job}.resources) ? [1, {asked}].max() : 1)"
     )
+
+
+def _own_in_cel(job: str) -> str:
+    """The amount of `gpuResource`, of which nobody else checks that it is a whole number."""
+    own = f"{job}.gpuResource"
+    parts = [
+        f"has({job}.resources.{part}) && {own} in {job}.resources.{part}"
+        f" && string({job}.resources.{part}[{own}]).matches('^[0-9]{{1,9}}$')"
+        f" ? int(string({job}.resources.{part}[{own}]))"
+        for part in ("requests", "limits")
+    ]
+    counted = ", ".join(f"'{resource}'" for resource in WHOLE)
+    return f"(has({own}) && !({own} in [{counted}]) ? ({' : '.join(parts)} : 0) : 0)"
 
 
 def _parts(resources: Any) -> Iterator[tuple[str, dict[str, Any]]]:

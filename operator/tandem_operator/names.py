@@ -43,6 +43,8 @@ APPLIED = "tandem.dev/applied"
 """Annotation: a hash of what the operator wanted of the object when it wrote it last."""
 ADOPT = "tandem.dev/adopt"
 """Annotation of a claim that nobody owns: "true" lets the job whose claim has its name take it."""
+PROCESSES = "tandem.dev/processes"
+"""Annotation of the ConfigMap with the job: how many processes each replica has, which never changes."""
 TEMPLATE = "tandem.dev/template"
 """Annotation of coordinator and evaluator pods: a hash of all that was asked of them; what has changed since takes
 other pods."""

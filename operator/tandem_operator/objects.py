@@ -54,7 +54,9 @@ def secret(job: DistributedTrainingJob, uid: str, token: str) -> Manifest:
 def job_file(job: DistributedTrainingJob, uid: str) -> Manifest:
     """The resolved job, for the coordinator, which writes it into the run directory."""
     text = json.dumps(resolved(job, uid), indent=1)
-    return _object(kinds.CONFIG_MAP, job, uid, names.job_file(job.metadata.name), {"data": {pods.JOB_FILE: text}})
+    manifest = _object(kinds.CONFIG_MAP, job, uid, names.job_file(job.metadata.name), {"data": {pods.JOB_FILE: text}})
+    manifest["metadata"]["annotations"][names.PROCESSES] = str(job.spec.workers.processes)
+    return manifest
 
 
 def claim(job: DistributedTrainingJob, uid: str) -> Manifest:

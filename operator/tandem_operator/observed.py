@@ -147,6 +147,15 @@ class Claim(Thing):
     """Somebody has written on it that the job whose name it has may take it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class JobFile(Thing):
+    """The ConfigMap with the job."""
+
+    kind: Kind = kinds.CONFIG_MAP
+    processes: int = 0
+    """How many each replica has, 0 where that is not known."""
+
+
 @dataclass(frozen=True)
 class Children:
     """All objects of one job."""
@@ -202,6 +211,8 @@ def observe(kind: Kind, body: Mapping[str, Any]) -> Thing:
     if kind is kinds.CLAIM:
         adoptable = annotations.get(names.ADOPT) == "true"
         return Claim(**common, phase=_short(status.get("phase")) or "Pending", adoptable=adoptable)
+    if kind is kinds.CONFIG_MAP:
+        return JobFile(**common, processes=_number(annotations.get(names.PROCESSES)))
     return Thing(kind=kind, **common)
 
 

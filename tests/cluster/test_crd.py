@@ -104,6 +104,7 @@ def test_what_cannot_change_is_refused(change: dict[str, Any], field: str) -> No
         {"processesPerReplica": 2},
         {"resources": {"limits": {"nvidia.com/gpu": 2}}},
         {"resources": {"limits": {"amd.com/gpu": "4"}}},
+        {"gpuResource": "example.com/tpu", "resources": {"limits": {"example.com/tpu": 2}}},
     ],
     ids=str,
 )

@@ -47,6 +47,7 @@ def test_there_is_a_rank_for_each_gpu(spec: dict[str, Any], ranks: int) -> None:
         ({}, {"processesPerReplica": 1}, True),
         ({}, {"resources": {"limits": {"nvidia.com/gpu": 2}}}, False),
         ({"resources": {"limits": {"nvidia.com/gpu": 2}}}, {"processesPerReplica": 2}, True),
+        ({}, {"gpuResource": "example.com/tpu", "resources": {"limits": {"example.com/tpu": 2}}}, False),
         ({"replicas": 1}, {"replicas": 2}, True),
         ({"resources": {"limits": {"cpu": 1}}}, {"resources": {"limits": {"cpu": 2}}}, True),
     ],

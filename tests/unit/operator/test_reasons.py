@@ -188,6 +188,37 @@ async def test_what_the_api_server_took_and_the_operator_cannot_read_is_told_and
     assert world.written == ["status DistributedTrainingJob"], "it is told once"
 
 
+def with_slices(count: int) -> dict[str, Any]:
+    return {"trainer": TASK, "workers": {"resources": {"limits": {"nvidia.com/mig-1g.5gb": count}}}}
+
+
+async def test_a_job_whose_number_of_processes_was_changed_is_held_as_it_is_until_that_is_undone() -> None:
+    world = Operated(with_slices(2))
+    await world.look()
+    assert "create ConfigMap" in world.written
+    before = list(world.written)
+    world.cluster.edit(kinds.JOB, "digits", with_slices(4))
+    assert await world.look() is None, "only a change of the job could help"
+    _, reason, message = why(world.status, "Stalled")
+    assert reason == "ProcessesChanged"
+    assert message.startswith("each replica of this job has 2 processes, and by the GPUs that")
+    assert "it would have 4" in message
+    assert world.written == [*before, "status DistributedTrainingJob"], "nothing else is touched"
+    await world.look()
+    assert world.written == [*before, "status DistributedTrainingJob"], "it is told once"
+    world.cluster.edit(kinds.JOB, "digits", with_slices(2))
+    assert await world.look() is not None
+    assert why(world.status, "Stalled")[1] != "ProcessesChanged"
+
+
+async def test_what_leaves_the_number_of_processes_as_it_is_holds_no_job() -> None:
+    world = Operated(with_slices(2))
+    await world.look()
+    world.cluster.edit(kinds.JOB, "digits", {"trainer": TASK, "workers": {"processesPerReplica": 2}})
+    assert await world.look() is not None
+    assert "apply ConfigMap" in world.written
+
+
 async def test_what_a_template_must_not_set_is_told_in_the_words_of_tandem_validate() -> None:
     template = {"metadata": {"labels": {"kueue.x-k8s.io/pod-group-name": "theirs"}}}
     world = Operated({"trainer": TASK, "workers": {"template": template}})
