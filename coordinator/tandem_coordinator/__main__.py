@@ -28,6 +28,7 @@ from tandem.listening import EVERYWHERE, listen
 from tandem.mistake import UserError
 from tandem.ownership import Finding, Occupied, Unreadable, complete_moves, look, settle
 from tandem.prerequisites import pod, unmet
+from tandem.probe import lacks
 from tandem.reading import read_job
 from tandem.rundir import RunDir
 from tandem_coordinator.coordinator import Coordinator
@@ -192,7 +193,7 @@ def _take(rundir: RunDir, job: DistributedTrainingJob) -> bool:
         Whether it is a new try.
 
     Raises:
-        CannotStart: it holds what the job cannot, or is not to, go on with.
+        CannotStart: it holds what the job cannot, or is not to, go on with, or its disk lacks something.
         OSError: it cannot be written.
     """
     rundir.path.mkdir(parents=True, exist_ok=True)
@@ -204,6 +205,9 @@ def _take(rundir: RunDir, job: DistributedTrainingJob) -> bool:
     found = _look(rundir, job, "Resume" if same_object else job.spec.checkpoint.on_existing)
     if there == mine:
         return False
+    if missing := lacks(rundir.path):
+        # Also the end of a job is recorded by hard link, so it could not even be said to have failed.
+        raise CannotStart(missing)
     if same_object:
         found = Finding(tries_again=rundir.failed() is not None)
     if found.aside is not None:

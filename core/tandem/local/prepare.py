@@ -24,6 +24,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.local.guardian import sweep
 from tandem.mistake import UserError
 from tandem.ownership import ENDPOINT, LOCK, Finding, Occupied, Unreadable, complete_moves, look, others_in, settle
+from tandem.probe import lacks
 from tandem.rundir import RunDir
 
 LEAST_FREE_BYTES = 16_000_000
@@ -85,6 +86,8 @@ def claim(path: Path, job: DistributedTrainingJob, fresh: bool, again: str) -> C
             complete_moves(run_dir)
             found = _look(run_dir, job, fresh, again)
             _need_space(path)
+            if missing := lacks(path):
+                raise UserError(f"{missing}.")
             notes = _notes(run_dir, job, found)
             settle(run_dir, found)
             run_dir.create()

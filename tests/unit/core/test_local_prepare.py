@@ -1,5 +1,6 @@
 """The run directory before anything is started."""
 
+import errno
 import json
 import os
 import shutil
@@ -307,3 +308,15 @@ def test_the_way_on_starts_from_what_was_made(asked: dict[str, int], made: dict[
     words = ways_on(command, now, was)
     assert words.startswith(told)
     assert f"--set workers.replicas=3 --set trainer.config.{field}={2 * length};" in words
+
+
+def test_a_disk_without_hard_links_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*given: object, **more: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refused)
+    with pytest.raises(UserError, match="has no hard links, which checkpoints need; take a local disk"):
+        prepared(tmp_path / "run")
+    assert not (tmp_path / "run" / "job.json").exists()
