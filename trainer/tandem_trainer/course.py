@@ -378,7 +378,7 @@ class Course:
         known = [found.step for found in self._place.rundir.committed()] if self._place.group.rank == 0 else []
         known = self._place.group.tell({"checkpoints": known})["checkpoints"]
         rewind = decide(self._rewinds, generation, bad_step, loss if math.isfinite(loss) else None, steps, known)
-        code, why = _decision(rewind, bad_step, len(self._rewinds))
+        code, why = decision(rewind, bad_step, loss, len(self._rewinds))
         self.meter.close()
         if self._journal is not None:
             if rewind is None:
@@ -393,20 +393,26 @@ class Course:
         raise WentBack(code, why)
 
 
-def _decision(rewind: Rewind | None, bad_step: int, earlier: int) -> tuple[ExitCode, str]:
-    if rewind is None:
-        times = "once" if earlier == 1 else f"{earlier} times"
-        tried = f"going back and leaving data out has not helped, {times}" if earlier else "the run is too short"
-        return ExitCode.DIVERGED, (
-            f"training diverged: the loss became NaN, infinite or worse than untrained at step {bad_step}, "
-            f"and {tried}{'' if earlier else ' to leave data out'}. T{ADVICE[1:]}"
+def decision(rewind: Rewind | None, bad_step: int, loss: float, earlier: int) -> tuple[ExitCode, str]:
+    """How this generation ends, and why.
+
+    Args:
+        rewind: where the next one goes on; None if going back is no use.
+        loss: that of the bad step.
+        earlier: how often training has gone back before.
+    """
+    what = f"{loss:.4g}, worse than untrained," if math.isfinite(loss) else "NaN or infinite"
+    became = f"training diverged: the loss became {what} at step {bad_step}"
+    if rewind is not None:
+        return ExitCode.REWOUND, (
+            f"{became}; going back to before step {rewind.resume_before} and leaving out "
+            f"{rewind.skip_to - rewind.skip_from} batches. If it does so again, {ADVICE}"
         )
-    what = "NaN or infinite" if rewind.loss is None else f"{rewind.loss:.4g}, worse than untrained,"
-    return ExitCode.REWOUND, (
-        f"training diverged: the loss became {what} at step {rewind.bad_step}; going back to before step "
-        f"{rewind.resume_before} and leaving out {rewind.skip_to - rewind.skip_from} batches. "
-        f"If it does so again, {ADVICE}"
+    times = "once" if earlier == 1 else f"{earlier} times"
+    tried = (
+        f"to go back and leave data out {times} has not helped" if earlier else "the run is too short to leave data out"
     )
+    return ExitCode.DIVERGED, f"{became}, and {tried}. T{ADVICE[1:]}"
 
 
 def _refuse_unfit_disk(rundir: RunDir, group: Group) -> None:

@@ -55,8 +55,8 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int 
 
 
 def listing(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> list[Text]:
-    """The lines of a table with one line for each row, headings first. What has no room is left out, and a row that is
-    still too long loses its end."""
+    """The lines of a table with one line for each row, headings first. What has no room or is empty is left out, and a
+    row that is still too long loses its end."""
     if width is None:
         return table(columns, rows, None)
     last = len(columns) - 1
@@ -64,7 +64,9 @@ def listing(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: in
     needs[last] = min(LEAST_LISTED, needs[last])
     shown: set[int] = set()
     for index in sorted(range(len(columns)), key=lambda index: columns[index].rank):
-        if columns[index].rank == 0 or sum(needs[one] + GAP for one in {*shown, index}) - GAP <= width:
+        told = any(row[index][0] for row in rows)
+        has_room = sum(needs[one] + GAP for one in {*shown, index}) - GAP <= width
+        if columns[index].rank == 0 or (told and has_room):
             shown.add(index)
     lines = _lines(columns, rows, sorted(shown), None)
     for line in lines:

@@ -174,6 +174,9 @@ def test_what_matters_most_has_room_first() -> None:
 
     assert titles(50) == ["NAME", "PHASE", "STEP", "DONE", "BEST", "AGE"]
     assert titles(80) == ["NAME", "PHASE", "STEP", "LOSS", "BEST", "AGE", "MESSAGE"]
+    ended = [replace(one, status=one.status.model_copy(update={"workers": None, "progress": None})) for one in seen]
+    head, *_ = picture.jobs(ended, 120, NOW, with_namespace=False)
+    assert head.plain.split() == ["NAME", "PHASE", "LOSS", "BEST", "AGE", "MESSAGE"], "what all leave empty"
     assert titles(120) == ["NAME", "PHASE", "WORKERS", "STEP", "DONE", "LEFT", "LOSS", "BEST", "AGE", "MESSAGE"]
 
 
