@@ -145,7 +145,7 @@ class Session:
             self._guard()
 
     def _facts(self, now: float) -> Facts:
-        run_dir = self._crew.run_dir
+        run_dir, snapshot = self._crew.run_dir, self._watch.newest if self._watch else None
         done = run_dir.done_file.exists()
         if done and self._done_since is None:
             self._done_since = now
@@ -157,6 +157,7 @@ class Session:
             failed=run_dir.failed_file.exists(),
             reachable=self._port_known,
             own_command=self._own_command,
+            begins_again=snapshot is not None and snapshot.finished == 0,
         )
 
     # What is done

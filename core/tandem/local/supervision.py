@@ -92,6 +92,8 @@ class Facts:
     """The coordinator's address is known, so that agents can be started."""
     own_command: bool = False
     """The user's own script trains: an agent's exit code 0 is the only sign that it is complete."""
+    begins_again: bool = False
+    """The coordinator says that nobody of its group has finished: where agents have ended well, that group failed."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,9 @@ def _train(children: Sequence[Child], facts: Facts, now: float) -> list[Action]:
             return [_failure(child)]
         if child.role == "agent" and is_through(child):
             late = child.ended_at is not None and now - child.ended_at > RESULT_SECONDS
-            if late and not facts.own_command:
+            if late and facts.own_command and facts.begins_again:
+                actions.append(Start(child.name))
+            elif late and not facts.own_command:
                 return [
                     Fail("NoResult", f"{child.name} ended, but training is not complete", child.name, ExitCode.FAILED)
                 ]

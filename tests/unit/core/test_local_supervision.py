@@ -125,6 +125,15 @@ class TestAnAgentThatEndsWell:
         assert isinstance(action, Fail)
         assert action.child == "worker-0"
 
+    def test_an_agent_of_a_script_that_ended_well_is_started_again_once_its_group_cannot_complete(self) -> None:
+        children = with_one(over(running(WORKERS[0]), 0))
+        later = 100.0 + RESULT_SECONDS + 1.0
+        own = replace(TRAINING, own_command=True)
+        assert decide(children, own, later) == []
+        again = replace(own, begins_again=True)
+        assert decide(children, again, 100.0 + RESULT_SECONDS) == [], "the coordinator may not have said yet"
+        assert decide(children, again, later) == [Start("worker-0")]
+
     def test_of_an_own_script_is_all_there_is_to_know(self) -> None:
         own = replace(TRAINING, own_command=True)
         one = [running(COORDINATOR), over(WORKERS[0], 0), running(WORKERS[1])]
