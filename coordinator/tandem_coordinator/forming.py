@@ -91,7 +91,12 @@ def form(state: State, now: float) -> Next:
     state = replace(with_latest(state, membership), number=membership.generation, open=True, changed=now, grown=grown)
     state = replace(state, opened=now, complaints={}, settled=False, not_before=0.0, own_file_before=state.own_file)
     state = preflight.begin(state, now)
-    return state, (*actions, Open(membership, state.cause.detail))
+    return state, (*actions, Open(membership, _why(state.cause)))
+
+
+def _why(cause: Cause) -> str:
+    """Why the next generation is formed; where training goes, and what helps, was told when the last one was closed."""
+    return cause.detail.partition(";")[0] if cause.reason == "Rewound" else cause.detail
 
 
 def with_latest(state: State, latest: Membership | None) -> State:

@@ -19,6 +19,7 @@ from typing import Protocol
 from torch import Tensor
 
 from tandem.exitcode import ExitCode
+from tandem.formatting import number, several
 from tandem.job import Checkpoint
 from tandem.launch import GENERATION, REPLICA
 from tandem.manifest import DataPosition, Manifest
@@ -372,12 +373,13 @@ class Course:
         """The loss is useless: write down from where the next generation starts, or, after too many times, the end."""
         self._saver.close()
         at = bad_step - self.step - 1
-        loss = losses[at] if -at <= len(losses) else math.nan
+        loss = losses[at] if -at <= len(losses) else None
         steps = self._data.data_steps or NO_END
         generation = self._place.generation
         known = [found.step for found in self._place.rundir.committed()] if self._place.group.rank == 0 else []
         known = self._place.group.tell({"checkpoints": known})["checkpoints"]
-        rewind = decide(self._rewinds, generation, bad_step, loss if math.isfinite(loss) else None, steps, known)
+        finite = loss if loss is not None and math.isfinite(loss) else None
+        rewind = decide(self._rewinds, generation, bad_step, finite, steps, known)
         code, why = decision(rewind, bad_step, loss, len(self._rewinds))
         self.meter.close()
         if self._journal is not None:
@@ -393,26 +395,27 @@ class Course:
         raise WentBack(code, why)
 
 
-def decision(rewind: Rewind | None, bad_step: int, loss: float, earlier: int) -> tuple[ExitCode, str]:
-    """How this generation ends, and why.
+def decision(rewind: Rewind | None, bad_step: int, loss: float | None, earlier: int) -> tuple[ExitCode, str]:
+    """What follows from a useless loss, and how it is told.
 
     Args:
-        rewind: where the next one goes on; None if going back is no use.
-        loss: that of the bad step.
-        earlier: how often training has gone back before.
+        rewind: where training goes back to; None: nowhere any more.
+        loss: that of the bad step, None where it is not known any more.
+        earlier: how often it went back before.
     """
-    what = f"{loss:.4g}, worse than untrained," if math.isfinite(loss) else "NaN or infinite"
-    became = f"training diverged: the loss became {what} at step {bad_step}"
-    if rewind is not None:
-        return ExitCode.REWOUND, (
-            f"{became}; going back to before step {rewind.resume_before} and leaving out "
-            f"{rewind.skip_to - rewind.skip_from} batches. If it does so again, {ADVICE}"
-        )
-    times = "once" if earlier == 1 else f"{earlier} times"
-    tried = (
-        f"to go back and leave data out {times} has not helped" if earlier else "the run is too short to leave data out"
-    )
-    return ExitCode.DIVERGED, f"{became}, and {tried}. T{ADVICE[1:]}"
+    if loss is None or math.isfinite(loss):
+        what = "worse than untrained" if loss is None else f"{loss:.4g}, worse than untrained,"
+    else:
+        what = "NaN" if math.isnan(loss) else "infinite"
+    became = f"training diverged: the loss became {what} at step {number(bad_step)}"
+    if rewind is None:
+        times = "once" if earlier == 1 else f"{earlier} times"
+        helped = f"to go back and leave data out {times} has not helped"
+        tried = helped if earlier else "the run is too short to leave data out"
+        return ExitCode.DIVERGED, f"{became}, and {tried}. T{ADVICE[1:]}"
+    left_out = several(rewind.skip_to - rewind.skip_from, "batch", "batches")
+    back = f"going back to before step {number(rewind.resume_before)} and leaving out {left_out}"
+    return ExitCode.REWOUND, f"{became}; {back}{'' if earlier else f'. If it does so again, {ADVICE}'}"
 
 
 def _refuse_unfit_disk(rundir: RunDir, group: Group) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from tandem.cli.cluster import INTERRUPTED, ContextOption, NamespaceOption, named
 from tandem.cli.echo import echo
-from tandem.cli.runs import completed, local
+from tandem.cli.runs import asked, completed, local
 from tandem.cluster import forwarding
 from tandem.cluster.complaint import ClusterError, NotFound
 from tandem.cluster.forwarding import Forward
@@ -55,7 +55,8 @@ def open(
     if folder is not None:
         _show(_invited(*_endpoint(folder)), print_only)
         return
-    raise typer.Exit(_on_a_cluster(Kubectl(namespace, context), named(run), port, print_only))
+    with asked(run, namespace, context):
+        raise typer.Exit(_on_a_cluster(Kubectl(namespace, context), named(run), port, print_only))
 
 
 def _only_run() -> Path:

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from tandem.cluster.complaint import ClusterError, NotFound
+from tandem.cluster.complaint import ClusterError, NoCluster, NotFound
 from tandem.local.known import job_name, known, named
 from tandem.mistake import UserError
 from tandem.report.folder import NoRun, expect_run
@@ -100,6 +100,11 @@ def asked(word: str, namespace: str, context: str) -> Iterator[None]:
         yield
     except NotFound:
         raise
+    except NoCluster as error:
+        if namespace or context:
+            raise
+        nobody = f"no run of this machine is called {word}, and kubectl knows no cluster to ask for a job"
+        raise NoCluster(f"{nobody}{other_runs()}") from error
     except ClusterError as error:
         if namespace or context:
             raise

@@ -27,13 +27,17 @@ class WrongContext(ClusterError):  # noqa: N818 - as above
     """There is no such context."""
 
 
+class NoCluster(ClusterError):  # noqa: N818 - as above
+    """kubectl is there, and knows no cluster."""
+
+
 _ADVICE: tuple[tuple[re.Pattern[str], type[ClusterError], str], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), kind, advice)
     for pattern, kind, advice in (
         (r"context.*(was not found|does not exist)", WrongContext, "See: kubectl config get-contexts"),
         (
             r"connection to the server localhost:8080 was refused",
-            ClusterError,
+            NoCluster,
             "kubectl knows no cluster yet: set KUBECONFIG, or choose one with `kubectl config use-context`",
         ),
         (

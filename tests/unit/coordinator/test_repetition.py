@@ -7,7 +7,7 @@ import pytest
 
 from tandem.exitcode import ExitCode
 from tandem.messages import Failure, RankReport
-from tandem_coordinator.group import Fail
+from tandem_coordinator.group import Fail, Open
 from tests.support.worlds.membership_job import RULES, Job
 
 KEY = {"error": "KeyError: 'image'", "where": "train.py:5, in <module>", "traceback": "Traceback …"}
@@ -248,7 +248,7 @@ def test_the_next_start_is_later_each_time_and_that_is_said() -> None:
 
 def test_training_that_diverged_goes_back_without_a_failure() -> None:
     job = group()
-    why = "training diverged: the loss became NaN or infinite at step 2"
+    why = "training diverged: the loss became NaN at step 2; going back to before step 1 and leaving out 9 batches"
     failure = Failure(rank=0, code=ExitCode.REWOUND, error=why)
     for replica in ("worker-0", "worker-1"):
         job.runs(replica, 1, reason="MembershipChanged", failure=failure)
@@ -259,3 +259,5 @@ def test_training_that_diverged_goes_back_without_a_failure() -> None:
     assert job.state.latest is not None
     assert job.state.latest.reason == "Rewound"
     assert job.state.cause.detail == why
+    opened = [action.detail for action in job.actions if isinstance(action, Open)]
+    assert opened[-1] == "training diverged: the loss became NaN at step 2"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli.runs import local, opened
+from tandem.cli.runs import asked, local, opened
 from tandem.cli.stop import saved_in
+from tandem.cluster.complaint import ClusterError, complaint
 from tandem.local.known import is_alive, known, named, remember, state_folder
 from tandem.local.output import Logs
 from tandem.local.sight import look
@@ -107,6 +108,18 @@ class TestWhatAWordMeans:
         run(Path("runs/digits"))
         with pytest.raises(UserError, match=r"runs/digitz does not exist\. Runs here: runs/digits"):
             local("runs/digitz")
+
+
+def test_without_a_cluster_a_name_that_no_run_has_is_answered_with_the_runs_there_are() -> None:
+    run(Path("runs/digits"))
+    refused = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
+    with pytest.raises(ClusterError) as caught, asked("nosuch", "", ""):
+        raise complaint(refused)
+    assert str(caught.value) == (
+        "no run of this machine is called nosuch, and kubectl knows no cluster to ask for a job. Runs here: runs/digits"
+    )
+    with pytest.raises(ClusterError, match="set KUBECONFIG"), asked("nosuch", "team", ""):
+        raise complaint(refused)
 
 
 def test_a_run_is_alive_while_somebody_holds_its_lock(tmp_path: Path) -> None:
