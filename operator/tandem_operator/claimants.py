@@ -52,14 +52,13 @@ class Claimants:
         for number, key in enumerate(self._store.everyone()):
             if number % AT_A_TIME == AT_A_TIME - 1:
                 await asyncio.sleep(0)
-            body = self._store.job(key)
-            if body is None:
-                continue
-            uid = body["metadata"]["uid"]
-            workers = self._store.children(key).pods(names.WORKER, uid)
-            if not (is_partly_placed(workers) or _says_that_it_gave_way(body.get("status"))):
+            if (body := self._store.job(key)) is None:
                 continue
             try:
+                uid = body["metadata"]["uid"]
+                workers = self._store.children(key).pods(names.WORKER, uid)
+                if not (is_partly_placed(workers) or _says_that_it_gave_way(body.get("status"))):
+                    continue
                 job = self._memory(key, uid).parsed(body)
                 starved = starved_for(job, workers, time.time()) is not None
                 if starved or way_ends(job.status) is not None:

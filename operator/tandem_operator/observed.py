@@ -241,7 +241,7 @@ def _pod(
     status: Mapping[str, Any],
 ) -> Pod:
     labels = metadata.get("labels") or {}
-    role = labels.get(names.ROLE, "")
+    role = _short(labels.get(names.ROLE))
     conditions = {one["type"]: one for one in status.get("conditions") or []}
     # A container of the user's own beside ours (template) does not decide.
     statuses: list[dict[str, Any]] = status.get("containerStatuses") or []
@@ -295,7 +295,9 @@ def _nodes(text: object) -> tuple[str, ...]:
 def _group(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Group | None:
     if names.GROUP not in labels:
         return None
-    return Group(labels.get(names.QUEUE, ""), labels[names.GROUP], _number(annotations.get(names.GROUP_SIZE)))
+    return Group(
+        _short(labels.get(names.QUEUE)), _short(labels[names.GROUP]), _number(annotations.get(names.GROUP_SIZE))
+    )
 
 
 def _is_gated(spec: Mapping[str, Any]) -> bool:

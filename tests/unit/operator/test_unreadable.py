@@ -184,8 +184,12 @@ def test_of_a_pod_nothing_is_kept_that_no_api_server_writes(value: Any) -> None:
         assert store.see(kinds.POD, body) == []
     state = {"terminated": {"exitCode": value, "reason": value, "message": "x"}}
     status = {"phase": value, "containerStatuses": [{"name": names.WORKER, "restartCount": value, "state": state}]}
-    found = observe(kinds.POD, {**pod(), "status": status})
+    body = {**pod(), "status": status}
+    found = observe(kinds.POD, body)
     assert isinstance(found, Pod)
+    body["metadata"]["labels"] |= {names.ROLE: value, names.GROUP: value, names.QUEUE: value}
+    store.see(kinds.POD, body)
+    assert store.children(("n", "j")).pods(names.WORKER, "") == []
     assert (found.code, found.restarts) == (None, 0)
     assert len(found.phase) <= 256
 
