@@ -146,7 +146,12 @@ class TestCtrlC:
         assert f"another tandem run (process {first.process.pid}) is at work in" in meanwhile.output
         trains = until(
             lambda: next(
-                (line for line in told(first) if line.get("phase") == "Running" and "trainerCpu" in line), None
+                (
+                    line
+                    for line in told(first)
+                    if line.get("phase") == "Running" and {"trainerCpu", "samplesPerSecond"} <= line.keys()
+                ),
+                None,
             ),
             "a line of a group that trains",
         )
