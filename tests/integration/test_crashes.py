@@ -53,7 +53,7 @@ def test_the_second_time_it_ends_with_the_scripts_own_traceback_and_the_correcte
 
     corrected = run(tmp_path, "pass", waits=False)
     assert corrected.returncode == 0, corrected.stdout + corrected.stderr
-    assert "this one begins anew" in corrected.stdout
+    assert "the script starts again" in corrected.stdout
     assert re.search(r"generation \d+ with 2 replicas, because the job starts", corrected.stdout)
     assert "event=warning" not in corrected.stdout
     assert RunDir(tmp_path / "run").done() is not None

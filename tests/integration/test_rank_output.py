@@ -42,7 +42,9 @@ def run(
     )
 
 
-@pytest.mark.parametrize("options", [("--warm",), ()], ids=["warm", "cold"])
+@pytest.mark.parametrize(
+    "options", [pytest.param(("--warm",), id="warm"), pytest.param((), id="cold", marks=pytest.mark.full("trainer"))]
+)
 @pytest.mark.parametrize("fails", [False, True], ids=["well", "failed"])
 def test_each_line_names_its_rank_and_none_is_lost(tmp_path: Path, options: tuple[str, ...], fails: bool) -> None:
     done = run(tmp_path, PRINTS, *options, **({"FAIL": "1"} if fails else {}))
@@ -61,11 +63,13 @@ def test_each_line_names_its_rank_and_none_is_lost(tmp_path: Path, options: tupl
     assert ("[rank 1] KeyError: 'of rank 1'" in done.stderr) == fails
 
 
+@pytest.mark.full("trainer")
 def test_one_rank_has_the_log_for_itself(tmp_path: Path) -> None:
     done = run(tmp_path, "print('alone', end='')", "--warm", ranks=1)
     assert done.stdout == "alone"
 
 
+@pytest.mark.full("trainer")
 def test_what_ranks_leave_behind_does_not_hold_the_agent_up(tmp_path: Path) -> None:
     done = run(tmp_path, LEAVES_A_CHILD, "--warm")
     assert done.returncode == 0, done.stderr

@@ -337,17 +337,11 @@ def test_what_the_job_names_is_imported_once_for_all_ranks_and_starts(start: Any
     assert not ranks & {path.name.split("-")[1] for path in tmp_path.glob("heavy-*")}
 
 
-@pytest.mark.parametrize("options", [(), ("-u",)])
-def test_code_on_the_command_line_starts_warm(start: Any, tmp_path: Path, options: tuple[str, ...]) -> None:
-    agent = start(sys.executable, *options, "-c", "import sys; print(sys.argv, 'torch' in sys.modules)", "--lr", "1")
+@pytest.mark.full("trainer")
+def test_code_on_the_command_line_starts_warm(start: Any, tmp_path: Path) -> None:
+    agent = start(sys.executable, "-c", "import sys; print(sys.argv, 'torch' in sys.modules)", "--lr", "1")
     assert agent.process.wait(120) == 0, agent.errors
     assert "['-c', '--lr', '1'] True" in (tmp_path / "stdout").read_text()
-
-
-def test_another_option_of_python_is_no_warm_start(start: Any, tmp_path: Path) -> None:
-    agent = start(sys.executable, "-O", "-c", "import sys; print(__debug__, 'torch' in sys.modules)")
-    assert agent.process.wait(120) == 0, agent.errors
-    assert "False False" in (tmp_path / "stdout").read_text()
 
 
 def test_any_program_runs_without_warmth(start: Any, tmp_path: Path) -> None:

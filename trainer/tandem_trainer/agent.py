@@ -65,7 +65,7 @@ def main() -> None:
     if any(option.startswith(RANKS) and option != f"{RANKS}1" for option in options):
         options.append("--logs-specs=tandem")
     is_python = _is_python(command)
-    ours = _under_this_python(command)
+    ours = under_this_python(command)
     if warm and ours and preload(SHARED):
         request = forkserver.fork_server(lambda: preload(FOR_RANKS) and preload_given(given))
         if request is not None:
@@ -93,7 +93,7 @@ def _is_python(command: Sequence[str]) -> bool:
     return command[0] == "-m" or command[0].endswith(".py")
 
 
-def _under_this_python(command: list[str]) -> list[str]:
+def under_this_python(command: list[str]) -> list[str]:
     """What of a command stands after the interpreter, if that is this one; empty if it is another program."""
     if _is_python(command):
         return command
@@ -101,7 +101,7 @@ def _under_this_python(command: list[str]) -> list[str]:
         return []
     # Ranks do not hold their output back anyway.
     rest = [*itertools.dropwhile(lambda word: word == "-u", command[1:])]
-    return rest if len(rest) > 1 and (rest[0] == "-c" or _is_python(rest)) else []
+    return rest if rest and (_is_python(rest) or rest[0] == "-c") else []
 
 
 def _end(code: int | str | None) -> NoReturn:
