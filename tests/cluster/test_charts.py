@@ -55,7 +55,10 @@ class Charts:
     def __init__(self, browser: Browser, address: str, host: str) -> None:
         self.browser = browser
         self._host = host
+        # What the browser shows until the page has come may be the same page of the test before.
+        browser.value("window.before = true")
         browser.go(address)
+        browser.until(lambda: browser.value("!window.before && document.readyState === 'complete'"), "the page")
         browser.until(lambda: self.value("host.querySelector('svg g.chart') !== null"), "a chart")
         self.value("host.scrollIntoView({block: 'center'})")
 

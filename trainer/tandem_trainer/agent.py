@@ -101,7 +101,7 @@ def under_this_python(command: list[str]) -> list[str]:
         return []
     # Ranks do not hold their output back anyway.
     rest = [*itertools.dropwhile(lambda word: word == "-u", command[1:])]
-    return rest if rest and (_is_python(rest) or rest[0] == "-c") else []
+    return rest if rest and (_is_python(rest) or (rest[0] == "-c" and len(rest) > 1)) else []
 
 
 def _end(code: int | str | None) -> NoReturn:

@@ -175,9 +175,9 @@ def strangers(tenant: Tenant) -> None:
 
 
 FORGED: Mapping[str, str] = {
-    "redirects": "event=coordinator-refused endpoint={} status=307",
+    "redirects": "event=coordinator-unreadable endpoint={} error='HTTP status 307'",
     "floods": "event=coordinator-unreadable endpoint={} error='more than",
-    "refuses": "event=coordinator-refused endpoint={} status=500",
+    "refuses": "event=coordinator-unreadable endpoint={} error='HTTP status 500'",
     "packs": "event=coordinator-unreadable endpoint={} error='it is packed",
     "stalls": "",
 }

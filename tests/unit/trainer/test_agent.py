@@ -19,6 +19,7 @@ PYTHON = sys.executable
         ([PYTHON, "-u", "train.py"], ["train.py"]),
         ([PYTHON, "train.py", "-u"], ["train.py", "-u"]),
         ([PYTHON, "-O", "-c", "pass"], []),
+        ([PYTHON, "-c"], []),
         ([PYTHON], []),
         (["sh", "-c", "python train.py"], []),
         (["nowhere/python", "-c", "pass"], []),
