@@ -43,6 +43,7 @@ def cores_by_role(run: LocalRun) -> dict[str, set[frozenset[int]]]:
     return found
 
 
+@pytest.mark.full("core")
 @pytest.mark.skipif(len(usable_cores()) < 2, reason="a machine with one core has none to set aside")
 def test_trainers_and_evaluators_never_share_a_core(run: LocalRun) -> None:
     run.reaches(1)
