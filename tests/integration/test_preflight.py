@@ -100,6 +100,7 @@ def test_the_others_go_on_at_once_without_a_member_whose_device_is_bad(tmp_path:
         assert {step.generation for step in group.steps()} == {second.generation}, "nobody has trained with it"
 
 
+@pytest.mark.full("coordinator", "trainer")
 def test_an_agent_that_has_to_go_ends_its_preflight_at_once_and_the_others_begin_another(tmp_path: Path) -> None:
     with with_preflight(tmp_path, 2).start("worker-0", "worker-1") as group:
         (process,) = until(lambda: preflights(group, "worker-1"), "the pre-flight")
@@ -111,6 +112,7 @@ def test_an_agent_that_has_to_go_ends_its_preflight_at_once_and_the_others_begin
         assert group.step_after(0.0, world=1).generation > 1
 
 
+@pytest.mark.full("coordinator", "trainer")
 @pytest.mark.full("core", "coordinator", "trainer")
 def test_no_preflight_outlives_an_agent_that_is_killed(tmp_path: Path) -> None:
     with with_preflight(tmp_path, 2).start("worker-0", "worker-1") as group:
@@ -125,6 +127,7 @@ def test_no_preflight_outlives_an_agent_that_is_killed(tmp_path: Path) -> None:
         group.step_after(began, world=1)
 
 
+@pytest.mark.full("coordinator", "trainer")
 @pytest.mark.full("core", "coordinator", "trainer")
 def test_replicas_of_several_ranks_try_out_each_of_them(tmp_path: Path) -> None:
     workers = {"replicas": 2, "processesPerReplica": 2}
