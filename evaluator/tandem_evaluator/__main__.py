@@ -123,11 +123,11 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
 
 
 def _wait_for_training(rundir: RunDir) -> None:
-    """Until the first ranks have loaded everything. Before there is nothing to evaluate, and on shared cores they would
-    have torch later if evaluators loaded it at the same time. One that gives way to ranks anyway does not wait, because
-    while they train it may get little time to load anything.
+    """In a pod, until the first ranks have loaded everything. Before there is nothing to evaluate, and on shared cores
+    they would have torch later if evaluators loaded it at the same time. `tandem run` has evaluators give way once
+    ranks train, and little time to load anything from then on: there they load at once.
     """
-    if os.getpriority(os.PRIO_PROCESS, 0) > 0:
+    if not os.environ.get(launch.UID):
         return
     # A disk that fails is the loop's to be patient with.
     with suppress(OSError):

@@ -16,7 +16,7 @@ from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss
 
 from tandem.durable import read_json_or_none
 from tandem.exitcode import ExitCode
-from tandem.launch import environment
+from tandem.launch import INCARNATION, UID, environment
 from tandem.manifest import FILE, WEIGHTS
 from tandem_trainer import data, models
 from tests.support.bad_surroundings import whole_mnist
@@ -201,10 +201,8 @@ def test_latest_skips_what_it_cannot_keep_up_with_and_the_final_one_is_evaluated
     assert any(line["state"] == "evaluating" for line in run.log("evaluator-0-0", "usage"))
 
 
-@pytest.mark.parametrize(("niceness", "expected"), [(0, "waits"), (10, "loaded")])
-def test_torch_is_loaded_when_ranks_have_it_or_where_they_are_not_held_up(
-    tmp_path: Path, niceness: int, expected: str
-) -> None:
+@pytest.mark.parametrize(("uid", "expected"), [("a-pods", "waits"), ("", "loaded")], ids=["a pod", "tandem run"])
+def test_in_a_pod_torch_is_loaded_when_ranks_have_it(tmp_path: Path, uid: str, expected: str) -> None:
     looks_at_a_run_without_ranks = """
 import os, sys
 from tandem.rundir import RunDir
@@ -218,12 +216,16 @@ def tell(*_):
 looks = iter(range(3))
 RunDir.newest_generation = lambda rundir: tell() if next(looks) == 2 else 0
 Journal.doing = tell
-os.setpriority(os.PRIO_PROCESS, 0, int(sys.argv[1]))
 main(["--index", "0"])
 """
     run = Run(tmp_path / "run", DIGITS, {})
     variables = environment(run.job, run.rundir.path, "evaluator-0")
-    words = [sys.executable, "-c", looks_at_a_run_without_ranks, str(niceness)]
+    variables[UID] = uid
+    if uid:
+        body = run.job.dump()
+        body["metadata"]["annotations"] = {INCARNATION: uid}
+        run.rundir.job_file.write_text(json.dumps(body))
+    words = [sys.executable, "-c", looks_at_a_run_without_ranks]
     done = subprocess.run(words, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == f"{expected}\n"
 

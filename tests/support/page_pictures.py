@@ -27,7 +27,7 @@ def main() -> None:
     """Run, kill, look, end the run."""
     with tempfile.TemporaryDirectory(prefix="tandem-page-") as folder:
         run = Path(folder) / "digits"
-        words = [TANDEM, "run", MANIFEST, "--run-dir", run, "--set", "spec.trainer.config.epochs=400"]
+        words = [TANDEM, "run", MANIFEST, "--run-dir", run, "--set", "spec.trainer.config.epochs=800"]
         process = subprocess.Popen(words, cwd=ROOT)
         try:
             take(run, process.pid)
