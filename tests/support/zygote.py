@@ -11,6 +11,7 @@ answer is its process id, and at its end its exit code, as `subprocess` counts t
 
 import array
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -83,7 +84,9 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            # The zygote has reaped it before it says so: there may be no such process any more.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """Ask it to end."""
