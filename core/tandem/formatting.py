@@ -110,7 +110,7 @@ def score(metric: str, value: float) -> str:
 
 
 def end_of(path: str, most: int) -> str:
-    """A path in at most so many characters: of a long one the end, which says most."""
+    """A path, cut at its beginning if it is longer than `most` characters."""
     return path if len(path) <= most else "…" + path[-max(1, most - 1) :]
 
 

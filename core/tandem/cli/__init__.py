@@ -25,6 +25,7 @@ COMMANDS = {
     "validate": "Check manifests, and say what is wrong and where.",
     "open": "Open the live page of a run or of a job on a cluster.",
     "report": "Draw what happened in a run as one HTML page.",
+    "compare": "Put runs side by side: their jobs, scores, time.",
     "export": "Write the numbers of a run as CSV, or for TensorBoard.",
     "checkpoints": "List, verify, compare, export and delete the checkpoints of a run.",
     "submit": "Give jobs to a cluster, or change those that are there.",
