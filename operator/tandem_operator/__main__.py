@@ -133,6 +133,7 @@ async def _operate(options: Options) -> None:
         watch = asyncio.create_task(watching.watch(begun), name="watch")
         tasks = [
             watch,
+            asyncio.create_task(watching.follow(), name="follow"),
             asyncio.create_task(watching.sweep(), name="sweep"),
             asyncio.create_task(_control(watching, controller), name="control"),
             asyncio.create_task(

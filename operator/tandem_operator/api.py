@@ -5,10 +5,12 @@ as it is. The official client's connection is used (its configuration, its renew
 client: that asks the server what kinds it has before the first request, and the paths of seven kinds are known.
 """
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -16,13 +18,17 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from tandem_operator import kinds
-from tandem_operator.bounded import MOST_COST, UNREAD, cost, without_items
+from tandem_operator.bounded import MOST_COST, SMALL, UNREAD, Lines, cost, without_items
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import version
 
 MANAGER = "tandem-operator"
 """Our name as the writer of fields."""
-REQUEST_SECONDS = 30.0
+REQUEST_PATIENCE = aiohttp.ClientTimeout(total=30)
+WATCH_SECONDS = 300
+"""How long the API server tells of changes before it ends its answer, as it does of itself after 30 to 60 minutes."""
+WATCH_PATIENCE = aiohttp.ClientTimeout(total=WATCH_SECONDS + 30, sock_connect=10)
+EXPIRED = 410
 PAGE = 40
 """Objects in one answer of a list, as long as they are of the usual size: together they may cost no more than one."""
 MOST_BYTES = 8 * 2**20
@@ -149,6 +155,38 @@ class ApiServer:
         except TooLarge as error:
             return json.loads(without_items(error.content)), False
 
+    async def changes(
+        self, kind: Kind, version: int, namespace: str = "", selector: str = ""
+    ) -> AsyncGenerator[tuple[str, Object], None]:
+        """What happens to objects from a version on: ADDED, MODIFIED, DELETED, and BOOKMARK, which tells a version
+        alone. An object that costs too much is passed over. Ends after some minutes, to be asked for again.
+
+        Raises:
+            Unavailable, Refused: see there. Refused with 410 if that version is too long ago.
+        """
+        asked = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_SECONDS)}
+        asked |= {"resourceVersion": str(version), **({"labelSelector": selector} if selector else {})}
+        path = kind.path(namespace)
+        try:
+            answer = await self._send("GET", path, asked, patience=WATCH_PATIENCE)
+            with closing(answer):
+                if answer.status >= 400:
+                    _understood("GET", path, answer.status, await _content(answer))
+                async for piece in Lines(answer.content).iter_chunked(SMALL):
+                    for line in piece.splitlines():
+                        told = _parsed("GET", path, answer.status, line)
+                        what, found = told.get("type"), told.get("object")
+                        if not isinstance(what, str) or not isinstance(found, dict):
+                            raise Unavailable(f"GET {path}: what answers is not an API server")
+                        if what == "ERROR":
+                            code = found.get("code")
+                            _judge("GET", path, code if isinstance(code, int) else 500, found)
+                        yield what, found
+                    # What comes all at once may be hundreds of objects, and others wait.
+                    await asyncio.sleep(0)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise Unavailable(f"GET {path}: {error or type(error).__name__}") from error
+
     async def create(self, kind: Kind, manifest: Object) -> Object:
         """Make an object.
 
@@ -252,28 +290,69 @@ class ApiServer:
         kind: str = PLAIN,
         accept: str = PLAIN,
     ) -> Object:
+        try:
+            answer = await self._send(method, path, query, body, kind, accept)
+            content = await _content(answer)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise Unavailable(f"{method} {path}: {error or type(error).__name__}") from error
+        return _understood(method, path, answer.status, content)
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str] | None = None,
+        body: Object | None = None,
+        kind: str = PLAIN,
+        accept: str = PLAIN,
+        patience: aiohttp.ClientTimeout = REQUEST_PATIENCE,
+    ) -> aiohttp.ClientResponse:
+        """An answer of which nothing is read yet."""
         self.requests += 1
         address = f"{path}?{urlencode(query)}" if query else path
         headers = {"Accept": accept, "Content-Type": kind}
-        try:
-            prepared = await self._client.param_serialize(
-                method, address, header_params=headers, auth_settings=["BearerToken"]
-            )
-            url, sent = prepared[1], prepared[2]
-            answer = await self._client.call_api(method, url, sent, body, _request_timeout=REQUEST_SECONDS)
-            content = await _content(answer.response)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise Unavailable(f"{method} {path}: {error or type(error).__name__}") from error
-        try:
-            found: Object = json.loads(content or b"{}")
-        except (ValueError, RecursionError) as error:
-            raise Unavailable(f"{method} {path}: what answers is not an API server ({answer.status})") from error
-        said = str(found.get("message", ""))
-        if answer.status == 429 or (answer.status >= 500 and WEBHOOK not in said):
-            raise Unavailable(f"{method} {path}: {answer.status} {found.get('message', '')}")
-        if answer.status >= 400:
-            raise Refused(answer.status, found.get("reason", ""), found.get("message", str(answer.status)))
+        prepared = await self._client.param_serialize(
+            method, address, header_params=headers, auth_settings=["BearerToken"]
+        )
+        url, sent = prepared[1], prepared[2]
+        answer = await self._client.call_api(method, url, sent, body, _request_timeout=patience)
+        found: aiohttp.ClientResponse = answer.response
         return found
+
+
+def _understood(method: str, path: str, status: int, content: bytes) -> Object:
+    """What an answer says.
+
+    Raises:
+        Unavailable, Refused: see there.
+    """
+    found = _parsed(method, path, status, content or b"{}")
+    if status >= 400:
+        _judge(method, path, status, found)
+    return found
+
+
+def _parsed(method: str, path: str, status: int, text: bytes) -> Object:
+    words = f"{method} {path}: what answers is not an API server ({status})"
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Unavailable(words) from error
+    if not isinstance(found, dict):
+        raise Unavailable(words)
+    return found
+
+
+def _judge(method: str, path: str, status: int, found: Object) -> NoReturn:
+    """What the API server means by a `Status`.
+
+    Raises:
+        Unavailable, Refused: see there.
+    """
+    said = str(found.get("message", ""))
+    if status == 429 or (status >= 500 and WEBHOOK not in said):
+        raise Unavailable(f"{method} {path}: {status} {said}")
+    raise Refused(status, found.get("reason", ""), said or str(status))
 
 
 def _proxy(host: str) -> str | None:

@@ -82,7 +82,7 @@ class Backlog(Generic[K]):
                 entry = heapq.heappop(self._heap)
                 key = entry[2]
                 if (full := self._full(key)) is not None:
-                    self._barred.setdefault(full, []).append(entry)
+                    heapq.heappush(self._barred.setdefault(full, []), entry)
                     continue
                 self._enter(key)
                 del self._due[key]
@@ -123,10 +123,14 @@ class Backlog(Generic[K]):
 
     def forget(self, key: K) -> None:
         """It does not exist any more."""
+        lanes = [lane for lane, _ in self._wanted(key)]
         self._due.pop(key, None)
         self._given.pop(key, None)
         self._failures.pop(key, None)
         self._slow.pop(key, None)
+        for lane in lanes:
+            # It may have been the one that was to take the free place.
+            self._unbar(lane)
 
     def _wanted(self, key: K) -> Iterator[tuple[Hashable, int]]:
         """The lanes that a key goes in, and how many each holds."""
@@ -147,9 +151,26 @@ class Backlog(Generic[K]):
             self._taken[lane] -= 1
             if self._taken[lane] <= 0:
                 del self._taken[lane]
-            for entry in self._barred.pop(lane, ()):
+            self._unbar(lane)
+
+    def _unbar(self, lane: Hashable) -> None:
+        """Have the first one that waits for a place in a lane be due again, and not all: of a thousand that wait, each
+        would be looked at a thousand times."""
+        barred = self._barred.pop(lane, [])
+        while barred:
+            entry = heapq.heappop(barred)
+            if not self._counts(*entry):
+                continue
+            if (full := self._full(entry[2])) is None:
                 heapq.heappush(self._heap, entry)
                 self._changed.set()
+                break
+            if full == lane:
+                heapq.heappush(barred, entry)
+                break
+            heapq.heappush(self._barred.setdefault(full, []), entry)
+        if barred:
+            self._barred[lane] = barred
 
     def _counts(self, due: float, _: int, key: K) -> bool:
         """Whether an entry of the heap is the one that says when its key is due, and the key may be given out."""

@@ -15,7 +15,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.launch import token_digest
 from tandem.status import Status
 from tandem.times import rfc3339, seconds
-from tandem_operator import allowed, immutable, jobs, kinds, names, objects, reporting, retry, tokens
+from tandem_operator import allowed, jobs, kinds, names, objects, reporting, retry, tokens
 from tandem_operator.api import ApiServer, Refused, Unavailable
 from tandem_operator.attempts import MANY, ending, place, removing, tried, writing
 from tandem_operator.backlog import Backlog
@@ -147,8 +147,8 @@ class Controller:
         if (words := allowed.complaint(job, self._template_fields)) is not None and not _has_ended(job):
             await self._stall(key, body, allowed.REASON, words)
             return None
-        if (words := immutable.complaint(job, uid, self._store.children(key))) is not None and not _has_ended(job):
-            await self._stall(key, body, immutable.REASON, words)
+        if (words := jobs.changed(job, uid, self._store.children(key))) is not None and not _has_ended(job):
+            await self._stall(key, body, jobs.PROCESSES_CHANGED, words)
             return None
         own = self._store.children(key).pods(names.COORDINATOR, uid)
         heard = await self._questions.ask(key, job, uid, own)

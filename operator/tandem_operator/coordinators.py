@@ -143,7 +143,7 @@ async def _read(answer: aiohttp.ClientResponse, most: int) -> bytes:
     """The whole body.
 
     Raises:
-        Unreadable: it has more than so many bytes.
+        Unreadable: it is longer than `most` bytes, or compressed.
     """
     if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
         raise Unreadable(f"it is packed: {packed[:MOST_WORDS]}")

@@ -9,8 +9,8 @@ Where it has ended, `status.phase` remembers: Succeeded and Failed are never lef
 coordinator has said so, or `status.phase` remembers that it did.
 
 What ends a job is what somebody said, and never that nobody answered: a failure that a rank or the coordinator has
-recorded, as the coordinator tells it; a deadline; or pods that cannot start, in so many places that the others are too
-few for a group, but only while the coordinator says over several looks that nobody trains. The exit code of one pod
+recorded, as the coordinator tells it; a deadline; or pods that cannot start, if fewer than `minReplicas` other places
+remain, and only while the coordinator says over several looks that nobody trains. The exit code of one pod
 alone ends nothing: the rest may train on without it.
 """
 

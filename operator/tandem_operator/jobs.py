@@ -12,11 +12,13 @@ from pydantic import ValidationError
 
 from tandem.cluster.names import RETRY_AT
 from tandem.extent import Extent, excess
+from tandem.formatting import several
 from tandem.job import DistributedTrainingJob
 from tandem.model import RuleBroken
 from tandem.status import Status
-from tandem_operator import retry
+from tandem_operator import kinds, names, retry
 from tandem_operator.bounded import UNREAD
+from tandem_operator.observed import Children, JobFile
 
 Object = dict[str, Any]
 NAMED = ("namespace", "name", "uid")
@@ -32,6 +34,7 @@ REFUSED = "tandemRefused"
 """A field beside `spec` that no object has: why the spec was not kept."""
 ENDS = ("phase", "completionTime")
 """Of a status that is not understood, what must not be forgotten."""
+PROCESSES_CHANGED = "ProcessesChanged"
 MOST_WORDS = 500
 
 
@@ -125,3 +128,25 @@ def _first(error: ValidationError) -> str:
         # Of what a template holds, the CRD knows nothing.
         return f"{where}: {str(first['ctx']['error'])[:MOST_WORDS]}"
     return f"{where}: {first['msg'][:MOST_WORDS]}; the CRD and the operator may be of different versions"
+
+
+def changed(job: DistributedTrainingJob, uid: str, children: Children) -> str | None:
+    """What of a job was changed that must not be, as far as the API server cannot see it, in a sentence.
+
+    How many processes each replica has is in the coordinator's rules and in the command of every agent that runs. A CEL
+    rule refuses to change it where it follows from `processesPerReplica`, from whole GPUs, or from `gpuResource`. Parts
+    of GPUs have names that no rule can list, and of what stands in a template the CRD knows nothing. So the number is
+    written on the ConfigMap with the job when that is made, and a job that says another one is held as it is: its
+    agents would be refused by the next coordinator, and train on unheard.
+    """
+    made = children.get(kinds.CONFIG_MAP, names.job_file(job.metadata.name))
+    if not isinstance(made, JobFile) or made.owner != uid or not made.processes:
+        return None
+    before, now = made.processes, job.spec.workers.processes
+    if before == now:
+        return None
+    return (
+        f"each replica of this job has {several(before, 'process', 'processes')}, and by the GPUs that "
+        f"workers.resources or workers.template asks for now it would have {now}. That cannot be changed: undo it, or "
+        "make a new job of another name. Until then nothing is done about this one; what runs goes on"
+    )

@@ -1,4 +1,8 @@
-"""Keeps the store true: kopf's watches for what happens, and a list of everything at the start and every minute.
+"""Keeps the store true: watches for what happens, and a list of everything at the start and every minute.
+
+kopf watches the jobs. Of what belongs to them, mostly pods, five times as much happens, and kopf's way of handling an
+event (a queue and a task for each object, then causes, handlers, a logger) cost more processor time than all that we do
+with it. So those are followed here, from the version of the first list on.
 
 A watch can lose the news that an object is gone (it was interrupted, and the object went meanwhile), and a watch that
 has stalled looks like one in which nothing happens. So everything is listed now and then and compared. If a list finds
@@ -17,9 +21,10 @@ from typing import Any
 import kopf
 
 from tandem_operator import kinds, names
-from tandem_operator.api import ApiServer, Refused, Unavailable
+from tandem_operator.api import EXPIRED, ApiServer, Refused, Unavailable
 from tandem_operator.bounded import Login
 from tandem_operator.kinds import Kind
+from tandem_operator.observed import version
 from tandem_operator.store import Key, Store
 
 SWEEP_SECONDS = 60.0
@@ -29,6 +34,8 @@ CHUNK = 25
 """Objects in one answer of a list of kopf's, where together they may cost as much as one (tandem_operator.bounded)."""
 STALE_SECONDS = 4 * SWEEP_SECONDS
 """Without a complete list for so long, the operator does not know what is going on."""
+BOOKMARK = "BOOKMARK"
+"""What tells a version alone."""
 FORBIDDEN = 403
 
 log = logging.getLogger("tandem.operator")
@@ -57,6 +64,8 @@ class Watching:
         self._unwatched: frozenset[Kind] = frozenset() if isolates else frozenset({kinds.NETWORK_POLICY})
         self._listed_at: float | None = None
         self._started: float | None = None
+        self._versions: dict[tuple[Kind, str], int] = {}
+        """Of the last list of each kind in each namespace."""
         self._told: dict[Kind, float] = {}
         self._owed: dict[Kind, float] = {}
         self._stalled: set[Kind] = set()
@@ -64,17 +73,13 @@ class Watching:
         """Set once everything was listed for the first time."""
 
     async def watch(self, begun: asyncio.Event) -> None:
-        """Have kopf watch, until cancelled.
+        """Have kopf watch jobs, until cancelled.
 
         Args:
             begun: set as soon as it does.
         """
-        registry = kopf.OperatorRegistry()
-        for kind in (kinds.JOB, *kinds.WATCHED):
-            if kind not in self._unwatched:
-                kopf.on.event(kind.group, kind.version, kind.plural, id=f"see-{kind.plural}", registry=registry)(
-                    self._handler(kind)
-                )
+        registry, job = kopf.OperatorRegistry(), kinds.JOB
+        kopf.on.event(job.group, job.version, job.plural, id="see", registry=registry)(self._see_job)
         kopf.on.login(id="login", registry=registry)(Login().session)
         await kopf.operator(
             registry=registry,
@@ -84,6 +89,43 @@ class Watching:
             clusterwide=not self._namespaces,
             namespaces=self._namespaces,
         )
+
+    async def follow(self) -> None:
+        """Watch what belongs to jobs, until cancelled."""
+        await self.listed.wait()
+        async with asyncio.TaskGroup() as group:
+            for kind in kinds.WATCHED:
+                for namespace in () if kind in self._unwatched else self._namespaces or ("",):
+                    group.create_task(self._follow(kind, namespace))
+
+    async def _follow(self, kind: Kind, namespace: str) -> None:
+        expired = False
+        while True:
+            try:
+                if expired:
+                    await self._list(kind, namespace)
+                # After a failure from the last list on, which is right also where versions have gone back.
+                since = self._versions[kind, namespace]
+                while True:
+                    began = _now()
+                    since = await self._hear(kind, namespace, since)
+                    if _now() - began < RETRY_SECONDS:
+                        await asyncio.sleep(RETRY_SECONDS)
+            except (Unavailable, Refused) as error:
+                expired = isinstance(error, Refused) and error.code == EXPIRED
+                log.log(
+                    logging.INFO if expired else logging.WARNING, "event=not-watched kind=%s error=%r", kind.name, error
+                )
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _hear(self, kind: Kind, namespace: str, since: int) -> int:
+        """Take in all that one answer tells; the version that the next one is to begin at."""
+        async for what, found in self._api.changes(kind, since, namespace, names.JOB):
+            if isinstance(metadata := found.get("metadata"), Mapping):
+                since = version(metadata) or since
+            if what != BOOKMARK:
+                self.take(kind, what, found)
+        return since
 
     async def sweep(self) -> None:
         """List everything, and again every minute, until cancelled."""
@@ -137,13 +179,14 @@ class Watching:
     async def _list(self, kind: Kind, namespace: str) -> bool:
         """Whether it found something new."""
         uids: set[str] = set()
-        found, judged, whole = False, 0, True
+        found, listed, judged, whole = False, 0, 0, True
         # A list that begins now cannot be older than what is known already, unless etcd was restored from a backup.
         known = self._store.newest(kind, namespace)
         async for page in self._api.pages(kind, namespace, "" if kind is kinds.JOB else names.JOB):
             if page.version < known and judged == 0:
                 log.error("event=versions-went-back kind=%s known=%d listed=%d", kind.name, known, page.version)
             judged = max(page.version, known)
+            listed = page.version
             if not page.whole:
                 whole = False
                 self._store.unreadable.note(kind, {}, "it has more than is read, and so have its metadata")
@@ -155,6 +198,7 @@ class Watching:
                     self._news(key)
             # A page may hold hundreds of large objects, and others wait.
             await asyncio.sleep(0)
+        self._versions[kind, namespace] = listed
         # Without the name of one, nobody knows which are gone; the watch tells of those.
         for key in list(self._store.compare(kind, namespace, uids, judged)) if whole else ():
             found = True
@@ -174,11 +218,8 @@ class Watching:
         if lost is not None:
             self._news(lost)
 
-    def _handler(self, kind: Kind) -> Callable[..., Any]:
-        async def see(event: Any, **_: Any) -> None:
-            self.take(kind, event["type"], event["object"])
-
-        return see
+    async def _see_job(self, event: Any, **_: Any) -> None:
+        self.take(kinds.JOB, event["type"], event["object"])
 
 
 def _uid(body: Any) -> Any:
@@ -214,6 +255,4 @@ def _settings() -> kopf.OperatorSettings:
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 10
     settings.watching.chunk_size = CHUNK
-    for kind in kinds.WATCHED:
-        settings.watching.label_selectors[kind.group, kind.version, kind.plural] = names.JOB
     return settings

@@ -24,7 +24,18 @@ from tandem.job import Elasticity
 from tandem_operator import kinds, names
 
 WORKERS = 2
-STARTING = "import time; print(time.time()); import torch; print(time.time())"
+STARTING = """
+import time
+print(time.time())
+import torch
+print(time.time())
+torch.distributed.init_process_group("gloo", init_method="tcp://127.0.0.1:29600", rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(1, 8)).sum().backward()
+optimizer.step()
+print(time.time())
+"""
 CRASH = "import os; os.kill(-1, 9)"
 """Ends everything in the pod but its first process, which then ends as well."""
 INSIDE, SCRIPT = ((Path(__file__).parent / f"{name}.py").read_text() for name in ("inside", "script"))
@@ -104,8 +115,9 @@ class Scene:
         newest = (await self.until(generations, f"a generation of {job}"))[-1]
         await asyncio.sleep(max(0.0, newest["startedAt"] + COOLDOWN_SECONDS - time.time()))
 
-    async def plain_start(self, name: str) -> tuple[float, float]:
-        """Seconds from the making of a plain pod to its first line of Python, and until torch is imported."""
+    async def plain_start(self, name: str) -> Record:
+        """Seconds from the making of a plain pod to its first line of Python, until torch is imported, and until it has
+        made a step of DistributedDataParallel by itself."""
         spec = pod([container("plain", self.image, "python", "-c", STARTING)])
         began = time.time()
         path = kinds.POD.path(self.namespace.name)
@@ -114,8 +126,8 @@ class Scene:
         if code != 0:
             raise Trouble(f"the plain pod has ended with {code}: {said[-300:]}")
         await self.delete(name)
-        started, imported = (float(line) - began for line in said.split())
-        return started, imported
+        moments = [float(line) - began for line in said.splitlines() if line.replace(".", "").isdigit()]
+        return dict(zip(("plain", "plainTorch", "plainStep"), moments, strict=True))
 
     async def delete(self, name: str) -> None:
         """A pod, by force."""
@@ -146,7 +158,7 @@ async def measure(rounds: int, faults: tuple[str, ...], folder: Path, keep: Call
 async def _creation(scene: Scene, name: str, number: int) -> Record:
     record: Record = {"kind": "pods", "fault": "created", "round": number, "problem": ""}
     try:
-        record["plain"], record["plainTorch"] = await scene.plain_start(f"plain-{name}")
+        record |= await scene.plain_start(f"plain-{name}")
         began = time.time()
         await scene.cluster.request("POST", kinds.JOB.path(scene.namespace.name), job(name))
 
@@ -180,7 +192,7 @@ async def _round(scene: Scene, fault: str, number: int) -> Record:
         before = await scene.trains(name, None if fault == SCRIPTS else 0)
         if "worker" in fault:
             await scene.rests(name)
-            record["plain"], record["plainTorch"] = await scene.plain_start(f"plain-{FAULTS.index(fault)}-{number}")
+            record |= await scene.plain_start(f"plain-{FAULTS.index(fault)}-{number}")
             record |= await _kill_worker(scene, name, crash=fault == "worker crashed")
         else:
             workers = await scene.live("long", names.WORKER)

@@ -13,7 +13,11 @@ Record = dict[str, Any]
 GOALS = {"age": 30.0, "memory": 300.0, "writes": 12.0, "cpu": 20.0}
 """Seconds, MB, writes per job over its life apart from the status, milliseconds of a processor per job until all
 statuses are right."""
-OVER = {"over a pod's start": "plain", "over a pod that imports torch": "plainTorch"}
+OVER = {
+    "over a pod's start": "plain",
+    "over a pod that imports torch": "plainTorch",
+    "over one that makes a step": "plainStep",
+}
 OURS = "Tandem"
 READS = ("get", "list", "watch")
 
@@ -168,14 +172,14 @@ def pods(records: Sequence[Record]) -> str:
         return ""
     head = ["what", "rounds", "failures", "two groups", "first step again", "back at full size", *OVER]
     body = [_row(fault, [one for one in done if one["fault"] == fault]) for fault in dict.fromkeys(_faults(done))]
-    plain, imported = (_spread([one[name] for one in done if name in one]) for name in ("plain", "plainTorch"))
+    plain, imported, stepped = (_spread([one[name] for one in done if name in one]) for name in OVER.values())
     lines = "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *body])
     made = _spread([one["pods"] for one in done if "pods" in one])
     loads = [load for one in done for load in one["load"]]
     return (
         f"{lines}\n\nMedian (least to most), in seconds. After creation all pods exist after {made}. A plain pod of "
-        f"the trainer's image runs its first line after {plain}, and has imported torch after {imported}. Load average "
-        f"{min(loads):.1f} to {max(loads):.1f}."
+        f"the trainer's image runs its first line after {plain}, has imported torch after {imported}, and made a step "
+        f"by itself after {stepped}. Load average {min(loads):.1f} to {max(loads):.1f}."
     )
 
 

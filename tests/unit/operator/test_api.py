@@ -1,7 +1,9 @@
 """Lists of objects of any size, a piece at a time."""
 
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,18 @@ from tandem_operator.bounded import UNREAD
 Answer = Callable[[web.Request], web.Response]
 
 
+@asynccontextmanager
+async def served(method: str, path: str, answer: Any) -> AsyncIterator[ApiServer]:
+    """A connection to a server that answers so at one path."""
+    application = web.Application()
+    application.router.add_route(method, path, answer)
+    settings = client.Configuration()
+    async with TestServer(application) as server:
+        settings.host = str(server.make_url("")).rstrip("/")
+        async with ApiServer(client.ApiClient(settings)) as connection:
+            yield connection
+
+
 async def listed(answer: Answer) -> list[Any]:
     """Names of all objects that a server lists which answers so."""
     return [one["name"] for page in await pages(answer) for one in page.items]
@@ -29,13 +43,8 @@ async def pages(answer: Answer) -> list[Page]:
     async def pods(request: web.Request) -> web.Response:
         return answer(request)
 
-    application = web.Application()
-    application.router.add_get("/api/v1/pods", pods)
-    settings = client.Configuration()
-    async with TestServer(application) as server:
-        settings.host = str(server.make_url("")).rstrip("/")
-        async with ApiServer(client.ApiClient(settings)) as connection:
-            return [page async for page in connection.pages(kinds.POD)]
+    async with served("GET", "/api/v1/pods", pods) as connection:
+        return [page async for page in connection.pages(kinds.POD)]
 
 
 @pytest.mark.parametrize(
@@ -124,13 +133,8 @@ async def made(status: int, message: str) -> None:
     async def pods(request: web.Request) -> web.Response:
         return web.json_response({"message": message, "reason": "InternalError"}, status=status)
 
-    application = web.Application()
-    application.router.add_post("/api/v1/namespaces/n/pods", pods)
-    settings = client.Configuration()
-    async with TestServer(application) as server:
-        settings.host = str(server.make_url("")).rstrip("/")
-        async with ApiServer(client.ApiClient(settings)) as connection:
-            await connection.create(kinds.POD, {"metadata": {"name": "p", "namespace": "n"}})
+    async with served("POST", "/api/v1/namespaces/n/pods", pods) as connection:
+        await connection.create(kinds.POD, {"metadata": {"name": "p", "namespace": "n"}})
 
 
 async def test_a_webhook_that_does_not_answer_speaks_against_one_object_and_not_against_all() -> None:
@@ -145,3 +149,73 @@ async def test_an_answer_that_cannot_be_parsed_is_no_answer() -> None:
     for text in (deep, "what is this"):
         with pytest.raises(Unavailable):
             await listed(lambda request, text=text: web.Response(text=text, content_type="application/json"))  # type: ignore[misc]
+
+
+Told = list[tuple[str, dict[str, Any]]]
+
+
+async def heard(lines: list[str], status: int = 200, asked: list[Any] | None = None) -> Told:
+    """All that a watch tells whose answer has these lines."""
+
+    async def pods(request: web.Request) -> web.StreamResponse:
+        if asked is not None:
+            asked.append(dict(request.query))
+        answer = web.StreamResponse(status=status)
+        await answer.prepare(request)
+        for line in lines:
+            # In two pieces, as a network may.
+            for piece in (line[:7], line[7:]):
+                await answer.write(piece.encode())
+                await asyncio.sleep(0)
+        return answer
+
+    async with served("GET", "/api/v1/namespaces/n/pods", pods) as connection:
+        return [one async for one in connection.changes(kinds.POD, 5, "n", "mine")]
+
+
+def line(what: str, name: str, **more: Any) -> str:
+    return json.dumps({"type": what, "object": {"name": name, **more}}) + "\n"
+
+
+async def test_a_watch_tells_what_happens_and_passes_over_what_costs_too_much() -> None:
+    wide: list[list[None]] = [[] for _ in range(200_000)]
+    told = [line("ADDED", "a"), line("MODIFIED", "hostile", content=wide), line("DELETED", "b", content="x" * 10**6)]
+    asked: list[Any] = []
+    found = await heard(told, asked=asked)
+    assert [(what, one["name"]) for what, one in found] == [("ADDED", "a"), ("DELETED", "b")]
+    assert [(one["resourceVersion"], one["labelSelector"], one["watch"]) for one in asked] == [("5", "mine", "true")]
+    assert asked[0]["allowWatchBookmarks"] == "true"
+
+
+@pytest.mark.parametrize("as_an_event", [True, False])
+async def test_a_watch_that_begins_too_long_ago_is_refused(as_an_event: bool) -> None:
+    said = {"kind": "Status", "code": api.EXPIRED, "reason": "Expired", "message": "too old resource version"}
+    told = json.dumps({"type": "ERROR", "object": said} if as_an_event else said) + "\n"
+    with pytest.raises(Refused, match="too old") as refused:
+        await heard([told], 200 if as_an_event else api.EXPIRED)
+    assert refused.value.code == api.EXPIRED
+
+
+@pytest.mark.parametrize(
+    "told", ["<html>\n", "[]\n", "{}\n", '{"type":"ADDED","object":[]}\n', '{"type":"ERROR","object":{"code":"x"}}\n']
+)
+async def test_a_watch_that_is_answered_by_something_else_can_be_tried_again(told: str) -> None:
+    with pytest.raises(Unavailable):
+        await heard([told])
+
+
+async def test_a_watch_that_breaks_off_can_be_tried_again() -> None:
+    async def pods(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await answer.write(line("ADDED", "a").encode())
+        assert request.transport is not None
+        request.transport.abort()
+        return answer
+
+    found = []
+    async with served("GET", "/api/v1/pods", pods) as connection:
+        with pytest.raises(Unavailable):
+            async for _, one in connection.changes(kinds.POD, 5):
+                found.append(one["name"])
+    assert found == ["a"]

@@ -2,10 +2,14 @@
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandem_operator.backlog import FIRST_PAUSE, LONGEST_PAUSE, QUICK_LOOKS, Backlog
 from tests.support.clock import jumping
@@ -160,6 +164,79 @@ def test_a_hundred_that_never_answer_slow_nobody_but_themselves(lanes: dict[str,
     longest, fewest = jumping(work())
     assert longest < 1.1
     assert fewest > 5, "they have their turns all the same"
+
+
+def test_of_a_thousand_that_wait_for_a_place_each_is_looked_at_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        asked: Counter[str] = Counter()
+        backlog: Backlog[str] = Backlog(most_of_group=4, group=lambda key: "all")
+        full = backlog._full
+
+        def noted(key: str) -> Any:
+            asked[key] += 1
+            return full(key)
+
+        monkeypatch.setattr(backlog, "_full", noted)
+        for number in range(1000):
+            backlog.add(str(number))
+        begun: dict[str, list[float]] = {}
+        tasks = slots(backlog, 8, lambda key: 0.001, begun)
+        await asyncio.sleep(0.9)
+        assert len(begun) == 1000
+        assert max(asked.values()) <= 5
+        for task in tasks:
+            task.cancel()
+
+    jumping(work())
+
+
+def test_who_is_forgotten_while_it_was_to_take_a_free_place_leaves_it_to_the_next() -> None:
+    async def work() -> str:
+        backlog: Backlog[str] = Backlog(most_of_group=1, group=lambda key: "all")
+        for key in "abc":
+            backlog.add(key)
+        waiting = [asyncio.create_task(backlog.take()) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        # `b` and `c` have been found to wait for the place of `a`.
+        backlog.done(waiting[0].result())
+        backlog.forget("b")
+        return await asyncio.wait_for(waiting[1], 1.0)
+
+    assert jumping(work()) == "c"
+
+
+@given(data=st.data())
+def test_whatever_happens_who_is_due_is_given_out(data: st.DataObject) -> None:
+    """Keys of two groups, some of which take long, some are added anew or forgotten: those that are due and have a
+    place get it at once."""
+
+    async def work() -> None:
+        backlog: Backlog[str] = Backlog(0.0, most_slow=1, most_of_group=2, group=lambda key: key[0])
+        busy: list[str] = []
+        keys = st.sampled_from([group + str(number) for group in "xy" for number in range(4)])
+        for _ in range(data.draw(st.integers(0, 25))):
+            step = data.draw(st.sampled_from(["add", "add", "take", "done", "done slow", "forget", "later"]))
+            if step == "add":
+                backlog.add(data.draw(keys), data.draw(st.sampled_from([0.0, 0.0, 1.0])))
+            elif step == "take":
+                with suppress(TimeoutError):
+                    busy.append(await asyncio.wait_for(backlog.take(), 0.01))
+            elif step == "forget" and (idle := sorted(set(backlog._due) - set(busy))):
+                backlog.forget(data.draw(st.sampled_from(idle)))
+            elif step.startswith("done") and busy:
+                backlog.done(busy.pop(0), data.draw(st.sampled_from([None, 0.0])), slow=step == "done slow")
+            elif step == "later":
+                await asyncio.sleep(1.0)
+        for key in busy:
+            backlog.done(key)
+        left = set(backlog._due)
+        for _ in range(len(left)):
+            key = await asyncio.wait_for(backlog.take(), 2.0)
+            left.discard(key)
+            backlog.done(key)
+        assert not left
+
+    jumping(work())
 
 
 def test_news_of_one_key_wakes_one_of_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:

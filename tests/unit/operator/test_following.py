@@ -1,0 +1,150 @@
+"""What belongs to jobs is followed without a gap: over the ends of answers, over versions that are too long ago, and
+over an API server that is away."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+from tandem_operator import kinds, names
+from tandem_operator.api import EXPIRED, Page, Refused, Unavailable
+from tandem_operator.kinds import Kind
+from tandem_operator.store import Key, Store
+from tandem_operator.watching import BOOKMARK, RETRY_SECONDS, SWEEP_SECONDS, Watching
+from tests.support.clock import jumping
+
+KEY = ("n", "digits")
+Answer = list[tuple[str, dict[str, Any]] | Exception]
+
+
+def claim(version: int, name: str = "digits") -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "n", "uid": f"uid-{name}", "resourceVersion": str(version)}
+    return {"metadata": {**metadata, "labels": {names.JOB: "digits"}}}
+
+
+class Api:
+    """An API server that has claims alone, and tells of them what a test has it tell."""
+
+    def __init__(self) -> None:
+        self.claims: list[dict[str, Any]] = []
+        self.version = 10
+        self.answers: list[Answer] = []
+        """What the next watches of claims are told; after those, nothing happens."""
+        self.asked: list[int] = []
+        """From which versions on claims were watched."""
+        self.lists = 0
+
+    async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[Page]:
+        self.lists += kind is kinds.CLAIM
+        yield Page(self.claims if kind is kinds.CLAIM else [], self.version)
+
+    async def changes(self, kind: Kind, version: int, namespace: str = "", selector: str = "") -> AsyncIterator[Any]:
+        assert selector == names.JOB
+        if kind is kinds.CLAIM:
+            self.asked.append(version)
+            for told in self.answers.pop(0) if self.answers else ():
+                if isinstance(told, Exception):
+                    raise told
+                yield told
+        await asyncio.sleep(300)
+
+
+def followed(api: Api, story: Callable[[Store, list[Key]], Coroutine[Any, Any, None]]) -> None:
+    """Tell a story beside a watch that has begun."""
+
+    async def work() -> None:
+        news: list[Key] = []
+        store, anything = Store(), api
+        watching = Watching(anything, store, news.append, ())  # type: ignore[arg-type]
+        tasks = [asyncio.create_task(one) for one in (watching.sweep(), watching.follow())]
+        try:
+            await asyncio.sleep(0.1)
+            await story(store, news)
+            assert not any(task.done() for task in tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    jumping(work())
+
+
+def known(store: Store) -> set[str]:
+    return {name for (kind, name) in store._by_job.get(KEY, {}) if kind is kinds.CLAIM}
+
+
+def test_what_happens_after_the_list_is_news() -> None:
+    api = Api()
+    api.claims = [claim(9)]
+    api.answers = [[("ADDED", claim(11, "other")), ("DELETED", claim(12))]]
+
+    async def story(store: Store, news: list[Key]) -> None:
+        assert api.asked == [10]
+        assert known(store) == {"other"}
+        assert news == [KEY, KEY, KEY]
+
+    followed(api, story)
+
+
+def test_the_next_answer_begins_where_the_last_has_ended_and_a_bookmark_is_no_object() -> None:
+    api = Api()
+    api.answers = [[("ADDED", claim(11)), (BOOKMARK, {"metadata": {"resourceVersion": "40"}})]]
+
+    async def story(store: Store, news: list[Key]) -> None:
+        api.claims, api.version = [claim(11)], 40
+        await asyncio.sleep(301)
+        assert api.asked[:2] == [10, 40]
+        assert known(store) == {"digits"}
+        assert not store.unreadable.counts.total()
+
+    followed(api, story)
+
+
+def test_a_version_that_is_too_long_ago_is_listed_anew_at_once() -> None:
+    api = Api()
+    api.answers = [[Refused(EXPIRED, "Expired", "too old resource version")]]
+
+    async def story(store: Store, news: list[Key]) -> None:
+        api.claims, api.version = [claim(19)], 20
+        await asyncio.sleep(RETRY_SECONDS + 0.1)
+        assert api.lists == 2, "long before the next sweep"
+        assert api.asked == [10, 20]
+        assert known(store) == {"digits"}
+
+    assert RETRY_SECONDS < SWEEP_SECONDS / 4
+    followed(api, story)
+
+
+def test_after_a_failure_it_goes_on_from_the_last_list() -> None:
+    api = Api()
+    api.answers = [
+        [("ADDED", claim(11)), Unavailable("it is away")],
+        [Unavailable("it is away still")],
+        [Refused(403, "Forbidden", "not yet")],
+        [("ADDED", claim(11)), ("ADDED", claim(13, "late"))],
+    ]
+
+    async def story(store: Store, news: list[Key]) -> None:
+        await asyncio.sleep(3 * RETRY_SECONDS + 0.1)
+        assert api.asked == [10, 10, 10, 10]
+        assert known(store) == {"digits", "late"}
+        assert news == [KEY, KEY], "what is told twice is news once"
+
+    followed(api, story)
+
+
+def test_answers_that_end_at_once_are_not_asked_for_without_pause() -> None:
+    class Empty(Api):
+        async def changes(
+            self, kind: Kind, version: int, namespace: str = "", selector: str = ""
+        ) -> AsyncIterator[Any]:
+            self.asked.append(version)
+            return
+            yield
+
+    api = Empty()
+
+    async def story(store: Store, news: list[Key]) -> None:
+        await asyncio.sleep(10 * RETRY_SECONDS)
+        assert len(api.asked) <= 12 * len(kinds.WATCHED)
+
+    followed(api, story)
