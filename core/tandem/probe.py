@@ -16,8 +16,12 @@ from pathlib import Path
 
 from tandem.durable import TEMPORARY, sync_folder
 
-PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
-"""What a disk that knows everything may say for a while."""
+UNABLE = (
+    *(errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EXDEV, errno.EMLINK, errno.EBADF),
+    # What was made a moment ago is not there, or has become something else.
+    *(errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR, errno.ESPIPE),
+)
+"""What a disk says that lacks something. All else, as of a mount whose server is away, it may say for a while only."""
 HALF = 4096
 
 
@@ -44,7 +48,7 @@ def _is_able(can: Callable[[Path], bool], place: Path) -> bool:
     try:
         return can(place)
     except OSError as error:
-        return error.errno in PASSING
+        return error.errno not in UNABLE
 
 
 def _hard_links(place: Path) -> bool:

@@ -2,12 +2,15 @@
 
 A look happens several times a second for hours, so what cannot change is remembered: a manifest belongs to a folder
 that is never written again, a generation's record is written once, and a merged result is the last word. What remains
-is to list a few folders and to read the claims on unfinished shards.
+is to list a few folders and to read the claims on unfinished shards. That the manifest of a checkpoint whose evaluation
+is complete is still the same is looked at now and then only, and once there is a new generation: nobody else writes a
+checkpoint of a step that has one. Whether its folder is there, the list of folders tells each time.
 
 Order matters: first whether training is over, then the checkpoints, then the lineage. What is written the other way
 round is then never half seen: a look that finds DONE also finds the final checkpoint.
 """
 
+import random
 import re
 import time
 from collections.abc import Container
@@ -27,6 +30,8 @@ from tandem_evaluator.claim import claim_file
 
 SECOND_LOOK_SECONDS = 1.0
 """A manifest is called broken only when it still is after so long: an NFS client may see a folder's old self."""
+SETTLED_SECONDS = 30.0
+"""Between two looks at the manifest of a checkpoint whose evaluation is complete."""
 _RECORD = re.compile(r"^\d{6,}\.json$")
 
 
@@ -38,6 +43,8 @@ class Survey:
         self._manifests: dict[tuple[str, int, int, int], CheckpointRef] = {}
         self._suspects: dict[str, float] = {}
         self._merged: set[CheckpointRef] = set()
+        self._settled: dict[str, tuple[float, CheckpointRef]] = {}
+        """By name: until when the manifest is not looked at, and what it says."""
         self._records: tuple[str, ...] = ()
         self._links: Chain = {}
         self.broken: dict[str, str] = {}
@@ -56,8 +63,11 @@ class Survey:
         """
         ended = self._rundir.ended()
         final = self._final() if ended else None
-        references = self._references(ended, final)
-        links = self._chain()
+        while True:
+            references, known = self._references(ended, final), self._records
+            links = self._chain()
+            if self._records == known:
+                break
         order = {generation: index for index, generation in enumerate(links)}
         counted = [
             reference
@@ -114,6 +124,9 @@ class Survey:
             FileNotFoundError: it is gone.
             Broken: its manifest is missing or damaged.
         """
+        due, settled = self._settled.get(name, (0.0, None))
+        if settled in self._merged and time.monotonic() < due:
+            return settled
         try:
             status = (self._rundir.checkpoint(name) / FILE).stat()
         except FileNotFoundError:
@@ -121,6 +134,9 @@ class Survey:
         key = (name, status.st_ino, status.st_mtime_ns, status.st_size)
         if key not in self._manifests:
             self._manifests[key] = self._rundir.manifest(name).reference
+        # By chance, or all would be due at the same look.
+        due = time.monotonic() + SETTLED_SECONDS * random.uniform(0.5, 1.0)  # noqa: S311
+        self._settled[name] = due, self._manifests[key]
         return self._manifests[key]
 
     def _chain(self) -> Chain:
@@ -129,6 +145,7 @@ class Survey:
         except FileNotFoundError:
             return {}
         if names != self._records:
+            self._settled.clear()
             records = self._rundir.generation_records()
             if len(records) != len(names):
                 # One was written since the listing: a chain with a hole must not be remembered.

@@ -111,3 +111,29 @@ def test_a_job_of_four_ends_well_without_its_bad_node(
             assert bad in formed[-1]["detail"]
         seconds = formed[-1]["time"] - formed[0]["time"]
         print(f"left out after {seconds:.1f} s; generations: {len(formed)}: {[one['reason'] for one in formed]}")
+
+
+def test_members_whose_host_name_leads_nowhere_find_each_other(tmp_path: Path) -> None:
+    members = FOUR[:2]
+    job = manifests.job(
+        "no-name", trainer={"command": [str(SCRIPTS / "steps.py")]}, workers={"replicas": 2, "minReplicas": 2}
+    )
+    rundir = manifests.run_directory(tmp_path / "run", job)
+    with Network([AUTHORITY, *members]) as network:
+        endpoint = f"{network.address(AUTHORITY)}:{PORT}"
+
+        def start(place: str, command: list[str]) -> subprocess.Popen[bytes]:
+            own = launch.environment(job, rundir.path, place, TOKEN, endpoint)
+            unknown = ["unshare", "--uts", "sh", "-c", 'hostname nowhere-at-all; exec "$@"', "sh", *command]
+            variables = {**own, "GLOO_SOCKET_IFNAME": "", "STEPS_TOTAL": str(STEPS)}
+            return spawn(network, place, unknown, variables, tmp_path / f"{place}.txt")
+
+        coordinator = start(AUTHORITY, launch.coordinator_command("0.0.0.0", PORT))
+        agents = [start(name, launch.agent_command(job, endpoint, network.address(name))) for name in members]
+        codes = [agent.wait(120) for agent in agents]
+        coordinator.terminate()
+        coordinator.wait(30)
+    said = "\n".join((tmp_path / f"{name}.txt").read_text() for name in (AUTHORITY, *members))
+    assert codes == [0, 0], said
+    records, _ = read_lines(rundir.log / "coordinator.jsonl")
+    assert sum(record["kind"] == "generation" for record in records) == 1, said

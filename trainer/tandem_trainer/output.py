@@ -44,7 +44,7 @@ class RankOutput(DefaultLogsSpecs):
 
 
 @dataclass
-class _Stream:
+class Stream:
     """One stream of one rank."""
 
     label: bytes
@@ -55,7 +55,11 @@ class _Stream:
 
     def lines(self, content: bytes) -> bytes:
         """All lines that have ended, labelled. A carriage return ends one too: so progress bars draw."""
-        *ended, self.rest = (self.rest + content).replace(b"\r\n", b"\n").replace(b"\r", b"\r\n").split(b"\n")
+        text = self.rest + content
+        # What follows a carriage return tells whether it is a line's end alone.
+        whole, held = (text[:-1], text[-1:]) if text.endswith(b"\r") else (text, b"")
+        *ended, rest = whole.replace(b"\r\n", b"\n").replace(b"\r", b"\r\n").split(b"\n")
+        self.rest = rest + held
         if len(self.rest) > LONGEST_LINE:
             ended.append(self.rest)
             self.rest = b""
@@ -63,7 +67,7 @@ class _Stream:
 
     def last(self) -> bytes:
         """A line that never ended."""
-        return self.label + self.rest + b"\n" if self.rest else b""
+        return self.label + self.rest.removesuffix(b"\r") + b"\n" if self.rest else b""
 
 
 class _Pump:
@@ -80,7 +84,7 @@ class _Pump:
             for to in (1, 2):
                 reads, writes = os.pipe()
                 self._ours[to, local] = writes
-                self._selector.register(reads, selectors.EVENT_READ, _Stream(f"[rank {rank}] ".encode(), to))
+                self._selector.register(reads, selectors.EVENT_READ, Stream(f"[rank {rank}] ".encode(), to))
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -111,7 +115,7 @@ class _Pump:
         while len(streams := self._selector.get_map()) > (0 if is_closing else 1):
             ready = self._selector.select(QUIET_SECONDS if is_closing else None)
             for key, _ in ready:
-                stream: _Stream | None = key.data
+                stream: Stream | None = key.data
                 content = b"" if stream is None else os.read(key.fd, READ_BYTES)
                 if stream is None:
                     is_closing = True

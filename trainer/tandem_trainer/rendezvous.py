@@ -25,8 +25,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
+from ipaddress import ip_address
 
+import psutil
 from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing.api import PContext, RunProcsResult, SignalException
 from torch.distributed.elastic.rendezvous import (
@@ -51,6 +54,8 @@ from tandem_trainer.preflight import processes
 
 log = logging.getLogger("tandem.agent")
 
+GLOO = "GLOO_SOCKET_IFNAME"
+"""The network interface of gloo; a user may have set it."""
 ANSWER_SECONDS = 10.0
 """For the coordinator's answer, beyond the heartbeat time, for which it may hold it back."""
 CONNECT_SECONDS = 2.0
@@ -112,6 +117,8 @@ class TandemRendezvous(RendezvousHandler):
             os.environ.get(NODE) or None,
         )
         self._address = self._heartbeat.address
+        if not os.environ.get(GLOO) and (interface := gloo_interface(self._address)):
+            os.environ[GLOO] = interface
         self._cut_off = False
         remove_leavings()
         _hear_failures(self._heartbeat.ended)
@@ -235,6 +242,21 @@ class TandemRendezvous(RendezvousHandler):
         os.environ[PULSE] = str(ranks.folder)
         os.environ.update(LEFT_TO_TORCHRUN)
         self._heartbeat.watch(ranks)
+
+
+def gloo_interface(address: str) -> str | None:
+    """The network interface of our address, where gloo has to be told.
+
+    By itself it takes the address that the host name leads to. Where nobody knows that name, or it leads to the
+    loopback as Debian writes it into /etc/hosts, ranks on other nodes could not reach ours.
+    """
+    known: set[str] = set()
+    with suppress(OSError):
+        known = {str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None)}
+    if ip_address(address).is_loopback or not all(ip_address(one.partition("%")[0]).is_loopback for one in known):
+        return None
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, own in interfaces if any(one.address == address for one in own)), None)
 
 
 def _hear_failures(tell: Callable[[Mapping[int, int]], None]) -> None:

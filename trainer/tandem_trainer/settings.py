@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from tandem.file_errors import may_pass
 from tandem.job import API_VERSION, KIND, Checkpoint, DistributedTrainingJob
 from tandem.rundir import RunDir
-from tandem_trainer.group import Group
+from tandem_trainer.group import Group, PeerFault
 from tandem_trainer.mistake import ConfigurationError
 
 WHERE = "Session(checkpoint=…)"
@@ -50,7 +50,8 @@ def agreed_settings(rundir: RunDir, group: Group, given: Checkpoint) -> Checkpoi
 
     Raises:
         ConfigurationError: the folder holds something else.
-        OSError: its disk fails.
+        OSError: rank 0's disk fails.
+        PeerFault: so it does, for the other ranks.
     """
     problem, passes = "", False
     if group.rank == 0:
@@ -63,7 +64,8 @@ def agreed_settings(rundir: RunDir, group: Group, given: Checkpoint) -> Checkpoi
             problem, passes = f"the run directory {rundir.path} cannot be used: {error}", may_pass(error)
     told = group.tell({"problem": problem, "passes": passes, "checkpoint": given.dump()})
     if told["problem"]:
-        raise (OSError if told["passes"] else ConfigurationError)(str(told["problem"]))
+        fault = ConfigurationError if not told["passes"] else OSError if group.rank == 0 else PeerFault
+        raise fault(str(told["problem"]))
     return Checkpoint.parse(told["checkpoint"])
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -277,7 +278,8 @@ def test_the_evaluation_of_a_name_that_is_used_again_starts_anew(rundir: RunDir)
     subject = Survey(rundir, 2)
     ten, twenty = checkpoint(rundir, 10), checkpoint(rundir, 20)
     merge_all(rundir, twenty, right=3)
-    assert subject.look().standings[0].merged
+    for _ in range(2):
+        assert subject.look().standings[0].merged
     generation(rundir, 2, resumed_from=ten)
     rundir.set_aside(twenty.name, ".stale")
     checkpoint(rundir, 20, generation=2)
@@ -353,3 +355,23 @@ def test_a_long_run_is_not_read_again_at_every_look(rundir: RunDir, monkeypatch:
     monkeypatch.setattr(rundir, "manifest", refuse)
     monkeypatch.setattr(rundir, "generation_records", refuse)
     assert subject.look() == before
+
+
+def test_of_a_long_run_a_look_asks_for_little(rundir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(10, 310, 10):
+        merge_all(rundir, checkpoint(rundir, step), right=3)
+    new = checkpoint(rundir, 310)
+    subject, asked = Survey(rundir, 2), list[str]()
+    before, stat = subject.look(), Path.stat
+
+    def noted(path: Path, **options: bool) -> os.stat_result:
+        asked.append(path.parent.name)
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", noted)
+    assert subject.look() == before
+    assert asked.count(new.name) == 1
+    assert len([name for name in asked if name.startswith("step-")]) == 1, "and nothing of the thirty that are done"
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + survey_module.SETTLED_SECONDS)
+    subject.look()
+    assert len({*asked}) >= 31, "they are looked at again after a while"

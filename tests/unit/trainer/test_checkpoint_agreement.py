@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from tandem import manifest
+from tandem.job import Checkpoint
 from tandem.lineage import GenerationRecord
 from tandem.manifest import DataPosition
 from tandem.rundir import RunDir
@@ -24,6 +25,7 @@ from tandem_trainer.checkpoint.saving import Author, Saver
 from tandem_trainer.checkpoint.staging import shared_memory
 from tandem_trainer.checkpoint.state import DoesNotFit
 from tandem_trainer.group import Group, PeerFault
+from tandem_trainer.settings import agreed_settings
 from tests.support import manifests
 from tests.support.threads import on_ranks
 
@@ -229,3 +231,23 @@ def test_a_disk_that_gives_an_error_is_no_damage(rundir: RunDir, monkeypatch: py
     found, _ = started(rundir)
     assert any(isinstance(one, OSError) for one in found)
     assert rundir.checkpoint_names() == ["step-000000010", "step-000000020"]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(errno.EIO, "Input/output error"), ["OSError", "PeerFault", "PeerFault"]),
+        (PermissionError(errno.EACCES, "Permission denied"), ["ConfigurationError"] * 3),
+    ],
+    ids=["a disk that fails", "a folder of somebody else's"],
+)
+def test_a_session_whose_folder_cannot_be_used_is_rank_0s_fault_or_everybodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, expected: list[str]
+) -> None:
+    def fails(_: RunDir) -> None:
+        raise error
+
+    monkeypatch.setattr(RunDir, "create", fails)
+    found = on_ranks(RANKS, lambda group: agreed_settings(RunDir(tmp_path / "run"), group, Checkpoint()))
+    assert [type(one).__name__ for one in found] == expected
+    assert all("cannot be used" in str(one) for one in found)

@@ -1,10 +1,12 @@
 """One checkpoint written by several ranks: every byte by exactly one of them, and nothing committed in part."""
 
+import errno
 import json
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -16,7 +18,7 @@ from torch import Tensor
 from tandem.lineage import GenerationRecord
 from tandem.manifest import CHUNK, WEIGHTS, Broken, DataPosition, chunks
 from tandem.rundir import RunDir
-from tandem_trainer.checkpoint import layout
+from tandem_trainer.checkpoint import layout, saving
 from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.format import header, parse
 from tandem_trainer.checkpoint.layout import LEAST_PART, Layout
@@ -207,6 +209,35 @@ def test_a_part_whose_writer_dies_fails_the_save_at_once_and_the_next_one_is_who
     assert rundir.checkpoint_names() == ["step-000000010"]
     assert "committed" in three.save(30, weights, optimizer)[0]
     until(lambda: not list(rundir.checkpoints.glob(".tmp-*")), "the end of what is left of the save that failed")
+
+
+def test_a_writer_that_cannot_be_started_again_fails_saves_until_it_can(
+    rundir: RunDir, three: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, optimizer = large_state()
+    three.save(10, weights, optimizer)
+    kill_writer(three.savers[0])
+    with monkeypatch.context() as short:
+        short.setattr(saving.subprocess, "Popen", refused)
+        for step in (20, 30, 40):
+            assert "Cannot allocate memory" in three.save(step, weights, optimizer)[0]["failed"]
+    assert "committed" in three.save(50, weights, optimizer)[0]
+    assert rundir.checkpoint_names() == ["step-000000010", "step-000000050"]
+
+
+def test_a_writer_that_cannot_be_started_at_first_is_started_for_the_save(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks, contents = Ranks(rundir, 1, 1), Contents({"w": torch.ones(3)}, {})
+    with monkeypatch.context() as short:
+        short.setattr(saving.subprocess, "Popen", refused)
+        ranks.savers[0].prepare(contents)
+    assert "committed" in ranks.save(10, contents.weights, contents.optimizer)[0]
+    ranks.close()
+
+
+def refused(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
 
 def test_a_part_that_fails_before_the_others_begin_is_not_waited_for(rundir: RunDir, three: Ranks) -> None:

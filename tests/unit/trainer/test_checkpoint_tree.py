@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections import OrderedDict
-from typing import Any
+from collections import OrderedDict, defaultdict
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from torch import nn
 from tandem.manifest import Broken
 from tandem_trainer.checkpoint.kept import Kept
 from tandem_trainer.checkpoint.state import DoesNotFit
-from tandem_trainer.checkpoint.tree import join, split
+from tandem_trainer.checkpoint.tree import join, put_back, split
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 keys = st.text() | st.integers() | st.tuples(st.integers(), st.text())
@@ -29,6 +29,13 @@ states = st.recursive(
 def there_and_back(state: object) -> Any:
     tree, tensors = split("state", state)
     return join(json.loads(json.dumps(tree, allow_nan=False)), tensors)
+
+
+class Sums(NamedTuple):
+    """As a script may have it."""
+
+    first: torch.Tensor
+    count: int
 
 
 @given(states)
@@ -96,6 +103,56 @@ def test_a_tree_that_is_none_is_broken(tree: object) -> None:
         join(tree, {})
 
 
+def test_what_a_script_knows_by_another_name_is_put_back_too() -> None:
+    ema, table, seen, weight = torch.zeros(2), np.zeros(3), [torch.zeros(1)], nn.Parameter(torch.zeros(2))
+    inner: defaultdict[str, Any] = defaultdict(list, mean=ema)
+    into: dict[str, Any] = {"gone": 1, "inner": inner, "table": table, "seen": seen, "sums": Sums(weight, 0), "n": 1}
+    first = seen[0]
+    saved = {
+        "inner": {"mean": torch.ones(2), "new": torch.ones(5)},
+        "table": np.ones(3),
+        "seen": [torch.ones(1), 7],
+        "sums": Sums(torch.ones(2), 4),
+        "n": 2,
+    }
+    put_back(into, there_and_back(saved))
+    assert list(into) == ["inner", "table", "seen", "sums", "n"]
+    assert into["inner"] is inner
+    assert inner["mean"] is ema
+    assert torch.equal(ema, torch.ones(2))
+    assert torch.equal(inner["new"], torch.ones(5))
+    assert inner["another"] == []
+    assert into["table"] is table
+    assert table.tolist() == [1, 1, 1]
+    assert into["seen"] is seen
+    assert seen[0] is first
+    assert seen == [torch.ones(1), 7]
+    assert isinstance(into["sums"], Sums)
+    assert into["sums"].first is weight
+    assert weight.requires_grad
+    assert weight.tolist() == [1, 1]
+    assert (into["sums"].count, into["n"]) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    "old",
+    [torch.zeros(3), torch.zeros(2, dtype=torch.float64), torch.zeros(1).expand(2), np.zeros(2), [0.0], None],
+    ids=["another shape", "another type", "expanded", "an array", "a list", "nothing"],
+)
+def test_what_cannot_hold_the_state_is_replaced(old: Any) -> None:
+    into = {"at": old}
+    put_back(into, {"at": torch.ones(2)})
+    assert torch.equal(into["at"], torch.ones(2))
+
+
+def test_an_array_that_cannot_be_written_is_replaced() -> None:
+    fixed = np.zeros(2)
+    fixed.flags.writeable = False
+    into = {"at": fixed}
+    put_back(into, {"at": np.ones(2)})
+    assert (into["at"].tolist(), fixed.tolist()) == ([1, 1], [0, 0])
+
+
 class TestKept:
     def make(self, **others: Any) -> tuple[nn.Module, torch.optim.Optimizer, Kept]:
         model = nn.Linear(2, 1)
@@ -127,3 +184,14 @@ class TestKept:
         contents = Kept(nn.Linear(2, 1), None, None, {"schedule": OrderedDict(last_epoch=1)}).contents({})
         with pytest.raises(DoesNotFit, match="the state of 'schedule' does not fit it"):
             Kept(nn.Linear(2, 1), None, None, {"schedule": schedule}).load(contents)
+
+    def test_the_running_statistics_of_an_average_are_each_ranks_own_as_those_of_the_model_are(self) -> None:
+        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        average = torch.optim.swa_utils.AveragedModel(model)
+        kept = Kept(model, None, average)
+        model(torch.randn(8, 2))
+        average.update_parameters(model)
+        local = {tensor.data_ptr() for tensor in kept.local()}
+        for batch_norm in (model[1], average.module[1]):
+            assert {batch_norm.running_mean.data_ptr(), batch_norm.running_var.data_ptr()} <= local
+        assert not local & {one.data_ptr() for one in [*model.parameters(), *average.parameters()]}

@@ -254,13 +254,14 @@ class Replica:
 class SaverHere(Saver):
     """A saver whose writer is a function of this process."""
 
-    def _start_writer(self) -> None:
+    def _start_writer(self) -> Any:
         self._process: Any = "here"
+        return self._process
 
     def _stop_writer(self) -> None:
         self._process = None
 
-    def _written(self, process: Any, request: dict[str, Any]) -> Outcome:
+    def _written(self, request: dict[str, Any]) -> Outcome:
         with memoryview(self._staging._memory) as content:  # type: ignore[union-attr]
             return writer._answer(self._rundir, self._rundir.read_job(), request, content)
 

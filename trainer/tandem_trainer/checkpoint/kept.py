@@ -27,7 +27,7 @@ from tandem_trainer.checkpoint.state import (
     unwrapped,
     weights,
 )
-from tandem_trainer.checkpoint.tree import CPU, join, split
+from tandem_trainer.checkpoint.tree import CPU, join, put_back, split
 
 UPDATES = "average"
 """Among the others: how many updates an AveragedModel has had. Without it the next one would begin the average anew."""
@@ -138,7 +138,9 @@ class Kept:
     def local(self) -> list[Tensor]:
         """The tensors that ranks change each for itself, such as the running statistics of batch norm."""
         names = buffers(self._model)
-        return [tensor for name, tensor in weights(self._model).items() if name in names] if names else []
+        kept = [self._model] if self._average is None else [self._model, self._average]
+        # An average has copies of them, of the moment when this rank last updated it.
+        return [tensor for one in kept for name, tensor in weights(one).items() if name in names] if names else []
 
     def check(self, contents: Contents) -> None:
         """See whether a state belongs to what is kept; nothing is changed.
@@ -239,9 +241,7 @@ def _told(names: Iterable[str]) -> str:
 def _load(name: str, other: Stateful | MutableMapping[str, Any], state: Any) -> None:
     try:
         if isinstance(other, MutableMapping):
-            kept = dict(state)
-            other.clear()
-            other.update(kept)
+            put_back(other, state)
         else:
             other.load_state_dict(state)
     except (KeyError, ValueError, TypeError, AttributeError) as error:

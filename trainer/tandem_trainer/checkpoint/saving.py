@@ -99,7 +99,11 @@ class Saver:
         if self._part is not None:
             self._staging = Staging(self._descriptor, laid_out, self._layout, self._part)
             if self._process is None:
-                self._start_writer()
+                try:
+                    self._start_writer()
+                except OSError as error:
+                    # There may be memory for it by the time of the save, which tries again.
+                    log.warning("the writer of checkpoints cannot be started yet: %s", error)
 
     def save(self, step: int, position: DataPosition, contents: Contents) -> float:
         """Stage our part of the state and have it committed. Returns the seconds that training stood still here.
@@ -113,7 +117,6 @@ class Saver:
             return time.perf_counter() - started
         assert self._layout is not None
         assert self._staging is not None
-        assert self._process is not None
         self._staging.copy(contents.files(self._author.rounds_weights))
         reference = CheckpointRef(name=checkpoint_name(step), step=step, generation=self._author.generation)
         request = {
@@ -128,7 +131,7 @@ class Saver:
         }
         self._idle.clear()
         request["stallSeconds"] = time.perf_counter() - started
-        threading.Thread(target=self._commit, args=(self._process, request, reference), daemon=True).start()
+        threading.Thread(target=self._commit, args=(request, reference), daemon=True).start()
         return time.perf_counter() - started
 
     def wait(self) -> Outcome:
@@ -142,7 +145,11 @@ class Saver:
         self._stop_writer()
         os.close(self._descriptor)
 
-    def _start_writer(self) -> None:
+    def _start_writer(self) -> "subprocess.Popen[str]":
+        """
+        Raises:
+            OSError: the machine has no room for another process now.
+        """
         self._stop_writer()
         command = [sys.executable, "-m", "tandem_trainer.checkpoint.writer"]
         command += ["--run-dir", str(self._rundir.path), "--descriptor", str(self._descriptor)]
@@ -154,6 +161,7 @@ class Saver:
             pass_fds=[self._descriptor],
             start_new_session=True,
         )
+        return self._process
 
     def _stop_writer(self) -> None:
         if self._process is None:
@@ -183,9 +191,9 @@ class Saver:
             "versions": {"tandem": tandem.__version__, "torch": torch.__version__, "python": platform.python_version()},
         } | ({"parent": self._author.parent} if self._author.parent else {})
 
-    def _commit(self, process: "subprocess.Popen[str]", request: dict[str, Any], reference: CheckpointRef) -> None:
+    def _commit(self, request: dict[str, Any], reference: CheckpointRef) -> None:
         try:
-            outcome = self._written(process, request)
+            outcome = self._written(request)
         except Exception as error:
             # Whatever it was: the save has failed, and the next one may not.
             log.exception("checkpoint=%s not written", request["name"])
@@ -193,8 +201,10 @@ class Saver:
             self._say_why_not(request, repr(error))
         self._finish(reference, {"stallSeconds": request["stallSeconds"]} | outcome)
 
-    def _written(self, process: "subprocess.Popen[str]", request: dict[str, Any]) -> Outcome:
+    def _written(self, request: dict[str, Any]) -> Outcome:
         """Have our part written, and wait for it."""
+        # Where the last one died and no other could be started, this is the time to try again.
+        process = self._process or self._start_writer()
         assert process.stdin is not None
         assert process.stdout is not None
         self._before()

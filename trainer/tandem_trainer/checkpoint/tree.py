@@ -10,7 +10,7 @@ parts), JSON alone (an average of the weights is as large as the weights).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,41 @@ def join(tree: Any, tensors: Mapping[str, Tensor], device: torch.device = CPU) -
         return _join(tree, tensors, device)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise Broken(f"the state that is kept beside the model does not fit together: {error!r}") from error
+
+
+def put_back(into: MutableMapping[Any, Any], state: Mapping[Any, Any]) -> None:
+    """Have a dictionary hold a state. What it holds already stays the same object wherever it can: a script may know
+    its tensors, arrays, lists and dictionaries by other names, too.
+    """
+    values = {key: _put_back(into.get(key), value) for key, value in state.items()}
+    into.clear()
+    into.update(values)
+
+
+def _put_back(old: Any, new: Any) -> Any:
+    if isinstance(old, Tensor) and isinstance(new, Tensor):
+        like = (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
+        # A tensor that is expanded has one value in several places, and cannot be written.
+        if not like or 0 in old.stride():
+            return new
+        with torch.no_grad():
+            return old.copy_(new)
+    if isinstance(old, np.ndarray) and isinstance(new, np.ndarray):
+        if (old.shape, old.dtype) != (new.shape, new.dtype) or not old.flags.writeable:
+            return new
+        np.copyto(old, new)
+        return old
+    if isinstance(old, MutableMapping) and isinstance(new, Mapping):
+        put_back(old, new)
+        return old
+    if isinstance(old, list) and isinstance(new, list):
+        before = [*old, *[None] * len(new)]
+        old[:] = [_put_back(one, value) for one, value in zip(before, new, strict=False)]
+        return old
+    if isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new):
+        parts = [_put_back(one, value) for one, value in zip(old, new, strict=True)]
+        return type(old)(*parts) if hasattr(old, "_fields") else tuple(parts)
+    return new
 
 
 def _split(path: str, value: object, tensors: dict[str, Tensor], depth: int) -> Any:
