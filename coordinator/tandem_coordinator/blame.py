@@ -27,7 +27,8 @@ from dataclasses import replace
 from tandem_coordinator.group import LeftOut, Next, Say, State, Strike, is_inside, listed
 
 STRIKES = 3
-"""So many failures because of one replica or node, in a row or among the last ones, and the others go on without it."""
+"""Failures that are due to one replica or node, in a row or among the most recent ones, before the others go on
+without it."""
 MOST_LEFT_OUT = 0.25
 """At most so much of the replicas wished for, and one in any case."""
 
@@ -98,7 +99,7 @@ def _most_left_out(state: State) -> int:
 
 
 def _window(suspects: int) -> int:
-    """Of so many strikes that are due to so few, one has STRIKES."""
+    """How many of the most recent strikes to look at: shared by this many suspects, one of them has STRIKES."""
     return suspects * (STRIKES - 1) + 1
 
 

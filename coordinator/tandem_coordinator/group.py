@@ -197,8 +197,7 @@ class State:
     agents: Mapping[str, Agent] = field(default_factory=dict)
     """Agents that are alive, by replica."""
     finished: frozenset[str] = frozenset()
-    """Replicas of the open generation, or of the one that is to be adopted, that have gone because all of their ranks
-    ended with exit code 0."""
+    """Replicas of the open generation, or of the one about to be adopted, whose ranks have all exited with code 0."""
     cut_off: frozenset[str] = frozenset()
     """Replicas of the newest generation that could not reach the store of its first member."""
     complaints: Mapping[str, Complaint] = field(default_factory=dict)

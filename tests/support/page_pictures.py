@@ -1,48 +1,41 @@
 """The pictures of the live page in docs/live-page.md, from a real run in which a worker is killed:
 part of `make picture`. It needs Chromium."""
 
-import os
-import signal
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 
-import psutil
-
 from tests.support import ROOT
 from tests.support.cluster.browser import Browser
-from tests.support.picture import MANIFEST
+from tests.support.local_run import LocalRun
 from tests.support.processes import TANDEM
-from tests.support.waiting import until
 
 IMAGES = ROOT / "docs/images"
 KILLED_AFTER, TAKEN_AFTER = 22.0, 45.0
-"""Seconds from the first look at a rank on."""
+"""Seconds from the first step on."""
 SCREENS = {"live": (1160, 1500, False), "live-phone": (390, 900, True)}
 """Width, height, and whether it is dark."""
 
 
 def main() -> None:
     """Run, kill, look, end the run."""
-    with tempfile.TemporaryDirectory(prefix="tandem-page-") as folder:
-        run = Path(folder) / "digits"
-        words = [TANDEM, "run", MANIFEST, "--run-dir", run, "--set", "spec.trainer.config.epochs=800"]
-        process = subprocess.Popen(words, cwd=ROOT)
-        try:
-            take(run, process.pid)
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(60)
+    with (
+        tempfile.TemporaryDirectory(prefix="tandem-page-") as folder,
+        LocalRun(Path(folder), "--set", "trainer.config.epochs=800") as run,
+    ):
+        run.reaches(1)
+        began = time.monotonic()
+        time.sleep(KILLED_AFTER)
+        rank = run.rank_of("worker-0")
+        assert rank is not None
+        rank.kill()
+        time.sleep(began + TAKEN_AFTER - time.monotonic())
+        take(run.path)
 
 
-def take(run: Path, pid: int) -> None:
-    """Kill a rank of it after a while, and take the pictures a while later."""
-    ranks = until(lambda: [one for one in psutil.Process(pid).children(True) if one.name() == "tandem-rank"], "a rank")
-    began = time.monotonic()
-    time.sleep(KILLED_AFTER)
-    os.kill(ranks[-1].pid, signal.SIGKILL)
-    time.sleep(began + TAKEN_AFTER - time.monotonic())
+def take(run: Path) -> None:
+    """Take the pictures of its page."""
     printed = subprocess.run([TANDEM, "open", run, "--print"], capture_output=True, text=True, check=True)
     with Browser() as browser:
         browser.go(printed.stdout.split()[-1])

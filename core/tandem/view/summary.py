@@ -1,7 +1,7 @@
 """How a run ended: read from its run directory, which is all that is left of it."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,11 +70,11 @@ def result(run_dir: RunDir) -> Result:
     best = best if isinstance(best, dict) else {}
     value = best.get("value")
     step = final.get("step", saved[0].step if saved else None)
-    logged, loss = _last_step(run_dir)
+    logged, loss, total = _trained(run_dir)
     return Result(
         step=step,
         made=max((one for one in (step, logged) if one is not None), default=None),
-        total=_total(run_dir),
+        total=total,
         loss=loss,
         checkpoint=final.get("name", saved[0].name if saved else ""),
         best=str(best.get("name", "")),
@@ -88,14 +88,16 @@ def result(run_dir: RunDir) -> Result:
     )
 
 
-def _last_step(run_dir: RunDir) -> tuple[int | None, float | None]:
-    """The last step that counts, and its loss, as the logs of training tell; read from their ends, as they are long."""
+def _trained(run_dir: RunDir) -> tuple[int | None, float | None, int | None]:
+    """The last step that counts, its loss, and the steps of the whole run, as far as the logs of training tell."""
     with suppress(OSError, ValueError):
-        return _searched(run_dir, _logs(run_dir))
-    return None, None
+        logs = {int(match[1]): path for path in listed(run_dir.log) if (match := TRAIN_LOG.match(path.name))}
+        return *_last_step(run_dir, logs), _total(logs)
+    return None, None, None
 
 
-def _searched(run_dir: RunDir, logs: dict[int, Path]) -> tuple[int | None, float | None]:
+def _last_step(run_dir: RunDir, logs: Mapping[int, Path]) -> tuple[int | None, float | None]:
+    """The last step that counts, and its loss. Logs are read from their ends, as they are long."""
     began = {one.generation: one.resumed_from.step if one.resumed_from else 0 for one in run_dir.generation_records()}
     most: int | None = None
     for generation in sorted({*began, *logs}, reverse=True):
@@ -118,16 +120,10 @@ def _last_until(path: Path, most: int | None) -> tuple[int, float | None] | None
     return None
 
 
-def _total(run_dir: RunDir) -> int | None:
+def _total(logs: Mapping[int, Path]) -> int | None:
     """Steps of the whole run, as the newest generation that knew it says."""
-    logs = _logs(run_dir)
     totals = (whole(_first_line(logs[generation]).get("totalSteps")) for generation in sorted(logs, reverse=True))
     return next((total for total in totals if total), None)
-
-
-def _logs(run_dir: RunDir) -> dict[int, Path]:
-    """The log of training of each generation."""
-    return {int(match[1]): path for path in listed(run_dir.log) if (match := TRAIN_LOG.match(path.name))}
 
 
 def _first_line(path: Path) -> dict[str, Any]:

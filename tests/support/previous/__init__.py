@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.support import ROOT
 
-COMMIT = "d29f2dd6bf2036b657844164860a268bd8d94375"
+COMMIT = "9bd022c7fcb75767a336c2a7a4be81fab7e1fa7d"
 """The commit that the archive holds."""
 ARCHIVE = Path(__file__).with_name("sources.tar.xz")
 PACKAGES = ("core", "coordinator", "trainer", "evaluator", "operator")

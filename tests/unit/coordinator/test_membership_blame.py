@@ -49,15 +49,6 @@ def test_after_three_failures_in_a_row_the_others_go_on_without_the_replica() ->
     assert "a training process of worker-2 failed" in told.why
 
 
-def test_failures_of_different_replicas_leave_nobody_out() -> None:
-    job = group_of_four()
-    for number in range(10):
-        fails(job, FOUR[number % 3])
-    assert job.members() == list(FOUR)
-    fails(job, "worker-0")
-    assert job.failed(), "the budget is what ends a job whose code is wrong"
-
-
 def test_a_node_is_left_out_whose_replicas_fail_in_turn() -> None:
     job = group_of_four(dict.fromkeys(FOUR[:2], "bad") | dict.fromkeys(FOUR[2:], "good"))
     for replica in ("worker-0", "worker-1", "worker-0"):
@@ -124,11 +115,12 @@ def test_who_fails_once_in_between_does_not_spare_who_fails_again_and_again() ->
     assert job.state.failures == 1
 
 
-def test_more_than_can_be_left_out_leave_nobody_out() -> None:
-    job = group_of_eight()
+@pytest.mark.parametrize("size", [4, 8])
+def test_failures_of_more_replicas_than_can_be_left_out_leave_nobody_out(size: int) -> None:
+    job, everyone = (group_of_four(), FOUR) if size == 4 else (group_of_eight(), EIGHT)
     for number in range(10):
-        fails(job, EIGHT[number % 3])
-    assert job.members() == list(EIGHT)
+        fails(job, everyone[number % 3])
+    assert job.members() == list(everyone)
     fails(job, "worker-0")
     assert job.failed(), "the budget is what ends a job whose code is wrong"
 
