@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from pydantic import ValidationError
 
-from tandem.messages import Answer, Sync, Target
+from tandem.messages import Answer, Sync
 from tandem.model import Model
 from tandem.protocol import FIRST, OURS, spoken, worded
 from tandem.snapshot import Snapshot
@@ -88,14 +88,6 @@ class CoordinatorClient:
             Unreachable, Refused, GivenUp: see there.
         """
         return _read(Answer, self._request("POST", _SYNC, worded(message, self._protocol), until))
-
-    def set_target(self, replicas: int) -> None:
-        """Change how many replicas are wished for.
-
-        Raises:
-            Unreachable, Refused: see there.
-        """
-        self._request("POST", "/v1/target", worded(Target(replicas=replicas), self._protocol))
 
     def status(self) -> Snapshot:
         """Everything the coordinator knows of the job.

@@ -182,16 +182,6 @@ def checksum(content: bytes | memoryview) -> str:
     return xxhash.xxh3_128_hexdigest(content)
 
 
-def hash_file(path: Path) -> FileEntry:
-    """Size and checksums of a file; the entry's path is the file's name."""
-    checksums, size = [], 0
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(CHUNK):
-            checksums.append(checksum(chunk))
-            size += len(chunk)
-    return FileEntry(path=path.name, size=size, xxh3=checksums)
-
-
 def open_file(folder: Path, entry: FileEntry) -> int:
     """Open one file of a checkpoint to read it. Returns its descriptor, which is the caller's to close.
 

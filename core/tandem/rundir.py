@@ -28,8 +28,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from tandem import lease
 from tandem.durable import create_json, listed, read_json, read_json_or_none, replace_json
 from tandem.job import DistributedTrainingJob
@@ -265,14 +263,6 @@ class RunDir:
     def hint_latest(self, reference: CheckpointRef) -> None:
         """Tell readers which checkpoint is probably the newest."""
         replace_json(self.latest_file, reference.dump())
-
-    def latest_hint(self) -> CheckpointRef | None:
-        """What is probably the newest checkpoint."""
-        data = read_json_or_none(self.latest_file)
-        try:
-            return None if data is None else CheckpointRef.read(data)
-        except ValidationError:
-            return None
 
     # The end
 

@@ -10,7 +10,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem import launch
-from tandem.coordinator_client import Refused
 from tandem.durable import Lines, read_lines
 from tandem.exitcode import ExitCode
 from tandem.lineage import GenerationRecord
@@ -171,11 +170,12 @@ def test_a_new_target_is_honoured_and_a_senseless_one_refused(
     coordinator: Coordinator, agents: tuple[Agent, Agent]
 ) -> None:
     with coordinator.client() as client:
-        client.set_target(1)
+        assert coordinator.raw("POST", "/v1/target", b'{"replicas": 1}')[0] == 200
         until(lambda: client.status().status.world_size == 1, "a group that is whole")
         assert client.status().generations[-1].reason == "TargetChanged"
-        with pytest.raises(Refused, match="from 1 to 4, not 9"):
-            client.set_target(9)
+        code, refusal = coordinator.raw("POST", "/v1/target", b'{"replicas": 9}')
+        assert code == 400
+        assert "from 1 to 4, not 9" in refusal["error"]
     coordinator.kill()
     coordinator.start()
     workers = coordinator.snapshot().status.workers

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tandem.coordinator_client import CoordinatorClient
-from tests.support.elastic import TOKEN, Elastic
+from tests.support.elastic import Elastic
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
@@ -47,8 +46,7 @@ def test_a_newcomer_and_a_smaller_target_cost_no_step(tmp_path: Path) -> None:
         trains(group, 1)
         group.start_agent("worker-1")
         trains(group, 2)
-        with CoordinatorClient(f"127.0.0.1:{group.port}", TOKEN) as client:
-            client.set_target(1)
+        group.set_target(1)
         trains(group, 1)
         snapshot = group.snapshot()
         assert snapshot is not None

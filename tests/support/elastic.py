@@ -1,9 +1,11 @@
 """A real coordinator and real torchrun agents on one machine, for tests that kill them."""
 
+import json
 import os
 import signal
 import subprocess
 import time
+import urllib.request
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,6 +147,13 @@ class Elastic:
         with self.client() as client, suppress(Unreachable):
             return client.status()
         return None
+
+    def set_target(self, replicas: int) -> None:
+        """Wish for another number of replicas, as the operator does."""
+        wish = json.dumps({"replicas": replicas}).encode()
+        where = f"http://{endpoint(self.host, self.port)}/v1/target"
+        request = urllib.request.Request(where, wish, {"Authorization": f"Bearer {TOKEN}"}, method="POST")
+        urllib.request.urlopen(request, timeout=10).close()
 
     def steps(self) -> list[Step]:
         """All steps of all ranks, in the order of time."""

@@ -15,11 +15,12 @@ from torch import Tensor
 from tandem.durable import commit_folder, encode, read_json_or_none, read_lines, temporary_beside
 from tandem.launch import environment, evaluator_command
 from tandem.lineage import GenerationRecord
-from tandem.manifest import FILE, WEIGHTS, Manifest, hash_file
+from tandem.manifest import FILE, WEIGHTS, Manifest
 from tandem.rundir import checkpoint_name
 from tandem.status import CheckpointRef
 from tandem_trainer import models
 from tests.support import manifests
+from tests.support.hashing import hash_file
 from tests.support.warm import warm_command, warm_environment
 
 DEADLINE = 120.0

@@ -38,10 +38,11 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from tests.bench.goals import Outcome, Verdict, exit_code
 from tests.support import ROOT
+from tests.support.hashing import hash_file
 from torch import Tensor, nn
 
 from tandem.durable import encode
-from tandem.manifest import FILE, WEIGHTS, Manifest, hash_file
+from tandem.manifest import FILE, WEIGHTS, Manifest
 from tandem_evaluator.evaluation import Evaluation
 from tandem_trainer.checkpoint.reading import read_weights
 from tandem_trainer.data import Samples

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from tandem import manifest
+from tandem.durable import read_json_or_none
 from tandem.lineage import GenerationRecord
 from tandem.manifest import WEIGHTS
 from tandem.rundir import RunDir, checkpoint_name
@@ -256,8 +257,8 @@ class Scene:
         left = {name for name in names - wanted - off_lineage if ".stale" not in name and ".bad" not in name}
         left |= {path.name for path in self.rundir.path.rglob("*") if path.name.startswith(".tmp-")}
         findings.expect(not left, f"left behind: {left}")
-        hint = self.rundir.latest_hint()
-        findings.expect(hint is not None and hint.name == following.name, f"the hint says {hint}")
+        hint = read_json_or_none(self.rundir.latest_file)
+        findings.expect(hint is not None and hint["name"] == following.name, f"the hint says {hint}")
 
     # Making the history
 

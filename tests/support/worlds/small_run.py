@@ -13,11 +13,12 @@ from torch import Tensor
 from tandem.durable import replace_json
 from tandem.lease import Lease, acquire
 from tandem.lineage import GenerationRecord
-from tandem.manifest import FILE, WEIGHTS, DataPosition, Manifest, hash_file
+from tandem.manifest import FILE, WEIGHTS, DataPosition, Manifest
 from tandem.rundir import checkpoint_name
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint.names import FULL_WEIGHTS, OPTIMIZER
 from tests.support import manifests
+from tests.support.hashing import hash_file
 
 
 class SmallRun:

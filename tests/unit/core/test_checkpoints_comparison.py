@@ -12,7 +12,8 @@ from tandem.checkpoints import chunks, comparison, contrast
 from tandem.checkpoints.comparison import compare
 from tandem.checkpoints.contrast import Contrast
 from tandem.checkpoints.difference import FileDifference, TensorDifference, facts
-from tandem.manifest import FILE, Broken, hash_file
+from tandem.manifest import FILE, Broken
+from tests.support.hashing import hash_file
 from tests.support.worlds.small_run import SmallRun
 
 

@@ -16,9 +16,9 @@ from tandem.manifest import (
     FileEntry,
     Manifest,
     OtherFormat,
-    hash_file,
     verified_bytes,
 )
+from tests.support.hashing import hash_file
 
 NAME = "step-000000500"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.durable import replace_json, temporary_beside
+from tandem.durable import read_json, replace_json, temporary_beside
 from tandem.job import API_VERSION, KIND, DistributedTrainingJob
 from tandem.lineage import GenerationRecord
 from tandem.manifest import FILE, Broken, Manifest
@@ -44,7 +44,7 @@ def test_an_empty_or_missing_directory_has_nothing_in_it(tmp_path: Path) -> None
     assert run.checkpoint_names() == []
     assert run.generation_records() == []
     assert run.newest_generation() == 0
-    assert (run.latest_hint(), run.done(), run.failed(), run.ended()) == (None, None, None, False)
+    assert (run.done(), run.failed(), run.ended()) == (None, None, False)
     run.create()
     run.create()
     assert run.committed() == []
@@ -169,13 +169,10 @@ def test_a_checkpoint_that_is_gone_is_not_called_broken(run: RunDir) -> None:
         run.manifest(checkpoint_name(10))
 
 
-def test_the_hint_is_only_a_hint(run: RunDir) -> None:
+def test_the_newest_checkpoint_is_hinted_at_for_other_programs(run: RunDir) -> None:
     reference = CheckpointRef(name=checkpoint_name(10), step=10, generation=1)
     run.hint_latest(reference)
-    assert run.latest_hint() == reference
-    for garbage in ("", "{", "[]", "{}", "null"):
-        run.latest_file.write_text(garbage)
-        assert run.latest_hint() is None
+    assert CheckpointRef.read(read_json(run.latest_file)) == reference
 
 
 def test_the_end_is_said_once(run: RunDir) -> None:

@@ -24,7 +24,7 @@ from tandem.durable import commit_folder, encode, read_json
 from tandem.evaluations import merged_name
 from tandem.job import Evaluators
 from tandem.lineage import GenerationRecord
-from tandem.manifest import FILE, WEIGHTS, Manifest, hash_file
+from tandem.manifest import FILE, WEIGHTS, Manifest
 from tandem.rundir import RunDir, checkpoint_name
 from tandem.status import CheckpointRef
 from tandem_evaluator.best import best
@@ -33,6 +33,7 @@ from tandem_evaluator.claim import Claim
 from tandem_evaluator.evaluation import Tally
 from tandem_evaluator.loop import Evaluator
 from tandem_evaluator.result import MergedResult
+from tests.support.hashing import hash_file
 
 SAMPLES, CLASSES = 7, 3
 

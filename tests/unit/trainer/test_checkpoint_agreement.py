@@ -27,6 +27,7 @@ from tandem_trainer.checkpoint.state import DoesNotFit
 from tandem_trainer.group import Group, PeerFault
 from tandem_trainer.settings import agreed_settings
 from tests.support import manifests
+from tests.support.hashing import hash_file
 from tests.support.threads import on_ranks
 
 RANKS = 3
@@ -206,7 +207,7 @@ def test_a_digest_does_not_depend_on_the_order_in_memory() -> None:
 def test_memory_that_all_have_passed_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "RETURNED_AT_ONCE", 2**20)
     (tmp_path / "large").write_bytes(os.urandom(8 * 2**20))
-    entries = [manifest.hash_file(tmp_path / "large")]
+    entries = [hash_file(tmp_path / "large")]
     descriptor = shared_memory()
     one = Memory(descriptor, entries, sharers=2, place=0)
     other = Memory(os.dup(descriptor), entries, sharers=2, place=1)

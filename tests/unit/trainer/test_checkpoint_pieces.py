@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tandem.manifest import CHUNK, hash_file
+from tandem.manifest import CHUNK
 from tandem_trainer.checkpoint.pieces import BLOCK, write_pieces
+from tests.support.hashing import hash_file
 
 SIZE = 2 * CHUNK + 3 * BLOCK + 5
 """Two whole chunks, and a third one whose end fills no block."""

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.manifest import DataPosition
 from tandem_trainer.data import order as order_module
 from tandem_trainer.data.order import Batches, Order, Passes, digest, share
 from tandem_trainer.data.permutation import Permutation
@@ -45,11 +44,6 @@ def test_a_group_that_changes_its_size_at_every_step_sees_each_sample_once(
     assert sorted(seen) == list(range(order.first, order.first + order.samples))
 
 
-@given(orders, st.integers(0, 2000))
-def test_a_position_names_its_step_and_back(order: Order, step: int) -> None:
-    assert order.step_at(order.position(step)) == step
-
-
 @given(orders, st.integers(0, 3))
 def test_without_its_last_partial_batch_an_epoch_has_whole_batches_alone(order: Order, number: int) -> None:
     whole = dataclasses.replace(order, drop_last=True)
@@ -65,14 +59,6 @@ def test_without_its_last_partial_batch_an_epoch_has_whole_batches_alone(order: 
 def test_every_sample_has_its_turn_though_the_last_partial_batch_is_left_out() -> None:
     order = Order(samples=10, global_batch_size=4, seed=0, drop_last=True)
     assert {id_ for number in range(20) for id_ in epoch(order, number)} == set(range(10))
-
-
-def test_a_position_of_another_order_is_refused() -> None:
-    order = Order(samples=100, global_batch_size=8, seed=0)
-    with pytest.raises(ValueError, match="no position"):
-        order.step_at(DataPosition(seed=0, epoch=0, cursor=3))
-    with pytest.raises(ValueError, match="no position"):
-        order.step_at(DataPosition(seed=1, epoch=0, cursor=8))
 
 
 def agreements(one: list[int], other: list[int]) -> int:

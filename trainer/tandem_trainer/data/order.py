@@ -58,17 +58,6 @@ class Order:
             drop_last=self.drop_last,
         )
 
-    def step_at(self, position: DataPosition) -> int:
-        """The step that a position of this same order belongs to.
-
-        Raises:
-            ValueError: the position is not one of this order's.
-        """
-        step = position.epoch * self.steps_per_epoch + position.cursor // self.global_batch_size
-        if self.position(step) != position:
-            raise ValueError(f"{position} is no position of a run with {self}")
-        return step
-
     def seed_of(self, epoch: int) -> int:
         """Seed of the order of one epoch."""
         return mixed(self.seed, epoch)
