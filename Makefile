@@ -66,21 +66,21 @@ recording: $(STAMP) ## Text frames of a run, a kill, Ctrl-C and resume on two te
 
 # Where one of them ends with 1 a goal is missed, with 3 one could not be judged; make itself then ends with 2.
 bench: $(STAMP) ## Throughput beside a bare DDP loop, with and without evaluators (two idle cores; ARGS="--rounds 9 --only loop")
-	@$(BIN)/python -m tests.bench.throughput $(ARGS)
+	@$(BIN)/python -m benchmarks.throughput $(ARGS)
 
 bench-scale: $(STAMP) ## One coordinator under 1,000 and 10,000 simulated agents (ARGS="--agents 1000 --seconds 20")
-	@$(BIN)/python -m tests.bench.scale $(ARGS)
+	@$(BIN)/python -m benchmarks.scale $(ARGS)
 
 bench-recovery: $(STAMP) ## Recovery from faults beside plain torchrun (root; ARGS="--only all --rounds 5")
-	@$(BIN)/python -m tests.bench.recovery $(ARGS)
+	@$(BIN)/python -m benchmarks.recovery $(ARGS)
 
 bench-checkpoint: $(STAMP) ## Cost of a save beside torch.save, dcp, accelerate (two idle cores; ARGS="--rounds 5")
-	@$(BIN)/python -m tests.bench.checkpoint $(ARGS); saving=$$?; \
-		$(BIN)/python -m tests.bench.checkpoint.loading; loading=$$?; \
-		$(BIN)/python -m tests.bench.checkpoint.restoring && exit $$((saving + loading))
+	@$(BIN)/python -m benchmarks.checkpoint $(ARGS); saving=$$?; \
+		$(BIN)/python -m benchmarks.checkpoint.loading; loading=$$?; \
+		$(BIN)/python -m benchmarks.checkpoint.restoring && exit $$((saving + loading))
 
 bench-operator: $(STAMP) ## The operator under 1,000 jobs, and what it does when pods die (a cluster; ARGS="--only scale --jobs 1000")
-	@$(BIN)/python -m tests.bench.operators $(ARGS)
+	@$(BIN)/python -m benchmarks.operators $(ARGS)
 
 cluster: $(STAMP) ## A Kubernetes of two nodes on this machine, by hand (ARGS="down | env | kill-node node-1 | …")
 	@$(BIN)/python -m tests.support.cluster.machine $(or $(ARGS),up)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.recovery.surroundings import INTERFACE, Network, spawn
 from tandem import launch
 from tandem.durable import read_lines
 from tandem.exitcode import ExitCode
 from tandem.rundir import RunDir
-from tests.bench.recovery.surroundings import INTERFACE, Network, spawn
 from tests.support import SCRIPTS, manifests
 
 AUTHORITY, PORT, TOKEN = "authority", 29400, "token-of-bad-nodes"

@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.bench.recovery.faults import FAULTS, STALLED, Fault, Scene, Story, Wait
-from tests.bench.recovery.measurement import Turn
-from tests.bench.recovery.sides import AUTHORITY
-from tests.bench.recovery.surroundings import Network
+from benchmarks.recovery.faults import FAULTS, STALLED, Fault, Scene, Story, Wait
+from benchmarks.recovery.measurement import Turn
+from benchmarks.recovery.sides import AUTHORITY
+from benchmarks.recovery.surroundings import Network
 from tests.soak.job import SoakJob, SoakSession
 
 LONGEST_STALL = 12.0

@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.recovery.sides import AUTHORITY, FOREVER, BestTandemTrainer
+from benchmarks.recovery.surroundings import Network, spawn
 from tandem import launch
 from tandem.durable import read_lines
 from tandem.rundir import RunDir
 from tandem_trainer.checkpoint.reading import read_contents
 from tandem_trainer.data import load
 from tandem_trainer.data.order import Batches, Order, digest
-from tests.bench.recovery.sides import AUTHORITY, FOREVER, BestTandemTrainer
-from tests.bench.recovery.surroundings import Network, spawn
 from tests.soak import script as soak_script
 from tests.soak.verdict import Log, Verdict, compare, judge, second_writers
 

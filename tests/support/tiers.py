@@ -94,7 +94,7 @@ def verdict(runs: Iterable[Run]) -> list[str]:
 
 
 def imported(path: Path) -> frozenset[Path]:
-    """The files below `tests/` that a test file is made of, itself among them."""
+    """The files below `tests/` and `benchmarks/` that a test file is made of, itself among them."""
     found: set[Path] = set()
     left = [path]
     while left:
@@ -113,7 +113,7 @@ def _imports(path: Path) -> tuple[Path, ...]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    places = [ROOT / name.replace(".", "/") for name in names if name.split(".")[0] == "tests"]
+    places = [ROOT / name.replace(".", "/") for name in names if name.split(".")[0] in ("tests", "benchmarks")]
     candidates = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
     return tuple(file for file in candidates if file.is_file())
 

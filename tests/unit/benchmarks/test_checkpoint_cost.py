@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from tests.bench.checkpoint import loading
-from tests.bench.checkpoint.table import cost, p95, written
-from tests.bench.checkpoint.verdict import SIZE, judge
-from tests.bench.goals import Outcome, exit_code
+from benchmarks.checkpoint import loading
+from benchmarks.checkpoint.table import cost, p95, written
+from benchmarks.checkpoint.verdict import SIZE, judge
+from benchmarks.goals import Outcome, exit_code
 
 
 def save(side: str, blocked: float, after: list[float], failed: bool = False) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tests.bench.goals import Outcome, Verdict, at_most, exit_code, interval
+from benchmarks.goals import Outcome, Verdict, at_most, exit_code, interval
 
 
 def verdict(outcome: Outcome) -> Verdict:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.bench.goals import Outcome
-from tests.bench.operators import kubeflow, ours, table
-from tests.bench.operators.__main__ import turns
-from tests.bench.operators.cast import Cast
-from tests.bench.operators.proxy import name_of
-from tests.bench.operators.verdict import first_step, two_groups
+from benchmarks.goals import Outcome
+from benchmarks.operators import kubeflow, ours, table
+from benchmarks.operators.__main__ import turns
+from benchmarks.operators.cast import Cast
+from benchmarks.operators.proxy import name_of
+from benchmarks.operators.verdict import first_step, two_groups
 
 
 @pytest.mark.parametrize(

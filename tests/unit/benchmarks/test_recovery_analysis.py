@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.bench.recovery.analysis import (
+from benchmarks.recovery.analysis import (
     Line,
     longest_pause,
     lost_steps,
@@ -13,7 +13,7 @@ from tests.bench.recovery.analysis import (
     steady,
     stretches,
 )
-from tests.bench.recovery.table import cell, quantile, written
+from benchmarks.recovery.table import cell, quantile, written
 
 
 def steps(group: str, world: int, start: float, first: int, count: int, every: float = 0.1) -> list[Line]:

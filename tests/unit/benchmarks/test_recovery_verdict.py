@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from tests.bench.goals import Outcome, exit_code
-from tests.bench.recovery.faults import FAULTS
-from tests.bench.recovery.sides import SIDES, Coordinated
-from tests.bench.recovery.verdict import judge
+from benchmarks.goals import Outcome, exit_code
+from benchmarks.recovery.faults import FAULTS
+from benchmarks.recovery.sides import SIDES, Coordinated
+from benchmarks.recovery.verdict import judge
 
 SOUND = {
     "kind": "shot",

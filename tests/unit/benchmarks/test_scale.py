@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.bench.goals import Outcome
-from tests.bench.scale import judge
+from benchmarks.goals import Outcome
+from benchmarks.scale import judge
 
 MET, MISSED = Outcome.MET, Outcome.MISSED
 

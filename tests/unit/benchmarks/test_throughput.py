@@ -6,10 +6,10 @@ import sys
 import psutil
 import pytest
 
-from tests.bench.goals import Outcome, exit_code
-from tests.bench.throughput.processors import Sample, Use, look, per_step, steps_until
-from tests.bench.throughput.sides import Measurement
-from tests.bench.throughput.verdict import Goal, by_clock, by_processors, judge
+from benchmarks.goals import Outcome, exit_code
+from benchmarks.throughput.processors import Sample, Use, look, per_step, steps_until
+from benchmarks.throughput.sides import Measurement
+from benchmarks.throughput.verdict import Goal, by_clock, by_processors, judge
 
 GOAL = Goal("ours ≥ 0.99 of theirs", 0.99, lambda use: use.whole)
 

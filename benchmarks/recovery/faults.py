@@ -1,0 +1,263 @@
+"""The faults, each told as a story: do something to the job, then wait for it to be whole again.
+
+A fault is a generator. It yields a `Wait` for each recovery to be measured, and goes on when that has happened or the
+time for it is over. Whatever is random comes from the scene's generator, which is seeded by fault, round and shot, so
+that all sides get the same stalls and the same victims.
+"""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+from benchmarks.recovery.sides import LEAVE_SECONDS, Scripted, Side
+from benchmarks.recovery.surroundings import kill
+
+SHORTEST_STALL, LONGEST_STALL = 1.0, 30.0
+SUPERVISOR_SECONDS = 1.0
+"""How long a supervisor (Kubernetes, systemd) takes to start again what has died."""
+KILLED, STALLED, ORPHANED = 1.0, 5.0, 10.0
+"""For so long a group must go on to count as recovered. After a stall, what follows from it may come seconds later; a
+rank whose agent is dead may train on until the new agent disturbs its group."""
+MOMENT_SECONDS = 30.0
+"""For the moment to come that a fault waits for."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A recovery to be measured."""
+
+    name: str
+    since: float
+    """Recovery time counts from here; seconds since the epoch."""
+    world: int
+    steady: float = KILLED
+
+
+@dataclass
+class Scene:
+    """What a fault plays in."""
+
+    side: Side
+    random: Random
+    shot: int
+    longest_stall: float = LONGEST_STALL
+    facts: dict[str, float | str] = field(default_factory=dict)
+    """What was done, for the record."""
+
+    def victim(self) -> str:
+        """The replicas take turns."""
+        return self.side.replicas[self.shot % len(self.side.replicas)]
+
+    def other(self) -> str:
+        """One that is not the victim."""
+        return self.side.replicas[(self.shot + 1) % len(self.side.replicas)]
+
+    def kill_worker(self, replica: str, number: int = signal.SIGKILL) -> float:
+        """Signal a replica's first rank; returns when."""
+        ranks = self.side.ranks(replica)
+        at = time.time()
+        self.facts[f"{signal.Signals(number).name} {replica}"] = round(at, 3)
+        for rank in ranks[:1]:
+            kill(rank, number)
+        return at
+
+    def stall(self) -> float:
+        """Length of a stall in seconds: short ones are as likely as long ones."""
+        length: float = SHORTEST_STALL * (self.longest_stall / SHORTEST_STALL) ** self.random.random()
+        self.facts["stallSeconds"] = round(length, 2)
+        return length
+
+
+Story = Iterator[Wait]
+
+
+def worker_kill(scene: Scene) -> Story:
+    """A training process dies."""
+    yield Wait("recovery", scene.kill_worker(scene.victim()), scene.side.full)
+
+
+def agent_kill(scene: Scene) -> Story:
+    """An agent dies, its training process does not; a supervisor starts another agent."""
+    victim, at = scene.victim(), time.time()
+    scene.side.kill_agent(victim)
+    time.sleep(SUPERVISOR_SECONDS)
+    scene.side.start_replica(victim)
+    yield Wait("recovery", at, scene.side.full, ORPHANED)
+
+
+def node_loss(scene: Scene) -> Story:
+    """A node vanishes and returns."""
+    victim, at = scene.victim(), time.time()
+    scene.side.kill_node(victim)
+    yield Wait("the rest goes on", at, scene.side.full - 1)
+    time.sleep(scene.random.random())
+    at = time.time()
+    scene.side.start_replica(victim)
+    yield Wait("full size after return", at, scene.side.full)
+
+
+def preemption(scene: Scene) -> Story:
+    """A replica is asked to leave, by SIGTERM as Kubernetes does it, and returns."""
+    victim, at = scene.victim(), time.time()
+    agent = scene.side.agents.pop(victim)
+    agent.terminate()
+    yield Wait("the rest goes on", at, scene.side.full - 1)
+    try:
+        scene.facts["exitCode"] = agent.wait(LEAVE_SECONDS)
+    except subprocess.TimeoutExpired:
+        scene.facts["exitCode"] = "did not leave"
+        agent.kill()
+        agent.wait()
+    at = time.time()
+    scene.side.start_replica(victim)
+    yield Wait("full size after return", at, scene.side.full)
+
+
+def coordinator_kill(scene: Scene) -> Story:
+    """What decides about membership dies; a supervisor starts it again."""
+    at = time.time()
+    scene.side.kill_authority()
+    time.sleep(SUPERVISOR_SECONDS)
+    scene.side.replace_authority()
+    yield Wait("recovery", at, scene.side.full, STALLED)
+
+
+def stop(scene: Scene) -> Story:
+    """A training process is stopped and hangs without dying."""
+    yield Wait("recovery", scene.kill_worker(scene.victim(), signal.SIGSTOP), scene.side.full)
+
+
+def stall_member(scene: Scene) -> Story:
+    """The network drops all packets of one member for some seconds."""
+    return _stall(scene, scene.victim())
+
+
+def stall_coordinator(scene: Scene) -> Story:
+    """The network drops all packets of what decides about membership for some seconds."""
+    return _stall(scene, scene.side.authority_place)
+
+
+def stall_member_kill(scene: Scene) -> Story:
+    """The same for a member, and a training process of the other member dies meanwhile."""
+    return _stall(scene, scene.victim(), scene.other())
+
+
+def stall_coordinator_kill(scene: Scene) -> Story:
+    """The same for what decides about membership, and a training process dies meanwhile."""
+    return _stall(scene, scene.side.authority_place, scene.side.replicas[-1 - scene.shot % len(scene.side.replicas)])
+
+
+def _stall(scene: Scene, place: str, killed: str | None = None) -> Story:
+    length = scene.stall()
+    before = length * scene.random.random()
+    at = time.time()
+    scene.side.network.cut(place)
+    if killed is None:
+        time.sleep(length)
+    else:
+        time.sleep(before)
+        scene.kill_worker(killed)
+        time.sleep(max(0.0, at + length - time.time()))
+    scene.side.network.heal(place)
+    yield Wait("after the network heals", time.time(), scene.side.full, STALLED)
+
+
+def double_kill(scene: Scene) -> Story:
+    """Two training processes of different replicas die within a second."""
+    pause = 0.1 + 0.9 * scene.random.random()
+    scene.facts["pauseSeconds"] = round(pause, 2)
+    first = time.time()
+    scene.kill_worker(scene.victim())
+    time.sleep(max(0.0, first + pause - time.time()))
+    yield Wait("recovery", scene.kill_worker(scene.other()), scene.side.full)
+
+
+def kill_in_rendezvous(scene: Scene) -> Story:
+    """A training process dies, and the other node vanishes while the group forms again; it returns."""
+    pause = 0.05 + 0.45 * scene.random.random()
+    scene.facts["pauseSeconds"] = round(pause, 2)
+    first = scene.kill_worker(scene.victim())
+    time.sleep(max(0.0, first + pause - time.time()))
+    at = time.time()
+    scene.side.kill_node(scene.other())
+    time.sleep(max(0.0, at + SUPERVISOR_SECONDS - time.time()))
+    scene.side.start_replica(scene.other())
+    yield Wait("recovery", at, scene.side.full)
+
+
+def kill_in_save(scene: Scene) -> Story:
+    """The writer dies in the middle of a checkpoint."""
+    at = _tripped(scene, "save")
+    yield Wait("recovery", at, scene.side.full)
+
+
+def kill_in_restore(scene: Scene) -> Story:
+    """A training process dies, and the reader of the checkpoint dies in the middle of reading it."""
+    assert isinstance(scene.side, Scripted)
+    scene.side.trip("restore")
+    scene.kill_worker(scene.victim())
+    yield Wait("recovery", _awaited(scene, "tripped-restore", time.time() - 1.0), scene.side.full)
+
+
+def _tripped(scene: Scene, where: str) -> float:
+    assert isinstance(scene.side, Scripted)
+    at = time.time()
+    scene.side.trip(where)
+    return _awaited(scene, f"tripped-{where}", at)
+
+
+def _awaited(scene: Scene, event: str, since: float) -> float:
+    """When the event came; if it does not come, the fault did not happen, and the recovery before it is waited for."""
+    deadline = time.monotonic() + MOMENT_SECONDS
+    while time.monotonic() < deadline:
+        found = [line.at for line in scene.side.lines() if line.event == event and line.at >= since]
+        if found:
+            return found[-1]
+        time.sleep(0.05)
+    scene.facts["missed"] = event
+    return since
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault by name."""
+
+    story: Callable[[Scene], Story]
+    scripted: bool = False
+    """Only for sides that run the script: it needs a trip wire."""
+    hangs: bool = False
+    """Noticed after the side's `hang_seconds` only."""
+
+    @property
+    def name(self) -> str:
+        """As written on the command line."""
+        return self.story.__name__.replace("_", "-")
+
+    @property
+    def what(self) -> str:
+        """One sentence."""
+        return (self.story.__doc__ or "").strip()
+
+
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        Fault(worker_kill),
+        Fault(node_loss),
+        Fault(preemption),
+        Fault(coordinator_kill),
+        Fault(stall_member),
+        Fault(stall_member_kill),
+        Fault(stall_coordinator),
+        Fault(stall_coordinator_kill),
+        Fault(agent_kill),
+        Fault(stop, hangs=True),
+        Fault(double_kill),
+        Fault(kill_in_rendezvous),
+        Fault(kill_in_save, scripted=True),
+        Fault(kill_in_restore, scripted=True),
+    )
+}

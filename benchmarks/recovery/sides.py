@@ -1,0 +1,450 @@
+"""The contestants: how each one's job is started, where its authority on membership sits, what its log says.
+
+All have two replicas of one gloo rank each, the same machine, the same network. The *authority* is what decides who is
+in the group: Tandem's coordinator at a place of its own; for c10d with the best settings a store at a place of its own;
+for c10d as it comes, the store inside the first replica's agent.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.recovery.analysis import Line, parse
+from benchmarks.recovery.surroundings import Network, end, kill, marked, spawn
+from tandem import launch
+from tandem.durable import read_lines
+from tandem.job import Elasticity
+from tandem.rundir import RunDir
+from tests.support import manifests
+
+SCRIPT = Path(__file__).with_name("script.py")
+AUTHORITY = "authority"
+PORT = 29400
+TOKEN = "the-token-of-this-bench"
+FOREVER = 1_000_000
+LEAVE_SECONDS = 45.0
+"""For a job to end after SIGTERM; torchrun gives ranks 30 s by default."""
+TEARDOWN_SECONDS = 2.0
+"""For the memory of processes that are dead already."""
+
+
+class Side(ABC):
+    """One job of one contestant, in a folder and a network of its own."""
+
+    name = ""
+    what = ""
+    """One line for the table's legend."""
+    full = 2
+    hang_seconds = 0.0
+    """A rank that is stopped is noticed after so long; 0 where nothing says so."""
+
+    def __init__(self, folder: Path, network: Network) -> None:
+        self.folder, self.network = folder, network
+        self.replicas = [place for place in network.places if place != AUTHORITY][: self.full]
+        self.agents: dict[str, subprocess.Popen[bytes]] = {}
+        self.shared: set[str] = set()
+        folder.mkdir(parents=True)
+
+    def start(self) -> None:
+        """Start the authority and all replicas."""
+        self.start_authority()
+        for replica in self.replicas:
+            self.start_replica(replica)
+
+    @property
+    def first(self) -> str:
+        """The replica that a first-time user would call the master."""
+        return self.replicas[0]
+
+    @property
+    def authority_place(self) -> str:
+        """Where the authority is reached."""
+        return AUTHORITY
+
+    @abstractmethod
+    def start_authority(self) -> None:
+        """Start what decides about membership."""
+
+    @abstractmethod
+    def kill_authority(self) -> None:
+        """Kill it, with SIGKILL."""
+
+    def replace_authority(self) -> None:
+        """Start it again where it was, as a supervisor does."""
+        self.start_authority()
+
+    @abstractmethod
+    def command(self, replica: str) -> tuple[list[str], dict[str, str]]:
+        """The agent's command and variables."""
+
+    @abstractmethod
+    def lines(self) -> list[Line]:
+        """The log of all ranks so far, in the order of time."""
+
+    @abstractmethod
+    def marks(self) -> list[tuple[float, str]]:
+        """Further moments, for the breakdown: when a generation was closed and opened."""
+
+    def start_replica(self, replica: str) -> None:
+        """Start one replica's agent."""
+        command, variables = self.command(replica)
+        self.agents[replica] = spawn(self.network, replica, command, variables, self.folder / f"{replica}.txt")
+
+    def kill_agent(self, replica: str) -> None:
+        """Kill an agent alone; its ranks are left to themselves."""
+        agent = self.agents.pop(replica)
+        agent.kill()
+        agent.wait()
+
+    def kill_node(self, replica: str) -> None:
+        """Kill an agent and all its processes at once, as the loss of a node does."""
+        agent = self.agents.pop(replica)
+        for pid in [agent.pid, *self._descendants(agent.pid)]:
+            kill(pid)
+        agent.wait()
+
+    def ranks(self, replica: str) -> list[int]:
+        """Processes that train at a replica."""
+        agent = self.agents.get(replica)
+        return [] if agent is None else [pid for pid in self._descendants(agent.pid) if self._is_rank(pid)]
+
+    def ended(self) -> list[str]:
+        """Replicas whose agents have ended by themselves."""
+        return [replica for replica, agent in self.agents.items() if agent.poll() is not None]
+
+    def orphans(self) -> list[psutil.Process]:
+        """Processes whose agent is dead."""
+        living = {pid for agent in self.agents.values() for pid in [agent.pid, *self._descendants(agent.pid)]}
+        own = living | {process.pid for process in self.others()}
+        return [process for process in marked(self.network.mark) if process.pid not in own]
+
+    def others(self) -> list[subprocess.Popen[bytes]]:
+        """Processes that are no agents."""
+        return []
+
+    def close(self) -> list[str]:
+        """End the job as a user does, with SIGTERM; returns what is left of it, and removes that."""
+        self.network.heal_all()
+        for process in [*self.agents.values(), *self.others()]:
+            self._resume(process.pid)
+            process.terminate()
+        deadline = time.monotonic() + LEAVE_SECONDS
+        for process in [*self.agents.values(), *self.others()]:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline - time.monotonic()))
+        # The kernel takes its time to end what an agent takes along.
+        deadline = time.monotonic() + TEARDOWN_SECONDS
+        while (left := marked(self.network.mark)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        found = [f"process {_described(process)}" for process in left]
+        end(left)
+        found += [f"port {port} at {place}" for place, ports in self.network.listeners().items() for port in ports]
+        return found + [f"folder {path}" for path in sorted(self.shared) if Path(path).exists()]
+
+    def remember(self) -> None:
+        """Note the shared folders that its processes use, so that `close` can look whether they are gone."""
+        for process in marked(self.network.mark):
+            with suppress(psutil.Error, OSError):
+                if path := process.environ().get(launch.PULSE):
+                    self.shared.add(path)
+
+    def _descendants(self, pid: int) -> list[int]:
+        try:
+            return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    @abstractmethod
+    def _is_rank(self, pid: int) -> bool:
+        """Whether a process trains."""
+
+    def _resume(self, pid: int) -> None:
+        for one in [pid, *self._descendants(pid)]:
+            kill(one, signal.SIGCONT)
+
+
+class Scripted(Side):
+    """Runs the ordinary script, and reads its log."""
+
+    def __init__(self, folder: Path, network: Network) -> None:
+        super().__init__(folder, network)
+        self._read: dict[Path, tuple[int, list[Line]]] = {}
+
+    def variables(self, replica: str) -> dict[str, str]:
+        """What the script needs to know."""
+        return {"RECOVERY_FOLDER": str(self.folder), "RECOVERY_REPLICA": replica}
+
+    def lines(self) -> list[Line]:
+        for path in self.folder.glob("writer-*.txt"):
+            replica, _, pid = path.stem.removeprefix("writer-").rpartition("-")
+            offset, known = self._read.get(path, (0, []))
+            with path.open("rb") as file:
+                file.seek(offset)
+                whole = file.read()
+            whole = whole[: whole.rfind(b"\n") + 1]
+            if whole:
+                known = known + parse(whole.decode(), replica, int(pid))
+                self._read[path] = (offset + len(whole), known)
+        return sorted((line for _, known in self._read.values() for line in known), key=lambda line: line.at)
+
+    def _is_rank(self, pid: int) -> bool:
+        return any(self.folder.glob(f"writer-*-{pid}.txt"))
+
+    def trip(self, where: str) -> None:
+        """Have the next rank that saves or restores killed in the middle of it."""
+        (self.folder / f"trip-{where}").touch()
+
+
+class Torchrun(Scripted):
+    """`torchrun --rdzv-backend=c10d` with its default settings; the store is in the first replica's agent."""
+
+    name = "c10d"
+    what = "torchrun --rdzv-backend=c10d as it comes (with a high --max-restarts)"
+
+    @property
+    def authority_place(self) -> str:
+        return self.first
+
+    def start_authority(self) -> None:
+        """Nothing: it comes with the first replica."""
+
+    def kill_authority(self) -> None:
+        self.kill_node(self.first)
+
+    def replace_authority(self) -> None:
+        self.start_replica(self.first)
+
+    def command(self, replica: str) -> tuple[list[str], dict[str, str]]:
+        # torchrun finds out by host name whether it hosts the store; here all share the machine's name.
+        host = f"is_host={'true' if replica == self.first else 'false'}"
+        return self._torchrun(replica, self.first, host), self.variables(replica)
+
+    def marks(self) -> list[tuple[float, str]]:
+        return []
+
+    def _torchrun(self, replica: str, host: str, settings: str, *more: str) -> list[str]:
+        return [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--nnodes=1:2", "--nproc-per-node=1", f"--max-restarts={FOREVER}"),
+            *("--rdzv-backend=c10d", f"--rdzv-endpoint={self.network.address(host)}:{PORT}", "--rdzv-id=recovery"),
+            *(f"--rdzv-conf={settings}", f"--local-addr={self.network.address(replica)}"),
+            *more,
+            str(SCRIPT),
+        ]
+
+
+STORE = """
+import sys, threading
+from torch.distributed import TCPStore
+store = TCPStore("0.0.0.0", int(sys.argv[1]), is_master=True, wait_for_workers=False)
+threading.Event().wait()
+"""
+
+
+class BestTorchrun(Torchrun):
+    """c10d with the best settings found: quick timeouts, no shared store, the rendezvous store outside of the group."""
+
+    name = "c10d-best"
+    what = "the same with the best settings found, and its store at a place of its own"
+
+    def __init__(self, folder: Path, network: Network) -> None:
+        super().__init__(folder, network)
+        self._store: subprocess.Popen[bytes] | None = None
+
+    @property
+    def authority_place(self) -> str:
+        return AUTHORITY
+
+    def start_authority(self) -> None:
+        command = [sys.executable, "-c", STORE, str(PORT)]
+        self._store = spawn(self.network, AUTHORITY, command, {}, self.folder / "store.txt")
+
+    def kill_authority(self) -> None:
+        assert self._store is not None
+        self._store.kill()
+        self._store.wait()
+
+    def replace_authority(self) -> None:
+        self.start_authority()
+
+    def others(self) -> list[subprocess.Popen[bytes]]:
+        return [self._store] if self._store else []
+
+    def command(self, replica: str) -> tuple[list[str], dict[str, str]]:
+        # With keep_alive_max_attempt=2 the node that stayed and the one that returns end as two groups (3 of 3 here): a
+        # heartbeat is due every second, is skipped if its timer is a millisecond early, and then comes after two, when
+        # the other node has already taken its sender for dead.
+        settings = "is_host=false,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+        command = self._torchrun(replica, AUTHORITY, settings, "--monitor-interval=0.05", "--shutdown-timeout=2")
+        return command, self.variables(replica) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+BEST = {"heartbeatSeconds": 0.5, "growCooldownSeconds": 1.0, "hangSeconds": 5.0}
+"""The settings of Tandem's that recover soonest here, as c10d-best has its own."""
+
+
+class Coordinated(Side):
+    """What all Tandem sides share: the job, the coordinator. With the default settings, but that any number of failures
+    is forgiven."""
+
+    trainer: dict[str, Any] = {}
+    evaluators: dict[str, Any] = {"replicas": 0}
+    elasticity: dict[str, Any] = {}
+    hang_seconds = Elasticity().hang_seconds
+
+    def __init__(self, folder: Path, network: Network) -> None:
+        super().__init__(folder, network)
+        self.run_dir = RunDir(folder / "run")
+        self.job = manifests.job(
+            "recovery",
+            trainer=self.trainer,
+            workers={"replicas": self.full, "minReplicas": 1},
+            evaluators=self.evaluators,
+            checkpoint={"everySteps": 25},
+            elasticity={"maxRestarts": FOREVER} | self.elasticity,
+        )
+        self.run_dir.create()
+        self.run_dir.write_job(self.job)
+        self._coordinator: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """Where the coordinator is reached."""
+        return f"{self.network.address(AUTHORITY)}:{PORT}"
+
+    def start_authority(self) -> None:
+        command = launch.coordinator_command("0.0.0.0", PORT)
+        variables = launch.environment(self.job, self.run_dir.path, "coordinator", TOKEN, self.endpoint)
+        self._coordinator = spawn(self.network, AUTHORITY, command, variables, self.folder / "coordinator.txt")
+
+    def kill_authority(self) -> None:
+        assert self._coordinator is not None
+        self._coordinator.kill()
+        self._coordinator.wait()
+
+    def others(self) -> list[subprocess.Popen[bytes]]:
+        return [self._coordinator] if self._coordinator else []
+
+    def command(self, replica: str) -> tuple[list[str], dict[str, str]]:
+        command = launch.agent_command(self.job, self.endpoint, self.network.address(replica))
+        return command, launch.environment(self.job, self.run_dir.path, replica, TOKEN, self.endpoint)
+
+    def marks(self) -> list[tuple[float, str]]:
+        lines = read_lines(self.run_dir.log / "coordinator.jsonl")[0]
+        return [(line["time"], line["kind"]) for line in lines if line["kind"] in ("closed", "generation")]
+
+
+class Tandem(Coordinated, Scripted):
+    """Tandem as it comes, with the same ordinary script."""
+
+    name = "tandem"
+    what = "Tandem as it comes, with the same script (and a high maxRestarts)"
+    trainer = {"command": [str(SCRIPT)]}
+
+    def command(self, replica: str) -> tuple[list[str], dict[str, str]]:
+        command, variables = super().command(replica)
+        return command, variables | self.variables(replica)
+
+
+class BestTandem(Tandem):
+    """Tandem with the best settings found."""
+
+    name = "tandem-best"
+    what = "the same with the best settings found"
+    # The script cannot be asked to save, so with the defaults the group grows after a minute only.
+    elasticity = BEST | {"growAfterSeconds": 0.5}
+    hang_seconds = BEST["hangSeconds"]
+
+
+class BestColdTandem(BestTandem):
+    """The same without warm starts."""
+
+    name = "tandem-cold-best"
+    what = "tandem-best without warm starts"
+    elasticity = BestTandem.elasticity | {"warmStart": False}
+
+
+class TandemTrainer(Coordinated):
+    """Tandem as it comes, with its built-in trainer: ranks that beat, checkpoints that are fenced."""
+
+    name = "tandem-trainer"
+    what = "Tandem as it comes, with its built-in trainer (and a high maxRestarts)"
+    trainer = {
+        "task": "image-classification",
+        "config": {
+            "model": "baby-cnn",
+            "data": {"name": "synthetic", "samples": 4096, "imageSize": 16},
+            "globalBatchSize": 128,
+            "epochs": FOREVER,
+        },
+    }
+
+    def __init__(self, folder: Path, network: Network) -> None:
+        super().__init__(folder, network)
+        self._offsets: dict[Path, int] = {}
+        self._worlds: dict[str, int] = {}
+        self._lines: list[Line] = []
+
+    def lines(self) -> list[Line]:
+        for path in sorted(self.run_dir.log.glob("train-g*.jsonl")):
+            records, self._offsets[path] = read_lines(path, self._offsets.get(path, 0))
+            group = path.stem.removeprefix("train-")
+            for record in records:
+                self._lines += self._translated(group, record)
+        self._lines.sort(key=lambda line: line.at)
+        return list(self._lines)
+
+    def _translated(self, group: str, record: dict[str, Any]) -> list[Line]:
+        if record["kind"] == "start":
+            self._worlds[group] = record["worldSize"]
+        event = {"start": "restored", "step": "step", "checkpoint": "saved"}.get(record["kind"])
+        if event is None:
+            return []
+        return [Line(record["time"], event, group, self._worlds[group], 0, record["step"])]
+
+    def _is_rank(self, pid: int) -> bool:
+        try:
+            process = psutil.Process(pid)
+            # A forked rank has its agent's command line and a name of its own.
+            return process.name() == "tandem-rank" or (
+                process.cmdline()[-2:] == ["-m", "tandem_trainer"] and not _stands_in(process)
+            )
+        except psutil.Error:
+            return False
+
+
+class BestTandemTrainer(TandemTrainer):
+    """The built-in trainer with the best settings found."""
+
+    name = "tandem-trainer-best"
+    what = "the same with the best settings found"
+    elasticity = BEST
+    hang_seconds = BEST["hangSeconds"]
+
+
+SIDES: dict[str, type[Side]] = {
+    side.name: side
+    for side in (Tandem, BestTandem, BestColdTandem, TandemTrainer, BestTandemTrainer, Torchrun, BestTorchrun)
+}
+"""In the order in which they take turns and are shown. Names of those with the best settings found end in `-best`; the
+others are as they come."""
+
+
+def _stands_in(process: psutil.Process) -> bool:
+    """Whether it is an agent, a fork server, or the stub of a rank that was forked."""
+    words = process.cmdline()
+    return "tandem_trainer.agent" in words or any(word.endswith("stub.py") for word in words)
+
+
+def _described(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        facts = f"{process.pid} {process.name()} ({process.status()}, child of {process.ppid()})"
+        return f"{facts} {' '.join(process.cmdline())[:120]}"
+    return str(process.pid)

@@ -1,0 +1,171 @@
+"""Throughput of our loop beside a bare one, and of training with evaluators beside training without: `make bench`, or
+
+    python -m benchmarks.throughput [--rounds 9] [--steps 600] [--only loop|evaluators] [--model cnn]
+
+Every measurement is a fresh `tandem run` or `torchrun`; the sides take turns, and every other round in reverse
+(A B B A A B …), because the speed of a shared machine drifts. Of each run its throughput by the clock is taken, and the
+processor seconds of a step: of the ranks, and of all processes beside them. The first steps, in which memory and caches
+warm up, are left out on all sides. All run on the same two cores, whatever the machine has.
+
+  loop        two ranks of one thread each: `tandem run` with its log, its coordinator and a checkpoint every 50 steps,
+              beside a bare loop (bare_ddp.py) that has nothing of the kind. No core is free, so the processor seconds
+              of all processes count. Beside it, without a goal, the bare loop with our setting of the allocator
+              (tandem.memory), so that what the rest costs alone is seen.
+  evaluators  one rank of one thread with a core of its own (`tandem run --pin`), and one evaluator process on the other
+              core that evaluates every checkpoint, beside the same without evaluators, where the rank may use both
+              cores. The processor seconds of the ranks count.
+
+How the goals are judged is said in `verdict`. Exit codes: 0 where all goals are met; 1 where one is missed or a
+measurement failed; 3 where the machine was too noisy, or the rounds too few, to judge one and none is missed. Results
+go to runs/throughput/, one record a line, as they come.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TextIO
+
+from benchmarks.goals import Verdict, exit_code
+from benchmarks.throughput.sides import SKIP, Failure, Measure, Measurement, Work, bare, tandem
+from benchmarks.throughput.verdict import Goal, clock_ratios, judge, processor_ratios, shown
+from tandem.local.placement import usable_cores
+from tests.support import ROOT
+
+RESULTS = ROOT / "runs" / "throughput"
+ONLY = ("loop", "evaluators")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Our side beside its references. The goal is for the first of them."""
+
+    title: str
+    ours: str
+    sides: dict[str, Measure]
+    """In the order of their turns; ours is one of them."""
+    goal: Goal
+
+    @property
+    def references(self) -> list[str]:
+        """All sides but ours."""
+        return [side for side in self.sides if side != self.ours]
+
+
+def comparisons(work: Work) -> dict[str, Comparison]:
+    """By the names in ONLY."""
+    return {
+        "loop": Comparison(
+            "two ranks, one thread each",
+            "tandem run",
+            {
+                "tandem run": lambda: tandem(work, "workers.replicas=2", "evaluators.replicas=0"),
+                "bare DDP loop": lambda: bare(work),
+                "bare, keeping memory": lambda: bare(work, keep=True),
+            },
+            Goal("tandem run ≥ 0.99 of a bare DDP loop", 0.99, lambda use: use.whole),
+        ),
+        "evaluators": Comparison(
+            "one rank with a core of its own",
+            "with an evaluator",
+            {
+                "with an evaluator": lambda: tandem(work, "evaluators.policy=Every", pin=True),
+                "without evaluators": lambda: tandem(work, "evaluators.replicas=0", pin=True),
+            },
+            Goal("training with an evaluator ≥ 0.98 of training alone", 0.98, lambda use: use.ranks),
+        ),
+    }
+
+
+def main() -> None:
+    """Measure, print what came out, and end with the code of the verdicts."""
+    options = _options()
+    cores = usable_cores()
+    if len(cores) < 2:
+        sys.exit("two cores are needed, and this process may use one")
+    # Siblings of one physical core lie side by side in this order.
+    os.sched_setaffinity(0, {cores[0], cores[len(cores) // 2]})
+    work = Work(options.model, options.steps)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
+    load = os.getloadavg()[0]
+    print(
+        f"{platform.machine()}, 2 of {len(cores)} cores, load {load:.1f}, {work}; results in {path.relative_to(ROOT)}"
+    )
+    verdicts: list[Verdict] = []
+    with path.open("a", buffering=1) as file:
+        for name, comparison in comparisons(work).items():
+            if options.only in (None, name):
+                verdicts += compare(comparison, options.rounds, file)
+    print()
+    for verdict in verdicts:
+        print(verdict)
+    sys.exit(exit_code(verdicts))
+
+
+def compare(comparison: Comparison, rounds: int, file: TextIO) -> list[Verdict]:
+    """Measure all sides in turns and print what came out."""
+    print(f"\n{comparison.title}", flush=True)
+    sides = list(comparison.sides)
+    runs: dict[str, list[Measurement | None]] = {side: [] for side in sides}
+    for number in range(rounds):
+        for side in sides if number % 2 == 0 else reversed(sides):
+            found, problem = _measured(comparison.sides[side])
+            runs[side].append(found)
+            record = {"side": side, "round": number, "load": os.getloadavg()[0], "problem": problem}
+            print(json.dumps(record | (asdict(found) if found else {})), file=file)
+            print(f"  {number + 1}/{rounds} {side}: {found or f'FAILED: {problem}'}", flush=True)
+    for side in sides:
+        print(f"  {side:<22} {_summary(runs[side])}")
+    ours = runs[comparison.ours]
+    for reference in comparison.references:
+        theirs = runs[reference]
+        print(f"  {comparison.ours} / {reference}")
+        print(f"    by the clock:                  {shown(clock_ratios(ours, theirs))}")
+        print(f"    processor seconds, ranks:      {shown(processor_ratios(ours, theirs, lambda use: use.ranks))}")
+        print(f"    processor seconds, everything: {shown(processor_ratios(ours, theirs, lambda use: use.whole))}")
+    return judge(comparison.goal, ours, *(runs[reference] for reference in comparison.references))
+
+
+def _measured(measure: Callable[[], Measurement]) -> tuple[Measurement | None, str]:
+    try:
+        return measure(), ""
+    except Failure as failure:
+        return None, str(failure)
+
+
+def _summary(runs: list[Measurement | None]) -> str:
+    good = [run for run in runs if run is not None]
+    failed = f"failed {len(runs) - len(good)} of {len(runs)}"
+    if not good:
+        return failed
+    speeds = [run.throughput for run in good]
+    ranks = 1000 * statistics.median(run.use.ranks for run in good)
+    beside = 1000 * statistics.median(run.use.beside for run in good)
+    clock = f"median {statistics.median(speeds):.1f} samples/s, range {min(speeds):.1f} to {max(speeds):.1f}"
+    return f"{clock}; processors a step: ranks {ranks:.1f} ms, beside {beside:.1f} ms; {failed}"
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.throughput", description="Throughput of Tandem's training loop, compared."
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="measurements of each side; fewer than 6 are not judged")
+    parser.add_argument(
+        "--steps", type=int, default=600, help=f"optimizer steps of each; the first {SKIP} do not count"
+    )
+    parser.add_argument("--only", choices=ONLY, help="one comparison alone")
+    parser.add_argument("--model", default="cnn", help="one of the built-in models")
+    options = parser.parse_args()
+    if options.rounds < 1 or options.steps <= SKIP:
+        parser.error(f"--rounds must be at least 1, and --steps more than {SKIP}")
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""One measurement of a side: a fresh `tandem run` or `torchrun`, its throughput and the processor seconds of a step."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks.throughput.processors import IsRank, Sample, Use, look, per_step
+from tandem.durable import read_lines
+from tandem.rundir import RunDir
+from tests.support.processes import TANDEM
+
+SKIP = 100
+"""First steps that do not count: memory and caches warm up."""
+LOOK_SECONDS = 0.5
+"""A look takes 4 ms of one core, on every side."""
+START_SECONDS, STEP_SECONDS = 120.0, 5.0
+"""A run that takes longer than a start and so much for each of its steps has failed."""
+LEAVE_SECONDS = 30.0
+SCRIPT = Path(__file__).with_name("bare_ddp.py")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained, the same on every side."""
+
+    model: str
+    steps: int
+    samples: int = 4096
+    image_size: int = 28
+    batch_size: int = 64
+
+    def __str__(self) -> str:
+        return f"{self.model} on {self.image_size}×{self.image_size}, batch {self.batch_size}, {self.steps} steps"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one run showed."""
+
+    throughput: float
+    """Samples a second, by the clock."""
+    use: Use
+
+    def __str__(self) -> str:
+        use = f"{self.use.ranks * 1000:.1f} + {self.use.beside * 1000:.1f} ms of processors a step"
+        return f"{self.throughput:.1f} samples/s, {use}"
+
+
+class Failure(Exception):  # noqa: N818 - it is what the table counts
+    """A run did not do its work."""
+
+
+Measure = Callable[[], Measurement]
+
+
+def tandem(work: Work, *overrides: str, pin: bool = False) -> Measurement:
+    """A whole `tandem run` with its log, its coordinator and a checkpoint every 50 steps.
+
+    Raises:
+        Failure: it ended early, or not well, or had to start again.
+    """
+    manifest = {
+        "apiVersion": "tandem.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": "bench"},
+        "spec": {
+            "trainer": {
+                "task": "image-classification",
+                "config": {
+                    "model": work.model,
+                    "data": {"name": "synthetic", "samples": work.samples, "imageSize": work.image_size},
+                    "globalBatchSize": work.batch_size,
+                    "epochs": 1_000_000,
+                    "maxSteps": work.steps,
+                },
+            },
+            "checkpoint": {"everySteps": 50},
+        },
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "job.yaml").write_text(json.dumps(manifest))
+        run_dir = RunDir(folder / "run")
+        command = [TANDEM, "run", str(folder / "job.yaml"), "--run-dir", str(run_dir.path), *(["--pin"] if pin else [])]
+        for override in overrides:
+            command += ["--set", f"spec.{override}"]
+        looks = _run(command, folder, lambda process: process.name() == "tandem-rank", work)
+        logs = sorted(run_dir.log.glob("train-g*.jsonl"))
+        ends = [line["time"] for line in read_lines(logs[-1])[0] if line["kind"] == "step"] if logs else []
+        if len(logs) != 1 or len(ends) != work.steps:
+            raise Failure(f"{len(logs)} generations, {len(ends)} of {work.steps} steps")
+    return _measured(looks, ends, work)
+
+
+def bare(work: Work, keep: bool = False) -> Measurement:
+    """The bare loop under `torchrun`, with two ranks.
+
+    Args:
+        keep: with Tandem's setting of the allocator.
+
+    Raises:
+        Failure: it ended early, or not well.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        times = folder / "times.json"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(SCRIPT)]
+        command += ["--model", work.model, "--samples", str(work.samples), "--image-size", str(work.image_size)]
+        command += ["--batch-size", str(work.batch_size), "--steps", str(work.steps), "--times", str(times)]
+        command += ["--keep-memory"] if keep else []
+        looks = _run(command, folder, _is_bare_rank, work)
+        ends = json.loads(times.read_text())
+    return _measured(looks, ends, work)
+
+
+def _is_bare_rank(process: psutil.Process) -> bool:
+    words = process.cmdline()
+    return str(SCRIPT) in words and "torch.distributed.run" not in words
+
+
+def _run(command: Sequence[str], folder: Path, is_rank: IsRank, work: Work) -> list[Sample]:
+    """Run a command to its end; what its processes had taken, again and again."""
+    output = folder / "output.txt"
+    looks = []
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            root, deadline = psutil.Process(process.pid), time.monotonic() + START_SECONDS + work.steps * STEP_SECONDS
+            while process.poll() is None and time.monotonic() < deadline:
+                looks.append(look(root, is_rank))
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK_SECONDS)
+        finally:
+            early = process.poll() is None
+            _end(process)
+    if early or process.returncode != 0:
+        why = "took too long" if early else f"ended with {process.returncode}"
+        raise Failure(f"{why}:\n{output.read_text(errors='replace')[-2000:]}")
+    return looks
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a command that still runs; both commands take their processes along."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LEAVE_SECONDS)
+        process.kill()
+        process.wait()
+
+
+def _measured(looks: Sequence[Sample], ends: Sequence[float], work: Work) -> Measurement:
+    use = per_step(looks, ends, SKIP)
+    if use is None:
+        raise Failure(f"too short to be looked at twice after step {SKIP}: raise --steps")
+    return Measurement((work.steps - SKIP) * work.batch_size / (ends[-1] - ends[SKIP - 1]), use)

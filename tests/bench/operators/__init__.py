@@ -1,4 +1,0 @@
-"""What the operator costs and how fast it is, on a real API server: `python -m tests.bench.operators`.
-
-The folder is not called `operator`: scripts beside it would find it instead of the standard library's module.
-"""
