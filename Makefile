@@ -97,9 +97,7 @@ picture: $(STAMP) ## Take the picture on top of README anew, and those of the li
 	@$(BIN)/python -m tests.support.page_pictures
 
 generate: $(STAMP) ## Write the CRD, the JSON schema and the reference pages from the models, and the chart's pages
-	@$(BIN)/python -m tandem.schema
-	@$(BIN)/python -m tandem.dashboards
-	@$(BIN)/python charts/generate.py
+	@$(BIN)/python -m tools
 
 # Not $(STAMP): whoever builds images needs a builder and Python, and no torch on this machine.
 images: ## Build the images with Docker or buildah (TAG= REGISTRY=host/team/ TORCH_INDEX= PLATFORMS= PUSH=1; docs/images.md)

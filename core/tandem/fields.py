@@ -2,7 +2,7 @@
 
 What pydantic knows of a model (types, bounds, defaults, docstrings) is turned once into plain nodes. Three readers
 share them: messages about a mistake (`tandem.reading`), the nearest right name for a wrong one, and the generated files
-(`tandem.schema`). Rejected: walking pydantic's JSON schema in each reader, for its `$ref`, `anyOf` with null and titles
+(`tools/`). Rejected: walking pydantic's JSON schema in each reader, for its `$ref`, `anyOf` with null and titles
 would have to be undone three times.
 """
 

@@ -1,6 +1,6 @@
 """The DistributedTrainingJob: the one source of its fields, defaults, rules and documentation.
 
-The CRD, the JSON schema for editors and the reference page are generated from these models by `tandem.schema`
+The CRD, the JSON schema for editors and the reference page are generated from these models by `tools/`
 (`make generate`); a test fails when one of them is stale. Field names follow Kubernetes Job and PyTorchJob habits.
 """
 

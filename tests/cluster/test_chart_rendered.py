@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from tandem.schema.crd import crd
 from tandem_operator import names
 from tandem_operator.__main__ import _options
 from tandem_operator.objects import Peers, Volumes
@@ -21,6 +20,7 @@ from tests.support.cluster.helm import CHART, Helm, container, kinds, of
 from tests.support.cluster.operated import kubectl
 from tests.support.cluster.pods import Manifest, Namespace, restricted
 from tests.support.worlds.operator_job import IMAGES, job
+from tools.crd import crd
 
 DASHBOARDS = sorted((CHART / "files/dashboards").glob("*.json"))
 ALERTS = CHART / "files/alerts.yaml"

@@ -17,7 +17,6 @@ import pytest
 import yaml
 
 from tandem import metrics
-from tandem.dashboards.panels import DCGM, GPUS
 from tandem.durable import Lines
 from tandem.messages import RankReport
 from tests.support import ROOT
@@ -29,6 +28,7 @@ from tests.support.cluster.recording import Period, Recording, filled, record
 from tests.support.coordinator_process import Agent, Coordinator
 from tests.support.elastic import TOKEN
 from tests.support.waiting import until
+from tools.dashboards.panels import DCGM, GPUS
 
 FILES = ROOT / "charts/tandem/files"
 RULES = FILES / "alerts.yaml"

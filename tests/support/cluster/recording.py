@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.dashboards.panels import NEEDS
 from tests.support.cluster.prometheus import Prometheus
+from tools.dashboards.panels import NEEDS
 
 MOMENTS = 160
 """Of each series over time."""

@@ -1,11 +1,10 @@
-"""The chart, as far as it can be read without helm: generated files are fresh, and values and their schema agree.
+"""The chart, as far as it can be read without helm: values, their comments and their schema agree.
 
 What helm makes of it is in tests/cluster/test_chart_rendered.py.
 """
 
 import json
 import re
-import runpy
 import textwrap
 import tomllib
 from collections.abc import Iterator
@@ -17,9 +16,9 @@ import yaml
 
 from tandem import metrics
 from tests.support import ROOT
+from tools import chart
 
 CHART = ROOT / "charts/tandem"
-GENERATE: dict[str, Any] = runpy.run_path(str(ROOT / "charts/generate.py"))
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 WHOLE = ("operator.resources", "operator.affinity")
@@ -55,16 +54,11 @@ def places(values: dict[str, Any], schema: dict[str, Any], path: str = "") -> It
             yield from places(value, child, place)
 
 
-@pytest.mark.parametrize("path", GENERATE["FILES"], ids=lambda path: path.name)
-def test_generated_files_of_the_chart_are_fresh(path: Path) -> None:
-    assert path.read_text() == GENERATE["FILES"][path](), "run: make generate"
-
-
 def test_chart_and_distribution_have_the_same_version() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    described = yaml.safe_load((CHART / "Chart.yaml").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert chart["version"] == chart["appVersion"] == project["version"]
-    assert chart["description"] == project["description"]
+    assert described["version"] == described["appVersion"] == project["version"]
+    assert described["description"] == project["description"]
 
 
 def test_every_value_has_a_schema_and_every_schema_a_value() -> None:
@@ -95,11 +89,11 @@ def test_defaults_are_what_the_schema_asks_for() -> None:
 
 
 def test_every_value_is_on_the_page_and_one_without_a_comment_is_refused(tmp_path: Path) -> None:
-    page = GENERATE["values_page"]()
+    page = chart.values_page()
     for path, value, schema in places(VALUES, SCHEMA):
         if "properties" not in schema or path in WHOLE:
             assert f"| `{path}` | `{json.dumps(value)}` |" in page, path
-    entries, lines = GENERATE["_entries"], ["# one", "a: 1", "b: 2"]
+    entries, lines = chart._entries, ["# one", "a: 1", "b: 2"]
     with pytest.raises(ValueError, match=r"values.yaml:3: there is no comment above 'b'"):
         list(entries(yaml.compose("\n".join(lines)), lines))
 

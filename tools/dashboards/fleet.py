@@ -4,9 +4,9 @@ from grafana_foundation_sdk.builders import dashboard as build
 from grafana_foundation_sdk.models import dashboard as model
 
 from tandem import metrics
-from tandem.dashboards import job
-from tandem.dashboards.panels import DCGM, Panel, Query, choice, graph, listing, number, ranking, source
 from tandem.metrics import Metric, OperatorMetric
+from tools.dashboards import job
+from tools.dashboards.panels import DCGM, Panel, Query, choice, graph, listing, number, ranking, source
 
 CHOSEN = 'namespace=~"$namespace"'
 WINDOW = "$__rate_interval"

@@ -2,8 +2,8 @@
 
 import sys
 
-from tandem.schema import FILES
-from tandem.schema.writing import main
+from tools import FILES
+from tools.writing import main
 
 if __name__ == "__main__":
-    sys.exit(main("python -m tandem.schema", FILES))
+    sys.exit(main("python -m tools", FILES))

@@ -1,4 +1,4 @@
-"""The dashboards' files: fresh, whole in the model of Grafana's SDK, and about metrics that there are."""
+"""The dashboards' files: whole in the model of Grafana's SDK, and about metrics that there are."""
 
 import json
 import re
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from tandem.dashboards import FILES
-from tandem.dashboards.panels import DCGM, NEEDS
 from tandem.metrics import ALL, OPERATOR
 from tests.support import ROOT
+from tools.dashboards import FILES
+from tools.dashboards.panels import DCGM, NEEDS
 
 DASHBOARDS = [name for name in FILES if name.endswith(".json")]
 NAMES = {metric.name for metric in (*ALL, *OPERATOR)}
@@ -39,11 +39,6 @@ def expressions(name: str) -> Iterator[tuple[str, str]]:
 def metrics_in(expr: str) -> set[str]:
     found = set(re.findall(r"\b(?:tandem|DCGM)_\w+", expr))
     return {re.sub(r"(?<=tandem_step_seconds)_(bucket|sum|count)$", "", name) for name in found}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_generated_files_are_fresh(name: str) -> None:
-    assert (ROOT / name).read_text() == FILES[name](), "run: make generate"
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)

@@ -1,11 +1,10 @@
-"""The files of the chart that are generated: `python charts/generate.py`, or `make generate`.
+"""Generated files of the chart, but for the CRD, dashboards and alerts.
 
-    charts/tandem/files/rights.yaml   what the operator may do, from tandem_operator.rights
+    charts/tandem/files/rights.yaml         what the operator may do, from tandem_operator.rights
     charts/tandem/files/rights-lease.yaml   what it may do where its Lease is
-    charts/tandem/README.md           every value with its default and meaning, from values.yaml and its comments
+    charts/tandem/README.md                 every value with its default and meaning, from values.yaml and its comments
 
-The CRD and the dashboards have generators of their own. In values.yaml a map whose entries have comments is a group of
-values; any other is one value.
+In values.yaml a map whose entries have comments is a group of values; any other is one value.
 """
 
 import json
@@ -68,11 +67,12 @@ def values_page() -> str:
     return "\n".join(parts)
 
 
-FILES: Mapping[Path, Callable[[], str]] = {
-    CHART / "files" / "rights.yaml": lambda: rights_file(rules()),
-    CHART / "files" / "rights-lease.yaml": lambda: rights_file(lease_rules()),
-    CHART / "README.md": values_page,
+FILES: Mapping[str, Callable[[], str]] = {
+    "charts/tandem/files/rights.yaml": lambda: rights_file(rules()),
+    "charts/tandem/files/rights-lease.yaml": lambda: rights_file(lease_rules()),
+    "charts/tandem/README.md": values_page,
 }
+"""Path below the repository's root, and what makes the content."""
 
 
 @dataclass(frozen=True)
@@ -111,16 +111,3 @@ def _rows(path: str, entry: Entry) -> Iterator[str]:
     yield f"| {name} | {default} | {entry.comment} |"
     for inner, field in entry.fields:
         yield from _rows(f"{path}.{inner}", field)
-
-
-def main() -> None:
-    """Write what is stale."""
-    for path, content in FILES.items():
-        text = content()
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
-            print(f"wrote {path.relative_to(ROOT)}")
-
-
-if __name__ == "__main__":
-    main()

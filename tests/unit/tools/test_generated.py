@@ -14,18 +14,18 @@ from tandem.cli import run
 from tandem.exitcode import ExitCode
 from tandem.fields import dotted, named, tree
 from tandem.job import DistributedTrainingJob
-from tandem.schema import FILES
-from tandem.schema.crd import COLUMNS, crd
-from tandem.schema.editor import editor_schema
-from tandem.schema.exits import exits_page
-from tandem.schema.reference import reference_page
 from tests.support import ROOT
+from tools import FILES
+from tools.crd import COLUMNS, crd
+from tools.editor import editor_schema
+from tools.exits import exits_page
+from tools.reference import reference_page
 
 SCHEMA: dict[str, Any] = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
 def check(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tandem.schema", "--root", str(root), *options]
+    command = [sys.executable, "-m", "tools", "--root", str(root), *options]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -4,7 +4,8 @@ from grafana_foundation_sdk.builders import dashboard as build
 
 from tandem import metrics
 from tandem.cluster.names import POD
-from tandem.dashboards.panels import (
+from tandem.metrics import Metric
+from tools.dashboards.panels import (
     DCGM,
     GPUS,
     Panel,
@@ -18,7 +19,6 @@ from tandem.dashboards.panels import (
     source,
     word,
 )
-from tandem.metrics import Metric
 
 UID = "tandem-job"
 CHOSEN = 'namespace="$namespace",job="$job"'

@@ -217,5 +217,5 @@ def rules_yaml() -> str:
         {"name": "tandem-jobs", "rules": [alert.rule() for alert in JOBS]},
         {"name": "tandem-operator", "rules": [alert.rule() for alert in OPERATOR]},
     ]
-    head = "# Generated from core/tandem/dashboards/alerts.py by `make generate`; do not edit.\n"
+    head = "# Generated from tools/alerts.py by `make generate`; do not edit.\n"
     return head + yaml.safe_dump({"groups": groups}, sort_keys=False, width=116, allow_unicode=True)

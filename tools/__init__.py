@@ -1,0 +1,35 @@
+"""Generators of what stands in the repository and nobody writes by hand: `python -m tools`, or `make generate`.
+
+    charts/tandem/files/crd.yaml            what the API server knows of a job
+    charts/tandem/files/rights*.yaml        what the operator may do
+    charts/tandem/files/dashboards/*.json   dashboards for Grafana: all jobs, one job
+    charts/tandem/files/alerts.yaml         rules for Prometheus
+    charts/tandem/README.md                 every value of the chart
+    docs/reference/job.schema.json          what an editor knows of a manifest
+    docs/reference/*.md                     fields of a job, metrics, exit codes
+
+`python -m tools --check` names those that are stale and ends with 1. Nothing that is installed imports this package; it
+needs a developer's environment (`make setup`).
+"""
+
+from collections.abc import Callable, Mapping
+
+from tools import chart, dashboards
+from tools.alerts import rules_yaml
+from tools.crd import crd_yaml
+from tools.editor import editor_json
+from tools.exits import exits_page
+from tools.reference import reference_page
+from tools.signals import metrics_page
+
+FILES: Mapping[str, Callable[[], str]] = {
+    "charts/tandem/files/crd.yaml": crd_yaml,
+    "charts/tandem/files/alerts.yaml": rules_yaml,
+    **dashboards.FILES,
+    **chart.FILES,
+    "docs/reference/job.schema.json": editor_json,
+    "docs/reference/job.md": reference_page,
+    "docs/reference/metrics.md": metrics_page,
+    "docs/reference/exit-codes.md": exits_page,
+}
+"""Path below the repository's root, and what makes the content."""
