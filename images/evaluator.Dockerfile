@@ -34,6 +34,7 @@ RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf sh /requirements/instal
 # Here what they share ends.
 
 FROM dependencies AS code
+# The command line is for people and their machines: neither its code nor the name of its command is in an image.
 COPY --from=requirements /requirements /source
 COPY images/install.sh images/bytecode.py images/cpu_only.py pyproject.toml README.md /source/
 COPY core /source/core
@@ -41,7 +42,8 @@ COPY trainer /source/trainer
 COPY evaluator /source/evaluator
 ARG TORCH_INDEX=
 RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf \
-    CPU_ONLY= sh /source/install.sh --root /overlay ".[evaluator]"
+    CPU_ONLY= sh /source/install.sh --root /overlay ".[evaluator]" \
+    && rm /overlay/opt/tandem/bin/tandem
 
 FROM dependencies
 COPY --from=code /overlay /

@@ -33,13 +33,15 @@ RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf sh /requirements/instal
        done
 
 FROM dependencies AS code
+# The command line is for people and their machines: neither its code nor the name of its command is in an image.
 COPY --from=requirements /requirements /source
 COPY images/install.sh images/bytecode.py pyproject.toml README.md /source/
 COPY core /source/core
 COPY coordinator /source/coordinator
 COPY operator /source/operator
 RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf \
-    sh /source/install.sh --root /overlay ".[operator]"
+    sh /source/install.sh --root /overlay ".[operator]" \
+    && rm /overlay/opt/tandem/bin/tandem
 
 FROM dependencies
 COPY --from=code /overlay /

@@ -34,13 +34,15 @@ RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf sh /requirements/instal
 # Here what they share ends.
 
 FROM dependencies AS code
+# The command line is for people and their machines: neither its code nor the name of its command is in an image.
 COPY --from=requirements /requirements /source
 COPY images/install.sh images/bytecode.py images/cpu_only.py pyproject.toml README.md /source/
 COPY core /source/core
 COPY trainer /source/trainer
 ARG TORCH_INDEX=
 RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf \
-    CPU_ONLY= sh /source/install.sh --root /overlay ".[trainer]"
+    CPU_ONLY= sh /source/install.sh --root /overlay ".[trainer]" \
+    && rm /overlay/opt/tandem/bin/tandem
 
 FROM dependencies
 COPY --from=code /overlay /

@@ -10,7 +10,7 @@ warm up, are left out on all sides. All run on the same two cores, whatever the 
   loop        two ranks of one thread each: `tandem run` with its log, its coordinator and a checkpoint every 50 steps,
               beside a bare loop (bare_ddp.py) that has nothing of the kind. No core is free, so the processor seconds
               of all processes count. Beside it, without a goal, the bare loop with our setting of the allocator
-              (tandem.memory), so that what the rest costs alone is seen.
+              (tandem_trainer.malloc), so that what the rest costs alone is seen.
   evaluators  one rank of one thread with a core of its own (`tandem run --pin`), and one evaluator process on the other
               core that evaluates every checkpoint, beside the same without evaluators, where the rank may use both
               cores. The processor seconds of the ranks count.
@@ -34,7 +34,7 @@ from typing import TextIO
 from benchmarks.goals import Verdict, exit_code
 from benchmarks.throughput.sides import SKIP, Failure, Measure, Measurement, Work, bare, tandem
 from benchmarks.throughput.verdict import Goal, clock_ratios, judge, processor_ratios, shown
-from tandem.local.placement import usable_cores
+from tandem_cli.local.placement import usable_cores
 from tests.support import ROOT
 
 RESULTS = ROOT / "runs" / "throughput"

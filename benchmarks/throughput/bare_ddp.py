@@ -15,9 +15,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from tandem.memory import keep_freed_memory
 from tandem.tasks import Data
 from tandem_trainer.data import load
+from tandem_trainer.malloc import keep_freed_memory
 from tandem_trainer.models import build
 
 

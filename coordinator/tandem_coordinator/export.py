@@ -16,8 +16,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from tandem import metrics
-from tandem.cluster.names import place
 from tandem.job import Checkpoint
+from tandem.labels import place
 from tandem.metrics import STEP_BUCKETS, Metric
 from tandem.snapshot import Snapshot
 from tandem.status import Phase, Troubles

@@ -1,6 +1,6 @@
 """The commands and variables of a job's processes, the same on a laptop and in a pod.
 
-Only builds values; `tandem.local` runs them as child processes, the operator puts them into pod templates.
+Only builds values; `tandem_cli.local` runs them as child processes, the operator puts them into pod templates.
 """
 
 import hashlib

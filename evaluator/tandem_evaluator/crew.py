@@ -11,7 +11,7 @@ from types import FrameType
 
 from tandem import launch
 from tandem.exitcode import ExitCode
-from tandem.local.supervision import Child, is_due, is_through, pause
+from tandem.supervision import Child, is_due, is_through, pause
 
 POLL_SECONDS = 0.2
 HOPELESS = (ExitCode.CONFIGURATION, ExitCode.USAGE)

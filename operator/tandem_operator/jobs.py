@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tandem.cluster.names import RETRY_AT
 from tandem.extent import Extent, excess
 from tandem.formatting import several
 from tandem.job import DistributedTrainingJob
+from tandem.labels import RETRY_AT
 from tandem.model import RuleBroken
 from tandem.status import Status
 from tandem_operator import kinds, names, retry

@@ -5,22 +5,22 @@ longest is an evaluator's, `NAME-evaluator-999-abcde`, which has to fit into 63 
 Services take no more. A longer name, or one that begins with a digit (a Service's may not), is shortened and told apart
 by a hash of the whole.
 
-Labels, that beginning, and the names that the command line needs are core's (tandem.cluster.names).
+Labels, that beginning, and the names that the command line needs are core's (tandem.labels).
 """
 
 import hashlib
 
-from tandem.cluster.names import COORDINATOR as COORDINATOR
-from tandem.cluster.names import EVALUATOR as EVALUATOR
-from tandem.cluster.names import INDEX as INDEX
-from tandem.cluster.names import JOB as JOB
-from tandem.cluster.names import RETRY_AT as RETRY_AT
-from tandem.cluster.names import ROLE as ROLE
-from tandem.cluster.names import ROLES as ROLES
-from tandem.cluster.names import WORKER as WORKER
-from tandem.cluster.names import coordinator as coordinator
-from tandem.cluster.names import stem as stem
-from tandem.cluster.names import token as token
+from tandem.labels import COORDINATOR as COORDINATOR
+from tandem.labels import EVALUATOR as EVALUATOR
+from tandem.labels import INDEX as INDEX
+from tandem.labels import JOB as JOB
+from tandem.labels import RETRY_AT as RETRY_AT
+from tandem.labels import ROLE as ROLE
+from tandem.labels import ROLES as ROLES
+from tandem.labels import WORKER as WORKER
+from tandem.labels import coordinator as coordinator
+from tandem.labels import stem as stem
+from tandem.labels import token as token
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 """Label of workers that are queued."""

@@ -13,10 +13,10 @@ from aiohttp import web
 
 from tandem import formatting
 from tandem.charts import scale
-from tandem.report.writing import write
 from tandem.rundir import RunDir
 from tandem.snapshot import Snapshot
 from tandem.status import Progress, Score, Status
+from tandem_cli.report.writing import write
 from tandem_coordinator.page.routes import LivePage
 from tests.support import manifests
 from tests.support.cluster.browser import Browser

@@ -86,6 +86,8 @@ def test_the_operator_is_small_and_has_no_torch(opened: dict[str, Opened]) -> No
 def test_each_image_holds_the_code_of_its_own_processes_alone(image: Opened) -> None:
     ours = {path.name for path in image.site.glob("tandem*") if "." not in path.name}
     assert ours == {"tandem", *(f"tandem_{room}" for room in ROOMS[image.name] if room != "core")}
+    assert not [name for name in ("rich", "typer", "matplotlib") if (image.site / name).exists()]
+    assert not (image.root / "opt/tandem/bin/tandem").exists()
 
 
 def test_trainer_and_evaluator_share_all_layers_but_the_last(opened: dict[str, Opened]) -> None:

@@ -15,7 +15,7 @@ from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.alone,
-    pytest.mark.full("core", "coordinator", "trainer", "evaluator", "operator", "charts", "images"),
+    pytest.mark.full("core", "cli", "coordinator", "trainer", "evaluator", "operator", "charts", "images"),
 ]
 
 UNTIL_TOLD = "import os, time\nwhile not os.path.exists('/tmp/end'): time.sleep(0.2)"

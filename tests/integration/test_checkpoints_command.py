@@ -92,7 +92,7 @@ def over(going: LocalRun) -> RunDir:
     return going.run_dir
 
 
-@pytest.mark.full("core", "trainer")
+@pytest.mark.full("core", "cli", "trainer")
 class TestARunThatGoesOn:
     def test_is_listed_verified_exported_and_pruned_and_does_not_mind(self, going: LocalRun, tmp_path: Path) -> None:
         listed = checkpoints("ls", going.path)
@@ -200,14 +200,15 @@ class TestWhatItLooksLike:
         assert "\x1b" not in checkpoints("ls", run.rundir.path).stdout
 
     def test_the_list_costs_little_more_than_starting_python(self, run: SmallRun) -> None:
-        code = "import sys; from tandem.cli import checkpoints; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+        loaded = "print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+        code = f"import sys; from tandem_cli.commands import checkpoints; {loaded}"
         answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
         assert answer.stdout == "[]\n"
 
     def test_help_names_every_subcommand(self) -> None:
         text = checkpoints("--help").stdout
         assert all(f" {name} " in text for name in ("ls", "show", "verify", "diff", "export", "prune"))
-        code = "from tandem.cli import main; main()"
+        code = "from tandem_cli.main import main; main()"
         command = [sys.executable, "-c", code, "--help"]
         whole = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
         assert "checkpoints" in whole
@@ -255,7 +256,7 @@ class TestMistakes:
         ("lacking", "words"), [("numpy", ["diff", "300", "400"]), ("torch", ["export", "best", "--to", "x"])]
     )
     def test_an_extra_that_is_not_installed(self, run: SmallRun, lacking: str, words: list[str]) -> None:
-        code = f"import sys; sys.modules[{lacking!r}] = None; from tandem.cli import main; main()"
+        code = f"import sys; sys.modules[{lacking!r}] = None; from tandem_cli.main import main; main()"
         command = [sys.executable, "-c", code, "checkpoints", words[0], str(run.rundir.path), *words[1:]]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert answer.returncode == 2

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tandem.cli import READER_GONE
-from tandem.cluster.references import KEYS
+from tandem_cli.kubernetes.references import KEYS
+from tandem_cli.main import READER_GONE
 from tests.support import ROOT
 from tests.support import fake_kubectl as fakes
 from tests.support.fake_kubectl import FakeKubectl

@@ -187,7 +187,7 @@ class TestAJobOnACluster:
         assert "is the operator at work?" in refused(opened("digits", cwd=tmp_path, PATH=fake.path))
 
 
-@pytest.mark.full("core", "coordinator")
+@pytest.mark.full("core", "cli", "coordinator")
 @pytest.mark.timeout(400)
 def test_a_real_run_says_how_to_open_its_page_and_shows_its_end(tmp_path: Path) -> None:
     words = ("--set", "trainer.config.epochs=40", "--set", "evaluators.processesPerReplica=1")

@@ -17,7 +17,7 @@ FRAME = [
 ]
 
 
-@pytest.mark.full("core", "trainer", "evaluator", "coordinator")
+@pytest.mark.full("core", "cli", "trainer", "evaluator", "coordinator")
 @pytest.mark.parametrize(("columns", "lines"), SIZES)
 def test_every_frame_of_a_run_is_one_picture(columns: int, lines: int, tmp_path: Path) -> None:
     kept = record(columns, lines, tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.report.reading import read
+from tandem_cli.report.reading import read
 from tests.support.local_run import LocalRun
 from tests.support.processes import tandem
 from tests.support.waiting import until

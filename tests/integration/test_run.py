@@ -12,7 +12,7 @@ import pytest
 
 from tandem.gallery import gallery
 from tandem.lease import is_held
-from tandem.local.supervision import SAVING_SECONDS
+from tandem.supervision import SAVING_SECONDS
 from tests.support import ROOT
 from tests.support.local_run import DIGITS, LocalRun, evaluations
 from tests.support.ports import reserved_port
@@ -208,7 +208,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
         yield run
 
 
-@pytest.mark.full("core", "coordinator", "trainer")
+@pytest.mark.full("core", "cli", "coordinator", "trainer")
 class TestKillingOneAfterTheOther:
     def test_the_run_ends_with_the_same_number_of_steps(self, killed: LocalRun) -> None:
         assert killed.process.returncode == 0, killed.output

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tandem.local.guardian import MARK
-from tandem.local.placement import usable_cores
+from tandem_cli.local.guardian import MARK
+from tandem_cli.local.placement import usable_cores
 from tests.support.local_run import LocalRun
 from tests.support.waiting import until
 
@@ -43,7 +43,7 @@ def cores_by_role(run: LocalRun) -> dict[str, set[frozenset[int]]]:
     return found
 
 
-@pytest.mark.full("core")
+@pytest.mark.full("core", "cli")
 @pytest.mark.skipif(len(usable_cores()) < 2, reason="a machine with one core has none to set aside")
 def test_trainers_and_evaluators_never_share_a_core(run: LocalRun) -> None:
     run.reaches(1)

@@ -426,7 +426,7 @@ EXAMPLE = ROOT / "examples" / "language-model.yaml"
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.full("core", "coordinator", "trainer", "examples")
+@pytest.mark.full("core", "cli", "coordinator", "trainer", "examples")
 def test_the_example_survives_a_killed_rank_and_saves_when_asked_to_stop(tmp_path: Path) -> None:
     """As a job it shows its steps, restarts where its checkpoint stands, and Ctrl-C loses nothing."""
     words = ["--set", 'trainer.args=[--steps, "240"]', "--set", "checkpoint.everySteps=10"]

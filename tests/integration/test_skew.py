@@ -25,7 +25,7 @@ from tests.support.processes import tandem
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
-whole_runs = pytest.mark.full("core", "coordinator", "trainer", "evaluator")
+whole_runs = pytest.mark.full("core", "cli", "coordinator", "trainer", "evaluator")
 """What the quick tiers have one proof of already, or what takes a run from its beginning to its end."""
 
 DIGITS = {

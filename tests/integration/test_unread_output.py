@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli import READER_GONE
+from tandem_cli.main import READER_GONE
 from tests.support import ROOT
 from tests.support.local_run import DIGITS
 from tests.support.processes import TANDEM

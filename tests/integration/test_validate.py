@@ -151,7 +151,7 @@ def test_validating_costs_little_more_than_starting_python() -> None:
 
 def test_validating_imports_nothing_that_keeps_one_waiting() -> None:
     """torch alone would take three seconds."""
-    code = "import sys; from tandem.cli import main; sys.exit(main() or 0)"
+    code = "import sys; from tandem_cli.main import main; sys.exit(main() or 0)"
     command = [sys.executable, "-X", "importtime", "-c", code, "validate", EXAMPLES[0]]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0

@@ -23,11 +23,11 @@ import typer.core
 import typer.main
 import yaml
 
-from tandem.cli import application
 from tandem.job import Spec
 from tandem.mistake import UserError
 from tandem.reading import job_of
 from tandem.source import parse
+from tandem_cli.main import application
 from tests.support import ROOT
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))

@@ -14,9 +14,9 @@ import psutil
 from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
 from tandem.durable import read_json_or_none, read_lines
 from tandem.launch import PULSE
-from tandem.local.guardian import MARK, marked
 from tandem.rundir import RunDir
 from tandem.snapshot import Snapshot
+from tandem_cli.local.guardian import MARK, marked
 from tests.support import ROOT
 from tests.support.processes import TANDEM, environment
 from tests.support.waiting import until

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tandem.report.figures.processors import at_work
-from tandem.report.run import Run
-from tandem.report.writing import write
+from tandem_cli.report.figures.processors import at_work
+from tandem_cli.report.run import Run
+from tandem_cli.report.writing import write
 from tests.support import ROOT
 
 MANIFEST = ROOT / "examples/digits.yaml"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tandem.local.guardian import MARK
+from tandem_cli.local.guardian import MARK
 from tests.support import ROOT
 
 TANDEM = str(Path(sys.executable).with_name("tandem"))
@@ -44,7 +44,7 @@ def tandem(
         if file_bytes is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
 
-    program = [sys.executable, "-c", f"{before}\nfrom tandem.cli import main; main()"] if before else [TANDEM]
+    program = [sys.executable, "-c", f"{before}\nfrom tandem_cli.main import main; main()"] if before else [TANDEM]
     result = subprocess.run(
         [*program, *words],
         cwd=cwd,

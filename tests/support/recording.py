@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 
 from tandem.durable import read_json_or_none
-from tandem.local.guardian import marked
 from tandem.ownership import LOCK
+from tandem_cli.local.guardian import marked
 from tests.support import ROOT
 from tests.support.processes import TANDEM
 from tests.support.terminal import CTRL_C, Terminal

@@ -31,7 +31,8 @@ KEPT = 20
 """Records of runs that stay, for each tier."""
 
 REACH = {
-    "core": {"core", "coordinator", "trainer", "evaluator", "operator"},
+    "core": {"core", "cli", "coordinator", "trainer", "evaluator", "operator"},
+    "cli": {"cli"},
     "coordinator": {"coordinator"},
     "trainer": {"trainer", "evaluator"},
     "evaluator": {"evaluator"},

@@ -3,7 +3,7 @@
 from grafana_foundation_sdk.builders import dashboard as build
 
 from tandem import metrics
-from tandem.cluster.names import POD
+from tandem.labels import POD
 from tandem.metrics import Metric
 from tools.dashboards.panels import (
     DCGM,

@@ -12,12 +12,12 @@ from pydantic import ValidationError
 from tandem.exitcode import ExitCode
 from tandem.file_errors import may_pass
 from tandem.launch import RUN_DIR
-from tandem.memory import keep_freed_memory
 from tandem.rundir import RunDir
 from tandem_trainer.course import place_of
 from tandem_trainer.ending import code_of, leave
 from tandem_trainer.group import Group
 from tandem_trainer.loop import train
+from tandem_trainer.malloc import keep_freed_memory
 from tandem_trainer.pulse import Pulse, Watchdog
 
 log = logging.getLogger("tandem_trainer")

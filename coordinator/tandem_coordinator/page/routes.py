@@ -67,8 +67,7 @@ class LivePage:
         self._live = Live(coordinator, rundir)
         self._files = {name: (_file(name), kind) for name, kind in FILES.items()}
         # The report's page and this one look alike, and follow the reader's device in the same way.
-        report = resources.files("tandem.report").joinpath("page.css").read_text("utf-8")
-        self._files["page.css"] = (palette.variables() + report + _file("page.css"), "text/css")
+        self._files["page.css"] = (palette.variables() + charts.style() + _file("page.css"), "text/css")
         self._files["charts.js"] = (charts.script(), "text/javascript")
         self._page, self._door = _file("page.html"), _file("open.html")
 

@@ -8,12 +8,18 @@
     drawing    charts as SVG text
     rows       processor use as rows over time, as SVG text
     gallery    small grey pictures in a grid, as SVG text
+    page.css   the look of a page with charts
     charts.js  reads values off these drawings in a browser, and enlarges a part of them
 
 Python's standard library alone: the coordinator's image has no numpy, and the page is drawn beside heartbeats.
 """
 
 from importlib import resources
+
+
+def style() -> str:
+    """The style sheet of a page with charts; its colours are `palette.variables`."""
+    return resources.files(__package__).joinpath("page.css").read_text("utf-8")
 
 
 def script() -> str:

@@ -9,16 +9,17 @@ import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
+from typing import Any
 
 from tests.support import ROOT
 
 COMMIT = "9bd022c7fcb75767a336c2a7a4be81fab7e1fa7d"
 """The commit that the archive holds."""
 ARCHIVE = Path(__file__).with_name("sources.tar.xz")
-PACKAGES = ("core", "coordinator", "trainer", "evaluator", "operator")
-CONTENT = (*PACKAGES, "charts/tandem", "images", ".dockerignore", "README.md", "constraints.txt", "pyproject.toml")
-"""What of it is kept: all that runs, and what images and releases are made of."""
+REST = ("charts/tandem", "images", ".dockerignore", "README.md", "constraints.txt", "pyproject.toml")
+"""What of it is kept besides its code: all that runs, and what images and releases are made of."""
 
 
 class Previous:
@@ -28,23 +29,40 @@ class Previous:
         self.folder = folder
         with tarfile.open(ARCHIVE) as archive:
             archive.extractall(folder, filter="data")
+        project = tomllib.loads((folder / "pyproject.toml").read_text())
+        self.rooms = rooms(project)
+        self._script = project["project"]["scripts"]["tandem"]
 
     @property
     def environment(self) -> dict[str, str]:
         """Variables with which Python imports it in the place of the present sources."""
-        return {**os.environ, "PYTHONPATH": os.pathsep.join(str(self.folder / name) for name in PACKAGES)}
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(str(self.folder / name) for name in self.rooms)}
 
     def tandem(self, *words: str | Path) -> "subprocess.CompletedProcess[str]":
         """One call of its command line, to its end."""
-        program = [sys.executable, "-c", "from tandem.cli import main; main()"]
+        module, _, function = self._script.partition(":")
+        program = [sys.executable, "-c", f"from {module} import {function}; {function}()"]
         return subprocess.run(
             [*program, *words], cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=120
         )
 
 
+def rooms(project: dict[str, Any]) -> tuple[str, ...]:
+    """The folders with a version's code, from its pyproject.toml."""
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    return tuple(Path(package).parts[0] for package in packages)
+
+
+def tree(commit: str) -> bytes:
+    """What is kept of a commit, as a tar file; git writes the commit's name into it."""
+    project = tomllib.loads(_git("show", f"{commit}:pyproject.toml").decode())
+    return _git("archive", commit, *rooms(project), *REST)
+
+
 def packed(commit: str) -> bytes:
-    """The archive of a commit, the same bytes each time; git writes the commit's name into it."""
-    tree = subprocess.run(
-        ["git", "archive", commit, *CONTENT], cwd=ROOT, capture_output=True, check=True, timeout=60
-    ).stdout
-    return lzma.compress(tree, preset=9 | lzma.PRESET_EXTREME)
+    """The archive of a commit, the same bytes each time."""
+    return lzma.compress(tree(commit), preset=9 | lzma.PRESET_EXTREME)
+
+
+def _git(*words: str) -> bytes:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, check=True, timeout=60).stdout

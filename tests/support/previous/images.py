@@ -11,7 +11,7 @@ from tests.support.cluster.images import GIVEN, ISOLATION, Images
 from tests.support.cluster.machine import ClusterError
 from tests.support.cluster.machine import images as registry
 from tests.support.cluster.machine.places import REGISTRY
-from tests.support.previous import ARCHIVE, PACKAGES, Previous
+from tests.support.previous import ARCHIVE, Previous
 
 PREVIOUS_GIVEN = "TANDEM_PREVIOUS_IMAGES"
 DOCKERFILE = """\
@@ -43,9 +43,9 @@ def provide(present: Images, previous: Previous) -> Images:
 
 def _built(name: str, image: str, previous: Previous) -> str:
     copies = []
-    for package in PACKAGES:
-        (folder,) = [one for one in (previous.folder / package).iterdir() if one.is_dir()]
-        copies.append(f"COPY {package}/{folder.name} /previous/{folder.name}")
+    for room in previous.rooms:
+        (folder,) = [one for one in (previous.folder / room).iterdir() if one.is_dir()]
+        copies.append(f"COPY {room}/{folder.name} /previous/{folder.name}")
     recipe = DOCKERFILE.format(image=image, copies="\n".join(copies))
     digest = hashlib.sha256(recipe.encode() + ARCHIVE.read_bytes()).hexdigest()[:16]
     wanted = f"{REGISTRY}/tandem-previous-{name}:{digest}"

@@ -42,7 +42,7 @@ if sys.argv[1] == "trainer":
     trainer.main()
 else:
     if sys.argv[1] == "setting":
-        from tandem.memory import keep_freed_memory
+        from tandem_trainer.malloc import keep_freed_memory
 
         assert keep_freed_memory()
     train()

@@ -12,17 +12,17 @@ from tandem.durable import Lines
 from tandem.formatting import duration
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import GenerationRecord
-from tandem.local.sight import look_briefly
-from tandem.report import clock
-from tandem.report.figures import world
-from tandem.report.reading import read
-from tandem.report.run import Run
-from tandem.report.summary import Summary, summarize, time_by_phase
 from tandem.rundir import RunDir
 from tandem.snapshot import Snapshot
 from tandem.status import CheckpointRef, Status, Troubles
 from tandem.troubles import told
-from tandem.view import summary as ending
+from tandem_cli.local.sight import look_briefly
+from tandem_cli.report import clock
+from tandem_cli.report.figures import world
+from tandem_cli.report.reading import read
+from tandem_cli.report.run import Run
+from tandem_cli.report.summary import Summary, summarize, time_by_phase
+from tandem_cli.terminal import summary as ending
 from tandem_coordinator.export import Figures, prometheus_text
 from tandem_coordinator.observer import Observed, RunDirectory
 from tandem_coordinator.page import pictures

@@ -6,10 +6,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.checkpoints.inventory import look
 from tandem.durable import read_json_or_none
 from tandem.ranking import deciding, rank
-from tandem.report.reading import read
+from tandem_cli.checkpoints.inventory import look
+from tandem_cli.report.reading import read
 from tandem_coordinator.observer import RunDirectory
 from tandem_evaluator.publication import Publication
 from tests.support.worlds.small_run import SmallRun

@@ -10,9 +10,9 @@ import torch
 
 from tandem.durable import read_json, replace_json
 from tandem.gallery import Gallery, gallery
-from tandem.report.writing import write
 from tandem.rundir import RunDir
 from tandem.status import CheckpointRef
+from tandem_cli.report.writing import write
 from tandem_coordinator.page.record import Record
 from tandem_evaluator.gallery import update
 from tests.support.worlds.small_run import SmallRun

@@ -20,6 +20,9 @@ REGISTRY = re.compile(
 )
 
 
+LIGHT = ("tandem_cli.main", "tandem_cli.commands.validate", "tandem.rundir", "tandem.launch")
+
+
 def test_operator_is_no_package_for_it_would_shadow_the_standard_librarys() -> None:
     assert not (ROOT / "operator/__init__.py").exists()
     command = [sys.executable, "-c", "import collections, operator; operator.itemgetter"]
@@ -32,8 +35,8 @@ def test_who_imports_whom_is_as_agreed() -> None:
     assert result.returncode == 0, result.stdout
 
 
-@pytest.mark.parametrize("module", ["tandem.cli", "tandem.cli.validate", "tandem.rundir", "tandem.launch"])
-def test_core_loads_nothing_heavy(module: str) -> None:
+@pytest.mark.parametrize("module", LIGHT)
+def test_what_is_started_often_loads_nothing_heavy(module: str) -> None:
     heavy = {"torch", "numpy", "matplotlib", "kopf", "kubernetes", "aiohttp"}
     code = f"import sys, {module}; print(sorted({heavy!r} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 from tests.support import ROOT
-from tests.support.previous import ARCHIVE, COMMIT, CONTENT, Previous
+from tests.support.previous import ARCHIVE, COMMIT, Previous, tree
 
 
 def test_it_says_which_commit_it_is() -> None:
@@ -20,10 +20,7 @@ def test_it_holds_what_the_commit_holds() -> None:
     """As far as this clone knows the commit; one that is shallow has the word of those that do."""
     known = subprocess.run(["git", "cat-file", "-e", f"{COMMIT}^{{commit}}"], cwd=ROOT, capture_output=True)
     if known.returncode == 0:
-        tree = subprocess.run(
-            ["git", "archive", COMMIT, *CONTENT], cwd=ROOT, capture_output=True, check=True, timeout=60
-        ).stdout
-        assert files(lzma.decompress(ARCHIVE.read_bytes())) == files(tree)
+        assert files(lzma.decompress(ARCHIVE.read_bytes())) == files(tree(COMMIT))
 
 
 def test_python_takes_its_modules_in_the_place_of_ours(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tandem.cli import run
 from tandem.exitcode import ExitCode
 from tandem.fields import dotted, named, tree
 from tandem.job import DistributedTrainingJob
+from tandem_cli.commands import run
 from tests.support import ROOT
 from tools import FILES
 from tools.crd import COLUMNS, crd

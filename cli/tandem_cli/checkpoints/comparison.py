@@ -1,0 +1,132 @@
+"""What differs between the files of two checkpoints, tensor by tensor and by how much.
+
+Both are read side by side in windows, so two models larger than the memory can be compared. Bytes decide what is equal;
+numbers say by how much the rest differs. A file whose checksums agree is not read at all.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from tandem.manifest import CHUNK, FileEntry, Manifest
+from tandem_cli.checkpoints.chunks import ChunkedFile
+from tandem_cli.checkpoints.difference import Change, FileDifference, TensorDifference
+from tandem_cli.checkpoints.tensors import WIDTHS, Floats, Tensor, tensors, values
+
+WINDOW = CHUNK // 8
+"""Elements that are compared at once, so that as float64 they take as much memory as a chunk."""
+
+
+def compare(
+    one: tuple[Path, Manifest], other: tuple[Path, Manifest], tick: Callable[[int], None] = lambda count: None
+) -> list[FileDifference]:
+    """Compare the files of two checkpoints, each given as its folder and manifest.
+
+    Args:
+        tick: called with the bytes of the first that were compared.
+
+    Raises:
+        FileNotFoundError: one is gone.
+        Broken: one is damaged.
+    """
+    before = {entry.path: entry for entry in one[1].files}
+    after = {entry.path: entry for entry in other[1].files}
+    found = []
+    for path in [*before, *(path for path in after if path not in before)]:
+        left, right = before.get(path), after.get(path)
+        sizes = (left.size if left else None, right.size if right else None)
+        if left is None or right is None:
+            found.append(FileDifference(path, "added" if left is None else "removed", (), *sizes))
+        elif left.xxh3 == right.xxh3 or not path.endswith(".safetensors"):
+            tick(left.size)
+            found.append(FileDifference(path, "equal" if left.xxh3 == right.xxh3 else "different", (), *sizes))
+        else:
+            differences = _tensors(one[0], left, other[0], right, tick)
+            found.append(FileDifference(path, "different", tuple(differences), *sizes))
+    return found
+
+
+def _tensors(
+    folder: Path, entry: FileEntry, other_folder: Path, other_entry: FileEntry, tick: Callable[[int], None]
+) -> list[TensorDifference]:
+    with ExitStack() as opened:
+        left = opened.enter_context(ChunkedFile(folder, entry))
+        right = opened.enter_context(ChunkedFile(other_folder, other_entry))
+        before, after = tensors(left), tensors(right)
+        found = []
+        for name in [*before, *(name for name in after if name not in before)]:
+            if name not in after:
+                found.append(TensorDifference(name, "removed", before=_kind(before[name])))
+            elif name not in before:
+                found.append(TensorDifference(name, "added", after=_kind(after[name])))
+            else:
+                found.append(_difference(left, before[name], right, after[name]))
+            tick(before[name].size if name in before else 0)
+        return found
+
+
+def _difference(left: ChunkedFile, before: Tensor, right: ChunkedFile, after: Tensor) -> TensorDifference:
+    kinds = (_kind(before), _kind(after))
+    if before.shape != after.shape:
+        return TensorDifference(before.name, "reshaped", *kinds)
+    measure = _Measure()
+    is_equal = before.dtype == after.dtype
+    for first in range(0, before.count, WINDOW):
+        count = min(WINDOW, before.count - first)
+        ours, theirs = _window(left, before, first, count), _window(right, after, first, count)
+        if before.dtype == after.dtype and ours == theirs:
+            measure.add_equal(values(ours, before.dtype))
+        else:
+            is_equal = False
+            measure.add(values(ours, before.dtype), values(theirs, after.dtype))
+    if is_equal:
+        return TensorDifference(before.name, "equal", *kinds, largest=0.0, relative=0.0, not_finite=measure.not_finite)
+    change: Change = "different" if before.dtype == after.dtype else "retyped"
+    return TensorDifference(before.name, change, *kinds, measure.largest, measure.relative, measure.not_finite)
+
+
+def _window(file: ChunkedFile, tensor: Tensor, first: int, count: int) -> bytes:
+    width = WIDTHS[tensor.dtype]
+    return file.read(tensor.start + first * width, count * width)
+
+
+class _Measure:
+    """Sums over windows."""
+
+    def __init__(self) -> None:
+        self.largest, self._difference, self._norm, self._bad = 0.0, 0.0, 0.0, [0, 0]
+
+    @property
+    def relative(self) -> float | None:
+        """See TensorDifference."""
+        if self._difference == 0:
+            return 0.0
+        return float(np.sqrt(self._difference / self._norm)) if self._norm > 0 else None
+
+    @property
+    def not_finite(self) -> tuple[int, int]:
+        """See TensorDifference."""
+        return self._bad[0], self._bad[1]
+
+    def add_equal(self, both: Floats) -> None:
+        finite = np.isfinite(both)
+        self._norm += float(np.square(both[finite]).sum())
+        bad = int(both.size - np.count_nonzero(finite))
+        self._bad = [self._bad[0] + bad, self._bad[1] + bad]
+
+    def add(self, before: Floats, after: Floats) -> None:
+        finite_before, finite_after = np.isfinite(before), np.isfinite(after)
+        self._bad[0] += int(before.size - np.count_nonzero(finite_before))
+        self._bad[1] += int(after.size - np.count_nonzero(finite_after))
+        both = finite_before & finite_after
+        if both.any():
+            difference = after[both] - before[both]
+            self.largest = max(self.largest, float(np.abs(difference).max()))
+            self._difference += float(np.square(difference).sum())
+            self._norm += float(np.square(before[both]).sum())
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"

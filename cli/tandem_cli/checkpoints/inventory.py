@@ -1,0 +1,261 @@
+"""A look at all checkpoints of a run: which are there, which count, how they scored, who reads them, why they are kept.
+
+The order of the look matters while the run goes on. Checkpoints are listed before the lineage is read: a generation
+writes its record before it commits anything, so every checkpoint seen has its generation's record in the lineage read
+afterwards. Read the other way round, the newest checkpoint of a generation that has just begun would look as if it did
+not count. Leases come last, because they change most.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tandem import evaluations
+from tandem.durable import TEMPORARY, listed, read_json_or_none
+from tandem.job import DistributedTrainingJob
+from tandem.lineage import Chain, GenerationRecord, chain, counts
+from tandem.manifest import FILE, Broken, OtherFormat
+from tandem.ranking import Rank, deciding, direction, rank
+from tandem.retention import Keepers, reasons
+from tandem.rewind import Rewind, is_rewound, reach
+from tandem.rundir import ASIDE, BAD, RunDir
+from tandem_cli.checkpoints.entry import Entry, Inventory, Leftover, Progress, State
+
+
+def look(rundir: RunDir) -> Inventory:
+    """See what is there. What is missing or damaged is told in the result, never raised.
+
+    Raises:
+        OSError: the folder of checkpoints cannot be listed.
+    """
+    faults: list[str] = []
+    found = [entry for name in rundir.checkpoint_names() if (entry := _committed(rundir, name)) is not None]
+    lineage = _lineage(rundir, faults)
+    records, rewinds = lineage or ([], [])
+    job = _job(rundir, faults)
+    best = _mapping(read_json_or_none(rundir.best_file))
+    metric = job.spec.evaluation.metric if job else str(best.get("metric") or "accuracy")
+    final = _mapping(_mapping(rundir.done()).get("final")).get("name")
+    resumed = records[-1].resumed_from if records else None
+    readers = rundir.readers(by_own_clock=True)
+
+    links = chain(records)
+    entries = [_placed(entry, links, rewinds) for entry in found] if lineage else found
+    entries = [_scored(entry, rundir, job, metric) for entry in entries]
+    entries = [replace(entry, readers=readers.get(entry.name, ()), is_final=entry.name == final) for entry in entries]
+    far = 0 if rundir.ended() else reach(len(rewinds))
+    entries = _compared(entries, job, resumed.name if resumed else None, far)
+    aside, leftovers = _uncommitted(rundir)
+    names = {entry.name for entry in entries}
+    return Inventory(
+        rundir=rundir,
+        entries=tuple(sorted(entries + aside, key=lambda entry: (-entry.step, -(entry.generation or 0), entry.name))),
+        job=job,
+        metric=metric,
+        has_lineage=lineage is not None,
+        records=tuple(records),
+        resumed_from=resumed.name if resumed else None,
+        reach=far,
+        final=final if isinstance(final, str) else None,
+        lost_best=str(best["name"]) if "name" in best and best["name"] not in names else None,
+        leftovers=tuple(leftovers),
+        faults=tuple(faults),
+        free=_free(rundir.path),
+        now=time.time(),
+    )
+
+
+def _committed(rundir: RunDir, name: str) -> Entry | None:
+    """A folder under its own name; None if it vanished."""
+    step = int(name.removeprefix("step-"))
+    folder = rundir.checkpoint(name)
+    try:
+        manifest = rundir.manifest(name)
+    except FileNotFoundError:
+        return None
+    except OtherFormat as error:
+        return Entry(name=name, step=step, state="unreadable", why=str(error), size=_size(folder), at=_changed(folder))
+    except Broken as error:
+        return Entry(name=name, step=step, state="damaged", why=str(error), size=_size(folder), at=_changed(folder))
+    except OSError as error:
+        return Entry(name=name, step=step, state="unreadable", why=f"it cannot be read: {error.strerror}")
+    return Entry(
+        name=name,
+        step=manifest.step,
+        state="unknown",
+        generation=manifest.generation,
+        size=manifest.size,
+        at=manifest.created_at,
+        manifest=manifest,
+    )
+
+
+def _uncommitted(rundir: RunDir) -> tuple[list[Entry], list[Leftover]]:
+    """What was set aside, and what has a temporary name."""
+    aside, leftovers = [], []
+    for path in listed(rundir.checkpoints):
+        if path.name.startswith(TEMPORARY):
+            with suppress(FileNotFoundError):
+                age = max(0.0, time.time() - path.lstat().st_mtime)
+                leftovers.append(Leftover(name=path.name, size=_size(path), age=age))
+        elif match := ASIDE.match(path.name):
+            note = _mapping(read_json_or_none(rundir.checkpoints / f"{path.name}.why.json"))
+            body = _mapping(read_json_or_none(path / FILE))
+            state: State = "bad" if match["mark"] == BAD else "stale"
+            aside.append(
+                Entry(
+                    name=path.name,
+                    step=int(match["step"]),
+                    state=state,
+                    why=str(note.get("why", "")),
+                    generation=body["generation"] if isinstance(body.get("generation"), int) else None,
+                    size=_size(path),
+                    at=_changed(path),
+                )
+            )
+    return aside, leftovers
+
+
+def _lineage(rundir: RunDir, faults: list[str]) -> tuple[list[GenerationRecord], list[Rewind]] | None:
+    try:
+        records = rundir.generation_records()
+        chain(records)
+        return records, rundir.rewind_records()
+    except ValidationError:
+        faults.append(f"a file in {rundir.rewinds} is damaged; nobody can tell which checkpoints count without it")
+    except (ValueError, OSError) as error:
+        faults.append(str(error))
+    return None
+
+
+def _job(rundir: RunDir, faults: list[str]) -> DistributedTrainingJob | None:
+    try:
+        return rundir.read_job()
+    except FileNotFoundError:
+        faults.append("job.json is missing, so nobody can tell what the job's policy keeps")
+    except ValidationError:
+        faults.append("job.json is not a job that this version of Tandem knows")
+    except (OSError, ValueError) as error:
+        faults.append(f"job.json cannot be read: {error}")
+    return None
+
+
+def _placed(entry: Entry, links: Chain, rewinds: Sequence[Rewind]) -> Entry:
+    """With its state: on the lineage or not."""
+    if entry.manifest is None:
+        return entry
+    reference = entry.manifest.reference
+    if is_rewound(rewinds, reference):
+        return replace(entry, state="rewound", why="it was taken after the loss had gone wrong")
+    if counts(links, reference):
+        return replace(entry, state="counts")
+    if reference.generation in links:
+        limit = links[reference.generation]
+        return replace(entry, state="off", why=f"of generation {reference.generation}, steps after {limit} were redone")
+    why = f"no later generation went on from generation {reference.generation}"
+    if reference.generation > max(links, default=0):
+        why = f"generation {reference.generation} has left no record"
+    return replace(entry, state="off", why=why)
+
+
+def _scored(entry: Entry, rundir: RunDir, job: DistributedTrainingJob | None, metric: str) -> Entry:
+    if entry.manifest is None:
+        return entry
+    reference = entry.manifest.reference
+    merged = evaluations.folder(rundir, reference) / evaluations.merged_name(reference)
+    result = _mapping(read_json_or_none(merged))
+    metrics = {
+        str(name): float(value)
+        for name, value in _mapping(result.get("metrics")).items()
+        if isinstance(value, int | float)
+    }
+    found = evaluations.fate(rundir, reference)
+    progress: Progress = "waits" if job and job.spec.evaluation.processes > 0 else "off"
+    if metrics:
+        progress = "evaluated"
+    elif found == "skipped" or (found == "begun" and progress == "waits"):
+        progress = found
+    samples = result.get("samples")
+    return replace(
+        entry,
+        evaluation=progress,
+        metrics=metrics,
+        rank=rank(deciding(result), metric, direction(job, metric), reference.step, reference.generation),
+        evaluated_samples=samples if isinstance(samples, int) else None,
+    )
+
+
+def _compared(
+    entries: list[Entry], job: DistributedTrainingJob | None, resumed_from: str | None, far: int
+) -> list[Entry]:
+    """With what follows from all of them: the latest, the best, and why each is kept."""
+    counting = sorted(
+        (entry for entry in entries if entry.state == "counts"),
+        key=lambda entry: (-entry.step, -(entry.generation or 0)),
+    )
+    if not counting:
+        return entries
+    best = min((one for one in counting if one.rank is not None), key=attrgetter("rank"), default=None)
+    kept: dict[str, list[str]] = {}
+    if job:
+        ranks = ranks_of(counting)
+        leased = {entry.name for entry in counting if entry.readers}
+        keepers = Keepers(ranks, resumed_from, leased, far, begun_of(counting))
+        references = [entry.manifest.reference for entry in counting if entry.manifest]
+        kept = reasons(references, job.spec.checkpoint, job.spec.evaluation, keepers)
+    return [
+        replace(
+            entry,
+            is_latest=entry is counting[0],
+            is_best=entry is best,
+            kept=tuple(kept.get(entry.name, ())) if entry.state == "counts" else (),
+        )
+        for entry in entries
+    ]
+
+
+def begun_of(counting: Sequence[Entry]) -> set[str]:
+    """Those of which evaluators have done a part."""
+    return {entry.name for entry in counting if entry.evaluation == "begun"}
+
+
+def ranks_of(counting: Sequence[Entry]) -> dict[str, Rank | None]:
+    """Where the evaluated ones stand, by name."""
+    return {entry.name: entry.rank for entry in counting if entry.metrics}
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder; of what vanishes meanwhile, none."""
+    total = 0
+    with suppress(OSError):
+        if not path.is_dir() or path.is_symlink():
+            return path.lstat().st_size
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):
+                total += (Path(folder) / name).lstat().st_size
+    return total
+
+
+def _changed(path: Path) -> float | None:
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return None
+
+
+def _free(path: Path) -> int | None:
+    with suppress(OSError):
+        return shutil.disk_usage(path).free
+    return None
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

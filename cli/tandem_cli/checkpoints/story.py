@@ -1,0 +1,142 @@
+"""One checkpoint in words: where it stands, where it comes from, how it scored, what is in it, and why it is kept."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.text import Text
+
+from tandem.formatting import metric_name, moment, score, several, size
+from tandem.lineage import GenerationRecord
+from tandem.manifest import Manifest
+from tandem_cli.checkpoints.columns import paragraph, plain
+from tandem_cli.checkpoints.entry import Entry, Inventory
+from tandem_cli.checkpoints.listing import STATES, age, entry_json, state
+
+MOST_ANCESTORS = 12
+"""Longer lineages are shown by their ends."""
+
+
+def lines(entry: Entry, inventory: Inventory, width: int | None) -> list[Text]:
+    """What is known of a checkpoint.
+
+    Args:
+        width: of the terminal; None: of anything else.
+    """
+    rows: list[tuple[str, str]] = [("folder", str(inventory.rundir.checkpoint(entry.name)))]
+    if entry.at is not None:
+        rows.append(("written", f"{moment(entry.at)}, {age(entry, inventory.now)} ago"))
+    if entry.size is not None:
+        rows.append(("size", f"{size(entry.size)} ({entry.size:,} bytes)"))
+    if manifest := entry.manifest:
+        rows += _position(manifest)
+        rows += [("written by", _author(manifest))]
+        ancestors = lineage(manifest, inventory.records)
+        rows += [("lineage" if index == 0 else "", text) for index, text in enumerate(_shortened(ancestors))]
+        rows += _evaluation(entry, inventory)
+    rows += [("kept for", text) for text in [_kept(entry, inventory)] if text]
+    rows += [("being read", reader) for reader in entry.readers]
+    if entry.manifest:
+        rows += _files(entry.manifest)
+        if entry.manifest.versions:
+            versions = ", ".join(f"{name} {version}" for name, version in sorted(entry.manifest.versions.items()))
+            rows.append(("versions", versions))
+    head = Text.assemble((entry.name, "bold"), "  ", (plain(state(entry)), STATES[entry.state][1]))
+    found = [head]
+    for label, text in rows:
+        found += paragraph(label, text, width)
+    return found
+
+
+def lineage(manifest: Manifest, records: Sequence[GenerationRecord]) -> list[str]:
+    """Where a checkpoint comes from, back to the start: a phrase for each generation."""
+    known = {record.generation: record for record in records}
+    step, generation = manifest.step, manifest.generation
+    found: list[str] = []
+    while True:
+        record = known.get(generation)
+        if record is None:
+            parent = (
+                f", which resumed from {manifest.parent}"
+                if generation == manifest.generation and manifest.parent
+                else ""
+            )
+            return [*found, f"step {step:,} by generation {generation}{parent}; its record is not there"]
+        parent_ref = record.resumed_from
+        if parent_ref is None or parent_ref.generation >= generation:
+            begin = "the beginning"
+        else:
+            begin = f"{parent_ref.name} of generation {parent_ref.generation}"
+        ranks = several(record.world_size, "rank")
+        found.append(f"step {step:,} by generation {generation} with {ranks}, from {begin}")
+        if parent_ref is None or parent_ref.generation >= generation:
+            return found
+        step, generation = parent_ref.step, parent_ref.generation
+
+
+def as_json(entry: Entry, inventory: Inventory) -> dict[str, Any]:
+    """For programs."""
+    found = entry_json(entry, inventory.metric)
+    if manifest := entry.manifest:
+        found["manifest"] = manifest.dump()
+        found["lineage"] = lineage(manifest, inventory.records)
+    return found
+
+
+def _position(manifest: Manifest) -> list[tuple[str, str]]:
+    data = manifest.data
+    if data is None:
+        return [("step", f"{manifest.step:,}")]
+    place = f", {data.cursor:,} samples into the next" if data.cursor else ""
+    done = f"{several(data.epoch, 'epoch')} complete{place}; order of seed {data.seed}"
+    return [("step", f"{manifest.step:,}"), ("data", done)]
+
+
+def _author(manifest: Manifest) -> str:
+    mesh = " × ".join(f"{name} {count}" for name, count in manifest.mesh.items())
+    return f"generation {manifest.generation} with {several(manifest.world_size, 'rank')}{f' ({mesh})' if mesh else ''}"
+
+
+def _shortened(phrases: list[str]) -> list[str]:
+    if len(phrases) <= MOST_ANCESTORS:
+        return phrases
+    half = MOST_ANCESTORS // 2
+    left_out = several(len(phrases) - 2 * half, "generation")
+    return [*phrases[:half], f"… {left_out} more …", *phrases[-half:]]
+
+
+def _evaluation(entry: Entry, inventory: Inventory) -> list[tuple[str, str]]:
+    match entry.evaluation:
+        case "evaluated":
+            scores = ", ".join(f"{metric_name(name)} {score(name, value)}" for name, value in entry.metrics.items())
+            of = f" over {entry.evaluated_samples:,} samples" if entry.evaluated_samples else ""
+            best = f"; the best {metric_name(inventory.metric)} there is" if entry.is_best else ""
+            return [("evaluated", f"{scores}{of}{best}")]
+        case "skipped":
+            return [("evaluated", "no: evaluators passed it over")]
+        case "begun":
+            return [("evaluated", "in part")]
+        case "waits":
+            return [("evaluated", "not yet")]
+        case "off":
+            return [("evaluated", "no: this job has no evaluators")]
+
+
+def _kept(entry: Entry, inventory: Inventory) -> str:
+    if entry.state == "counts" and inventory.job:
+        who = "`tandem checkpoints prune`" if inventory.final else "the next save"
+        return ", ".join(entry.kept) or f"nothing: {who} deletes it"
+    match entry.state:
+        case "off" | "rewound":
+            return "nothing, but nobody deletes it: `tandem checkpoints prune --all` does"
+        case "bad" | "stale":
+            return "a person to look at it; `tandem checkpoints prune --all` deletes it"
+        case _:
+            return ""
+
+
+def _files(manifest: Manifest) -> list[tuple[str, str]]:
+    longest = max((len(entry.path) for entry in manifest.files), default=0)
+    return [
+        ("files" if index == 0 else "", f"{entry.path:<{longest}}  {size(entry.size):>8}")
+        for index, entry in enumerate(manifest.files)
+    ]

@@ -1,0 +1,287 @@
+"""`tandem checkpoints ls | show | verify | diff | export | prune`: the checkpoints of a run, for their keepers."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.text import Text
+
+from tandem.formatting import several, size
+from tandem.job import Checkpoint
+from tandem.manifest import Broken, Manifest
+from tandem.mistake import UserError
+from tandem.printable import one_line
+from tandem_cli.checkpoints import contrast, copying, exporting, listing, naming, pruning, story, telling, verification
+from tandem_cli.checkpoints.choice import choose, sound
+from tandem_cli.checkpoints.columns import plain
+from tandem_cli.checkpoints.difference import facts
+from tandem_cli.checkpoints.entry import Entry, Inventory
+from tandem_cli.checkpoints.exporting import Dtype, Format, Order
+from tandem_cli.checkpoints.inventory import look
+from tandem_cli.echo import echo
+from tandem_cli.main import needing
+from tandem_cli.output import Output, OutputOption, emit
+from tandem_cli.runs import RunArgument, opened
+from tandem_cli.terminal.console import PrintableConsole
+
+checkpoints = typer.Typer(
+    help="List, verify, compare, export and delete the checkpoints of a run, also while it goes on.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="A name, a step, or `latest`, `best` or `final`.", show_default=False)
+]
+
+
+WORTH_A_BAR = 256 * 2**20
+"""Bytes that take long enough to read for somebody to wonder."""
+
+
+@checkpoints.command("ls")
+def list_(run: RunArgument, output: OutputOption = Output.TEXT) -> None:
+    """List all checkpoints, newest first: size, age, score, whether each counts, and why it is kept.
+
+    `*` marks the best score. KEPT FOR says which rule of the job keeps a checkpoint; `nothing` means that the next save
+    deletes it.
+    """
+    inventory = _inventory(run)
+    if output.is_data:
+        emit(listing.as_json(inventory), output)
+    else:
+        _say(lambda width: listing.lines(inventory, width), output)
+
+
+@checkpoints.command()
+def show(run: RunArgument, name: NameArgument, output: OutputOption = Output.TEXT) -> None:
+    """Tell what is known of one checkpoint: where training stood, where it comes from, its scores, its files."""
+    inventory = _inventory(run)
+    entry = choose(inventory, name)
+    if output.is_data:
+        emit(story.as_json(entry, inventory), output)
+    else:
+        _say(lambda width: story.lines(entry, inventory, width), output)
+
+
+@checkpoints.command()
+def verify(
+    run: RunArgument,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="Which ones; all that are there unless given.", show_default=False),
+    ] = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Read every byte and compare it with its checksum. Changes nothing.
+
+    Ends with 0 if all are sound, with 1 if one is damaged or cannot be read. A checkpoint that is deleted meanwhile, as
+    retention does, is no fault.
+    """
+    inventory = _inventory(run)
+    chosen = _to_verify(inventory, names)
+    verdicts = []
+    with _progress(sum(entry.size or 0 for entry in chosen), not output.is_data) as (tick, tell):
+        for entry in chosen:
+            verdict = verification.verify(inventory.rundir, entry.name, tick)
+            verdicts.append(verdict)
+            if not output.is_data:
+                tell(partial(telling.verdict, verdict))
+    if output.is_data:
+        emit([telling.verdict_json(verdict) for verdict in verdicts], output)
+    if not all(verdict.is_good for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+@checkpoints.command()
+def diff(
+    run: RunArgument,
+    before: Annotated[str, typer.Argument(metavar="A", help="A name, a step, `latest`, `best` or `final`.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="Another one, or OTHER_RUN:NAME.")],
+    most: Annotated[
+        int, typer.Option("--most", min=1, help="Tensors listed of each file, those that differ most first.")
+    ] = 20,
+    with_state: Annotated[
+        bool, typer.Option("--state", help="List the tensors of the optimizer's state, too.")
+    ] = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Say what differs between two checkpoints, tensor by tensor and by how much.
+
+    `largest` is the largest absolute difference of two elements, `relative` the L2 norm of the difference over the norm
+    of A. What is equal is equal to the bit.
+    """
+    with needing("checkpoints diff"):
+        from tandem_cli.checkpoints import comparison
+    one, other = _side(run, before), _side(run, after)
+    try:
+        with _progress(one[1].size, not output.is_data) as (tick, _):
+            files = comparison.compare(one, other, tick)
+    except FileNotFoundError as error:
+        raise UserError(f"a checkpoint was deleted while it was read, as retention does: {error.filename}") from error
+    except Broken as error:
+        raise UserError(f"{error}. `tandem checkpoints verify` says more") from error
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
+    names = [side[0].name if one[0].parent == other[0].parent else str(side[0]) for side in (one, other)]
+    found = contrast.Contrast(names[0], names[1], tuple(facts(one[1], other[1])), tuple(files))
+    if output.is_data:
+        emit(contrast.as_json(found), output)
+    else:
+        _say(lambda width: contrast.lines(found, most, with_state, width), output)
+
+
+@checkpoints.command()
+def export(
+    run: RunArgument,
+    name: NameArgument,
+    to: Annotated[Path, typer.Option("--to", metavar="PATH", help="Where to write, or with --name the folder.")],
+    form: Annotated[
+        Format,
+        typer.Option("--format", help="A safetensors file, a state_dict for torch.load, or a folder with config.json."),
+    ] = Format.SAFETENSORS,
+    pattern: Annotated[
+        str | None,
+        typer.Option(
+            "--name", metavar="PATTERN", help="Name in that folder, such as {job}-epoch-{epoch}.", show_default=False
+        ),
+    ] = None,
+    dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Cast floating-point tensors to this.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier copy.")] = False,
+) -> None:
+    """Write a verified copy of a checkpoint's weights that knows nothing of Tandem.
+
+    Fields of PATTERN: job, name, step, epoch, generation, start and end of the slice of the data, loss, accuracy,
+    macroF1; each with a format if wanted, as in {step:06d}.
+    """
+    # What is half written is removed on Ctrl-C; it must be when a scheduler ends us, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    inventory = _inventory(run)
+    entry, manifest = sound(inventory, name)
+    known = exporting.fields(entry, manifest, inventory)
+    filled = naming.filled(pattern, known) if pattern is not None else None
+    path = exporting.target(
+        to, form, filled, f"{known['job'] or inventory.rundir.path.resolve().name}-{entry.name}", inventory.rundir.path
+    )
+    written = copying.copy(inventory, entry, manifest, Order(path, form, dtype, force))
+    echo(f"exported  {written.path}")
+    echo(
+        f"          {entry.name}, verified: {several(written.tensors, 'tensor')}, "
+        f"{several(written.parameters, 'element')}, {', '.join(written.dtypes)}, {plain(size(written.size))}"
+    )
+    if written.note:
+        echo(one_line(f"note      {written.note}"))
+
+
+@checkpoints.command()
+def prune(
+    run: RunArgument,
+    keep_last: Annotated[
+        int | None, typer.Option("--keep-last", min=1, help="Keep the newest so many.", show_default="the job's")
+    ] = None,
+    keep_best: Annotated[
+        int | None, typer.Option("--keep-best", min=0, help="Keep the so many best.", show_default="the job's")
+    ] = None,
+    keep_every: Annotated[
+        int | None, typer.Option("--keep-every", min=1, help="Keep multiples of this step.", show_default="the job's")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also what does not count: bad, stale, off the lineage, forgotten.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without a question.")] = False,
+) -> None:
+    """Say what can be deleted and how much space comes free; delete it with --yes, or after a question.
+
+    Never deleted: the newest one that counts, the one that the newest generation resumed from, the final one, and what
+    somebody reads. The run may go on meanwhile.
+    """
+    inventory = _inventory(run)
+    changed = {"keep_last": keep_last, "keep_best": keep_best, "keep_every": keep_every}
+    policy = (inventory.job.spec.checkpoint if inventory.job else Checkpoint()).model_copy(
+        update={field: value for field, value in changed.items() if value is not None}
+    )
+    agreed = pruning.plan(inventory, policy, everything)
+    _say(lambda width: telling.plan(agreed, width))
+    if not agreed.doomed or not (yes or _confirmed(agreed)):
+        return
+    freed, again = 0, pruning.plan(look(inventory.rundir), policy, everything)
+    for one, spared in pruning.carry_out(inventory.rundir, agreed, again):
+        freed += 0 if spared else one.size
+        if spared:
+            echo(one_line(f"spared {one.name}: {spared}"))
+    echo(f"deleted; {plain(size(freed))} came free")
+
+
+def _inventory(run: Path) -> Inventory:
+    rundir = opened(run)
+    try:
+        return look(rundir)
+    except OSError as error:
+        raise UserError(f"{error.filename or rundir.checkpoints} cannot be read: {error.strerror}") from error
+
+
+def _to_verify(inventory: Inventory, names: Sequence[str] | None) -> list[Entry]:
+    """The checkpoints to read, oldest first unless they are named."""
+    if not names:
+        found = [entry for entry in reversed(inventory.entries) if entry.state not in ("bad", "stale")]
+        if not found:
+            raise UserError(f"{inventory.rundir.path} has no checkpoints")
+        return found
+    chosen = {entry.name: entry for entry in (choose(inventory, name) for name in names)}
+    for entry in chosen.values():
+        if entry.state in ("bad", "stale"):
+            raise UserError(f"{entry.name} was set aside{f': {entry.why}' if entry.why else ''}. It is not read again")
+    return list(chosen.values())
+
+
+def _side(run: Path, word: str) -> tuple[Path, Manifest]:
+    """One side of a comparison: NAME, or OTHER_RUN:NAME."""
+    other, colon, name = word.rpartition(":")
+    inventory = _inventory(Path(other) if colon else run)
+    entry, manifest = sound(inventory, name)
+    return inventory.rundir.checkpoint(entry.name), manifest
+
+
+def _confirmed(plan: pruning.Plan) -> bool:
+    if not sys.stdin.isatty():
+        echo("nothing was deleted; --yes deletes them")
+        return False
+    return typer.confirm(f"Delete {several(len(plan.doomed), 'folder')} and free {plain(size(plan.size))}?")
+
+
+Lines = Callable[[int | None], list[Text]]
+"""Lines for a terminal of that width; None: for anything else."""
+
+
+def _say(lines: Lines, output: Output = Output.TEXT) -> None:
+    _print(PrintableConsole(highlight=False), lines, output)
+
+
+def _print(console: Console, lines: Lines, output: Output = Output.TEXT) -> None:
+    for line in lines(console.width if console.is_terminal and output is not Output.WIDE else None):
+        console.print(line, soft_wrap=True)
+
+
+@contextmanager
+def _progress(total: int, wanted: bool) -> Iterator[tuple[Callable[[int], None], Callable[[Lines], None]]]:
+    """A bar on a terminal while bytes are read: what to call with bytes, and what to print lines with."""
+    console = PrintableConsole(highlight=False)
+    bar = Progress(
+        TextColumn("reading"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=console,
+        transient=True,
+        disable=not wanted or not console.is_terminal or total < WORTH_A_BAR,
+    )
+    with bar:
+        task = bar.add_task("reading", total=total)
+        yield lambda count: bar.advance(task, count), lambda lines: _print(console, lines)

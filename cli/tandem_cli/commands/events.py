@@ -1,0 +1,78 @@
+"""`tandem events NAME`: what happened to a run of this machine or a job on a cluster, in sentences."""
+
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tandem.mistake import UserError
+from tandem.printable import printable
+from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption
+from tandem_cli.commands.status import WATCH_SECONDS, Source, source_of
+from tandem_cli.echo import echo
+from tandem_cli.kubernetes import picture
+from tandem_cli.kubernetes.complaint import ClusterError, NotFound
+from tandem_cli.kubernetes.happenings import Happening, news
+from tandem_cli.kubernetes.records import happening_record
+from tandem_cli.kubernetes.sight import Sight
+from tandem_cli.output import Output, OutputOption, emit
+from tandem_cli.runs import TargetArgument, asked
+from tandem_cli.terminal.console import PrintableConsole
+
+
+def events(
+    name: TargetArgument,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until it ends.")] = False,
+    output: OutputOption = Output.TEXT,
+    namespace: NamespaceOption = "",
+    context: ContextOption = "",
+) -> None:
+    """Say what happened to a run, or to a job and its pods, oldest first; what happened again and again is said once.
+
+    Kubernetes forgets events after an hour or so; a run of this machine keeps all. For a cluster it needs kubectl, and
+    uses what is set up for it.
+    """
+    if watch and output.is_data:
+        raise UserError(f"-o {output.value} says what has happened so far; leave --watch out")
+    source, console = source_of(name, namespace, context), PrintableConsole(highlight=False)
+    with asked(name, namespace, context):
+        seen = source.look(None)
+    if output.is_data:
+        emit([happening_record(one) for one in seen.happenings], output)
+        return
+    wide = output is Output.WIDE
+    _print(console, seen.happenings, wide)
+    if not seen.happenings and not watch:
+        echo(f"nothing is told of {name}{source.forgets}", err=True)
+    if watch:
+        raise typer.Exit(_followed(source, console, seen, wide))
+
+
+def _followed(source: Source, console: Console, seen: Sight, wide: bool) -> int:
+    """Until it ends, is deleted, or Ctrl-C."""
+    away = False
+    try:
+        while not source.is_over(seen):
+            time.sleep(WATCH_SECONDS)
+            try:
+                before, seen = seen, source.look(None)
+            except NotFound:
+                echo(f"{seen.job.name} was deleted", err=True)
+                return 0
+            except ClusterError as error:
+                if not away:
+                    echo(f"trying again: {printable(str(error)).splitlines()[0]}", err=True)
+                away = True
+                continue
+            away = False
+            _print(console, news(before.happenings, seen.happenings), wide)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def _print(console: Console, some: "tuple[Happening, ...] | list[Happening]", wide: bool) -> None:
+    width = console.width if console.is_terminal and not wide else None
+    for line in picture.happened(some, width, heading=False):
+        console.print(line, soft_wrap=True)

@@ -1,0 +1,67 @@
+"""`tandem export RUN`: the numbers of a run for other tools, as CSV files or for TensorBoard."""
+
+import shutil
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np  # noqa: F401 - where it is missing, the error names the extra that brings it
+import typer
+
+from tandem.mistake import UserError
+from tandem_cli.echo import echo
+from tandem_cli.report.exporting import write_csv, write_tensorboard
+from tandem_cli.report.reading import read
+from tandem_cli.runs import RunArgument, opened
+
+
+class Format(StrEnum):
+    """What can be written."""
+
+    CSV = "csv"
+    TENSORBOARD = "tensorboard"
+
+
+def export(
+    run: RunArgument,
+    format_: Annotated[
+        Format, typer.Option("--format", help="CSV files, or a log that `tensorboard --logdir` reads.")
+    ] = Format.CSV,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to",
+            metavar="FOLDER",
+            help="Where to write; for TensorBoard a new or empty folder.",
+            show_default="csv or tensorboard in the run directory",
+        ),
+    ] = None,
+) -> None:
+    """Write the numbers of a run: losses, learning rate, throughput, scores of checkpoints, processor use.
+
+    Works on a run that is going on, too, and on one that was killed.
+    """
+    rundir = opened(run)
+    found = read(rundir.path)
+    try:
+        if format_ == Format.CSV:
+            written = write_csv(found, to or rundir.path / Format.CSV)
+            echo("\n".join(str(path) for path in written))
+            return
+        folder = _emptied(rundir.path / Format.TENSORBOARD) if to is None else _empty(to)
+        count = write_tensorboard(found, folder)
+    except OSError as error:
+        raise UserError(f"the numbers cannot be written to {error.filename}: {error.strerror}") from error
+    echo(f"{count:,} values in {folder}\nnext      tensorboard --logdir {folder}")
+
+
+def _emptied(folder: Path) -> Path:
+    """The folder of an earlier export: TensorBoard would show both."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+def _empty(folder: Path) -> Path:
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty, and TensorBoard would show what is in it, too; give a new folder")
+    return folder

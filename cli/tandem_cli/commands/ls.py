@@ -1,0 +1,39 @@
+"""`tandem ls`: the runs of this machine."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from tandem_cli.echo import echo
+from tandem_cli.kubernetes import picture
+from tandem_cli.kubernetes.records import job_record
+from tandem_cli.local.known import known
+from tandem_cli.local.sight import look_briefly
+from tandem_cli.output import Output, OutputOption, emit
+from tandem_cli.terminal.console import PrintableConsole
+
+MOST = 20
+
+
+def ls(
+    everything: Annotated[bool, typer.Option("--all", "-a", help=f"All; else the {MOST} that began last.")] = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """List the runs of this machine, the one that began last first: those in runs/ here, and all that `tandem run` has
+    begun for you elsewhere.
+    """
+    paths = known()
+    jobs = [look_briefly(path) for path in (paths if everything else paths[:MOST])]
+    if output.is_data:
+        emit([job_record(job) for job in jobs], output)
+        return
+    if not jobs:
+        echo("no runs yet; begin one with: tandem run FILE", err=True)
+        return
+    console = PrintableConsole(highlight=False)
+    width = console.width if console.is_terminal and output is not Output.WIDE else None
+    for line in picture.jobs(jobs, width, time.time(), with_namespace=True, place="RUN"):
+        console.print(line, soft_wrap=True)
+    if len(jobs) < len(paths):
+        echo(f"{len(paths) - len(jobs)} older ones: tandem ls --all", err=True)

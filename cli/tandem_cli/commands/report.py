@@ -1,0 +1,51 @@
+"""`tandem report RUN`: one self-contained HTML page about a run, and its pictures as PNG."""
+
+from pathlib import Path
+from typing import Annotated
+
+import matplotlib  # noqa: F401 - before numpy: where it is missing, the error names the extra
+import typer
+
+from tandem.mistake import UserError
+from tandem.printable import one_line
+from tandem_cli.echo import echo
+from tandem_cli.report.writing import Report, write
+from tandem_cli.runs import RunArgument, opened
+
+
+def report(
+    run: RunArgument,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to",
+            metavar="PATH",
+            help="Folder or .html file to write to.",
+            show_default="report.html in the run directory",
+        ),
+    ] = None,
+    png: Annotated[
+        bool, typer.Option("--png/--no-png", help="Write the pictures as PNG too, into a folder beside the page.")
+    ] = True,
+) -> None:
+    """Draw what happened in a run as one HTML page that opens offline, with its pictures as PNG files beside it.
+
+    Works on a run that is going on, too, and on one that was killed.
+    """
+    rundir = opened(run)
+    try:
+        written = write(rundir.path, to, png)
+    except OSError as error:
+        raise UserError(f"the report cannot be written to {error.filename}: {error.strerror}") from error
+    echo(_told(written))
+
+
+def _told(written: Report) -> str:
+    lines = [f"report    {written.page}"]
+    if written.pictures:
+        names = ", ".join(path.name for path in written.pictures)
+        lines.append(f"pictures  {written.pictures[0].parent}/ ({names})")
+    lines += [f"note      {one_line(fault)}" for fault in written.run.faults[:10]]
+    if len(written.run.faults) > 10:
+        lines.append(f"note      {len(written.run.faults) - 10} more are on the page")
+    return "\n".join(lines)

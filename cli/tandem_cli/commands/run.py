@@ -1,0 +1,355 @@
+"""`tandem run FILE`: a whole job on this machine, until it is complete."""
+
+import errno
+import importlib.util
+import os
+import secrets
+import shlex
+import socket
+import tempfile
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import psutil
+import typer
+from rich.console import Console, RenderableType
+
+from tandem.exitcode import OF_COMMANDS, ExitCode
+from tandem.formatting import number, several
+from tandem.gpus import is_gpu
+from tandem.job import Checkpoint, Coordinator, DistributedTrainingJob, RunPolicy
+from tandem.launch import TOKEN, weakness
+from tandem.mistake import UserError
+from tandem.prerequisites import here, unmet
+from tandem.reading import job_of, read_source, refuse
+from tandem.rundir import RunDir
+from tandem.snapshot import Event
+from tandem.source import Source
+from tandem.supervision import is_given_up
+from tandem_cli.local.crew import HOST, Crew
+from tandem_cli.local.display import display_for
+from tandem_cli.local.known import remember
+from tandem_cli.local.placement import Placement, place, refuse_unpinnable, share_gpus, usable_cores, visible_gpus
+from tandem_cli.local.prepare import Claim, claim
+from tandem_cli.local.process import last_lines
+from tandem_cli.local.session import Requests, Session
+from tandem_cli.terminal import summary
+from tandem_cli.terminal.console import PrintableConsole
+from tandem_cli.terminal.lines import event_line
+
+CONFIG = "trainer.config."
+TAIL = 15
+"""Lines of a log that are shown when a run has failed."""
+
+
+def run(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The job's manifest; - reads standard input.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a field, e.g. spec.workers.replicas=4. Repeatable."),
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", metavar="DIR", help="The run directory.", show_default="runs/NAME")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Move an earlier run to DIR/previous and begin anew.")] = False,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port for status and Prometheus.", show_default="a free one")
+    ] = 0,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port", min=1, max=65535, help="Port for Prometheus without the token, on this machine alone."
+        ),
+    ] = None,
+    pin: Annotated[
+        bool, typer.Option("--pin", help="Give trainers and evaluators cores of their own (Linux).")
+    ] = False,
+) -> None:
+    """Train and evaluate a job on this machine.
+
+    Starts a coordinator, the workers and the evaluators as processes, and shows how they get on. Ctrl-C saves and
+    leaves; the same command goes on from there.
+    """
+    command = Command(file, tuple(overrides or ()), run_dir, port, metrics_port, pin)
+    if (token := os.environ.get(TOKEN)) and (weak := weakness(token)):
+        raise UserError(weak)
+    requests = Requests()
+    with requests.caught():
+        source = read_source(file)
+        job = job_of(source, command.overrides)
+        output = _Output(highlight=False, soft_wrap=False)
+        raise typer.Exit(_Run(command, source, job, requests, output).until_its_end(fresh))
+
+
+class _Output(PrintableConsole):
+    """Where nobody reads any more, nothing more is shown: the run goes on, and its exit code says how it went."""
+
+    def on_broken_pipe(self) -> None:
+        """Be quiet from now on, as rich would, but do not exit."""
+        with suppress(SystemExit):
+            super().on_broken_pipe()
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the user typed, to be shown when it can be typed again."""
+
+    file: str
+    overrides: tuple[str, ...]
+    run_dir: Path | None
+    port: int
+    metrics_port: int | None
+    pin: bool
+
+    def again(self, *more: str, without: Collection[str] = ()) -> str:
+        """The command line.
+
+        Args:
+            more: what is added to it.
+            without: fields that are not set any more.
+        """
+        words = ["tandem", "run", self.file]
+        for override in self.overrides:
+            if override.partition("=")[0].strip().removeprefix("spec.") not in without:
+                words += ["--set", override]
+        words += ["--run-dir", str(self.run_dir)] if self.run_dir else []
+        words += ["--port", str(self.port)] if self.port else []
+        words += ["--metrics-port", str(self.metrics_port)] if self.metrics_port else []
+        words += ["--pin"] if self.pin else []
+        return shlex.join([*words, *more])
+
+
+class _Run:
+    def __init__(
+        self, command: Command, source: Source, job: DistributedTrainingJob, requests: Requests, console: Console
+    ) -> None:
+        self._command, self._source, self._job = command, source, job
+        self._requests, self._console = requests, console
+        self._path = command.run_dir or Path("runs") / job.metadata.name
+        self._notes: list[str] = []
+
+    def until_its_end(self, fresh: bool) -> ExitCode:
+        """Everything that can be wrong is found before anything is written; then the run."""
+        need_torch()
+        cores = usable_cores()
+        placement = self._place(cores)
+        need_free(self._command.port)
+        need_free(self._command.metrics_port or 0, "--metrics-port")
+        gpus, note = share_gpus(visible_gpus(dict(os.environ)), self._job)
+        self._notes += [note] if note else []
+        self._notes += self._refuse_what_cannot_run(len(cores), gpus, fresh)
+        if unused := not_used_here(self._job):
+            self._notes.append(f"not used on one machine: {', '.join(unused)}")
+        mine = claim(self._path, self._job, fresh, self._command.again("--fresh"))
+        self._notes += mine.notes
+        remember(self._path)
+        try:
+            return self._with_claim(mine, placement, len(cores), gpus)
+        finally:
+            mine.release()
+
+    def _refuse_what_cannot_run(self, cores: int, gpus: Sequence[str] | None, fresh: bool) -> list[str]:
+        """Have what this machine lacks told, before anything is written; returns what is only unwise."""
+        run_dir = RunDir(self._path)
+        is_fresh = fresh or self._job.spec.checkpoint.on_existing == "Fresh"
+        if not is_fresh and run_dir.done() is not None:
+            return []
+        found = unmet(self._job, here(self._job, run_dir, cores, gpus, is_fresh))
+        refuse(found, self._source, self._command.overrides)
+        return [one.message for one in found]
+
+    def _with_claim(self, mine: Claim, placement: Placement, cores: int, gpus: Sequence[str] | None) -> ExitCode:
+        before = summary.result(mine.run_dir)
+        done = mine.run_dir.done() is not None
+        evaluates = self._job.spec.evaluation.processes > 0
+        if done and not (evaluates and before.left):
+            self._print(summary.complete(self._job.metadata.name, before, str(self._path), None, evaluates))
+            self._say(f"nothing is left to do; {ways_on(self._command, self._job, mine.run_dir.read_job())}")
+            return ExitCode.DONE
+        if before.step is not None and not done:
+            self._notes.append(f"going on from step {number(before.step)}")
+        for note in self._notes:
+            self._say(note)
+        self._say(f"live page: tandem open {shlex.quote(str(self._path))}")
+        mark = secrets.token_hex(8)
+        mine.sign(mark)
+        scratch = Path(tempfile.mkdtemp(prefix=f"tandem-{mark[:8]}-"))
+        token = os.environ.get(TOKEN) or secrets.token_urlsafe(32)
+        crew = Crew(self._job, mine.run_dir, token, mark, scratch, placement, cores, gpus, self._command.metrics_port)
+        if placement.others:
+            psutil.Process().cpu_affinity(list(placement.others))
+        started = time.monotonic()
+        session = Session(
+            crew, mine, display_for(self._console), self._requests, self._command.port, not done, str(self._path)
+        )
+        session.run()
+        return self._end(session, crew, time.monotonic() - started, before.step)
+
+    def _again(self) -> str:
+        """The command that goes on with this run."""
+        resumes = self._job.spec.checkpoint.on_existing == "Resume"
+        return self._command.again(*(() if resumes else ("--set", "checkpoint.onExisting=Resume")))
+
+    def _end(self, session: Session, crew: Crew, seconds: float, before: int | None) -> ExitCode:
+        name, run_dir, found = self._job.metadata.name, crew.run_dir, summary.result(crew.run_dir)
+        evaluates = self._job.spec.evaluation.processes > 0
+        failed = run_dir.failed()
+        if failed is not None:
+            return self._failed(session, crew, failed)
+        own_command = self._job.spec.trainer.command is not None
+        complete = run_dir.done() is not None or (own_command and not self._requests.count)
+        if self._requests.count and not (complete and not (evaluates and found.left)):
+            self._print(summary.interrupted(name, found, str(self._path), self._again(), evaluates, own_command))
+            return ExitCode.INTERRUPTED
+        self._print(summary.complete(name, found, str(self._path), seconds, evaluates, before))
+        lost = [child.name for child in session.children.values() if child.role == "evaluator" and is_given_up(child)]
+        if lost and found.left:
+            self._complain(
+                summary.failed(
+                    f"evaluation of {name}",
+                    f"{', '.join(lost)} did not come up",
+                    str(self._path / "log" / f"{lost[0]}.txt"),
+                    last_lines(crew.log(lost[0]), TAIL),
+                    self._again(),
+                )
+            )
+            return ExitCode.FAILED
+        return ExitCode.DONE
+
+    def _failed(self, session: Session, crew: Crew, failed: dict[str, object]) -> ExitCode:
+        code = _exit_code(failed.get("exitCode"))
+        mistake = code == ExitCode.USAGE
+        replica = failed.get("replica")
+        named = str(replica) if replica in session.children else "worker-0"
+        child = session.failure.child if session.failure else "" if mistake else named
+        traceback = failed.get("traceback")
+        told = (
+            str(traceback).splitlines()
+            if traceback
+            else last_lines(crew.log(child), TAIL, of_ranks=True)
+            if child
+            else []
+        )
+        self._complain(
+            summary.failed(
+                self._job.metadata.name,
+                str(failed.get("message") or failed.get("reason") or "for an unknown reason"),
+                str(self._path / "log" / f"{child}.txt") if child else "",
+                told,
+                "" if mistake or code == ExitCode.DIVERGED else self._again(),
+                summary.troubles_of(RunDir(self._path)),
+            )
+        )
+        return code
+
+    def _place(self, cores: Sequence[int]) -> Placement:
+        spec = self._job.spec
+        if self._command.pin:
+            refuse_unpinnable()
+        workers = spec.workers
+        placement = place(cores, workers.replicas, workers.processes, spec.evaluation.processes, self._command.pin)
+        if self._command.pin:
+            parts = [f"worker-{index} {_listed(own)}" for index, own in enumerate(placement.workers)]
+            parts += [f"evaluators {_listed(placement.others)}"] if placement.others else []
+            self._notes.append(f"pinned: {', '.join(parts)}")
+        return placement
+
+    def _print(self, what: RenderableType) -> None:
+        self._console.print(what, soft_wrap=True)
+
+    def _complain(self, what: RenderableType) -> None:
+        """To standard error: the output of a run that goes to a file says there how it failed, and a person sees it."""
+        PrintableConsole(stderr=True, highlight=False).print(what, soft_wrap=True)
+
+    def _say(self, text: str) -> None:
+        if self._console.is_terminal:
+            self._console.print(text, style="dim", markup=False, soft_wrap=True)
+        else:
+            print(event_line(Event(at=time.time(), kind="info", text=text)), file=self._console.file, flush=True)
+
+
+def ways_on(command: Command, job: DistributedTrainingJob, made: DistributedTrainingJob) -> str:
+    """What to type where the run is complete.
+
+    Args:
+        made: the job that has trained it.
+    """
+    anew = f"to begin anew: {command.again('--fresh')}"
+    if job.spec.trainer.task is None:
+        return f"give the script other args to have it go on in the same folder, or, {anew}"
+    asked, config = job.spec.trainer.settings, made.spec.trainer.settings
+    field, length = ("epochs", config.epochs) if config.max_steps is None else ("maxSteps", config.max_steps)
+    further = command.again("--set", f"{CONFIG}{field}={2 * length}", without={f"{CONFIG}{field}", f"{CONFIG}maxSteps"})
+    less = ""
+    if (asked.epochs, asked.max_steps) != (config.epochs, config.max_steps):
+        what = several(length, "epoch") if field == "epochs" else several(length, "step")
+        less = f"{what} {'is' if length == 1 else 'are'} trained, and this job asks for no more; "
+    return f"{less}to go on: {further}; {anew}"
+
+
+def need_torch() -> None:
+    """See whether this machine can train.
+
+    Raises:
+        UserError: the trainer is not installed.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise UserError("tandem run trains on this machine and needs PyTorch here: pip install 'tandem[local]'")
+
+
+def not_used_here(job: DistributedTrainingJob) -> list[str]:
+    """Fields that were set and mean nothing outside a cluster."""
+    spec = job.spec
+    resources = [
+        name for part in spec.workers.resources.values() for name in part if not is_gpu(name, spec.workers.gpu_resource)
+    ]
+    set_here = {
+        "trainer.image": spec.trainer.image is not None,
+        "workers.resources": bool(resources),
+        "workers.template": bool(spec.workers.template),
+        "coordinator": spec.coordinator != Coordinator(),
+        "evaluators.resources": bool(spec.evaluation.resources),
+        "evaluators.template": bool(spec.evaluation.template),
+        "checkpoint.storage": spec.checkpoint.storage != Checkpoint().storage,
+        "runPolicy": spec.run_policy != RunPolicy(),
+    }
+    return [f"spec.{name}" for name, is_set in set_here.items() if is_set]
+
+
+def need_free(port: int, option: str = "--port") -> None:
+    """See whether the coordinator will get its port.
+
+    Args:
+        option: by which it was asked for.
+
+    Raises:
+        UserError: it will not.
+    """
+    if not port:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+            raise UserError(f"port {port} {why}. Give another {option}, or leave it out.") from error
+
+
+def _exit_code(value: object) -> ExitCode:
+    """A job that cannot work as it is written is the user's mistake, whoever found it."""
+    try:
+        code = ExitCode(value) if isinstance(value, int) else ExitCode.FAILED
+    except ValueError:
+        code = ExitCode.FAILED
+    if code == ExitCode.CONFIGURATION:
+        return ExitCode.USAGE
+    return code if code in OF_COMMANDS else ExitCode.FAILED
+
+
+def _listed(cores: Sequence[int]) -> str:
+    return ("core " if len(cores) == 1 else "cores ") + ",".join(str(core) for core in cores)

@@ -1,0 +1,199 @@
+"""`tandem status [NAME]`: how a run of this machine or the jobs of a cluster get on."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.text import Text
+
+from tandem.mistake import UserError
+from tandem.printable import printable
+from tandem.snapshot import Snapshot
+from tandem_cli.checkpoints.columns import plain
+from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption, named
+from tandem_cli.echo import echo
+from tandem_cli.kubernetes import picture
+from tandem_cli.kubernetes.complaint import ClusterError, NotFound
+from tandem_cli.kubernetes.happenings import Happening
+from tandem_cli.kubernetes.kubectl import Kubectl
+from tandem_cli.kubernetes.records import job_record, sight_record
+from tandem_cli.kubernetes.sight import JobSight, Sight, ask_jobs, look
+from tandem_cli.local import sight as local_sight
+from tandem_cli.local.known import is_alive
+from tandem_cli.output import Output, OutputOption, emit
+from tandem_cli.runs import asked, completed, local
+from tandem_cli.terminal.canvas import Canvas, can_draw
+from tandem_cli.terminal.console import PrintableConsole
+from tandem_cli.terminal.lines import state_line
+from tandem_cli.terminal.scene import Scene
+
+WATCH_SECONDS = 2.0
+"""Between two looks. Step and loss are written every ten seconds, everything else at once."""
+EVENTS_SECONDS = 10.0
+"""Between two looks at the events, which are those of the whole namespace."""
+
+
+def status(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A run of this machine, by its name or folder; else a job on a cluster. Without it all jobs there.",
+            show_default=False,
+            autocompletion=completed,
+        ),
+    ] = "",
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Go on until it ends. Exit code 0 if it is complete, else 1.")
+    ] = False,
+    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="The jobs of all namespaces.")] = False,
+    output: OutputOption = Output.TEXT,
+    namespace: NamespaceOption = "",
+    context: ContextOption = "",
+) -> None:
+    """Say how a run of this machine or a job on a cluster gets on; without NAME a row for each job of the namespace.
+
+    Progress, loss and scores, where its processes are and what keeps them from running, what happened last. For a
+    cluster it needs kubectl, and uses what is set up for it. All runs of this machine: `tandem ls`.
+    """
+    if name and everywhere:
+        raise UserError("give a NAME or --all-namespaces, not both; where the job is, says --namespace")
+    if watch and not name:
+        raise UserError("--watch follows one job: give its NAME; for all of them: kubectl get dtj --watch")
+    if watch and output.is_data:
+        raise UserError(f"-o {output.value} says how it is now; leave --watch out, or call it again and again")
+    console = PrintableConsole(highlight=False)
+    width = console.width if console.is_terminal and output is not Output.WIDE else None
+    if name:
+        source = source_of(name, namespace, context)
+        with asked(name, namespace, context):
+            seen = source.look(None)
+        if watch:
+            raise typer.Exit(_watched(source, seen, console))
+        if output.is_data:
+            emit(sight_record(seen), output)
+        else:
+            _print(console, picture.picture(seen, width, time.time()))
+        return
+    kubectl = Kubectl(namespace, context)
+    try:
+        found = ask_jobs(kubectl, everywhere)
+    except ClusterError as error:
+        raise UserError(f"{error}. Without a NAME it is about a cluster; runs of this machine: tandem ls") from error
+    if output.is_data:
+        emit([job_record(job) for job in found], output)
+    elif found:
+        _print(console, picture.jobs(found, width, time.time(), everywhere))
+    else:
+        where = "any namespace" if everywhere else namespace or "this namespace"
+        echo(f"no jobs in {where}; give it one with: tandem submit FILE{kubectl.options()}", err=True)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a job or a run is looked at."""
+
+    look: Callable[[tuple[Happening, ...] | None], Sight]
+    """Everything about it; what happened is not asked again if it is given."""
+    is_over: Callable[[Sight], bool]
+    hint: str
+    """What Ctrl-C does while it is followed."""
+    forgets: str = ""
+    """Why nothing may be told of it, as the end of a sentence."""
+
+
+def source_of(name: str, namespace: str, context: str) -> Source:
+    """The run or job that is meant."""
+    path = local(name, namespace, context)
+    if path is not None:
+        return Source(
+            lambda known: local_sight.look(path), lambda _: not is_alive(path), "Ctrl-C leaves; the run goes on"
+        )
+    kubectl, job = Kubectl(namespace, context), named(name)
+    return Source(
+        lambda known: look(kubectl, job, known),
+        lambda seen: seen.job.ended,
+        "Ctrl-C leaves; the job goes on",
+        "; Kubernetes forgets events after an hour or so",
+    )
+
+
+def _watched(source: Source, seen: Sight, console: Console) -> int:
+    """Until it ends, is deleted, or Ctrl-C. A cluster that is away for a while is waited for."""
+    notice, events_at = "", time.monotonic()
+    show, close = _drawn(console, source.hint) if can_draw(console) else _written(console)
+    try:
+        while True:
+            show(seen, notice)
+            if source.is_over(seen):
+                break
+            time.sleep(WATCH_SECONDS)
+            with_events = time.monotonic() - events_at >= EVENTS_SECONDS
+            try:
+                seen, notice = _look_again(source, seen, with_events), ""
+            except NotFound:
+                close()
+                echo(f"{seen.job.name} was deleted", err=True)
+                return 1
+            except ClusterError as error:
+                notice = f"trying again: {printable(str(error)).splitlines()[0]}"
+                continue
+            events_at = time.monotonic() if with_events else events_at
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        close()
+    _print(console, picture.picture(seen, console.width if console.is_terminal else None, time.time()))
+    return 0 if seen.job.status.phase == "Succeeded" else 1
+
+
+def _look_again(source: Source, before: Sight, with_events: bool) -> Sight:
+    """The next look; the last one has everything."""
+    seen = source.look(None if with_events else before.happenings)
+    return source.look(None) if source.is_over(seen) and not with_events else seen
+
+
+Show = Callable[[Sight, str], None]
+
+
+def _drawn(console: Console, hint: str) -> tuple[Show, Callable[[], None]]:
+    canvas = Canvas(console)
+
+    def show(sight: Sight, notice: str) -> None:
+        columns, rows = canvas.size
+        lines = picture.picture(sight, columns, time.time())
+        foot = Text(notice or hint, "yellow" if notice else "dim")
+        canvas.draw(Group(*lines[: max(1, rows - 2)], Text(), foot))
+
+    return show, canvas.close
+
+
+def _written(console: Console) -> tuple[Show, Callable[[], None]]:
+    last = ""
+
+    def show(sight: Sight, notice: str) -> None:
+        nonlocal last
+        now = time.time()
+        line = _line(sight.job, notice or picture.message_of(sight.job, now), now)
+        if (news := line.partition(" ")[2]) != last:
+            last = news
+            print(line, file=console.file, flush=True)
+
+    return show, lambda: None
+
+
+def _line(job: JobSight, message: str, now: float) -> str:
+    if job.status.progress is not None:
+        snapshot = Snapshot(job=job.name, time=now, status=job.status)
+        return state_line(Scene(job=job.name, run_dir="", snapshot=snapshot, notice=message), now)
+    waits = f" waiting={json.dumps(plain(message), ensure_ascii=False)}" if message else ""
+    return f"time={time.strftime('%H:%M:%S', time.localtime(now))} phase={job.status.phase}{waits}"
+
+
+def _print(console: Console, lines: Any) -> None:
+    for line in lines:
+        console.print(line, soft_wrap=True)

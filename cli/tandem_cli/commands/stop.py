@@ -1,0 +1,69 @@
+"""`tandem stop RUN`: have a run of this machine save and leave, from another terminal."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import psutil
+import typer
+
+from tandem.durable import read_json_or_none
+from tandem.mistake import UserError
+from tandem.ownership import LOCK
+from tandem.rundir import RunDir
+from tandem_cli.cluster import INTERRUPTED
+from tandem_cli.echo import echo
+from tandem_cli.local.known import is_alive, own_command
+from tandem_cli.runs import RunArgument, opened
+from tandem_cli.terminal.summary import saved_words
+
+POLL_SECONDS = 0.1
+
+
+def stop(
+    run: RunArgument,
+    at_once: Annotated[
+        bool, typer.Option("--now", help="End everything at once, without saving: a second Ctrl-C.")
+    ] = False,
+) -> None:
+    """Have a run save and leave, as Ctrl-C in its terminal does; returns when it has.
+
+    A job on a cluster is suspended by its field `runPolicy.suspend`.
+    """
+    rundir = opened(run)
+    if not is_alive(rundir.path):
+        raise UserError(f"{rundir.path} is not going on")
+    process = _process(rundir.path)
+    try:
+        for _ in range(2 if at_once else 1):
+            process.send_signal(signal.SIGINT)
+            # Two that arrive together are one.
+            time.sleep(POLL_SECONDS)
+        while is_alive(rundir.path):
+            time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except psutil.NoSuchProcess:
+        pass
+    echo(f"{rundir.path} is stopped; {saved_in(rundir)}")
+
+
+def _process(path: Path) -> psutil.Process:
+    content = read_json_or_none(path / LOCK)
+    pid = content.get("pid") if isinstance(content, dict) else None
+    with suppress(psutil.Error, OSError):
+        if isinstance(pid, int) and pid != os.getpid():
+            process = psutil.Process(pid)
+            # The number may be another process's by now.
+            if process.create_time() <= (path / LOCK).stat().st_mtime + 1.0:
+                return process
+    raise UserError(f"{path} is just ending, or does not say yet which process it is; try again")
+
+
+def saved_in(rundir: RunDir) -> str:
+    """What a run that was stopped has saved."""
+    saved = rundir.committed()
+    return saved_words(saved[0].step if saved else None, own_command(rundir.path))

@@ -1,0 +1,129 @@
+"""`tandem submit FILE…`: manifests to a cluster, checked first."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from tandem.job import DistributedTrainingJob
+from tandem.mistake import UserError
+from tandem.printable import one_line
+from tandem.reading import apply_overrides, job_of, read_source, refuse
+from tandem.source import Source
+from tandem_cli.cluster import ContextOption, NamespaceOption
+from tandem_cli.commands.validate import summary
+from tandem_cli.echo import echo
+from tandem_cli.kubernetes.kubectl import Answer, Kubectl
+from tandem_cli.kubernetes.references import missing
+from tandem_cli.kubernetes.sight import RESOURCE
+from tandem_cli.mistakes import tell
+
+MANAGER = "tandem"
+"""Who the API server is told has set these fields."""
+
+Checked = tuple[DistributedTrainingJob, dict[str, Any], Source]
+
+
+def submit(
+    files: Annotated[list[str], typer.Argument(metavar="FILE…", help="Manifests; `-` reads standard input.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a field, e.g. spec.workers.replicas=4; repeatable."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Have the cluster check everything, and change nothing.")
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="--dry-run, and see whether what the job refers to by name is on the cluster."),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite fields that were changed by other means than tandem submit.")
+    ] = False,
+    namespace: NamespaceOption = "",
+    context: ContextOption = "",
+) -> None:
+    """Give jobs to a cluster, or change those that are there.
+
+    Checks all files as `tandem validate` does before it sends any. Needs kubectl, and uses what is set up for it.
+    """
+    settings, dry_run = tuple(overrides or ()), dry_run or check
+    checked = _checked(files, settings)
+    if check:
+        _refuse_what_waits(checked, settings, namespace, context)
+    for job, data, _ in checked:
+        kubectl = _kubectl(data, namespace, context)
+        before = kubectl.ask("get", RESOURCE, job.metadata.name, "--ignore-not-found", "-o", "json").text
+        after = _applied(kubectl, data, dry_run, force)
+        for warning in after.warnings:
+            echo(f" {warning}", mark="warning:", colour="yellow", err=True)
+        _tell(job, json.loads(before or "null"), json.loads(after.text), dry_run, kubectl.options())
+
+
+def told(before: dict[str, Any] | None, after: dict[str, Any], dry_run: bool) -> str:
+    """What became of a job, as a verb."""
+    if before is None:
+        return "would be made" if dry_run else "made"
+    if _wanted(before) == _wanted(after):
+        return "is there as the file says"
+    return "would be changed" if dry_run else "changed"
+
+
+def _wanted(whole: dict[str, Any]) -> tuple[Any, ...]:
+    metadata = whole["metadata"]
+    return whole.get("spec"), metadata.get("labels"), metadata.get("annotations")
+
+
+def _checked(files: list[str], overrides: tuple[str, ...]) -> list[Checked]:
+    """All of them, or, where one is wrong, the end of the command with everything that is wrong."""
+    found: list[Checked] = []
+    wrong: list[UserError] = []
+    for file in files:
+        try:
+            source = read_source(file)
+            # What the user wrote and no more: defaults are the cluster's, and the fields of others stay theirs.
+            found.append((job_of(source, overrides), apply_overrides(source.data, overrides), source))
+        except UserError as error:
+            wrong.append(error)
+    _end_with(wrong)
+    return found
+
+
+def _refuse_what_waits(checked: list[Checked], overrides: tuple[str, ...], namespace: str, context: str) -> None:
+    """End the command where a job refers to what its cluster does not have."""
+    wrong: list[UserError] = []
+    for job, data, source in checked:
+        try:
+            refuse(missing(job, _kubectl(data, namespace, context)), source, overrides)
+        except UserError as error:
+            wrong.append(error)
+    _end_with(wrong)
+
+
+def _end_with(wrong: list[UserError]) -> None:
+    for mistake in wrong:
+        tell(mistake)
+    if wrong:
+        raise typer.Exit(2)
+
+
+def _kubectl(data: dict[str, Any], namespace: str, context: str) -> Kubectl:
+    return Kubectl(namespace or str(data["metadata"].get("namespace") or ""), context)
+
+
+def _applied(kubectl: Kubectl, data: dict[str, Any], dry_run: bool, force: bool) -> Answer:
+    more = ["--dry-run=server"] if dry_run else []
+    more += ["--force-conflicts"] if force else []
+    return kubectl.ask(
+        "apply", "--server-side", f"--field-manager={MANAGER}", *more, "-f", "-", "-o", "json", given=json.dumps(data)
+    )
+
+
+def _tell(
+    job: DistributedTrainingJob, before: dict[str, Any] | None, after: dict[str, Any], dry_run: bool, options: str
+) -> None:
+    name, place = job.metadata.name, after["metadata"].get("namespace", "default")
+    echo(f" in namespace {place}: {one_line(summary(job))}", mark=told(before, after, dry_run), colour="green")
+    if not dry_run:
+        echo(f"  tandem status {name}{options} --watch")
+        echo(f"  tandem logs {name}{options} --follow")

@@ -1,0 +1,117 @@
+"""Where a run is shown: a screen that is drawn anew, or plain lines. Losing the terminal must not end the run."""
+
+import re
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Protocol
+
+from rich.console import Console
+
+from tandem_cli.terminal.canvas import Canvas, can_draw
+from tandem_cli.terminal.lines import event_line, state_line
+from tandem_cli.terminal.scene import Scene
+from tandem_cli.terminal.screen import screen
+
+FRAME_SECONDS = 0.5
+"""Between two pictures. One takes some 5 ms of a core that a rank may want."""
+LINE_SECONDS = 5.0
+"""Between two lines where nothing happens."""
+
+
+class Display(Protocol):
+    """Shows scenes."""
+
+    draws: bool
+    """Whether there is a picture on the terminal from the first scene on, which somebody has to take away."""
+
+    def show(self, scene: Scene) -> None:
+        """Show this one, if it is time to."""
+
+    def end(self, scene: Scene) -> None:
+        """Show how it stands when the run is over."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+
+def display_for(console: Console) -> Display:
+    """A screen on a terminal that can draw it, else lines."""
+    return Drawn(console) if can_draw(console) else Written(console)
+
+
+class Drawn:
+    """A picture that fills the terminal, gone when it is closed."""
+
+    def __init__(self, console: Console) -> None:
+        self._canvas = Canvas(console)
+        self._next = 0.0
+        self._shown: tuple[object, ...] = ()
+        self._lost = False
+
+    draws = True
+
+    def show(self, scene: Scene) -> None:
+        """Draw it, at once if what the user must know or the size of the terminal has changed."""
+        urgent = (scene.notice, scene.waiting)
+        if self._lost:
+            return
+        if time.monotonic() < self._next and urgent == self._shown and not self._canvas.is_resized:
+            return
+        self._next, self._shown = time.monotonic() + FRAME_SECONDS, urgent
+        try:
+            self._canvas.draw(screen(scene))
+        except OSError:
+            self._lost = True
+
+    def end(self, scene: Scene) -> None:
+        """Nothing: the picture goes, and what follows it says how the run ended."""
+
+    def close(self) -> None:
+        """Take the picture away."""
+        with suppress(OSError):
+            self._canvas.close()
+
+
+class Written:
+    """One line for each event, and one for the state every few seconds."""
+
+    def __init__(self, console: Console) -> None:
+        self._file = console.file
+        self._next = 0.0
+        self._seen: set[tuple[float, str]] = set()
+        self._shown = ""
+        self._lost = False
+
+    draws = False
+
+    def show(self, scene: Scene) -> None:
+        """Write what is new."""
+        self._tell(scene)
+        # A number that changes in it, such as that of the seconds until the next start, is no news.
+        urgent = re.sub(r"\d+", "", scene.notice or scene.waiting)
+        if time.monotonic() >= self._next or (urgent and urgent != self._shown):
+            self._next, self._shown = time.monotonic() + LINE_SECONDS, urgent
+            self._write([state_line(scene, time.time())])
+
+    def _tell(self, scene: Scene) -> None:
+        fresh = [event for event in scene.events if (event.at, event.text) not in self._seen]
+        self._seen |= {(event.at, event.text) for event in fresh}
+        self._write(event_line(event) for event in fresh)
+
+    def end(self, scene: Scene) -> None:
+        """Write the last line."""
+        self._tell(scene)
+        self._write([state_line(scene, time.time())])
+
+    def close(self) -> None:
+        """Nothing is left open."""
+
+    def _write(self, lines: Iterable[str]) -> None:
+        if self._lost:
+            return
+        try:
+            for line in lines:
+                print(line, file=self._file, flush=True)
+        except OSError:
+            self._lost = True

@@ -1,0 +1,323 @@
+"""The shell around one local run: does what supervision decides, shows how it goes, leaves nothing behind.
+
+Everything that starts a process happens on the main thread (see tandem_cli.local.process); the only other thread asks
+the coordinator for its snapshot.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Self
+
+from tandem.exitcode import ExitCode
+from tandem.snapshot import Event, Snapshot
+from tandem.supervision import Action, Ask, Child, Facts, Fail, Finish, Kill, Start, decide, ending, is_given_up, pause
+from tandem_cli.local.crew import COORDINATOR, HOST, Crew
+from tandem_cli.local.display import Display
+from tandem_cli.local.guardian import NO_PICTURE, PICTURE, SWEEP_SECONDS
+from tandem_cli.local.prepare import Claim
+from tandem_cli.local.process import OF_AGENT, Process, last_lines
+from tandem_cli.local.sight import over
+from tandem_cli.local.waiting import Asked, leaving_for, members_at_work, waiting_for
+from tandem_cli.local.watch import Watch
+from tandem_cli.terminal.scene import Scene, Trail, merged
+
+TICK_SECONDS = 0.1
+"""Between two looks at the children."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STALE_SECONDS = 3.0
+"""So soon after a start, the coordinator may still speak of the life before."""
+MOST_EVENTS = 50
+OUTPUT_SECONDS = 0.5
+"""Between two looks at what a script prints."""
+
+
+class Requests:
+    """How often the user asked to stop, by signal."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler. It takes no lock: the main thread, which it interrupts, may hold it."""
+        self.count += 1
+
+    @contextmanager
+    def caught(self) -> Iterator[Self]:
+        """Take the signals that would end this process."""
+        before = {number: signal.signal(number, self) for number in STOP_SIGNALS}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Session:
+    """One local run from the first process to the last.
+
+    Args:
+        trains: False when training is complete and only evaluation is left.
+        shown: the run directory as the user would type it.
+    """
+
+    def __init__(
+        self, crew: Crew, claim: Claim, display: Display, requests: Requests, port: int, trains: bool, shown: str
+    ) -> None:
+        self._crew, self._claim, self._display, self._requests = crew, claim, display, requests
+        self._port = port
+        self._port_known = False
+        self._shown = shown
+        self.failure: Fail | None = None
+        """Why supervision gave up, if it did."""
+        self.children = {name: Child(name=name, role=role) for name, role in crew.roles(trains).items()}
+        self._processes: dict[str, Process] = {}
+        self._events: list[Event] = []
+        self._trail = Trail()
+        self._watch: Watch | None = None
+        self._started = time.monotonic()
+        self._done_since: float | None = None
+        self._asked: Asked | None = None
+        self._last_output, self._output_at = "", 0.0
+        self._training_first = False
+        self._guardian_pipe: int | None = None
+        self._guardian: subprocess.Popen[bytes] | None = None
+        self._told_of_picture = False
+
+    def run(self) -> None:
+        """Until nothing is running and nothing will be. Leaves nothing behind, also when it raises."""
+        try:
+            self._guard()
+            while not self._step(time.monotonic()):
+                time.sleep(TICK_SECONDS)
+            self._display.end(self._last())
+        finally:
+            self._close()
+
+    def _step(self, now: float) -> bool:
+        self._look(now)
+        actions = decide(list(self.children.values()), self._facts(now), now)
+        for action in actions:
+            self._do(action, now)
+        self._tell_guardian(self._display.draws)
+        self._display.show(self._scene(now))
+        return any(isinstance(action, Finish) for action in actions)
+
+    # What is so
+
+    def _look(self, now: float) -> None:
+        for name, child in self.children.items():
+            if child.running and (code := self._processes[name].ended()) is not None:
+                self.children[name] = ended = child.ended(code, now)
+                self._report_end(ended)
+        if not self._port_known and (port := _read_port(self._crew.port_file)):
+            self._port, self._port_known = port, True
+            self._processes[COORDINATOR].command = self._crew.coordinator(port).command
+            self._claim.publish(f"http://{HOST}:{port}", self._crew.token)
+            self._watch = Watch(f"{HOST}:{port}", self._crew.token)
+        snapshot = self._watch.newest if self._watch else None
+        for name in members_at_work(snapshot):
+            self._let_trainers_go_first()
+            if name in self.children and now - (self.children[name].started_at or now) > STALE_SECONDS:
+                self.children[name] = self.children[name].at_work()
+        if self._guardian is not None and self._guardian.poll() is not None:
+            self._say("warning", "the guardian of this run ended; starting another")
+            self._guard()
+
+    def _facts(self, now: float) -> Facts:
+        run_dir, snapshot = self._crew.run_dir, self._watch.newest if self._watch else None
+        done = run_dir.done_file.exists()
+        if done and self._done_since is None:
+            self._done_since = now
+            self._let_evaluators_finish()
+        return Facts(
+            requests=self._requests.count,
+            done=done,
+            done_since=self._done_since,
+            failed=run_dir.failed_file.exists(),
+            reachable=self._port_known,
+            own_command=self._own_command,
+            begins_again=snapshot is not None and snapshot.finished == 0,
+        )
+
+    # What is done
+
+    def _do(self, action: Action, now: float) -> None:
+        match action:
+            case Start(name):
+                if name not in self._processes:
+                    self._processes[name] = self._build(name)
+                self._processes[name].start()
+                self.children[name] = self.children[name].started(now)
+            case Ask(name):
+                if self.children[name].role == "evaluator":
+                    # It has little to do any more, and nobody waits for it longer than needed.
+                    self._processes[name].step_forward()
+                self._processes[name].ask()
+                self.children[name] = self.children[name].asked(now)
+            case Kill(name):
+                self._processes[name].kill()
+            case Fail(reason, message, _, code):
+                self.failure = action
+                self._crew.run_dir.mark_failed(reason, message, code)
+            case Finish():
+                pass
+
+    def _build(self, name: str) -> Process:
+        role = self.children[name].role
+        if role == "coordinator":
+            return self._crew.coordinator(self._port)
+        if role == "agent":
+            return self._crew.agent(name, self._port)
+        return replace(self._crew.evaluator(name), background=self._training_first)
+
+    def _let_trainers_go_first(self) -> None:
+        """From the first step on, evaluators run on what is left free.
+
+        Not before: torch takes two seconds of a core to import, which would take minutes on what ranks leave, and a
+        short run would be over before its evaluators have begun.
+        """
+        if not self._training_first and self._done_since is None:
+            self._training_first = True
+            for name, process in self._processes.items():
+                if self.children[name].role == "evaluator":
+                    process.step_back()
+
+    def _let_evaluators_finish(self) -> None:
+        """Training is complete, and nobody is disturbed any more: what else is busy on this machine must not keep the
+        user waiting for the last evaluation."""
+        self._training_first = False
+        for name, process in self._processes.items():
+            if self.children[name].role == "evaluator":
+                process.step_forward()
+
+    def _guard(self) -> None:
+        """Start the guardian, before anything that it is to guard."""
+        read, write = os.pipe()
+        paths = [self._crew.scratch, self._claim.endpoint_file]
+        terminal = os.dup(sys.stdout.fileno()) if sys.stdout is not None and sys.stdout.isatty() else None
+        drawn_on = [] if terminal is None else ["--terminal", str(terminal)]
+        with self._crew.log("guardian").open("ab") as log:
+            self._guardian = subprocess.Popen(
+                [sys.executable, "-m", "tandem_cli.local.guardian", *drawn_on, self._crew.mark, *map(str, paths)],
+                stdin=read,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(self._claim.lock, *([] if terminal is None else [terminal])),
+                start_new_session=True,
+            )
+        os.close(read)
+        if terminal is not None:
+            os.close(terminal)
+        if self._guardian_pipe is not None:
+            os.close(self._guardian_pipe)
+        self._guardian_pipe = write
+        self._told_of_picture = False
+
+    def _tell_guardian(self, picture: bool) -> None:
+        """Whether there is a picture on the terminal, which the guardian takes away if nobody else can."""
+        if picture != self._told_of_picture and self._guardian_pipe is not None:
+            self._told_of_picture = picture
+            with suppress(OSError):
+                os.write(self._guardian_pipe, PICTURE if picture else NO_PICTURE)
+
+    def _close(self) -> None:
+        with suppress(OSError):
+            self._display.close()
+        self._tell_guardian(False)
+        for process in self._processes.values():
+            process.close()
+        if self._watch is not None:
+            self._watch.close()
+        if self._guardian_pipe is not None:
+            os.close(self._guardian_pipe)
+            self._guardian_pipe = None
+        if self._guardian is not None:
+            self._guardian.wait(SWEEP_SECONDS + 10.0)
+
+    # What is said
+
+    def _report_end(self, child: Child) -> None:
+        if child.asked_at is not None or child.code == 0 or self._requests.count or self._crew.run_dir.ended():
+            return
+        word = last_lines(self._crew.log(child.name), 1)
+        why = f" ({word[0].strip()})" if word and child.code is not None and child.code > 0 else ""
+        what = f"{child.name} ended, {ending(child.code)}{why}"
+        if child.code == ExitCode.LEFT_OUT:
+            # The coordinator has said so, and why.
+            return
+        if is_given_up(child):
+            self._say("error", f"{what}; it is not started again, see {child.name}.txt")
+            return
+        wait = pause(child.failures)
+        self._say("warning", f"{what}; starting it again" + (f" in {wait:g} s" if wait else ""))
+
+    def _say(self, kind: str, text: str) -> None:
+        event = Event.model_validate({"at": time.time(), "kind": kind, "text": text})
+        self._events = [*self._events[-MOST_EVENTS:], event]
+
+    def _leaving(self, snapshot: Snapshot | None) -> str:
+        """What is waited for since the user asked to stop."""
+        saved = next((manifest.step for manifest in self._crew.run_dir.committed()), None)
+        if self._asked is None:
+            self._asked = Asked(saved, snapshot.status.progress.step if snapshot and snapshot.status.progress else None)
+        silent = self._own_command and saved is None and self._asked.step is None
+        return leaving_for(self.children.values(), self._asked, saved, self._requests.count, silent)
+
+    def _output(self, now: float) -> str:
+        """The last line that the script has printed, if it is the user's own: its first worker writes for all."""
+        if self._own_command and now - self._output_at > OUTPUT_SECONDS:
+            self._output_at, lines = now, last_lines(self._crew.log("worker-0"), 1, of_ranks=True)
+            self._last_output = next((line for line in lines if not OF_AGENT.match(line)), self._last_output)
+        return self._last_output
+
+    def _waiting(self, snapshot: Snapshot | None) -> str:
+        return waiting_for(self.children.values(), snapshot, self._done_since is not None, self._own_command)
+
+    @property
+    def _own_command(self) -> bool:
+        return self._crew.job.spec.trainer.command is not None
+
+    def _last(self) -> Scene:
+        """The run as its files tell it, now that it is over."""
+        scene, status = self._scene(time.monotonic()), over(self._crew.run_dir.path)
+        known = scene.snapshot or Snapshot(job=scene.job, time=time.time(), status=status)
+        snapshot = known.model_copy(update={"status": status})
+        return replace(scene, waiting="", notice="", leaving=False, draining=False, snapshot=snapshot)
+
+    def _scene(self, now: float) -> Scene:
+        snapshot = self._watch.newest if self._watch else None
+        if snapshot is not None:
+            self._trail = self._trail.follow(snapshot)
+        notice = self._leaving(snapshot) if self._requests.count else ""
+        spec = self._crew.job.spec
+        return Scene(
+            job=self._crew.job.metadata.name,
+            run_dir=self._shown,
+            endpoint=f"http://{HOST}:{self._port}" if self._port_known else "",
+            elapsed=now - self._started,
+            waiting="" if notice or self._crew.run_dir.failed_file.exists() else self._waiting(snapshot),
+            notice=notice,
+            leaving=bool(self._requests.count),
+            own_command=self._own_command,
+            output=self._output(now),
+            draining=self._done_since is not None and not self._requests.count,
+            cores=self._crew.cores,
+            evaluates=spec.evaluation.processes > 0,
+            snapshot=snapshot,
+            trail=self._trail,
+            events=merged(snapshot.events if snapshot else (), self._events),
+        )
+
+
+def _read_port(file: Path) -> int | None:
+    with suppress(OSError, ValueError):
+        return int(file.read_text())
+    return None

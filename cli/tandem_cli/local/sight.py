@@ -1,0 +1,185 @@
+"""A run of this machine as a job on a cluster is seen, so that both are told in the same words.
+
+While it goes on, its coordinator is asked; afterwards, or if that does not answer, its files are read.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
+from tandem.durable import read_json_or_none
+from tandem.ownership import ENDPOINT
+from tandem.rundir import RunDir
+from tandem.snapshot import MemberView, Snapshot
+from tandem.status import CheckpointRef, Progress, Score, Status, Troubles
+from tandem.times import rfc3339
+from tandem_cli.kubernetes.happenings import Happening
+from tandem_cli.kubernetes.pods import Pod, State
+from tandem_cli.kubernetes.sight import JobSight, Sight
+from tandem_cli.local.known import is_alive, job_name, own_command
+from tandem_cli.terminal.summary import result
+
+SECONDS = 2.0
+"""For the coordinator's answer."""
+_STATES: dict[str, State] = {"joining": "starting", "running": "running", "leaving": "leaving"}
+
+
+def look(path: Path) -> Sight:
+    """All about a run."""
+    snapshot = _snapshot(path) if is_alive(path) else None
+    return Sight(
+        job=_job(path, snapshot), pods=_processes(snapshot) if snapshot is not None else (), happenings=happenings(path)
+    )
+
+
+def look_briefly(path: Path) -> JobSight:
+    """A run, without its processes and what happened to it."""
+    return _job(path, _snapshot(path) if is_alive(path) else None)
+
+
+def endpoint(path: Path) -> tuple[str, str] | None:
+    """Host and port of the coordinator of a run, and its token; None while it has none, or for other users."""
+    content: Any = read_json_or_none(path / ENDPOINT)
+    if not isinstance(content, dict) or not {"url", "token"} <= content.keys():
+        return None
+    return str(content["url"]).removeprefix("http://"), str(content["token"])
+
+
+def happenings(path: Path) -> tuple[Happening, ...]:
+    """What the coordinator has said of a run, oldest first; what follows on itself is said once."""
+    found: list[Happening] = []
+    for line in _lines(path / "log" / "coordinator.jsonl"):
+        if line.get("kind") != "event":
+            continue
+        at, text = line.get("time"), " ".join(str(line.get("text", "")).split())
+        if not isinstance(at, int | float):
+            continue
+        first, count = at, 1
+        if found and found[-1].text == text:
+            last = found.pop()
+            first, count = last.first, last.count + 1
+        warning = line.get("level") != "info"
+        found.append(Happening(at=at, first=first, who="", reason="", text=text, count=count, warning=warning))
+    return tuple(found)
+
+
+def _snapshot(path: Path) -> Snapshot | None:
+    found = endpoint(path)
+    if found is None:
+        return None
+    with suppress(Unreachable, Refused, ValueError), CoordinatorClient(*found, timeout=SECONDS) as client:
+        return client.status()
+    return None
+
+
+def _job(path: Path, snapshot: Snapshot | None) -> JobSight:
+    alive = snapshot is not None or is_alive(path)
+    return JobSight(
+        name=(snapshot.job if snapshot else "") or job_name(path) or path.resolve().name,
+        namespace=str(path),
+        uid="",
+        made=_made(path),
+        status=snapshot.status if snapshot is not None else _read_status(path, alive),
+        taken_up=True,
+        leaving=False,
+    )
+
+
+def _made(path: Path) -> float:
+    for name in ("log", "job.json"):
+        with suppress(OSError):
+            folder = path / name
+            files = [folder, *(folder.iterdir() if folder.is_dir() else [])]
+            return min(file.stat().st_mtime for file in files)
+    return 0.0
+
+
+def over(path: Path) -> Status:
+    """The status of a run that is over, as its files tell it."""
+    return _read_status(path, alive=False)
+
+
+def _read_status(path: Path, alive: bool) -> Status:
+    rundir = RunDir(path)
+    with suppress(OSError, ValueError):
+        saved, records = rundir.committed(), rundir.generation_records()
+        done, failed, found = rundir.done(), rundir.failed(), result(rundir)
+        newest = saved[0].reference if saved else None
+        at = (done or failed or {}).get("at")
+        return Status(
+            phase="Succeeded" if done else "Failed" if failed else "Starting" if alive else "Suspended",
+            message=_message(done, failed, alive, newest, own_command(path)),
+            generation=records[-1].generation if records else None,
+            restarts=found.restarts,
+            progress=_progress(found.made, found.total) if found.made else None,
+            loss=found.loss,
+            latest_checkpoint=newest,
+            best_checkpoint=_best(rundir),
+            troubles=found.troubles if found.troubles != Troubles() else None,
+            completion_time=rfc3339(at) if isinstance(at, int | float) else None,
+        )
+    return Status(phase="Pending", message="its files cannot be read")
+
+
+def _message(done: Any, failed: Any, alive: bool, newest: CheckpointRef | None, own_command: bool) -> str | None:
+    if failed:
+        return str(failed.get("message") or failed.get("reason") or "") or None
+    if done or alive:
+        return None
+    if own_command and newest is None:
+        where = "starts the script again, and what that has saved itself is there"
+    else:
+        where = f"goes on after step {newest.step:,}" if newest else "begins anew: nothing was saved"
+    return f"nothing of it runs; the same `tandem run` {where}"
+
+
+def _progress(step: int, total: int | None) -> Progress:
+    return Progress(step=step, total_steps=total, percent=min(100.0, 100.0 * step / total) if total else None)
+
+
+def _best(rundir: RunDir) -> Score | None:
+    best = read_json_or_none(rundir.best_file)
+    with suppress(TypeError, ValueError):
+        return Score.read({key: best[key] for key in ("name", "step", "metric", "value")}) if best else None
+    return None
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    with suppress(OSError), file.open("rb") as lines:
+        for line in lines:
+            with suppress(ValueError):
+                content = json.loads(line)
+                if isinstance(content, dict):
+                    yield content
+
+
+def _processes(snapshot: Snapshot) -> tuple[Pod, ...]:
+    found = [_process("coordinator", "coordinator", 0, "running")]
+    found += [_member(member, index) for index, member in enumerate(snapshot.members)]
+    for index, one in enumerate(snapshot.evaluators):
+        found.append(_process(one.name, "evaluator", index, "running"))
+    return tuple(found)
+
+
+def _member(member: MemberView, index: int) -> Pod:
+    return _process(member.replica, "worker", index, _STATES[member.state])
+
+
+def _process(name: str, role: str, index: int, state: State) -> Pod:
+    return Pod(
+        name=name,
+        pod="",
+        uid="",
+        role=role,
+        index=index,
+        node="",
+        state=state,
+        why="",
+        restarts=0,
+        since=None,
+        container=role,
+        has_logs=True,
+    )

@@ -1,0 +1,156 @@
+"""The `tandem` command. Each subcommand is a function of its own name in a module of its own name, in
+`commands/`, or, where it has subcommands itself, a typer application of that name.
+
+A module is imported when its command is called, and at no other time: `tandem validate` in an editor's save hook must
+not wait for matplotlib. So the help of the others is the sentence below, not their docstring. Rejected: a lazy subclass
+of typer's group, which breaks whenever typer changes what is under it.
+"""
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+from tandem.mistake import UserError
+
+try:
+    import typer
+except ModuleNotFoundError as error:
+    raise SystemExit(f"tandem: there is no {error.name}; install it with: pip install 'tandem[cli]'") from error
+
+COMMANDS = {
+    "run": "Train and evaluate a job on this machine.",
+    "ls": "List the runs of this machine.",
+    "stop": "Have a run of this machine save and leave.",
+    "validate": "Check manifests, and say what is wrong and where.",
+    "open": "Open the live page of a run or of a job on a cluster.",
+    "report": "Draw what happened in a run as one HTML page.",
+    "compare": "Put runs side by side: their jobs, scores, time.",
+    "export": "Write the numbers of a run as CSV, or for TensorBoard.",
+    "checkpoints": "List, verify, compare, export and delete the checkpoints of a run.",
+    "submit": "Give jobs to a cluster, or change those that are there.",
+    "status": "Say how a run of this machine or the jobs on a cluster get on.",
+    "logs": "Print the logs of all processes of a run or pods of a job, in the order of time.",
+    "retry": "Try a failed job on a cluster again, from its newest checkpoint.",
+    "events": "Say what happened to a run, or to a job and its pods.",
+}
+"""Every command with its one-line help. To add one: a line here, and `commands/NAME.py` with a function or a
+typer.Typer called NAME."""
+
+EXTRAS = {
+    "matplotlib": "report",
+    "numpy": "report",
+    "safetensors": "trainer",
+    "sklearn": "trainer",
+    "tensorboard": "tensorboard",
+    "torch": "trainer",
+    "torchvision": "trainer",
+}
+"""Which extra of the distribution brings a module that a command may lack."""
+
+
+READER_GONE = 128 + signal.SIGPIPE
+"""How a command ends whose output nobody reads any more, as in `tandem checkpoints verify RUN | head -1`: quietly, with
+the 141 that a shell shows for its own tools, which SIGPIPE kills. Not with 0: a `verify` that was cut short has not
+found all to be sound. Not with 1, which says that it has found damage. Rejected: to let SIGPIPE kill us, too. It also
+comes when the other end of a connection is closed, or the input of a child, and would leave what is half done."""
+
+
+def main() -> None:
+    """The entry point of the command line."""
+    try:
+        _call()
+    except SystemExit as end:
+        # rich and typer make an exit with 1 of a broken pipe, which is known by what they were handling then.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        # What is still buffered would be written at the end of the interpreter, and fail again.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in (1, 2):
+            os.dup2(nowhere, descriptor)
+        sys.exit(READER_GONE)
+
+
+def _call() -> None:
+    try:
+        application(_words())(prog_name="tandem")
+    except UserError as error:
+        from tandem_cli.mistakes import tell  # rich takes a tenth of a second, and most calls go well
+
+        tell(error)
+        sys.exit(2)
+
+
+def _words() -> Sequence[str]:
+    """The command line; while a shell completes it, what is typed so far."""
+    typed = os.environ.get("_TYPER_COMPLETE_ARGS")
+    return sys.argv[1:] if typed is None else typed.split()[1:]
+
+
+def application(words: Sequence[str]) -> typer.Typer:
+    """The typer application with the one command loaded that `words`, the command line, names."""
+    wanted = next((word for word in words if not word.startswith("-")), None)
+    app = typer.Typer(
+        help="Trains PyTorch models and, in tandem, evaluates every checkpoint on CPUs that would otherwise idle.",
+        no_args_is_help=True,
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for name, summary in COMMANDS.items():
+        command = _load(name) if name == wanted else _placeholder
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, short_help=summary)
+        else:
+            app.command(name, short_help=summary)(command)
+    return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"tandem {version('tandem')}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Options of `tandem` itself."""
+
+
+def _placeholder() -> None:
+    raise AssertionError("a command that was not loaded is never called")
+
+
+def _load(name: str) -> Callable[..., Any] | typer.Typer:
+    with needing(name):
+        command: Callable[..., Any] | typer.Typer = getattr(
+            importlib.import_module(f"tandem_cli.commands.{name}"), name
+        )
+    return command
+
+
+@contextmanager
+def needing(name: str) -> Iterator[None]:
+    """Imports inside it belong to a command, which may lack a module of an extra.
+
+    Raises:
+        UserError: it does; says which extra brings it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        lacking = (error.name or "").partition(".")[0]
+        if extra := EXTRAS.get(lacking):
+            message = f"tandem {name} needs {lacking}; install it with: pip install 'tandem[{extra}]'"
+            raise UserError(message) from error
+        raise

@@ -1,0 +1,168 @@
+"""The checkpoints of a run: what trainers say they wrote, what is on the disk, and what evaluators made of it."""
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from operator import itemgetter
+from typing import Literal
+
+import numpy as np
+
+from tandem.durable import read_json_or_none
+from tandem.manifest import Broken
+from tandem.numbers import whole
+from tandem.ranking import deciding, rank
+from tandem.rundir import BAD, STALE, RunDir
+from tandem_cli.report.folder import folders, listed
+from tandem_cli.report.lineage import Limits, counts
+from tandem_cli.report.lines import Record, mapping, moment, number, text, within
+from tandem_cli.report.logs import EvaluatorLog, TrainLog
+from tandem_cli.report.run import Checkpoint, Evaluation, Floats, Ints
+
+MOST_CLASSES = 4096
+"""Larger confusion matrices are not read."""
+
+_FOLDER = re.compile(r"^(step-([0-9]{9,}))(?:(\.bad|\.stale)(?:\.[0-9]+)?)?$")
+_RESULT = re.compile(r"^g([0-9]{6,})\.json$")
+_SKIPPED = re.compile(r"^g([0-9]{6,})\.skipped\.json$")
+
+Key = tuple[str, int | None]
+Found = dict[Key, Checkpoint]
+
+
+def collect(
+    rundir: RunDir, train: Sequence[TrainLog], evaluators: Sequence[EvaluatorLog], bounds: Limits, faults: list[str]
+) -> tuple[Checkpoint, ...]:
+    """All checkpoints anybody knows of, by step and generation."""
+    found: Found = {}
+    for log in train:
+        for save in log.saves:
+            found[save.name, log.generation] = Checkpoint(
+                save.name, save.step, log.generation, save.at, save.size, save.stall_seconds, save.commit_seconds
+            )
+    _add_folders(found, rundir)
+    _add_evaluations(found, rundir, faults)
+    explained = {name for (name, _), checkpoint in found.items() if checkpoint.skipped}
+    for evaluator in evaluators:
+        for at, name in evaluator.skipped:
+            if name in explained:
+                continue
+            _mark(found, name, at, skipped="newer ones came first")
+        for at, name, why in evaluator.bad:
+            _mark(found, name, at, bad=why or "an evaluator could not read it")
+    for log in train:
+        for at, name, why in log.passed:
+            _mark(found, name, at, bad=why or "training could not resume from it")
+    ordered = sorted(found.values(), key=lambda checkpoint: (checkpoint.step, checkpoint.generation or 0))
+    return tuple(replace(c, counts=c.counts and counts(bounds, c.generation, c.step)) for c in ordered)
+
+
+def best(found: Sequence[Checkpoint], metric: str, goal: Literal["Maximize", "Minimize"]) -> Checkpoint | None:
+    """The best of those that count."""
+    ranked = [
+        (place, c)
+        for c in found
+        if c.counts and c.evaluation and (place := rank(c.evaluation.deciding, metric, goal, c.step, c.generation))
+    ]
+    return min(ranked, key=itemgetter(0), default=(None, None))[1]
+
+
+def _add_folders(found: Found, rundir: RunDir) -> None:
+    for folder in folders(rundir.checkpoints):
+        match = _FOLDER.match(folder.name)
+        if match is None:
+            continue
+        name, step, mark = match[1], int(match[2]), match[3]
+        why = mapping(read_json_or_none(rundir.checkpoints / f"{folder.name}.why.json"))
+        if mark is None:
+            _add_committed(found, rundir, name, step)
+        elif mark == BAD:
+            _mark(found, name, moment(why.get("at")), step=step, bad=text(why.get("why")) or "set aside as damaged")
+        elif mark == STALE:
+            _mark(found, name, moment(why.get("at")), step=step, counts=False)
+
+
+def _add_committed(found: Found, rundir: RunDir, name: str, step: int) -> None:
+    try:
+        manifest = rundir.manifest(name)
+    except FileNotFoundError:
+        return
+    except Broken as error:
+        _mark(found, name, None, step=step, bad=str(error), on_disk=True)
+        return
+    known = found.get((name, manifest.generation))
+    if known is None:
+        known = Checkpoint(name, manifest.step, manifest.generation, manifest.created_at, manifest.size)
+    size = known.size if known.size is not None else manifest.size
+    found[name, manifest.generation] = replace(known, on_disk=True, size=size)
+
+
+def _add_evaluations(found: Found, rundir: RunDir, faults: list[str]) -> None:
+    for folder in folders(rundir.evaluations):
+        match = _FOLDER.match(folder.name)
+        if match is None:
+            continue
+        for path in listed(folder):
+            if result := _RESULT.match(path.name):
+                evaluation = _evaluation(mapping(read_json_or_none(path)))
+                if evaluation is None:
+                    faults.append(f"evaluations/{folder.name}/{path.name} is not an evaluation; passed over")
+                    continue
+                key = (folder.name, int(result[1]))
+                known = found.get(key) or Checkpoint(folder.name, int(match[2]), int(result[1]))
+                found[key] = replace(known, evaluation=evaluation)
+            elif skip := _SKIPPED.match(path.name):
+                key = (folder.name, int(skip[1]))
+                known = found.get(key) or Checkpoint(folder.name, int(match[2]), int(skip[1]))
+                found[key] = replace(known, skipped=text(mapping(read_json_or_none(path)).get("why")) or "passed over")
+
+
+def _mark(
+    found: Found,
+    name: str,
+    at: float | None,
+    step: int | None = None,
+    **changes: str | bool,
+) -> None:
+    """Change the checkpoint of that name that was there then; after a restart a name may come back."""
+    known = [key for key in found if key[0] == name]
+    if not known:
+        if step is None:
+            match = _FOLDER.match(name)
+            if match is None:
+                return
+            step = int(match[2])
+        found[name, None] = Checkpoint(name, step, None)
+        known = [(name, None)]
+    before = [key for key in known if at is None or (found[key].at or 0.0) <= at]
+    key = max(before or known, key=lambda key: key[1] or 0)
+    found[key] = replace(found[key], **changes)  # type: ignore[arg-type]
+
+
+def _evaluation(data: Record) -> Evaluation | None:
+    metrics = {name: number(value) for name, value in mapping(data.get("metrics")).items()}
+    if not metrics:
+        return None
+    return Evaluation(
+        metrics=metrics,
+        deciding=deciding(data),
+        samples=whole(data.get("samples")),
+        per_class_f1=_column(data.get("perClassF1")),
+        confusion=_matrix(data.get("confusion")),
+        started_at=moment(data.get("startedAt")),
+        finished_at=moment(data.get("finishedAt")),
+    )
+
+
+def _column(value: object) -> Floats:
+    return np.array([within(entry, 0, 1) for entry in value], np.float64) if isinstance(value, list) else np.empty(0)
+
+
+def _matrix(value: object) -> Ints:
+    with suppress(ValueError, TypeError, OverflowError):
+        if isinstance(value, list) and len(value) <= MOST_CLASSES:
+            matrix = np.array(value, np.int64)
+            if matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] and (matrix >= 0).all() and matrix.sum() < 2**53:
+                return matrix
+    return np.empty((0, 0), np.int64)

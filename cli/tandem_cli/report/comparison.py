@@ -1,0 +1,134 @@
+"""Several runs side by side: in what their jobs differ, and what became of them. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.formatting import duration, metric_name, number, score
+from tandem.model import Model
+from tandem.numbers import finite
+from tandem.ranking import direction
+from tandem_cli.report import clock
+from tandem_cli.report.run import Run
+from tandem_cli.report.summary import summarize
+
+Row = tuple[str, tuple[str, ...]]
+"""What it is about, and a text for each run."""
+NOT_SET = "–"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run."""
+
+    name: str
+    """Of its job."""
+    path: str
+    """Its folder."""
+    state: str
+    """Succeeded, Failed, Running or Stopped."""
+    steps: int
+    """Steps that made the model."""
+    total_steps: int | None
+    """Steps that were to be made."""
+    loss: float | None
+    """Training loss of the last step."""
+    metric: str
+    """What the best checkpoint is best in."""
+    best: str
+    """The best checkpoint; empty where none was evaluated."""
+    best_step: int | None
+    """Its step."""
+    score: float | None
+    """Its score on the test data."""
+    evaluated: int
+    """Checkpoints that have a score."""
+    seconds: float
+    """How long it was going on, pauses left out."""
+    throughput: float | None
+    """Median of the samples a second, over all ranks."""
+    restarts: int
+    """Generations that were formed because something had failed or was lost."""
+
+
+def outcome(run: Run, path: str) -> Outcome:
+    """What became of a run."""
+    summary = summarize(run, clock.of(run.marks))
+    found = run.best.evaluation.metrics.get(run.metric) if run.best and run.best.evaluation else None
+    return Outcome(
+        name=run.name,
+        path=path,
+        state=run.result,
+        steps=summary.steps,
+        total_steps=run.total_steps,
+        loss=finite(float(run.counted.loss[-1])) if len(run.counted) else None,
+        metric=run.metric,
+        best=run.best.name if run.best else "",
+        best_step=run.best.step if run.best else None,
+        score=found,
+        evaluated=summary.evaluated,
+        seconds=summary.seconds,
+        throughput=summary.throughput,
+        restarts=summary.restarts,
+    )
+
+
+def differences(runs: Sequence[Run]) -> dict[str, tuple[Any, ...]]:
+    """The fields of `spec` in which the jobs of runs differ, by their path in a manifest: a value for each run, None
+    where it is not set or nobody knows."""
+    specs = [dict(_fields("", run.job.spec.dump())) if isinstance(run.job, Model) else {} for run in runs]
+    paths = sorted({path for spec in specs for path in spec})
+    values = {path: tuple(spec.get(path) for spec in specs) for path in paths}
+    return {path: found for path, found in values.items() if any(value != found[0] for value in found)}
+
+
+def rows(runs: Sequence[Run], outcomes: Sequence[Outcome]) -> list[Row]:
+    """The table: what differs in the jobs, then what became of them."""
+    found = [(path, tuple(_shown(value) for value in values)) for path, values in differences(runs).items()]
+    found.append(("state", tuple(one.state for one in outcomes)))
+    found.append(("steps", tuple(_steps(one) for one in outcomes)))
+    found.append(("training loss", tuple(number(one.loss) for one in outcomes)))
+    for metric in dict.fromkeys(one.metric for one in outcomes):
+        own = [one if one.metric == metric else None for one in outcomes]
+        found.append((f"best {metric_name(metric)}", tuple(_score(one) for one in own)))
+    found.append(("at step", tuple(NOT_SET if one.best_step is None else f"{one.best_step:,}" for one in outcomes)))
+    found.append(("evaluated", tuple(f"{one.evaluated:,}" for one in outcomes)))
+    found.append(("duration", tuple(duration(one.seconds) for one in outcomes)))
+    found.append(("samples/s", tuple(number(one.throughput) for one in outcomes)))
+    found.append(("restarts", tuple(f"{one.restarts:,}" for one in outcomes)))
+    return found
+
+
+def winner(runs: Sequence[Run], outcomes: Sequence[Outcome]) -> int | None:
+    """Which run has the best score; None if they are scored by different metrics, fewer than two have a score, or the
+    best one is not the only one."""
+    scored = {index: one.score for index, one in enumerate(outcomes) if one.score is not None}
+    if len(scored) < 2 or len({outcomes[index].metric for index in scored}) > 1:
+        return None
+    first = next(iter(scored))
+    is_more_better = direction(runs[first].job, outcomes[first].metric) == "Maximize"
+    best = (max if is_more_better else min)(scored.values())
+    holders = [index for index, value in scored.items() if value == best]
+    return holders[0] if len(holders) == 1 else None
+
+
+def _fields(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _fields(f"{path}.{key}" if path else str(key), inner)
+    else:
+        yield path, value
+
+
+def _steps(one: Outcome) -> str:
+    return f"{one.steps:,} of {one.total_steps:,}" if one.total_steps else f"{one.steps:,}"
+
+
+def _score(one: Outcome | None) -> str:
+    return NOT_SET if one is None or one.score is None else score(one.metric, one.score)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(_shown(one) for one in value)
+    return NOT_SET if value is None else str(value).lower() if isinstance(value, bool) else str(value)

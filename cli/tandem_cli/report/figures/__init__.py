@@ -1,0 +1,159 @@
+"""The pictures of a report, in the order in which they tell the story."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from tandem.charts.chart import Chart
+from tandem.charts.stories import GRADIENT_NORM, LEARNING_RATE
+from tandem.formatting import cores, duration, metric_name, number, reason, score, several, share
+from tandem_cli.report.clock import Clock
+from tandem_cli.report.figures import confusion, optimization, painted, phases, processors, ranks, training, world
+from tandem_cli.report.run import Floats, Run
+from tandem_cli.report.style import Look
+from tandem_cli.report.summary import Summary, time_by_phase
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture and what it shows."""
+
+    name: str
+    """A word: its file's name and the prefix of its SVG's ids."""
+    title: str
+    """The heading above it."""
+    finding: str
+    """What this run's picture shows, in a sentence or two."""
+    draw: Callable[[Look], Figure | None]
+    """Draws it for a place; None when the run has nothing for it."""
+    charts: tuple[Chart, ...] = ()
+    """The same as charts, where the live page has it too: what stands on the page is drawn from these."""
+
+
+def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
+    """All pictures that a run may have."""
+    found = [
+        _charted(
+            "training", "Training loss and evaluation score", _training(run, summary), training.charts(run, clock)
+        ),
+        _charted("optimization", "Learning rate and gradient norm", _optimization(run), optimization.charts(run)),
+        Picture(
+            "processors",
+            "Training and evaluation, side by side",
+            _processors(run, summary),
+            lambda look: processors.draw(run, clock, look),
+        ),
+        _charted("world", "Throughput and world size", _world(run, summary), world.charts(run, clock)),
+        _charted("ranks", "Throughput and work, rank by rank", _ranks(run), ranks.charts(run, clock)),
+        Picture("phases", "Where training's time went", _phases(run), lambda look: phases.draw(run, clock, look)),
+        Picture("confusion", "The best checkpoint", _confusion(run), lambda look: confusion.draw(run, look)),
+    ]
+    window = processors.close_window(run)
+    if window is not None:
+        close = Picture(
+            "close",
+            "A closer look",
+            "The same for a few checkpoints in the middle of the run.",
+            lambda look: processors.draw(run, clock, look, window),
+        )
+        found.insert(3, close)
+    return found
+
+
+def _charted(name: str, title: str, finding: str, charts: tuple[Chart, ...]) -> Picture:
+    return Picture(name, title, finding, lambda look: painted.draw(charts, look, title) if charts else None, charts)
+
+
+def _training(run: Run, summary: Summary) -> str:
+    said = []
+    finite = run.counted.loss[abs(run.counted.loss) < float("inf")]
+    if len(finite):
+        first, last = finite[0], finite[-max(1, len(finite) // 50) :].mean()
+        went = "fell" if last < first else "went"
+        steps = several(summary.steps, "step")
+        said.append(f"The training loss {went} from {number(float(first))} to {number(float(last))} in {steps}.")
+    if broken := len(run.counted) - len(finite):
+        said.append(f"It was not finite in {several(broken, 'step')}.")
+    if run.best and run.best.evaluation:
+        value = score(run.metric, run.best.evaluation.metrics[run.metric])
+        said.append(f"The best test {metric_name(run.metric)} is {value}, at step {run.best.step:,}.")
+    if summary.redone:
+        said.append(f"{several(summary.redone, 'step')} after the last checkpoint before a restart were done again.")
+    return " ".join(said)
+
+
+def _processors(run: Run, summary: Summary) -> str:
+    said = []
+    if summary.trainer_busy is not None:
+        said.append(f"Each training process kept {cores(summary.trainer_busy)} busy on average.")
+    if summary.stall_median is not None:
+        part = f", {share(summary.stall_share)} of the run in all" if summary.stall_share is not None else ""
+        said.append(
+            f"A checkpoint held it up for {duration(summary.stall_median)} (median; at most "
+            f"{duration(summary.stall_most)}){part}."
+        )
+    evaluators = len({work.evaluator for work in run.works})
+    if evaluators:
+        lag = f", each {duration(summary.lag_seconds)} after it was written (median)" if summary.lag_seconds else ""
+        said.append(
+            f"Meanwhile {several(evaluators, 'evaluator')} scored {summary.evaluated:,} of "
+            f"{several(summary.checkpoints, 'checkpoint')}{lag}."
+        )
+        said.append("Outlined blocks are evaluations; a curve leads to each from its checkpoint.")
+    return " ".join(said)
+
+
+def _world(run: Run, summary: Summary) -> str:
+    said = [f"The median is {number(summary.throughput)} samples a second."] if summary.throughput is not None else []
+    changes = run.generations[1:]
+    if changes:
+        why = ", ".join(dict.fromkeys(reason(one.reason) for one in changes if one.reason))
+        changed = f"The group changed {'once' if len(changes) == 1 else f'{len(changes):,} times'}"
+        said.append(changed + (f": {why}." if why else ".") + " Shaded: time without a step.")
+    elif run.generations:
+        said.append("The group never changed.")
+    return " ".join(said)
+
+
+def _optimization(run: Run) -> str:
+    said = []
+    for name, what in ((LEARNING_RATE, "The learning rate"), (GRADIENT_NORM, "The gradient norm")):
+        values = run.counted.measures.get(name, np.empty(0))
+        if len(known := values[np.isfinite(values)]):
+            said.append(f"{what} {_way(known)}.")
+    return " ".join(said)
+
+
+def _way(values: Floats) -> str:
+    first, last, least, most = (number(float(one)) for one in (values[0], values[-1], values.min(), values.max()))
+    if least == most:
+        return f"stayed at {first}"
+    return (
+        f"went from {first} to {last}" if first != last else f"began and ended at {first}, between {least} and {most}"
+    )
+
+
+def _ranks(run: Run) -> str:
+    if run.busy:
+        return "Own work is what a rank does without waiting for others: a rank far above the rest holds all up."
+    return "The throughput of all ranks, by their number."
+
+
+def _phases(run: Run) -> str:
+    total = time_by_phase(run)
+    whole = sum(total.values())
+    if not whole or "compute" not in total:
+        return ""
+    part = share(total["compute"] / whole)
+    return f"{part} of the training time went into steps: computing, and waiting for other ranks."
+
+
+def _confusion(run: Run) -> str:
+    if run.best is None or run.best.evaluation is None:
+        return ""
+    evaluation = run.best.evaluation
+    scores = ", ".join(f"{metric_name(name)} {score(name, value)}" for name, value in evaluation.metrics.items())
+    samples = f" over {evaluation.samples:,} test samples" if evaluation.samples else ""
+    return f"Step {run.best.step:,}: {scores}{samples}."

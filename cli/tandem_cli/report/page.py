@@ -1,0 +1,308 @@
+"""The page: one HTML file with everything in it. It asks for nothing from anywhere, and opens offline.
+
+Every text that comes from a run goes through `html.escape`; only what this package wrote itself is put in as it is.
+Each picture stands in the page twice, drawn for a wide and for a narrow screen, and CSS shows one of them: a picture
+made for a desk is unreadable on a phone however it is scaled. One script reads values off the charts and enlarges
+them; the page's policy allows that one, by its hash, and nothing that a run could bring in. Rejected: a script that
+draws in the browser (a library to ship, and nothing to see in a mail preview), PNG images (blurred text, and a white
+block at night).
+"""
+
+import base64
+import hashlib
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import NamedTuple, TypeVar
+
+from tandem import charts
+from tandem.charts import palette
+from tandem.formatting import duration, metric_name, moment, number, reason, score, several, share, size
+from tandem.troubles import told
+from tandem_cli.report.run import Checkpoint, Generation, Run
+from tandem_cli.report.summary import Summary
+
+MOST_ROWS = 100
+"""Rows of a table; of more the last are shown, with those that stand out."""
+
+MOST_EVENTS = 200
+"""Lines of the coordinator; of more the last are shown."""
+
+
+Entry = TypeVar("Entry")
+
+
+class Drawn(NamedTuple):
+    """A picture, ready for the page."""
+
+    title: str
+    finding: str
+    wide: str
+    """An svg element."""
+    narrow: str
+    """An svg element."""
+
+
+def page(run: Run, summary: Summary, pictures: Sequence[Drawn], source: str, version: str) -> str:
+    """The whole page.
+
+    Args:
+        source: the run directory, as the user named it.
+        version: of Tandem.
+    """
+    body = [
+        _header(run, summary),
+        "<main>",
+        *(_picture(picture) for picture in pictures),
+        _nothing_yet(run, pictures),
+        _checkpoints(run),
+        _generations(run),
+        _details(run),
+        "</main>",
+        f"<footer><p>Made by tandem report {escape(version)} from {escape(source)}, "
+        f"as it was at {moment(run.ended_at)}.</p></footer>",
+    ]
+    script = f"//<![CDATA[\n{charts.script()}//]]>"
+    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'; base-uri 'none'"
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}"/>\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
+        f"<title>{escape(run.name)} · Tandem</title>\n"
+        f"<style>\n{palette.variables()}{charts.style()}</style>\n</head>\n<body>\n"
+        + "\n".join(part for part in body if part)
+        + f"\n<script>{script}</script>\n</body>\n</html>\n"
+    )
+
+
+def _header(run: Run, summary: Summary) -> str:
+    why = f'<p class="why">{escape(run.message)}</p>' if run.message else ""
+    tiles = "".join(
+        f'<div class="{kind}"><dt>{escape(name)}</dt><dd>{escape(value)}</dd>'
+        + (f'<dd class="more">{escape(more)}</dd>' if more else "")
+        + "</div>"
+        for kind, name, value, more in _tiles(run, summary)
+    )
+    return (
+        f'<header><div class="title"><h1>{escape(run.name)}</h1>'
+        f'<span class="result {run.result}">{run.result}</span></div>'
+        f'<p class="lead">{escape(_lead(run))}</p>{why}{_troubles(run)}<dl class="tiles">{tiles}</dl></header>'
+    )
+
+
+def _troubles(run: Run) -> str:
+    """A line for each kind of trouble; red where it is grave."""
+    kinds = {"error": "why bad", "warning": "why", "info": "note"}
+    return "".join(f'<p class="{kinds[one.level]}">{escape(one.text)}</p>' for one in told(run.troubles))
+
+
+def _lead(run: Run) -> str:
+    """What was done, in a sentence."""
+    said = []
+    if run.job is not None:
+        spec = run.job.spec
+        if spec.trainer.task is not None:
+            what = f"{spec.trainer.settings.model} on {spec.trainer.settings.data.name}"
+        else:
+            what = " ".join([*(spec.trainer.command or []), *spec.trainer.args])
+        processes = spec.workers.replicas * spec.workers.processes
+        what += f", {several(processes, 'training process', 'training processes')}"
+        if spec.evaluation.processes:
+            what += f", {several(spec.evaluation.processes, 'evaluator')}"
+        said.append(f"{what}.")
+    if run.ended_at:
+        said.append(f"Started {moment(run.started_at)}.")
+    return " ".join(said)
+
+
+def _tiles(run: Run, summary: Summary) -> Iterable[tuple[str, str, str, str]]:
+    """Kind, name, value and a second line of each figure of merit."""
+    best = run.best.evaluation if run.best else None
+    yield (
+        (
+            "best",
+            f"Best test {metric_name(run.metric)}",
+            score(run.metric, best.metrics[run.metric]),
+            f"at step {run.best.step:,}",
+        )
+        if best and run.best
+        else ("", f"Best test {metric_name(run.metric)}", "–", "nothing evaluated")
+    )
+    total = f"of {run.total_steps:,}" if run.total_steps else ""
+    redone = f"{summary.redone:,} done again" if summary.redone else ""
+    yield "", "Steps", f"{summary.steps:,}", " · ".join(part for part in (total, redone) if part)
+    yield "", "Duration", duration(summary.seconds), "pauses left out" if summary.pauses else ""
+    yield "", "Throughput", number(summary.throughput), "samples a second, median"
+    yield "", "Restarts", f"{summary.restarts:,}", several(len(run.generations), "generation")
+    lost = f"longest {duration(summary.stall_most)} · {share(summary.stall_share)} of the run"
+    yield (
+        "",
+        "Checkpoint stall",
+        duration(summary.stall_median),
+        "median, " + lost if summary.stall_most is not None else "",
+    )
+    steps = f"median, {several(summary.lag_steps, 'step')} of training" if summary.lag_steps is not None else ""
+    yield "", "Evaluation lag", duration(summary.lag_seconds), steps
+    passed = f", {summary.skipped:,} skipped" if summary.skipped else ""
+    yield "", "Checkpoints", f"{summary.checkpoints:,}", f"{summary.evaluated:,} evaluated{passed}"
+
+
+def _picture(picture: Drawn) -> str:
+    finding = f'<p class="finding">{escape(picture.finding)}</p>' if picture.finding else ""
+    charted = ' class="charted"' if 'class="chart"' in picture.wide else ""
+    return (
+        f"<section><h2>{escape(picture.title)}</h2>{finding}"
+        f'<figure{charted}><div class="wide">{picture.wide}</div><div class="narrow">{picture.narrow}</div></figure>'
+        "</section>"
+    )
+
+
+def _nothing_yet(run: Run, pictures: Sequence[Drawn]) -> str:
+    if pictures:
+        return ""
+    return '<section><p class="finding">Nothing was logged yet: no step, no evaluation, no processor use.</p></section>'
+
+
+def _checkpoints(run: Run) -> str:
+    if not run.checkpoints:
+        return ""
+    best = run.best
+    shown = _last(run.checkpoints, [c for c in run.checkpoints if c is best or c.bad])
+    rows = "".join(_checkpoint(checkpoint, run, checkpoint is best) for checkpoint in shown)
+    heads = _heads(
+        ("Step", True), ("Generation", True), ("At", True), ("Size", True), ("Stall", True), ("Commit", True),
+        (metric_name(run.metric).capitalize(), True), ("Loss", True), ("Evaluation", False),
+    )  # fmt: skip
+    return (
+        f"<section><h2>Checkpoints</h2>{_left_out(len(run.checkpoints) - len(shown))}"
+        f'<div class="scroll"><table><thead>{heads}</thead><tbody>{rows}</tbody></table></div>{_unsaved(run)}</section>'
+    )
+
+
+def _checkpoint(checkpoint: Checkpoint, run: Run, best: bool) -> str:
+    metrics = checkpoint.evaluation.metrics if checkpoint.evaluation else {}
+    at = duration(checkpoint.at - run.started_at) if checkpoint.at is not None else "–"
+    value, loss = metrics.get(run.metric), metrics.get("loss")
+    kind = "best" if best else "off" if not checkpoint.counts else ""
+    return (
+        f'<tr class="{kind}">'
+        + _cells(
+            f"{checkpoint.step:,}",
+            "–" if checkpoint.generation is None else f"{checkpoint.generation}",
+            at,
+            size(checkpoint.size),
+            duration(checkpoint.stall_seconds),
+            duration(checkpoint.commit_seconds),
+            "–" if value is None or value != value else score(run.metric, value),
+            "–" if loss is None or loss != loss else number(float(loss)),
+        )
+        + f'<td class="long">{_fate(checkpoint)}</td></tr>'
+    )
+
+
+def _fate(checkpoint: Checkpoint) -> str:
+    """What became of a checkpoint."""
+    if checkpoint.bad is not None:
+        return f'<span class="bad">bad</span>: {escape(checkpoint.bad)}'
+    said = []
+    evaluation = checkpoint.evaluation
+    if evaluation is not None:
+        took = ""
+        if evaluation.started_at is not None and evaluation.finished_at is not None:
+            took = f" in {duration(max(0.0, evaluation.finished_at - evaluation.started_at))}"
+        said.append(f"evaluated{took}")
+    elif checkpoint.skipped is not None:
+        said.append(f"skipped: {checkpoint.skipped}")
+    elif checkpoint.counts:
+        said.append("not evaluated")
+    if not checkpoint.counts:
+        said.append("superseded after a restart")
+    if checkpoint.on_disk:
+        said.append("on disk")
+    return escape(", ".join(said))
+
+
+def _unsaved(run: Run) -> str:
+    if not run.unsaved:
+        return ""
+    steps = ", ".join(f"{step:,}" for step, _ in run.unsaved[:8]) + (", …" if len(run.unsaved) > 8 else "")
+    why = ", ".join(dict.fromkeys(why for _, why in run.unsaved if why))[:300]
+    return (
+        f'<p class="note">{several(len(run.unsaved), "save")} skipped, at step {steps}'
+        f"{': ' + escape(why) if why else ''}.</p>"
+    )
+
+
+def _generations(run: Run) -> str:
+    if not run.generations:
+        return ""
+    shown = _last(run.generations, run.generations[:1])
+    rows = "".join(_generation(generation, run) for generation in shown)
+    heads = _heads(
+        ("Generation", True), ("At", True), ("Ranks", True), ("From step", True), ("To step", True), ("Formed", False),
+        ("Members", False), ("Ended", False),
+    )  # fmt: skip
+    return (
+        f"<section><h2>Generations</h2>{_left_out(len(run.generations) - len(shown))}"
+        f'<div class="scroll"><table><thead>{heads}</thead><tbody>{rows}</tbody></table></div></section>'
+    )
+
+
+def _generation(generation: Generation, run: Run) -> str:
+    at = duration(max(0.0, generation.opened_at - run.started_at)) if generation.opened_at is not None else "–"
+    why = ": ".join(part for part in (reason(generation.reason), generation.detail) if part)
+    members = ", ".join(generation.members[:6]) + (
+        f" and {len(generation.members) - 6} more" if generation.members[6:] else ""
+    )
+    return (
+        "<tr>"
+        + _cells(
+            f"{generation.number}",
+            at,
+            "–" if generation.world_size is None else f"{generation.world_size}",
+            "–" if generation.resumed_step is None else f"{generation.resumed_step:,}",
+            "–" if generation.last_step is None else f"{generation.last_step:,}",
+        )
+        + "".join(f'<td class="long">{escape(text) or "–"}</td>' for text in (why, members, generation.ended))
+        + "</tr>"
+    )
+
+
+def _details(run: Run) -> str:
+    parts = []
+    if run.faults:
+        items = "".join(f"<li>{escape(fault)}</li>" for fault in run.faults[:MOST_EVENTS])
+        parts.append(f'<details open="open"><summary>What could not be read</summary><ul>{items}</ul></details>')
+    if run.events:
+        items = "".join(
+            f"<li>{duration(max(0.0, event.at - run.started_at))}: {escape(event.text)}"
+            + (f" ({escape(event.level)})" if event.level != "info" else "")
+            + "</li>"
+            for event in run.events[-MOST_EVENTS:]
+        )
+        parts.append(f"<details><summary>What the coordinator said</summary><ul>{items}</ul></details>")
+    if run.job_text:
+        parts.append(f"<details><summary>The job</summary><pre>{escape(run.job_text)}</pre></details>")
+    return f"<section>{''.join(parts)}</section>" if parts else ""
+
+
+def _heads(*names: tuple[str, bool]) -> str:
+    return "<tr>" + "".join(f"<th{_numeric(right)}>{escape(name)}</th>" for name, right in names) + "</tr>"
+
+
+def _numeric(right: bool) -> str:
+    return ' class="n"' if right else ""
+
+
+def _cells(*values: str) -> str:
+    return "".join(f'<td class="n">{escape(value)}</td>' for value in values)
+
+
+def _last(entries: Sequence[Entry], always: Sequence[Entry]) -> list[Entry]:
+    """The last rows, and those that must not be missing, in order."""
+    chosen = {id(entry) for entry in (*entries[-MOST_ROWS:], *always[-MOST_ROWS:])}
+    return [entry for entry in entries if id(entry) in chosen]
+
+
+def _left_out(count: int) -> str:
+    return f'<p class="note">{count:,} earlier ones are left out here; the logs have them.</p>' if count else ""

@@ -1,0 +1,85 @@
+"""Colours and type of all pictures, and how they follow light and dark.
+
+Figures are drawn once, in the colours of a light page. Each colour has a role, and each role its own value, so that
+an inline SVG can have its colours replaced by CSS variables (`tandem_cli.report.svg`), which the page sets for light
+and for dark (`tandem.charts.palette`).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib import rc_context, rcParams, rcParamsDefault
+
+from tandem.charts.palette import LIGHT
+
+
+@dataclass(frozen=True)
+class Look:
+    """For which place a figure is drawn."""
+
+    width: float
+    """Inches."""
+    narrow: bool = False
+    """For a phone: what stands side by side elsewhere stands below each other."""
+    titled: bool = False
+    """Whether the figure says itself what it is; on the page the heading above it does."""
+    dots_per_inch: int = 72
+
+
+WIDE = Look(width=11.2)
+NARROW = Look(width=4.3, narrow=True)
+PICTURE = Look(width=11.2, titled=True, dots_per_inch=160)
+
+SETTINGS: dict[str, Any] = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 8,
+    "axes.labelsize": 9,
+    "axes.labelcolor": LIGHT["muted"],
+    "axes.edgecolor": LIGHT["line"],
+    "axes.facecolor": "none",
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": LIGHT["grid"],
+    "grid.linewidth": 0.8,
+    "text.color": LIGHT["ink"],
+    "xtick.color": LIGHT["line"],
+    "ytick.color": LIGHT["line"],
+    "xtick.labelcolor": LIGHT["muted"],
+    "ytick.labelcolor": LIGHT["muted"],
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "xtick.major.size": 3,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "legend.handlelength": 1.6,
+    "legend.borderaxespad": 0.2,
+    "figure.facecolor": LIGHT["paper"],
+    "figure.constrained_layout.use": True,
+    "figure.constrained_layout.h_pad": 0.05,
+    "figure.constrained_layout.w_pad": 0.05,
+    "lines.solid_capstyle": "round",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "tandem",
+    "path.simplify": True,
+    "text.parse_math": False,
+}
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """A context in which figures are made and saved: this style, and nothing of the user's own matplotlib settings."""
+    with rc_context():
+        settings: Any = {key: value for key, value in rcParamsDefault.items() if key != "backend"} | SETTINGS
+        rcParams.update(settings)
+        yield

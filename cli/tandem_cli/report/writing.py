@@ -1,0 +1,122 @@
+"""From a run directory to files: the page, and each picture as PNG."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from tandem.charts import chart, drawing, gallery
+from tandem_cli.report import clock, style, svg
+from tandem_cli.report.figures import Picture, pictures
+from tandem_cli.report.page import Drawn, page
+from tandem_cli.report.reading import read
+from tandem_cli.report.run import Run
+from tandem_cli.report.summary import Summary, summarize
+
+FILE = "report.html"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written."""
+
+    page: Path
+    """The HTML file."""
+    pictures: tuple[Path, ...]
+    """The PNG files."""
+    run: Run
+    """What they show."""
+    summary: Summary
+    """What it comes to."""
+
+
+def write(run_dir: Path, output: Path | None = None, png: bool = True) -> Report:
+    """Write the report of a run.
+
+    Args:
+        output: the page's file if it ends in .html or .htm, else the folder for `report.html`; None: the run directory.
+        png: also write the pictures as PNG files, into a folder beside the page and named after it.
+
+    Raises:
+        NoRun: `run_dir` is not a run directory.
+        OSError: the report cannot be written.
+    """
+    run = read(run_dir)
+    ticks = clock.of(run.marks)
+    summary = summarize(run, ticks)
+    target = _target(run_dir, output)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    drawn, written = [], []
+    with style.drawing():
+        for picture in pictures(run, ticks, summary):
+            if (done := _drawn(picture)) is None:
+                continue
+            drawn.append(done)
+            if png:
+                written.append(_png(picture, target.with_suffix("")))
+    if run.wrong:
+        drawn.append(_gallery(run))
+    with _replacing(target) as aside:
+        aside.write_text(page(run, summary, drawn, str(run_dir), version("tandem")), "utf-8")
+    return Report(target, tuple(written), run, summary)
+
+
+def _target(run_dir: Path, output: Path | None) -> Path:
+    if output is None:
+        return run_dir / FILE
+    return output if output.suffix.lower() in (".html", ".htm") and not output.is_dir() else output / FILE
+
+
+def _drawn(picture: Picture) -> Drawn | None:
+    if picture.charts:
+        return Drawn(
+            picture.title,
+            picture.finding,
+            *(
+                drawing.draw(f"{picture.name}-{name}", picture.title, picture.finding, picture.charts, look)
+                for name, look in (("wide", chart.WIDE), ("narrow", chart.NARROW))
+            ),
+        )
+    wide, narrow = picture.draw(style.WIDE), picture.draw(style.NARROW)
+    if wide is None or narrow is None:
+        return None
+    label = f"{picture.title}. {picture.finding}".strip()
+    return Drawn(
+        picture.title,
+        picture.finding,
+        svg.inline(wide, f"{picture.name}-wide", label),
+        svg.inline(narrow, f"{picture.name}-narrow", label),
+    )
+
+
+def _gallery(run: Run) -> Drawn:
+    title = "What the best checkpoint takes for something else"
+    finding = "The wrong samples of which it is most sure: what each is → what it was taken for, and how sure it was."
+    wide, narrow = (
+        gallery.draw(f"wrong-{name}", title, run.wrong, look)
+        for name, look in (("wide", chart.WIDE), ("narrow", chart.NARROW))
+    )
+    return Drawn(title, finding, wide, narrow)
+
+
+def _png(picture: Picture, folder: Path) -> Path:
+    figure = picture.draw(style.PICTURE)
+    assert figure is not None
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{picture.name}.png"
+    with _replacing(path) as aside:
+        figure.savefig(aside, format="png", dpi=style.PICTURE.dots_per_inch, metadata={"Software": None})
+    return path
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file to write that then takes its name at once: a page that a browser reloads is never half there."""
+    aside = path.with_name(f".{path.name}-{os.getpid()}.tmp")
+    try:
+        yield aside
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -1,0 +1,273 @@
+"""A scene as a screen: at most 20 lines, 80 columns are enough, and it reads the same without colours.
+
+In fewer columns words become shorter before any value is cut.
+"""
+
+import shlex
+import time
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.constrain import Constrain
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tandem import formatting
+from tandem.formatting import elapsed, metric_name, number, several
+from tandem.printable import one_line
+from tandem.snapshot import Event, Snapshot
+from tandem.status import Phase, Score, Status
+from tandem.troubles import lasting
+from tandem_cli.terminal.scene import Scene
+from tandem_cli.terminal.sparkline import sparkline
+
+ENOUGH = 68
+"""Columns in which whole words have room."""
+SHORT = {
+    "throughput": "rate",
+    "checkpoint": "saved",
+    "evaluated": "scored",
+    "evaluators": "evals",
+    "trainers": "train",
+    "world size": "world",
+    "accuracy": "acc",
+    "generation": "gen",
+}
+"""Words for a narrow terminal."""
+WIDEST = 120
+"""Columns that are used at most; bars of 200 are no easier to read."""
+SPARK = 24
+"""Width of the loss curve."""
+NOTE = 33
+"""Width of the words beside a bar."""
+NOTED = 48
+"""Columns in which a bar has room beside all of its words."""
+EVENTS = 4
+"""Events that are shown; one less where there is a GPU line, and one where something goes wrong."""
+
+PHASES: dict[Phase, tuple[str, str]] = {
+    "Pending": ("starting", "cyan"),
+    "Starting": ("starting", "cyan"),
+    "Running": ("training", "green"),
+    "Restarting": ("restarting", "yellow"),
+    "Draining": ("evaluating what is left", "cyan"),
+    "Suspended": ("suspended", "yellow"),
+    "Succeeded": ("complete", "green"),
+    "Failed": ("failed", "red"),
+}
+EVENT_MARKS = {"info": (" ", ""), "warning": ("!", "yellow"), "error": ("✗", "red")}
+"""A sign and a colour: what matters must show without colours too."""
+
+
+@dataclass(frozen=True)
+class _Room:
+    """How much a terminal of this width has."""
+
+    width: int
+
+    @property
+    def narrow(self) -> bool:
+        return self.width < ENOUGH
+
+    @property
+    def label(self) -> int:
+        """Width of the column of labels."""
+        return 10 if self.narrow else 14
+
+    def word(self, word: str) -> str:
+        return SHORT.get(word, word) if self.narrow else word
+
+    def labelled(self, word: str) -> str:
+        return f"  {self.word(word)}"
+
+
+class _Picture:
+    """A scene that fits whatever it is drawn on."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(options.max_width, WIDEST)
+        yield Constrain(_drawn(self._scene, _Room(width)), WIDEST)
+
+
+def screen(scene: Scene) -> RenderableType:
+    """The whole picture."""
+    return _Picture(scene)
+
+
+def _drawn(scene: Scene, room: _Room) -> RenderableType:
+    status = scene.snapshot.status if scene.snapshot else Status()
+    parts: list[RenderableType] = [_title(scene, status), *_progress(scene, status, room), Text()]
+    if scene.snapshot is not None and (status.progress is not None or status.phase == "Running"):
+        parts += [_facts(scene, status, room), Text(), _processors(scene, scene.snapshot, room), Text()]
+    gpu = status.utilization is not None and status.utilization.gpu is not None
+    events = scene.events[-(EVENTS - gpu - (lasting(status.troubles) is not None)) :]
+    if events:
+        parts += [*(_event(event) for event in events), Text()]
+    parts.append(_foot(scene, room))
+    return Group(*parts)
+
+
+def _title(scene: Scene, status: Status) -> Table:
+    word, style = phase(scene, status)
+    row = Table.grid(expand=True)
+    row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    row.add_column(justify="right", no_wrap=True)
+    row.add_row(
+        Text.assemble(("  ", ""), (scene.job, "bold"), "  ", (word, style)), Text(elapsed(scene.elapsed), "dim")
+    )
+    return row
+
+
+def phase(scene: Scene, status: Status) -> tuple[str, str]:
+    """What the run is at, and a colour."""
+    if scene.leaving:
+        return "leaving", "yellow"
+    if scene.draining and not scene.evaluates:
+        return "ending", "cyan"
+    word, style = PHASES["Draining" if scene.draining else status.phase]
+    # Nobody knows whether a script that says nothing trains.
+    return ("running" if word == "training" and status.progress is None else word), style
+
+
+def _progress(scene: Scene, status: Status, room: _Room) -> list[RenderableType]:
+    progress = status.progress
+    total = progress.total_steps if progress else None
+    step = progress.step if progress else 0
+    bar: list[RenderableType] = []
+    if total:
+        row = Table.grid(expand=True, padding=(0, 1))
+        row.add_column(width=1)
+        row.add_column(ratio=1)
+        row.add_column(justify="right", width=5)
+        row.add_row("", _bar(step, total), Text(formatting.done(step, total)))
+        bar = [row]
+    if scene.waiting:
+        return [*bar, Text(f"  {scene.waiting}", "cyan", no_wrap=True, overflow="ellipsis")]
+    if progress is None:
+        return [_script(scene)]
+    words = [f"step {number(step)}" + (f" of {number(total)}" if total else "")]
+    if progress.remaining_seconds is not None and not scene.leaving:
+        left = f"{elapsed(progress.remaining_seconds)} left"
+        words.append(left if room.narrow else f"about {left}")
+    if progress.epoch is not None:
+        epoch = f"epoch {progress.epoch:.1f}"
+        if len("  " + " · ".join([*words, epoch])) <= room.width:
+            words.insert(1, epoch)
+    return [*bar, Text("  " + " · ".join(words), no_wrap=True, overflow="ellipsis")]
+
+
+def _script(scene: Scene) -> Text:
+    """What is known of a script that says nothing of its steps: since when it runs, and what it printed last."""
+    generations = scene.snapshot.generations if scene.snapshot else []
+    since = time.strftime("since %H:%M:%S", time.localtime(generations[-1].opened_at)) if generations else ""
+    said = one_line(scene.output) if scene.output else "nothing printed yet"
+    return Text.assemble(
+        ("  " + " · ".join([since] * bool(since) + [""]), "dim"), said, no_wrap=True, overflow="ellipsis"
+    )
+
+
+def _facts(scene: Scene, status: Status, room: _Room) -> Table:
+    rows = Table.grid(padding=(0, 0))
+    rows.add_column(width=room.label, style="dim", no_wrap=True)
+    rows.add_column(width=room.width - room.label, no_wrap=True, overflow="ellipsis")
+    if status.loss is not None:
+        curve = sparkline(scene.trail.losses, min(SPARK, room.width - room.label - 12))
+        rows.add_row(room.labelled("loss"), Text.assemble((number(status.loss), "bold"), "  ", (curve, "cyan")))
+    if status.throughput is not None:
+        rows.add_row(room.labelled("throughput"), f"{number(status.throughput)} samples/s")
+    rows.add_row(room.labelled("workers"), _workers(status, room))
+    newest = status.latest_checkpoint
+    if newest is not None or not scene.own_command:
+        words = Text(f"step {number(newest.step)}") if newest else Text("none yet", "dim")
+        rows.add_row(room.labelled("checkpoint"), words)
+    if (trouble := lasting(status.troubles)) is not None:
+        rows.add_row(room.labelled("trouble"), Text(f"✗ {one_line(trouble.text)}", "red"))
+    if scene.evaluates:
+        rows.add_row(room.labelled("evaluated"), _evaluated(status, room))
+        best = status.best_checkpoint
+        rows.add_row(room.labelled("best"), Text(_score(best, room), "green") if best else Text("none yet", "dim"))
+    return rows
+
+
+def _workers(status: Status, room: _Room) -> str:
+    words = []
+    if status.workers is not None:
+        words.append(f"{status.workers.ready}/{status.workers.desired}")
+    if status.world_size is not None:
+        words.append(f"{room.word('world size')} {status.world_size}")
+    if status.generation is not None:
+        words.append(f"{room.word('generation')} {status.generation}")
+    return " · ".join([*words, several(status.restarts, "restart")])
+
+
+def _evaluated(status: Status, room: _Room) -> Text:
+    newest = status.latest_evaluation
+    if newest is None:
+        return Text("none yet", "dim")
+    lag = status.evaluation_lag_steps
+    late = "" if lag is None else f" · {number(lag)}" + (" behind" if room.narrow else " steps behind")
+    return Text.assemble(_score(newest, room), (late if lag is None or lag > 0 else " · up to date", "dim"))
+
+
+def _score(score: Score, room: _Room) -> str:
+    metric = room.word(metric_name(score.metric))
+    return f"step {number(score.step)} · {metric} {formatting.score(score.metric, score.value)}"
+
+
+def _processors(scene: Scene, snapshot: Snapshot, room: _Room) -> Table:
+    use = snapshot.status.utilization
+    busy = sum(evaluator.state != "idle" for evaluator in snapshot.evaluators)
+    note = f"{busy} of {len(snapshot.evaluators)} busy" if snapshot.evaluators and room.width >= NOTED else ""
+    found: list[tuple[str, ProgressBar, str]] = []
+    found.append(("trainers", *_cores(use.trainer_cpu if use else None, scene.cores)))
+    if scene.evaluates:
+        found.append(("evaluators", *_cores(use.evaluator_cpu if use else None, scene.cores, note)))
+    if use and use.gpu is not None:
+        memory = f" · {formatting.size(use.gpu_memory_bytes)}" if use.gpu_memory_bytes is not None else ""
+        found.append(("GPU", _bar(use.gpu, 1.0), f"  {formatting.share(use.gpu)}{memory}"))
+    rows = Table.grid(expand=True, padding=(0, 0))
+    rows.add_column(min_width=room.label, style="dim", no_wrap=True)
+    rows.add_column(ratio=1)
+    rows.add_column(width=max(len(words) for _, _, words in found) if room.narrow else NOTE, no_wrap=True)
+    for label, bar, words in found:
+        rows.add_row(room.labelled(label), bar, words)
+    return rows
+
+
+def _cores(busy: float | None, cores: int, note: str = "") -> tuple[ProgressBar, str]:
+    words = [f"{busy:.1f} of {several(cores, 'core')}", *([note] if note else [])] if busy is not None else []
+    return _bar(min(busy or 0.0, cores), cores), "  " + " · ".join(words)
+
+
+def _bar(done: float, total: float) -> ProgressBar:
+    return ProgressBar(
+        total=total or 1, completed=done, style="bright_black", complete_style="cyan", finished_style="cyan"
+    )
+
+
+def _event(event: Event) -> Text:
+    at = time.strftime("%H:%M:%S", time.localtime(event.at))
+    mark, style = EVENT_MARKS[event.kind]
+    words = (f"{mark} {one_line(event.text)}", style)
+    return Text.assemble((f"  {at} ", "dim"), words, no_wrap=True, overflow="ellipsis")
+
+
+def _foot(scene: Scene, room: _Room) -> RenderableType:
+    if scene.notice:
+        return Text(f"  {scene.notice}", "bold yellow", no_wrap=True, overflow="ellipsis")
+    hint = "Ctrl-C saves and leaves"
+    left = room.width - 3 - len(hint)
+    where = scene.run_dir
+    page = f"tandem open {shlex.quote(where)}"
+    pages = [text for text in (f"live page: {page}", page) if scene.endpoint and cell_len(text) <= left]
+    where = pages[0] if pages else formatting.end_of(where, left)
+    row = Table.grid(expand=True, padding=(0, 1))
+    row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    row.add_column(no_wrap=True)
+    row.add_row(Text(f"  {where}", "dim"), Text(hint, "dim"))
+    return row

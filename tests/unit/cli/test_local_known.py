@@ -1,0 +1,205 @@
+"""Which runs of this machine are known, and which one a name means."""
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tandem.mistake import UserError
+from tandem.rundir import RunDir
+from tandem_cli.commands.stop import saved_in
+from tandem_cli.kubernetes.complaint import ClusterError, complaint
+from tandem_cli.local.known import is_alive, known, named, remember, state_folder
+from tandem_cli.local.output import Logs
+from tandem_cli.local.sight import look
+from tandem_cli.runs import asked, local, opened
+from tests.support import manifests
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+def run(path: Path, job: str = "digits") -> Path:
+    path.mkdir(parents=True)
+    (path / "job.json").write_text(json.dumps({"metadata": {"name": job}}))
+    (path / "local.lock").touch()
+    return path
+
+
+def test_runs_in_this_folder_and_runs_begun_elsewhere_are_known(tmp_path: Path) -> None:
+    run(Path("runs/digits"))
+    far = run(tmp_path / "far away" / "mine")
+    remember(far)
+    assert set(known()) == {Path("runs/digits"), far}
+
+
+def test_a_run_that_was_deleted_is_forgotten(tmp_path: Path) -> None:
+    far = run(tmp_path / "far")
+    remember(far)
+    (far / "job.json").unlink()
+    (far / "local.lock").unlink()
+    far.rmdir()
+    assert known() == []
+    assert not list((state_folder() / "runs").iterdir())
+
+
+def test_a_state_folder_that_cannot_be_written_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", os.devnull)
+    remember(run(tmp_path / "far"))
+    assert known() == []
+
+
+def test_a_name_means_the_run_here_before_any_other(tmp_path: Path) -> None:
+    remember(run(tmp_path / "far" / "digits"))
+    assert named("digits") == [tmp_path / "far" / "digits"]
+    run(Path("runs/digits"))
+    assert named("digits") == [Path("runs/digits")]
+
+
+def test_a_name_is_that_of_the_folder_or_of_the_job(tmp_path: Path) -> None:
+    far = run(tmp_path / "far" / "tuesday")
+    remember(far)
+    assert named("tuesday") == named("digits") == [far]
+
+
+def test_a_name_of_several_runs_is_refused_with_their_folders(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        remember(run(tmp_path / folder / "digits"))
+    with pytest.raises(UserError, match=r"digits is the name of several runs: .*one/digits.*|.*two/digits"):
+        local("digits")
+
+
+class TestWhatAWordMeans:
+    def test_a_namespace_or_a_context_is_of_a_cluster(self) -> None:
+        run(Path("runs/digits"))
+        assert local("digits", namespace="team") is None
+        assert local("digits", context="there") is None
+
+    def test_a_folder_is_a_run(self) -> None:
+        run(Path("runs/digits"))
+        assert local("runs/digits") == Path("runs/digits")
+
+    def test_a_name_of_a_run_is_that_run(self) -> None:
+        run(Path("runs/digits"))
+        assert local("digits") == Path("runs/digits")
+        assert opened(Path("digits")).path == Path("runs/digits")
+
+    def test_any_other_name_is_a_job_where_kubectl_is(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        tool = tmp_path / "bin" / "kubectl"
+        tool.parent.mkdir()
+        tool.touch(mode=0o755)
+        monkeypatch.setenv("PATH", str(tool.parent))
+        Path("digits").mkdir()
+        assert local("digits") is None, "a folder that is no run hides no job"
+
+    def test_any_other_name_is_refused_where_it_is_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        run(Path("runs/digits"))
+        monkeypatch.setenv("PATH", "/nowhere")
+        with pytest.raises(UserError, match=r"no run of this machine is called digitz, .* Runs here: runs/digits"):
+            local("digitz")
+
+    def test_a_path_that_is_no_run_is_refused(self) -> None:
+        run(Path("runs/digits"))
+        with pytest.raises(UserError, match=r"runs/digitz does not exist\. Runs here: runs/digits"):
+            local("runs/digitz")
+
+
+def test_without_a_cluster_a_name_that_no_run_has_is_answered_with_the_runs_there_are() -> None:
+    run(Path("runs/digits"))
+    refused = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
+    with pytest.raises(ClusterError) as caught, asked("nosuch", "", ""):
+        raise complaint(refused)
+    assert str(caught.value) == (
+        "no run of this machine is called nosuch, and kubectl knows no cluster to ask for a job. Runs here: runs/digits"
+    )
+    with pytest.raises(ClusterError, match="set KUBECONFIG"), asked("nosuch", "team", ""):
+        raise complaint(refused)
+
+
+def test_a_run_is_alive_while_somebody_holds_its_lock(tmp_path: Path) -> None:
+    path = run(tmp_path / "far")
+    assert not is_alive(path)
+    lock = os.open(path / "local.lock", os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert is_alive(path)
+    finally:
+        os.close(lock)
+    assert not is_alive(path)
+
+
+class TestARunThatIsOver:
+    def test_was_stopped_if_nothing_says_how_it_ended(self, tmp_path: Path) -> None:
+        seen = look(run(tmp_path / "far"))
+        assert seen.job.status.phase == "Suspended"
+        assert seen.job.status.message == "nothing of it runs; the same `tandem run` begins anew: nothing was saved"
+
+    def test_of_a_script_nobody_knows_here_what_it_has_saved(self, tmp_path: Path) -> None:
+        path = run(tmp_path / "far")
+        RunDir(path).write_job(manifests.job("mine", trainer={"command": ["python", "mine.py"]}))
+        told = look(path).job.status.message
+        assert told is not None
+        assert told.endswith("starts the script again, and what that has saved itself is there")
+        assert saved_in(RunDir(path)) == "what it has saved itself stays as it is"
+
+    def test_has_failed_with_its_message(self, tmp_path: Path) -> None:
+        path = run(tmp_path / "far")
+        RunDir(path).mark_failed("Diverged", "the loss became NaN", 65)
+        seen = look(path)
+        assert (seen.job.status.phase, seen.job.status.message) == ("Failed", "the loss became NaN")
+
+    def test_tells_what_happened_and_what_follows_on_itself_once(self, tmp_path: Path) -> None:
+        path = run(tmp_path / "far")
+        (path / "log").mkdir()
+        texts = [("info", "generation 1"), ("warning", "slow"), ("warning", "slow")]
+        lines = [{"kind": "event", "time": 10.0 + i, "level": one[0], "text": one[1]} for i, one in enumerate(texts)]
+        text = "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "ev'
+        (path / "log" / "coordinator.jsonl").write_text(text)
+        seen = look(path)
+        assert [(one.text, one.count, one.warning) for one in seen.happenings] == [
+            ("generation 1", 1, False),
+            ("slow", 2, True),
+        ]
+
+
+class TestLogs:
+    @pytest.fixture
+    def logs(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "far" / "log"
+        folder.mkdir(parents=True)
+        (folder / "worker-0.txt").write_text(
+            "--- 2026-11-23 08:00:01 worker-0, start 1\nepoch 1\n2026-11-23 08:00:05,100 level=INFO step\nepoch 2\n"
+        )
+        (folder / "coordinator.txt").write_text("2026-11-23 08:00:03,000 level=INFO listening\n")
+        (folder / "guardian.txt").write_text("nothing\n")
+        return folder.parent
+
+    def test_are_in_the_order_of_time_and_what_has_none_counts_as_the_line_before(self, logs: Path) -> None:
+        lines = [(line.who, line.text.split(" ")[-1]) for line in Logs(logs, (), "", None).lines()]
+        assert lines == [
+            ("worker-0", "1"),
+            ("worker-0", "1"),
+            ("coordinator", "listening"),
+            ("worker-0", "step"),
+            ("worker-0", "2"),
+        ]
+
+    def test_tell_each_line_once_and_never_half_of_one(self, logs: Path) -> None:
+        found = Logs(logs, ("worker-0",), "", 1)
+        assert [line.text for line in found.lines()] == ["epoch 2"]
+        with (logs / "log" / "worker-0.txt").open("a") as file:
+            file.write("epoch")
+            file.flush()
+            assert list(found.lines()) == []
+            file.write(" 3\n")
+        assert [line.text for line in found.lines()] == ["epoch 3"]
+
+    def test_of_what_is_not_there_say_what_is(self, logs: Path) -> None:
+        with pytest.raises(UserError, match="no log of worker-7; there are: coordinator, worker-0"):
+            list(Logs(logs, ("worker-7",), "", None).lines())

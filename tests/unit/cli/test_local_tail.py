@@ -1,0 +1,38 @@
+"""What is shown of a run between two starts of its script, and of its script's last words."""
+
+from pathlib import Path
+
+from tandem.snapshot import Snapshot
+from tandem.status import Progress, Status
+from tandem.supervision import Child
+from tandem_cli.local.process import last_lines
+from tandem_cli.local.waiting import waiting_for
+
+LOG = """
+--- 2026-11-23 08:47:20 worker-1, start 1
+2026-11-23 08:47:24,835 level=INFO event=joined generation=1 index=1 replicas=2 reason=Started
+usage: args.py [-h] [--epochs EPOCHS]
+args.py: error: unrecognized arguments: --bogus=3
+2026-11-23 08:47:37,662 level=INFO event=rank-ended generation=1 local_rank=0 code=2
+E1123 08:47:37.691000 15310 .venv/lib/torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 2)
+"""
+
+
+def test_the_scripts_own_words_are_shown_and_not_those_of_its_agent(tmp_path: Path) -> None:
+    log = tmp_path / "worker-1.txt"
+    log.write_text(LOG)
+    assert last_lines(log, 1, of_ranks=True) == ["args.py: error: unrecognized arguments: --bogus=3"]
+    assert "torch/distributed" in last_lines(log, 1)[0]
+
+
+def test_where_the_script_says_nothing_its_agent_does(tmp_path: Path) -> None:
+    log = tmp_path / "worker-1.txt"
+    log.write_text("\n--- now\n2026-11-23 08:47:37,662 level=INFO event=rank-ended code=2\n")
+    assert last_lines(log, 5, of_ranks=True) == ["2026-11-23 08:47:37,662 level=INFO event=rank-ended code=2"]
+
+
+def test_the_time_until_the_next_start_is_shown() -> None:
+    status = Status(phase="Restarting", message="rank 0 failed; starts again in 4 s", progress=Progress(step=3))
+    snapshot = Snapshot(job="mine", time=0.0, status=status)
+    agent = Child(name="worker-0", role="agent", running=True)
+    assert waiting_for([agent], snapshot, done=False) == "starts again in 4 s"

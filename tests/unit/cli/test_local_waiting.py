@@ -1,0 +1,60 @@
+"""What a run says that it waits for."""
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.snapshot import MemberView, Snapshot
+from tandem.status import Status
+from tandem.supervision import Child
+from tandem_cli.local.waiting import Asked, leaving_for, waiting_for
+
+WORKER = Child(name="worker-0", role="agent").started(0.0)
+EVALUATOR = Child(name="evaluator-0-0", role="evaluator").started(0.0)
+COORDINATOR = Child(name="coordinator", role="coordinator").started(0.0)
+MEMBER = MemberView(replica="worker-0", address="127.0.0.1", state="running", silent_seconds=0.0)
+
+
+@pytest.mark.parametrize(
+    ("children", "saved", "words"),
+    [
+        ([WORKER, EVALUATOR], 200, "saving, at step 250; Ctrl-C again leaves at once"),
+        ([WORKER, EVALUATOR], 251, "saved checkpoint 251; 1 worker leaving"),
+        ([EVALUATOR, COORDINATOR], 251, "giving up the work of 1 evaluator; Ctrl-C again leaves at once"),
+        ([COORDINATOR], 251, "leaving"),
+    ],
+)
+def test_after_ctrl_c_it_says_what_it_waits_for(children: list[Child], saved: int, words: str) -> None:
+    assert leaving_for(children, Asked(saved=200, step=250), saved, requests=1) == words
+
+
+def test_after_another_it_waits_for_nothing() -> None:
+    assert leaving_for([WORKER], Asked(saved=None, step=None), None, requests=2) == "leaving at once"
+
+
+def test_before_anything_is_known_it_just_saves() -> None:
+    assert leaving_for([WORKER], Asked(saved=None, step=None), None, requests=1) == (
+        "saving; Ctrl-C again leaves at once"
+    )
+
+
+def test_a_script_that_runs_is_not_waited_for() -> None:
+    snapshot = Snapshot(job="mine", time=0.0, status=Status(phase="Running"), members=[MEMBER])
+    assert waiting_for([WORKER], snapshot, done=False) == ""
+
+
+def test_a_group_that_has_not_begun_loads_its_data() -> None:
+    snapshot = Snapshot(job="mine", time=0.0, status=Status(phase="Starting"), members=[MEMBER])
+    assert waiting_for([replace(WORKER)], snapshot, done=False).startswith("starting: loading the data")
+
+
+def test_what_a_script_begins_with_is_its_own_business() -> None:
+    snapshot = Snapshot(job="mine", time=0.0, status=Status(phase="Starting"), members=[MEMBER])
+    assert waiting_for([WORKER], snapshot, done=False, own_command=True) == "starting the script"
+
+
+def test_a_script_that_is_stopped_saves_on_its_own() -> None:
+    asked = Asked(saved=None, step=None)
+    assert leaving_for([WORKER], asked, None, requests=1, silent=True) == (
+        "ending the script: 1 worker leaving; Ctrl-C again leaves at once"
+    )

@@ -1,0 +1,66 @@
+"""The numbers of a run as CSV files and as TensorBoard reads them."""
+
+import csv
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tandem.mistake import UserError
+from tandem_cli.commands.export import Format, export
+from tandem_cli.report.exporting import write_csv, write_tensorboard
+from tandem_cli.report.reading import read
+from tandem_cli.report.run import Run
+from tests.support.worlds.simulated_run import make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return read(make_run(tmp_path_factory.mktemp("run"), steps=100, every=20, evaluation_seconds=0.05))
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_each_kind_of_thing_has_a_file_with_all_of_it(run: Run, tmp_path: Path) -> None:
+    for _ in range(2):
+        written = {path.name: rows(path) for path in write_csv(run, tmp_path / "csv")}
+    assert {path.name for path in (tmp_path / "csv").iterdir()} == {*written}
+    steps, evaluations = written["steps.csv"], written["evaluations.csv"]
+    assert [int(row["step"]) for row in steps] == run.counted.step.tolist()
+    assert [float(row["loss"]) for row in steps] == pytest.approx(run.counted.loss.tolist())
+    assert len(written["throughput.csv"]) == len(run.rates)
+    assert len(written["generations.csv"]) == len(run.generations)
+    assert {row["process"] for row in written["processes.csv"]} >= {use.name for use in run.uses}
+    assert run.best is not None
+    assert [row["checkpoint"] for row in evaluations if row["best"] == "1"] == [run.best.name]
+    assert not [cell for rows_ in written.values() for row in rows_ for cell in row.values() if cell == "nan"]
+
+
+def test_tensorboard_reads_steps_scores_and_times(run: Run, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    count = write_tensorboard(run, tmp_path / "log")
+    found = EventAccumulator(str(tmp_path / "log"), size_guidance={"tensors": 0})
+    found.Reload()
+    tags = found.Tags()["tensors"]
+    assert {"training/loss", "training/samplesPerSecond", "evaluation/accuracy"} <= {*tags}
+    assert sum(len(found.Tensors(tag)) for tag in tags) == count
+    losses = found.Tensors("training/loss")
+    assert [event.step for event in losses] == run.counted.step.tolist()
+    assert [event.wall_time for event in losses] == pytest.approx(run.counted.time.tolist())
+    assert [event.tensor_proto.float_val[0] for event in losses] == pytest.approx(run.counted.loss.tolist())
+
+
+def test_a_folder_with_something_in_it_is_not_mixed_with_a_log(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", steps=20, every=20, evaluation_seconds=0.05)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "events.out.tfevents.1").touch()
+    with pytest.raises(UserError, match="mine is not empty"):
+        export(path, Format.TENSORBOARD, tmp_path / "mine")
+    for _ in range(2):
+        export(path, Format.TENSORBOARD, None)
+    assert len(list((path / "tensorboard").iterdir())) == 1, "a second export takes the place of the first"

@@ -1,0 +1,313 @@
+"""The page and the pictures: complete, self-contained, safe, and really drawn."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tandem import charts
+from tandem.charts import chart, drawing
+from tandem.charts.palette import DARK, LIGHT
+from tandem_cli.report import clock, style, svg
+from tandem_cli.report.figures import pictures, processors, training
+from tandem_cli.report.reading import read
+from tandem_cli.report.run import Run, Steps, Use, Work
+from tandem_cli.report.style import NARROW, PICTURE, WIDE
+from tandem_cli.report.summary import summarize
+from tandem_cli.report.writing import Report, write
+from tests.support.worlds.simulated_run import T0, make_run
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """The report of a run with everything in it."""
+    path = tmp_path_factory.mktemp("runs") / "digits"
+    kills = {230: "WorkerFailed"}
+    return write(make_run(path, steps=400, kills=kills, gpus=True, nan_steps=frozenset({300})))
+
+
+@pytest.fixture(scope="module")
+def text(report: Report) -> str:
+    """Its page."""
+    return report.page.read_text("utf-8")
+
+
+def tree(page: str) -> ElementTree.Element:
+    """The page as a tree; it is written so that it is XML as well."""
+    return ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
+
+
+def said(page: str) -> str:
+    """All that a reader of the page can read, on one line."""
+    return " ".join("".join(tree(page).itertext()).split())
+
+
+class TestThePage:
+    def test_is_well_formed(self, text: str) -> None:
+        assert tree(text).tag == "html"
+
+    def test_asks_for_nothing_from_anywhere(self, text: str) -> None:
+        assert "://" not in text
+        assert not re.search(r"<(link|img|iframe|object|embed)\b", text)
+        assert not re.search(r"@import|url\((?!#)|\bsrc=", text)
+        assert all(target.startswith("#") for target in re.findall(r'href="([^"]*)"', text))
+
+    def test_runs_the_one_script_that_its_policy_names_by_its_hash(self, text: str) -> None:
+        (script,) = re.findall(r"<script[^>]*>(.*?)</script>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+        assert policy.startswith("default-src 'none'; ")
+        assert f"script-src 'sha256-{digest}';" in policy
+        assert charts.script() in script
+        assert not re.search(r"\bon[a-z]+=|javascript:", text.replace(script, ""))
+
+    def test_has_every_id_once_and_every_reference_leads_to_one(self, text: str) -> None:
+        text = re.sub(r"<script>.*</script>", "", text, flags=re.DOTALL)
+        ids = Counter(re.findall(r'\bid="([^"]+)"', text))
+        assert ids
+        assert set(ids.values()) == {1}
+        told = " ".join(re.findall(r'aria-labelledby="([^"]+)"', text)).split()
+        assert {*re.findall(r'(?:url\(#|href="#)([^")]+)', text), *told} == set(ids)
+
+    def test_holds_each_picture_for_a_desk_and_for_a_phone(self, text: str) -> None:
+        for kind in ("wide", "narrow"):
+            found = [part for part in tree(text).iter("div") if part.get("class") == kind]
+            assert [len(part.findall("svg")) for part in found] == [1] * 7
+            drawings = [part.find("svg") for part in found]
+            labels = [one.get("aria-label") or one.findtext("title", "") for one in drawings if one is not None]
+            assert all(label and len(label) > 20 for label in labels)
+            assert sum(one is not None and len(one.findtext("desc", "")) > 20 for one in drawings) == 4
+
+    def test_has_text_as_text(self, text: str) -> None:
+        words = {"".join(part.itertext()).strip() for part in tree(text).iter("text")}
+        assert {
+            "Test accuracy",
+            "rank 0",
+            "GPU 1",
+            "evaluator 0-1",
+            "checkpoints",
+            "TRAINING",
+            "World size (ranks)",
+        } <= words
+
+    def test_takes_all_colours_from_variables_that_dark_pages_set_too(self, text: str) -> None:
+        drawings = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
+        assert not re.search(r"#[0-9a-fA-F]{6}\b", drawings)
+        assert set(re.findall(r"var\(--([a-z]+)\)", drawings)) <= {*LIGHT, "font"}
+        assert LIGHT.keys() == DARK.keys()
+        assert len(set(LIGHT.values())) == len(LIGHT)
+        dark = text.split("prefers-color-scheme: dark", 1)[1].split("}", 1)[0]
+        assert all(f"--{role}: {color};" in dark for role, color in DARK.items())
+
+    def test_names_job_result_steps_best_and_stalls(self, text: str, report: Report) -> None:
+        words = said(text)
+        best = report.run.best
+        assert best is not None
+        assert best.evaluation is not None
+        assert "digits" in words
+        assert "Succeeded" in words
+        assert f"{100 * best.evaluation.metrics['accuracy']:.2f} %" in words
+        assert f"at step {best.step}" in words
+        assert "30 done again" in words
+        assert "It was not finite in 1 step." in words
+        assert re.search(r"A checkpoint held it up for \d\.\d ms \(median; at most \d\.\d ms\)", words)
+
+    def test_has_a_row_for_each_checkpoint_and_generation(self, text: str, report: Report) -> None:
+        rows = [len(list(table.iter("tr"))) - 1 for table in tree(text).iter("table")]
+        assert rows == [len(report.run.checkpoints), len(report.run.generations)] == [8, 2]
+        assert "worker failed: WorkerFailed of worker-1" in said(text)
+
+    def test_has_the_job_folded_in_it(self, text: str) -> None:
+        folded = {part.findtext("summary"): part for part in tree(text).iter("details")}
+        assert folded["The job"].get("open") is None
+        assert "everySteps: 50" in folded["The job"].findtext("pre", "")
+
+
+def test_nothing_that_a_run_says_becomes_part_of_the_page(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", steps=60, every=20, kills={50: "<script>alert(1)</script>"})
+    evil = '"><script>alert(2)</script><b a="'
+    job = json.loads((path / "job.json").read_text())
+    job["metadata"]["name"] = evil
+    (path / "job.json").write_text(json.dumps(job))
+    (path / "DONE").unlink()
+    (path / "FAILED.json").write_text(json.dumps({"reason": evil, "message": evil, "at": T0 + 9}))
+    with (path / "log" / "coordinator.jsonl").open("a") as log:
+        log.write(json.dumps({"kind": "event", "time": T0 + 5, "level": evil, "text": evil}) + "\n")
+    with (path / "log" / "evaluator-evaluator-0-0.jsonl").open("a") as log:
+        log.write(json.dumps({"kind": "bad", "time": T0 + 50, "checkpoint": "step-000000020", "why": evil}) + "\n")
+    shutil.move(path / "log" / "evaluator-evaluator-0-1.jsonl", path / "log" / "evaluator-<script>$x$.jsonl")
+    page = write(path, png=False).page.read_text("utf-8")
+    (script,) = tree(page).iter("script")
+    assert (script.text or "").strip("\n/") == charts.script().strip("\n/")
+    assert not list(tree(page).iter("b"))
+    assert page.count("&lt;script&gt;alert(2)") >= 4
+
+
+class TestThePictures:
+    def test_lie_beside_the_page_in_a_folder_of_its_name(self, report: Report) -> None:
+        folder = report.page.parent / "report"
+        names = ["training", "optimization", "processors", "world", "ranks", "phases", "confusion"]
+        assert report.pictures == tuple(folder / f"{name}.png" for name in names)
+        assert sorted(folder.iterdir()) == sorted(report.pictures)
+
+    def test_are_large_and_not_blank(self, report: Report) -> None:
+        for path in report.pictures:
+            with Image.open(path) as image:
+                assert image.width == int(PICTURE.width * PICTURE.dots_per_inch)
+                assert image.height > 400
+                pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
+            drawn = (pixels != pixels[0]).any(axis=1).mean()
+            assert drawn > 0.03, path
+            assert len(np.unique(pixels, axis=0)) > 50, path
+
+    def test_show_trainers_checkpoints_and_evaluators_in_their_colours(self, report: Report) -> None:
+        path = next(path for path in report.pictures if path.stem == "processors")
+        with Image.open(path) as image:
+            pixels = np.asarray(image.convert("RGB")).reshape(-1, 3).astype(int)
+        for role, share in (("trainer", 0.02), ("gpu", 0.02), ("evaluator", 0.005), ("checkpoint", 0.0003)):
+            color = np.array([int(LIGHT[role][at : at + 2], 16) for at in (1, 3, 5)])
+            # Filled areas are drawn at three quarters of their strength.
+            blends = [color * alpha + 254 * (1 - alpha) for alpha in (1.0, 0.72)]
+            near = np.any([np.abs(pixels - blend).max(axis=1) < 12 for blend in blends], axis=0)
+            assert near.mean() > share, role
+
+
+class TestWhereItIsWritten:
+    def test_into_another_folder(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path / "run", steps=20)
+        written = write(path, tmp_path / "new" / "folder", png=False)
+        assert written.page == tmp_path / "new" / "folder" / "report.html"
+        assert written.pictures == ()
+        assert [file.name for file in written.page.parent.iterdir()] == ["report.html"]
+        assert not (path / "report.html").exists()
+
+    def test_into_a_file(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path / "run", steps=20)
+        written = write(path, tmp_path / "digits.html")
+        assert written.page == tmp_path / "digits.html"
+        assert {picture.parent for picture in written.pictures} == {tmp_path / "digits"}
+
+    def test_again_over_the_one_before_with_the_same_content(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path / "run", steps=20)
+        first = write(path, png=False).page.read_bytes()
+        assert write(path, png=False).page.read_bytes() == first
+
+
+def small(path: Path, **script: object) -> str:
+    """The words of a page of a run after a script."""
+    return said(write(make_run(path, **script), png=False).page.read_text("utf-8"))
+
+
+class TestOddRuns:
+    def test_of_one_step(self, tmp_path: Path) -> None:
+        assert "Steps 1 of 1" in _spaced(small(tmp_path, steps=1))
+
+    def test_without_evaluators(self, tmp_path: Path) -> None:
+        words = small(tmp_path, steps=60, evaluators=0)
+        assert "nothing evaluated" in words
+        assert "EVALUATION" not in words
+
+    def test_of_hundreds_of_ranks_and_dozens_of_evaluators_have_a_dozen_rows_each(self, tmp_path: Path) -> None:
+        words = small(tmp_path, steps=100, workers=100, evaluators=30)
+        assert "rank 0 to 8" in words
+        assert "rank 99" in words
+        assert "evaluator 0-0 to 0-2" in words
+
+    def test_with_a_thousand_classes(self, tmp_path: Path) -> None:
+        words = small(tmp_path, steps=40, every=40, classes=1000)
+        assert "F1, the 20 worst of 1000 classes" in words
+
+    def test_without_anything_but_a_job_say_so(self, tmp_path: Path) -> None:
+        whole = make_run(tmp_path / "whole", steps=20)
+        (tmp_path / "new").mkdir()
+        shutil.copy(whole / "job.json", tmp_path / "new")
+        words = said(write(tmp_path / "new").page.read_text("utf-8"))
+        assert "Nothing was logged yet" in words
+
+    def test_with_all_losses_infinite(self, tmp_path: Path) -> None:
+        words = small(tmp_path, steps=40, nan_steps=frozenset(range(1, 41)), evaluators=0)
+        assert "It was not finite in 40 steps." in words
+
+    def test_that_went_on_after_a_night_have_the_night_cut_out(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path, steps=200, kills={100: "Started"})
+        second = read(path).generations[1].opened_at
+        assert second is not None
+        for file in [*path.glob("log/*.jsonl"), *path.glob("evaluations/*/*.json")]:
+            file.write_text(
+                re.sub(
+                    r"(\"(?:time|startedAt|finishedAt)\": )([0-9.]+)",
+                    lambda match: f"{match[1]}{float(match[2]) + (36_000 if float(match[2]) >= second - 0.01 else 0)}",
+                    file.read_text(),
+                )
+            )
+        words = said(write(path, png=False).page.read_text("utf-8"))
+        assert "10 h pause" in words
+        assert "pauses left out" in words
+
+
+def _spaced(words: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[0-9])|(?<=[0-9])(?=[a-z])", " ", words)
+
+
+class TestLongRuns:
+    def long(self, run: Run, count: int) -> Run:
+        steps = np.arange(1, count + 1)
+        time = T0 + steps * 0.1
+        noise = np.random.default_rng(0).lognormal(size=count)
+        seconds = np.arange(T0, time[-1], 1.0)
+        uses = tuple(Use(str(rank), "trainer", seconds, np.full(len(seconds), 0.9)) for rank in range(2))
+        ends = T0 + np.arange(100, count, 100) * 0.1
+        works = tuple(Work("evaluator-0-0", "c", 1, 100, float(end) - 5, float(end)) for end in ends)
+        return replace(
+            run, counted=Steps(steps, time, noise), superseded=(), uses=uses, works=works, marks=seconds, checkpoints=()
+        )
+
+    def test_a_million_steps_make_a_picture_no_larger_than_a_page(self, report: Report) -> None:
+        run = self.long(report.run, 1_000_000)
+        ticks = clock.of(run.marks)
+        with style.drawing():
+            figure = processors.draw(run, ticks, WIDE)
+            assert figure is not None
+            assert len(svg.inline(figure, "long", "long")) < 300_000
+        assert len(drawing.draw("long", "long", "", training.charts(run, ticks), chart.WIDE)) < 100_000
+
+    def test_many_checkpoints_get_a_closer_look(self, tmp_path: Path) -> None:
+        run = read(make_run(tmp_path, steps=2000, every=20, evaluation_seconds=0.3))
+        ticks = clock.of(run.marks)
+        found = {picture.name: picture for picture in pictures(run, ticks, summarize(run, ticks))}
+        with style.drawing():
+            figure = found["close"].draw(NARROW)
+        assert figure is not None
+        window = processors.close_window(run)
+        assert window is not None
+        inside = [c for c in run.checkpoints if c.at is not None and window[0] <= c.at <= window[1]]
+        assert processors.CLOSE_CHECKPOINTS <= len(inside) <= processors.CLOSE_CHECKPOINTS + 2
+
+
+def test_the_style_of_the_users_own_matplotlib_does_not_show(report: Report) -> None:
+    from matplotlib import rcParams
+
+    ticks = clock.of(report.run.marks)
+    with style.drawing():
+        plain = processors.draw(report.run, ticks, WIDE)
+        assert plain is not None
+        expected = svg.inline(plain, "a", "a")
+    before = rcParams["axes.facecolor"], rcParams["font.size"]
+    try:
+        rcParams["axes.facecolor"], rcParams["font.size"] = "yellow", 30
+        with style.drawing():
+            drawn = processors.draw(report.run, ticks, WIDE)
+            assert drawn is not None
+            assert svg.inline(drawn, "a", "a") == expected
+        assert rcParams["font.size"] == 30
+    finally:
+        rcParams["axes.facecolor"], rcParams["font.size"] = before

@@ -1,0 +1,32 @@
+"""The last words of `tandem run`."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from tandem_cli.terminal.summary import Result, complete
+
+
+def first_line(found: Result, seconds: float | None, before: int | None = None) -> str:
+    file = io.StringIO()
+    told = complete("digits", found, "runs/digits", seconds, evaluates=True, before=before)
+    Console(file=file, width=200).print(told)
+    return file.getvalue().splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "before", "words"),
+    [
+        (920, 25.2, None, "digits is complete: 920 steps in 25 s"),
+        (1, 7.0, None, "digits is complete: 1 step in 7 s"),
+        (2_300, 15.0, 560, "digits is complete: 2,300 steps, the last 1,740 in 15 s"),
+        (2_300, 5.0, 2_300, "digits is complete: 2,300 steps; what was left took 5 s"),
+        (2_300, None, 2_300, "digits is complete: 2,300 steps"),
+        (None, 5.0, None, "digits is complete in 5 s"),
+    ],
+)
+def test_the_time_is_that_of_the_steps_it_is_told_with(
+    steps: int | None, seconds: float | None, before: int | None, words: str
+) -> None:
+    assert first_line(Result(step=steps), seconds, before) == words
