@@ -1,6 +1,6 @@
 """Generated files of the chart, but for the CRD, dashboards and alerts.
 
-    charts/tandem/files/rights.yaml         what the operator may do, from tandem_operator.rights
+    charts/tandem/files/rights.yaml         what the operator may do, from tandem_operator.rbac
     charts/tandem/files/rights-lease.yaml   what it may do where its Lease is
     charts/tandem/README.md                 every value with its default and meaning, from values.yaml and its comments
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from tandem_operator.rights import lease_rules, rules
+from tandem_operator.rbac import lease_rules, rules
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts" / "tandem"
@@ -37,7 +37,7 @@ HEAD = "| value | default | meaning |\n|---|---|---|"
 
 def rights_file(made: list[dict[str, Any]]) -> str:
     """Rules of the operator, as a role has them."""
-    head = "# Generated from operator/tandem_operator/rights.py by `make generate`; do not edit.\n"
+    head = "# Generated from operator/tandem_operator/rbac.py by `make generate`; do not edit.\n"
     return head + yaml.dump(made, Dumper=_Whole, sort_keys=False)
 
 

@@ -35,16 +35,16 @@ from tandem.exitcode import ExitCode
 from tandem.job import Storage
 from tandem_operator import interpreter, lease
 from tandem_operator.api import ApiServer, Unavailable
+from tandem_operator.cache import Cache
 from tandem_operator.controller import Controller
 from tandem_operator.coordinators import Coordinators
+from tandem_operator.gang_deadlock import PATIENCE_SECONDS
 from tandem_operator.gauges import Gauges
 from tandem_operator.health import serve_health
 from tandem_operator.lease import Leases
 from tandem_operator.objects import Peers, Volumes
 from tandem_operator.pods import Images
 from tandem_operator.reconcile import ANY_VOLUMES
-from tandem_operator.rivalry import PATIENCE_SECONDS
-from tandem_operator.store import Store
 from tandem_operator.tokens import NoKey, operator_key
 from tandem_operator.watching import Watching
 
@@ -68,7 +68,7 @@ class Options:
     key_secret: tuple[str, str]
     """Namespace and name."""
     patience: float
-    """Seconds, see tandem_operator.rivalry."""
+    """Seconds, see tandem_operator.gang_deadlock."""
     template_fields: tuple[str, ...] = ()
     """See tandem_operator.allowed."""
     peers: Peers | None = None
@@ -99,7 +99,7 @@ def main() -> int:
 async def _operate(options: Options) -> None:
     begun = asyncio.Event()
     stop = asyncio.create_task(_told_to_stop(begun), name="stop")
-    store, gauges = Store(), Gauges()
+    cache, gauges = Cache(), Gauges()
     # Renewals of the Lease do not queue behind all that is made.
     async with (
         await ApiServer.connect() as api,
@@ -110,12 +110,12 @@ async def _operate(options: Options) -> None:
         leases = None
         if options.identity:
             names = options.namespaces, options.lease_namespace, options.identity
-            leases = Leases(apart, *names, lambda namespace: _look_again(controller, store, namespace))
+            leases = Leases(apart, *names, lambda namespace: _look_again(controller, cache, namespace))
             api.acts = leases.acts
         controller = Controller(
             api,
             coordinators,
-            store,
+            cache,
             options.images,
             gauges,
             key,
@@ -125,11 +125,11 @@ async def _operate(options: Options) -> None:
             options.peers,
         )
         isolates = options.peers is not None
-        watching = Watching(api, store, controller.backlog.add, options.namespaces, isolates)
-        gauges.depth, gauges.requests = lambda: len(controller.backlog), lambda: api.requests
+        watching = Watching(api, cache, controller.workqueue.add, options.namespaces, isolates)
+        gauges.depth, gauges.requests = lambda: len(controller.workqueue), lambda: api.requests
         if leases is not None:
             gauges.leads = lambda: leases.held
-        gauges.age, gauges.unreadable = lambda: watching.age, lambda: store.unreadable.counts
+        gauges.age, gauges.unreadable = lambda: watching.age, lambda: cache.unreadable.counts
         watch = asyncio.create_task(watching.watch(begun), name="watch")
         tasks = [
             watch,
@@ -187,11 +187,11 @@ async def _key(api: ApiServer, options: Options) -> bytes:
             await asyncio.sleep(RETRY_SECONDS)
 
 
-def _look_again(controller: Controller, store: Store, namespace: str) -> None:
+def _look_again(controller: Controller, cache: Cache, namespace: str) -> None:
     """Look at all jobs of a namespace, empty for all: we have begun to act there, or have ceased to."""
-    for key in store.everyone():
+    for key in cache.everyone():
         if namespace in ("", key[0]):
-            controller.backlog.add(key)
+            controller.workqueue.add(key)
 
 
 async def _control(watching: Watching, controller: Controller) -> None:

@@ -14,7 +14,7 @@ They are kept in memory alone: an operator that starts again begins with short p
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tandem_operator import fleet, names
+from tandem_operator import names, replicas
 from tandem_operator.kinds import Kind
 from tandem_operator.reporting import Trouble
 
@@ -38,7 +38,7 @@ class Attempt:
     @property
     def due(self) -> float:
         """When it may be tried again, seconds since the epoch."""
-        return self.at + min(LONGEST_SECONDS, fleet.pause(self.count))
+        return self.at + min(LONGEST_SECONDS, replicas.pause(self.count))
 
 
 Attempts = Mapping[str, Attempt]

@@ -1,4 +1,4 @@
-"""Which jobs of the whole cluster are starved, or have given way (tandem_operator.rivalry).
+"""Which jobs of the whole cluster are starved, or have given way (tandem_operator.gang_deadlock).
 
 It is asked for each job that has been starved for long, and everybody's jobs are looked through for that: those who
 write them must neither stop that nor make it long. So jobs are chosen by their pods and their conditions alone; of the
@@ -14,10 +14,10 @@ from typing import Any
 
 from tandem.times import seconds
 from tandem_operator import names
+from tandem_operator.cache import Cache, Key
+from tandem_operator.gang_deadlock import GAVE_WAY, Claimant, claimant, is_partly_placed, starved_for, way_ends
 from tandem_operator.jobs import InvalidSpec
 from tandem_operator.memory import Memory
-from tandem_operator.rivalry import GAVE_WAY, Claimant, claimant, is_partly_placed, starved_for, way_ends
-from tandem_operator.store import Key, Store
 
 FRESH_SECONDS = 2.0
 """So long what was found serves all who ask."""
@@ -34,8 +34,8 @@ class Claimants:
         memory: what is kept of a job, by its key and its UID; what was read of its spec among it.
     """
 
-    def __init__(self, store: Store, memory: Callable[[Key, str], Memory]) -> None:
-        self._store, self._memory = store, memory
+    def __init__(self, cache: Cache, memory: Callable[[Key, str], Memory]) -> None:
+        self._cache, self._memory = cache, memory
         self._found: list[tuple[Key, Claimant]] = []
         self._due = 0.0
         self._turn = asyncio.Lock()
@@ -49,14 +49,14 @@ class Claimants:
         return [one for of, one in self._found if of != key and self._is_there(of, one.uid)]
 
     async def _look(self) -> AsyncIterator[tuple[Key, Claimant]]:
-        for number, key in enumerate(self._store.everyone()):
+        for number, key in enumerate(self._cache.everyone()):
             if number % AT_A_TIME == AT_A_TIME - 1:
                 await asyncio.sleep(0)
-            if (body := self._store.job(key)) is None:
+            if (body := self._cache.job(key)) is None:
                 continue
             try:
                 uid = body["metadata"]["uid"]
-                workers = self._store.children(key).pods(names.WORKER, uid)
+                workers = self._cache.children(key).pods(names.WORKER, uid)
                 if not (is_partly_placed(workers) or _says_that_it_gave_way(body.get("status"))):
                     continue
                 job = self._memory(key, uid).parsed(body)
@@ -72,7 +72,7 @@ class Claimants:
             await asyncio.sleep(0)
 
     def _is_there(self, key: Key, uid: str) -> bool:
-        body = self._store.job(key)
+        body = self._cache.job(key)
         return body is not None and body["metadata"]["uid"] == uid
 
 

@@ -18,9 +18,10 @@ from tandem.times import rfc3339, seconds
 from tandem_operator import allowed, jobs, kinds, names, objects, reporting, retry, tokens
 from tandem_operator.api import ApiServer, Refused, Unavailable
 from tandem_operator.attempts import MANY, ending, place, removing, tried, writing
-from tandem_operator.backlog import Backlog
+from tandem_operator.cache import Cache, Key
 from tandem_operator.claimants import Claimants
 from tandem_operator.coordinators import Coordinators
+from tandem_operator.gang_deadlock import PATIENCE_SECONDS, Claimant, starved_for
 from tandem_operator.gauges import Gauges, holding
 from tandem_operator.jobs import InvalidSpec, Object
 from tandem_operator.memory import Memory
@@ -29,11 +30,10 @@ from tandem_operator.observed import Children, observe
 from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
 from tandem_operator.questions import Questions
+from tandem_operator.reasons import name_taken
 from tandem_operator.reconcile import ANY_VOLUMES, HASTY_SECONDS, is_ours, lively, reconcile
 from tandem_operator.reporting import Notice, Trouble
-from tandem_operator.rivalry import PATIENCE_SECONDS, Claimant, starved_for
-from tandem_operator.store import Key, Store
-from tandem_operator.troubles import name_taken
+from tandem_operator.workqueue import WorkQueue
 
 AT_ONCE = 96
 """Jobs that are looked at side by side. Most of a look is waiting for an answer, and where nodes were lost, in vain."""
@@ -79,7 +79,7 @@ class Controller:
         self,
         api: ApiServer,
         coordinators: Coordinators,
-        store: Store,
+        cache: Cache,
         images: Images,
         gauges: Gauges,
         key: bytes,
@@ -88,12 +88,12 @@ class Controller:
         template_fields: Sequence[str] = (),
         peers: Peers | None = None,
     ) -> None:
-        self._api, self._store, self._questions = api, store, Questions(coordinators, key)
+        self._api, self._cache, self._questions = api, cache, Questions(coordinators, key)
         self._images, self._gauges, self._key, self._volumes = images, gauges, key, volumes
         self._patience, self._template_fields, self._peers = patience, tuple(template_fields), peers
-        self.backlog: Backlog[Key] = Backlog(LEAST_SECONDS, SLOW_AT_ONCE, OF_A_NAMESPACE, lambda key: key[0])
+        self.workqueue: WorkQueue[Key] = WorkQueue(LEAST_SECONDS, SLOW_AT_ONCE, OF_A_NAMESPACE, lambda key: key[0])
         self._memories: dict[Key, Memory] = {}
-        self._claimants = Claimants(store, self._memory)
+        self._claimants = Claimants(cache, self._memory)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -103,7 +103,7 @@ class Controller:
 
     async def _serve(self) -> None:
         while True:
-            await self.attend(await self.backlog.take())
+            await self.attend(await self.workqueue.take())
 
     async def attend(self, key: Key) -> None:
         """Look at a job that is due; what goes wrong is told, and the job tried again later. Never raises."""
@@ -120,9 +120,9 @@ class Controller:
             await self._admit(key, error)
         finally:
             self._gauges.looked(time.monotonic() - began, failed)
-            self.backlog.done(key, again_in, failed, self._questions.is_slow(key))
-        if self._store.job(key) is None:
-            self.backlog.forget(key)
+            self.workqueue.done(key, again_in, failed, self._questions.is_slow(key))
+        if self._cache.job(key) is None:
+            self.workqueue.forget(key)
 
     async def look(self, key: Key) -> float | None:
         """Do for one job what there is to do; returns in how many seconds to look again.
@@ -130,7 +130,7 @@ class Controller:
         Raises:
             Unavailable, Refused: the API server did not do what it was asked. To be tried again later.
         """
-        body = self._store.job(key)
+        body = self._cache.job(key)
         if body is None or "deletionTimestamp" in body["metadata"] or not self._api.acts(key[0]):
             # Owner references take care of what is left, or another operator of all of it.
             self._memories.pop(key, None)
@@ -147,13 +147,13 @@ class Controller:
         if (words := allowed.complaint(job, self._template_fields)) is not None and not _has_ended(job):
             await self._stall(key, body, allowed.REASON, words)
             return None
-        if (words := jobs.changed(job, uid, self._store.children(key))) is not None and not _has_ended(job):
+        if (words := jobs.changed(job, uid, self._cache.children(key))) is not None and not _has_ended(job):
             await self._stall(key, body, jobs.PROCESSES_CHANGED, words)
             return None
-        own = self._store.children(key).pods(names.COORDINATOR, uid)
+        own = self._cache.children(key).pods(names.COORDINATOR, uid)
         heard = await self._questions.ask(key, job, uid, own)
         others = await self._rivals(key, uid, job)
-        children = self._store.children(key)
+        children = self._cache.children(key)
         again = retry.asked(body["metadata"])
         if job.status is not None and again != job.status.retried_at:
             if again is not None and job.status.phase == "Failed":
@@ -185,7 +185,7 @@ class Controller:
         objects_alone = replace(plan, make=(), remove=(), target=None)
         refused = await self._carry_out(key, objects_alone if first else plan, situation, memory)
         if first and not refused:
-            situation = replace(situation, children=self._store.children(key), attempts=memory.attempts)
+            situation = replace(situation, children=self._cache.children(key), attempts=memory.attempts)
             then = reconcile(situation, self._images, self._volumes)
             plan = replace(then, notices=(*plan.notices, *(one for one in then.notices if one not in plan.notices)))
             refused = await self._carry_out(key, plan, situation, memory)
@@ -205,7 +205,7 @@ class Controller:
 
     async def _rivals(self, key: Key, uid: str, job: DistributedTrainingJob) -> list[Claimant]:
         """Other jobs that are starved or have given way, once this one has been starved for so long that it matters."""
-        since = starved_for(job, self._store.children(key).pods(names.WORKER, uid), time.time())
+        since = starved_for(job, self._cache.children(key).pods(names.WORKER, uid), time.time())
         return [] if since is None or since < self._patience else await self._claimants.besides(key)
 
     def _memory(self, key: Key, uid: str) -> Memory:
@@ -262,7 +262,7 @@ class Controller:
             note(writing(_kind(manifest), manifest["metadata"]["name"]), trouble, updated)
         if vain:
             # Pods read these as they start, and the next look decides which can go without.
-            self.backlog.add(key)
+            self.workqueue.add(key)
             return vain
         # They need all of the former, and none of each other.
         for first in range(0, len(plan.make), MANY):
@@ -312,7 +312,7 @@ class Controller:
                 return False, name_taken(kind, metadata["name"], seen.owner)
             return False, await self._take_in(kind, manifest, there) if kind in kinds.WATCHED else None
         if kind in kinds.WATCHED:
-            self._store.see(kind, made)
+            self._cache.see(kind, made)
         log.info("event=made job=%s/%s kind=%s name=%s", *_job(metadata), kind.name, metadata["name"])
         return True, None
 
@@ -320,12 +320,12 @@ class Controller:
         """Whether it is now as it should be, and if not what speaks against it."""
         kind, metadata = _kind(manifest), manifest["metadata"]
         try:
-            self._store.see(kind, await self._api.apply(kind, manifest))
+            self._cache.see(kind, await self._api.apply(kind, manifest))
         except Refused as error:
             if error.code != 409:
                 return False, _trouble(kind, metadata["name"], error)
             # It is not the one that we know any more; the next look finds out what is there.
-            self._store.lose(kind, key[0], metadata["name"], metadata["uid"])
+            self._cache.lose(kind, key[0], metadata["name"], metadata["uid"])
             return False, None
         return True, None
 
@@ -339,14 +339,14 @@ class Controller:
                 there = await self._api.apply(kind, named)
             except Refused as error:
                 return _trouble(kind, metadata["name"], error)
-        self._store.see(kind, there)
+        self._cache.see(kind, there)
         return None
 
     # Telling
 
     async def _report(self, key: Key, job: DistributedTrainingJob, plan: Plan, memory: Memory) -> bool:
         """Write the status if it is worth it; False if it will be later."""
-        body = self._store.job(key)
+        body = self._cache.job(key)
         if body is None or body["metadata"]["uid"] != memory.uid:
             return True
         changes = reporting.patch(body.get("status") or {}, plan.status.dump())
@@ -390,7 +390,7 @@ class Controller:
 
     async def _admit(self, key: Key, error: Exception) -> None:
         """Say in the job's status that looking at it has failed."""
-        body = self._store.job(key)
+        body = self._cache.job(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             return
         words = f"the operator failed at this job and tries again: {type(error).__name__}: {str(error)[:MOST_WORDS]}"
@@ -428,7 +428,7 @@ class Controller:
                 return False
             raise
         if written is not None:
-            self._store.see(kinds.JOB, written)
+            self._cache.see(kinds.JOB, written)
         return True
 
 

@@ -26,7 +26,7 @@ MOST_WORDS = 200
 MOST_COST = 3_000_000
 """Of an answer, by the estimate of tandem_operator.bounded. That of the largest job is a tenth of it."""
 LEAST_PATIENCE = 0.5
-"""Whoever takes longer to answer is asked apart from the others (tandem_operator.backlog)."""
+"""Whoever takes longer to answer is asked apart from the others (tandem_operator.workqueue)."""
 
 log = logging.getLogger("tandem.operator")
 

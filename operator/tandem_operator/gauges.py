@@ -12,7 +12,7 @@ from tandem import metrics
 from tandem.job import Workers
 from tandem.status import Status
 from tandem.times import seconds
-from tandem_operator.course import condition
+from tandem_operator.lifecycle import condition
 
 OVER = {"Succeeded", "Failed", "Suspended"}
 """Phases of jobs that ask for nothing."""

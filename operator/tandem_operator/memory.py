@@ -59,7 +59,7 @@ class Memory:
     _job: DistributedTrainingJob | None = None
 
     def parsed(self, body: Object) -> DistributedTrainingJob:
-        """The job that an object says, with a spec that is the same object as long as the store's is.
+        """The job that an object says, with a spec that is the same object as long as the cache's is.
 
         Raises:
             tandem_operator.jobs.InvalidSpec: it says none.

@@ -10,10 +10,10 @@ from typing import Any
 from tandem.job import API_VERSION, KIND, DistributedTrainingJob
 from tandem.launch import INCARNATION
 from tandem_operator import kinds, names, pods
-from tandem_operator.fleet import New
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import Group
 from tandem_operator.pods import Images
+from tandem_operator.replicas import New
 from tandem_operator.reporting import Notice
 from tandem_operator.retry import incarnation
 

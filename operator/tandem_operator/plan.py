@@ -7,12 +7,12 @@ from tandem.job import DistributedTrainingJob
 from tandem.snapshot import Snapshot
 from tandem.status import Status
 from tandem_operator.attempts import Attempts
-from tandem_operator.course import Idle
+from tandem_operator.gang_deadlock import PATIENCE_SECONDS, Claimant
+from tandem_operator.lifecycle import Idle
 from tandem_operator.memory import Memo
 from tandem_operator.objects import Manifest, Peers
 from tandem_operator.observed import Children, Pod, Thing
 from tandem_operator.reporting import Notice
-from tandem_operator.rivalry import PATIENCE_SECONDS, Claimant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Situation:
     created: float = 0.0
     """When the job was made, seconds since the epoch."""
     others: Sequence[Claimant] = ()
-    """Other jobs that are starved or have given way (tandem_operator.rivalry)."""
+    """Other jobs that are starved or have given way (tandem_operator.gang_deadlock)."""
     patience: float = PATIENCE_SECONDS
     """How long a starved job keeps what it has, seconds."""
     heard: Snapshot | None = None
@@ -36,7 +36,7 @@ class Situation:
     idle: Idle | None = None
     """Since when the coordinator has said that nobody trains."""
     fallen: str | None = None
-    """The UID of the coordinator's pod if that has stopped answering (tandem_operator.silence)."""
+    """The UID of the coordinator's pod if that has stopped answering (tandem_operator.liveness)."""
     in_doubt: bool = False
     """It answered before, is silent, and is to be asked again at once."""
     answering: int = 0

@@ -12,11 +12,11 @@ from tandem.job import DistributedTrainingJob
 from tandem.listening import endpoint
 from tandem.snapshot import Snapshot
 from tandem_operator import pods, tokens
+from tandem_operator.cache import Key
 from tandem_operator.coordinators import LEAST_PATIENCE, Coordinators, Unreached, Unreadable
-from tandem_operator.course import Idle, idle
+from tandem_operator.lifecycle import Idle, idle
+from tandem_operator.liveness import Liveness
 from tandem_operator.observed import Pod
-from tandem_operator.silence import Silence
-from tandem_operator.store import Key
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Questions:
     def __init__(self, coordinators: Coordinators, key: bytes) -> None:
         self._coordinators, self._key = coordinators, key
         self._partners: dict[Key, _Partner] = {}
-        self._silence: Silence[Key] = Silence(lambda key: key[0])
+        self._liveness: Liveness[Key] = Liveness(lambda key: key[0])
 
     async def ask(self, key: Key, job: DistributedTrainingJob, uid: str, own: Sequence[Pod]) -> Snapshot | None:
         """What the job's coordinator says, None if it says nothing or there is none.
@@ -65,7 +65,7 @@ class Questions:
         over = job.status is not None and job.status.phase in ("Succeeded", "Failed")
         partner.waited, partner.is_unreadable = 0.0, False
         if over or not own:
-            self._silence.forget(key)
+            self._liveness.forget(key)
             return None
         pod = own[-1]
         partner.endpoint = endpoint(pod.address, pods.PORT)
@@ -78,7 +78,7 @@ class Questions:
         except Unreadable:
             partner.is_unreadable = True
         partner.waited = time.monotonic() - asked
-        self._silence.note(key, pod.uid, asked, heard is not None, reached)
+        self._liveness.note(key, pod.uid, asked, heard is not None, reached)
         return heard
 
     async def tell(self, key: Key, replicas: int) -> None:
@@ -97,22 +97,22 @@ class Questions:
         return partner is not None and partner.waited >= LEAST_PATIENCE
 
     def fallen(self, key: Key) -> str | None:
-        """The UID of the coordinator's pod if that has stopped answering (tandem_operator.silence)."""
-        return self._silence.fallen(key, time.monotonic())
+        """The UID of the coordinator's pod if that has stopped answering (tandem_operator.liveness)."""
+        return self._liveness.fallen(key, time.monotonic())
 
     def in_doubt(self, key: Key) -> bool:
         """Whether to ask its coordinator again at once: it answered before, and says nothing now. One that says what
         nobody can read is there."""
         partner = self._partners.get(key)
         unreadable = partner is not None and partner.is_unreadable
-        return not unreadable and self._silence.in_doubt(key, time.monotonic())
+        return not unreadable and self._liveness.in_doubt(key, time.monotonic())
 
     @property
     def answering(self) -> int:
         """How many coordinators have answered, whether they still do or not."""
-        return len(self._silence)
+        return len(self._liveness)
 
     def forget(self, key: Key) -> None:
         """There is no such job any more."""
         self._partners.pop(key, None)
-        self._silence.forget(key)
+        self._liveness.forget(key)

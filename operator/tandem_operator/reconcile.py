@@ -8,7 +8,7 @@ The objects of a job NAME (tandem_operator.names shortens long names):
       NAME-checkpoints                  unless the job names a claim; owned only if storage.retain is false
     Service NAME-coordinator            the coordinator's address; owned
     NetworkPolicy NAME-network          who reaches the pods, where the operator is told that; owned
-    Pod NAME-coordinator-0-RANDOM       the coordinator; owned, and replaced by tandem_operator.fleet
+    Pod NAME-coordinator-0-RANDOM       the coordinator; owned, and replaced by tandem_operator.replicas
     Pod NAME-worker-INDEX-RANDOM        the group's places; the same
     Pod NAME-evaluator-INDEX-RANDOM     the evaluators; the same
 
@@ -47,20 +47,20 @@ from tandem import listening
 from tandem.job import DistributedTrainingJob
 from tandem.status import Status
 from tandem.times import seconds
-from tandem_operator import fleet, kinds, names, objects, pods
+from tandem_operator import kinds, names, objects, pods, replicas
 from tandem_operator.attempts import ending, later, place, removing, role_waits, writing
-from tandem_operator.course import Course, begins_again, course, deadline, drained, is_initialized
-from tandem_operator.fleet import Fleet
+from tandem_operator.gang_deadlock import way_ends
 from tandem_operator.kinds import Kind
+from tandem_operator.kueue import group_of
+from tandem_operator.lifecycle import Lifecycle, begins_again, deadline, drained, is_initialized, lifecycle_of
 from tandem_operator.objects import Manifest, Template, Volumes
 from tandem_operator.observed import BROKEN_WAITING, NO_CONFIGURATION, Claim, Pod, Service, Thing
 from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
-from tandem_operator.queueing import group_of
+from tandem_operator.reasons import PLACING_SECONDS, all_pods, giving_way, name_taken, replacements, waiting
+from tandem_operator.replicas import RolePlan
 from tandem_operator.reporting import Trouble, notices, status
 from tandem_operator.retry import incarnation
-from tandem_operator.rivalry import way_ends
-from tandem_operator.troubles import PLACING_SECONDS, all_pods, giving_way, name_taken, replacements, waiting
 
 STEADY_SECONDS = 1.0, 5.0
 """Between two looks at a job whose coordinator is asked: where there are few, and where there are many."""
@@ -95,7 +95,7 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
     workers, evaluators = at.pods(names.WORKER), at.pods(names.EVALUATOR)
     endpoint, images = _endpoint(at), _running(images, workers)
     group = group_of(job, workers, at.entropy)
-    places = fleet.plan(
+    worker_plan = replicas.plan(
         workers,
         job.spec.workers.replicas,
         at.now,
@@ -106,34 +106,44 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
         beside=group is None,
         held=_held(at, names.WORKER, needed),
     )
-    ahead = course(job, at.heard, at.nobody_trains, workers, places.stuck, evaluators, at.now)
-    over = ahead.mood == "end"
-    chair = _coordinator_fleet(at, images, follows, ahead, workers, needed)
-    seats = _evaluator_fleet(at, images, follows, ahead, evaluators, needed)
-    make = [objects.coordinator(job, at.uid, _coordinating(at, images, follows), new, at.entropy) for new in chair.make]
-    make += [objects.evaluator(job, at.uid, _evaluating(at, images, follows), new, at.entropy) for new in seats.make]
-    leaving = (*_leaving(at, ahead, workers, places), *seats.remove, *chair.remove, *_unwanted(at))
+    lifecycle = lifecycle_of(job, at.heard, at.nobody_trains, workers, worker_plan.stuck, evaluators, at.now)
+    over = lifecycle.stage == "end"
+    coordinator_plan = _coordinator_plan(at, images, follows, lifecycle, workers, needed)
+    evaluator_plan = _evaluator_plan(at, images, follows, lifecycle, evaluators, needed)
+    make = [
+        objects.coordinator(job, at.uid, _coordinating(at, images, follows), new, at.entropy)
+        for new in coordinator_plan.make
+    ]
+    make += [
+        objects.evaluator(job, at.uid, _evaluating(at, images, follows), new, at.entropy) for new in evaluator_plan.make
+    ]
+    leaving = (
+        *_leaving(at, lifecycle, workers, worker_plan),
+        *evaluator_plan.remove,
+        *coordinator_plan.remove,
+        *_unwanted(at),
+    )
     remove: list[Thing] = [one for one in leaving if not one.deleting]
-    way = giving_way(at, ahead, workers)
-    needing = list(replacements(names.COORDINATOR, at.pods(names.COORDINATOR), chair.make, at.fallen))
-    told = list(replacements(names.EVALUATOR, evaluators, seats.make))
-    if way is not None or (ahead.mood == "train" and _coordinator_fails(at)):
+    yielding = giving_way(at, lifecycle, workers)
+    needing = list(replacements(names.COORDINATOR, at.pods(names.COORDINATOR), coordinator_plan.make, at.fallen))
+    news = list(replacements(names.EVALUATOR, evaluators, evaluator_plan.make))
+    if yielding is not None or (lifecycle.stage == "train" and _coordinator_fails(at)):
         known = {one.uid for one in remove}
         remove += [pod for pod in workers if pod.live and pod.uid not in known]
-    elif ahead.mood == "train" and endpoint:
+    elif lifecycle.stage == "train" and endpoint:
         make += [
             objects.worker(job, at.uid, _working(at, images, endpoint), endpoint, group, new, at.entropy)
-            for new in places.make
+            for new in worker_plan.make
         ]
-        needing += replacements(names.WORKER, workers, places.make)
-    fleets = {names.WORKER: places, names.EVALUATOR: seats, names.COORDINATOR: chair}
-    settled = _settled(at, ahead, needed, fleets)
+        needing += replacements(names.WORKER, workers, worker_plan.make)
+    plans = {names.WORKER: worker_plan, names.EVALUATOR: evaluator_plan, names.COORDINATOR: coordinator_plan}
+    settled = _settled(at, lifecycle, needed, plans)
     refused = [one.trouble for what, one in at.attempts.items() if one.trouble is not None and what not in settled]
-    troubles = [*([way] if way is not None else []), *([] if over else needed.taken), *refused, *waiting(at)]
-    new = status(job, at.generation, at.heard, ahead, workers, troubles, at.now)
+    troubles = [*([yielding] if yielding is not None else []), *([] if over else needed.taken), *refused, *waiting(at)]
+    new = status(job, at.generation, at.heard, lifecycle, workers, troubles, at.now)
     # Those that replace others read the Secret, which somebody may have deleted since.
-    told += needing
-    told += notices(job.status or Status(), new, at.heard)
+    news += needing
+    news += notices(job.status or Status(), new, at.heard)
     expires = _expires(job, new)
     return Plan(
         needs_token=not over and (needed.token or bool(needing)),
@@ -146,12 +156,12 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
             for pod in all_pods(at)
             if pod.lingers and not pod.deleting and later(at.attempts, ending(pod.name), at.now) is None
         ),
-        target=_target(at, ahead, workers),
+        target=_target(at, lifecycle, workers),
         status=new,
-        notices=tuple(told),
+        notices=tuple(news),
         expired=expires is not None and at.now >= expires,
         settled=settled,
-        again_in=_again(at, ahead, new, fleets.values(), expires),
+        again_in=_again(at, lifecycle, new, plans.values(), expires),
     )
 
 
@@ -259,16 +269,16 @@ def _held(at: Situation, role: str, needed: _Needed) -> Callable[[int], float | 
     return until
 
 
-def _settled(at: Situation, ahead: Course, needed: _Needed, fleets: Mapping[str, Fleet]) -> frozenset[str]:
+def _settled(at: Situation, lifecycle: Lifecycle, needed: _Needed, plans: Mapping[str, RolePlan]) -> frozenset[str]:
     """What need not be remembered as tried any more: it is as it should be, or nobody wants it now."""
     if not at.attempts:
         return frozenset()
-    at_work = {place(role, index) for role, one in fleets.items() for index in one.settled}
+    at_work = {place(role, index) for role, one in plans.items() for index in one.settled}
     wanted = {what(pod.name) for pod in all_pods(at) for what in (removing, ending)}
     wanted |= {removing(one.name) for one in _unwanted(at)}
-    if ahead.mood != "end":
+    if lifecycle.stage != "end":
         counts = {
-            names.WORKER: at.job.spec.workers.replicas if ahead.mood == "train" else 0,
+            names.WORKER: at.job.spec.workers.replicas if lifecycle.stage == "train" else 0,
             names.EVALUATOR: at.job.spec.evaluation.replicas,
             names.COORDINATOR: 1,
         }
@@ -295,13 +305,13 @@ def _working(at: Situation, images: Images, endpoint: str) -> Template:
     return at.memo.once(at.job.spec, key, lambda: objects.worker_template(at.job, at.uid, images, endpoint))
 
 
-def _coordinator_fleet(
-    at: Situation, images: Images, follows: bool, ahead: Course, workers: Sequence[Pod], objects_needed: _Needed
-) -> Fleet:
+def _coordinator_plan(
+    at: Situation, images: Images, follows: bool, lifecycle: Lifecycle, workers: Sequence[Pod], objects_needed: _Needed
+) -> RolePlan:
     """What to do with the coordinator. At the end workers hear from it that it is over, so it is the last to go."""
     asked = _coordinating(at, images, follows).digest
-    needed = ahead.mood in ("train", "drain") or any(not (pod.ended or pod.silent) for pod in workers)
-    return fleet.plan(
+    needed = lifecycle.stage in ("train", "drain") or any(not (pod.ended or pod.silent) for pod in workers)
+    return replicas.plan(
         at.pods(names.COORDINATOR),
         1 if needed else 0,
         at.now,
@@ -311,27 +321,32 @@ def _coordinator_fleet(
     )
 
 
-def _evaluator_fleet(
-    at: Situation, images: Images, follows: bool, ahead: Course, evaluators: Sequence[Pod], objects_needed: _Needed
-) -> Fleet:
+def _evaluator_plan(
+    at: Situation,
+    images: Images,
+    follows: bool,
+    lifecycle: Lifecycle,
+    evaluators: Sequence[Pod],
+    objects_needed: _Needed,
+) -> RolePlan:
     """What to do with the evaluators."""
-    if ahead.mood in ("train", "drain"):
+    if lifecycle.stage in ("train", "drain"):
         asked = _evaluating(at, images, follows).digest
-        return fleet.plan(
+        return replicas.plan(
             evaluators,
             at.job.spec.evaluation.replicas if at.job.spec.evaluation.processes else 0,
             at.now,
             useful=lambda pod: pod.template == asked,
             # Before, what they took for the end was that of an earlier training.
-            ends_by_itself=ahead.mood == "drain",
+            ends_by_itself=lifecycle.stage == "drain",
             held=_held(at, names.EVALUATOR, objects_needed),
         )
-    if ahead.mood == "suspend":
-        return Fleet(remove=tuple(evaluators))
+    if lifecycle.stage == "suspend":
+        return RolePlan(remove=tuple(evaluators))
     # They learn from the run directory that it is over, and finish what is left.
-    until = at.now if ahead.at_once else drained(at.job, at.heard, _ended_at(at) or at.now)
+    until = at.now if lifecycle.at_once else drained(at.job, at.heard, _ended_at(at) or at.now)
     left = tuple(pod for pod in evaluators if not pod.ended)
-    return Fleet(remove=left) if until <= at.now else Fleet(again_in=until - at.now if left else None)
+    return RolePlan(remove=left) if until <= at.now else RolePlan(again_in=until - at.now if left else None)
 
 
 def _ended_at(at: Situation) -> float | None:
@@ -377,25 +392,25 @@ def _key(manifest: Manifest) -> tuple[Kind, str]:
     return kind, manifest["metadata"]["name"]
 
 
-def _leaving(at: Situation, ahead: Course, workers: Sequence[Pod], places: Fleet) -> Sequence[Pod]:
+def _leaving(at: Situation, lifecycle: Lifecycle, workers: Sequence[Pod], worker_plan: RolePlan) -> Sequence[Pod]:
     """Workers that should not be there any more."""
-    if ahead.mood == "train":
-        return places.remove
-    if ahead.mood == "drain":
+    if lifecycle.stage == "train":
+        return worker_plan.remove
+    if lifecycle.stage == "drain":
         return ()
-    if ahead.mood == "suspend":
+    if lifecycle.stage == "suspend":
         # All, so that the names of the next incarnation's pods, and its failures, begin anew.
         return workers
     ended = _ended_at(at)
-    due = ahead.at_once or (ended is not None and at.now - ended > ENDING_SECONDS)
+    due = lifecycle.at_once or (ended is not None and at.now - ended > ENDING_SECONDS)
     return [pod for pod in workers if not pod.ended] if due else ()
 
 
-def _target(at: Situation, ahead: Course, workers: Sequence[Pod]) -> int | None:
+def _target(at: Situation, lifecycle: Lifecycle, workers: Sequence[Pod]) -> int | None:
     """A smaller number is told once the pods that go have gone: each of them has its group save and go on without it.
     Told before, the coordinator would choose by itself who has to go."""
     wish = at.job.spec.workers.replicas
-    if ahead.mood != "train" or at.heard is None or at.heard.status.workers is None:
+    if lifecycle.stage != "train" or at.heard is None or at.heard.status.workers is None:
         return None
     known = at.heard.status.workers
     if known.desired == wish or any(pod.index >= wish and not pod.ended and not pod.silent for pod in workers):
@@ -433,11 +448,13 @@ def _pause(at: Situation) -> float:
     return DOUBT_SECONDS if at.in_doubt and there[-1].ready else max(HASTY_SECONDS, steady(at.answering) / 2)
 
 
-def _again(at: Situation, ahead: Course, new: Status, fleets: Iterable[Fleet], expires: float | None) -> float | None:
+def _again(
+    at: Situation, lifecycle: Lifecycle, new: Status, plans: Iterable[RolePlan], expires: float | None
+) -> float | None:
     due = [expires - at.now] if expires is not None else []
-    due += [one.again_in for one in fleets if one.again_in is not None]
+    due += [one.again_in for one in plans if one.again_in is not None]
     due += [one.due - at.now for one in at.attempts.values() if one.trouble is not None]
-    if ahead.mood == "train":
+    if lifecycle.stage == "train":
         running = sum(pod.live and pod.ready for pod in at.pods(names.WORKER))
         whole = new.workers is not None and new.workers.ready >= running
         settled = new.phase == "Running" and whole and at.heard is not None
@@ -447,6 +464,6 @@ def _again(at: Situation, ahead: Course, new: Status, fleets: Iterable[Fleet], e
         due += [until - at.now] if until is not None else []
         limit = deadline(at.job)
         due += [limit - at.now] if limit is not None else []
-    elif ahead.mood == "drain" or any(not pod.ended for pod in at.pods(names.WORKER)):
+    elif lifecycle.stage == "drain" or any(not pod.ended for pod in at.pods(names.WORKER)):
         due.append(HASTY_SECONDS)
     return max(0.05, min(due)) if due else None

@@ -11,9 +11,9 @@ from tandem.status import KSTATUS, Condition, Members, Phase, Score, Status
 from tandem.times import rfc3339
 from tandem.troubles import REWOUND, lasting, told
 from tandem_operator import names
-from tandem_operator.course import Course, condition, is_initialized
+from tandem_operator.gang_deadlock import GAVE_WAY
+from tandem_operator.lifecycle import Lifecycle, condition, is_initialized
 from tandem_operator.observed import Pod
-from tandem_operator.rivalry import GAVE_WAY
 
 MOST_GENERATIONS = 5
 """Of more new generations at once only the last are told as events; the coordinator's log has them all."""
@@ -64,7 +64,7 @@ def status(
     job: DistributedTrainingJob,
     generation: int,
     heard: Snapshot | None,
-    ahead: Course,
+    lifecycle: Lifecycle,
     workers: Sequence[Pod],
     troubles: Sequence[Trouble],
     now: float,
@@ -79,16 +79,16 @@ def status(
     """
     old = job.status or Status()
     base = heard.status if heard is not None else old
-    phase = ahead.phase or _phase(old, heard)
+    phase = lifecycle.phase or _phase(old, heard)
     spec = job.spec
     ready = base.workers.ready if heard is not None and base.workers is not None else sum(pod.ready for pod in workers)
-    over = ahead.mood in ("end", "suspend")
-    message = ahead.message or (base.message if heard is not None else None)
-    if ahead.mood == "train" and troubles and (phase != "Running" or message is None):
+    over = lifecycle.stage in ("end", "suspend")
+    message = lifecycle.message or (base.message if heard is not None else None)
+    if lifecycle.stage == "train" and troubles and (phase != "Running" or message is None):
         message = troubles[0].message
     changes: dict[str, Any] = {
         "phase": phase,
-        "conditions": _conditions(old, generation, heard, ahead, phase, troubles, now),
+        "conditions": _conditions(old, generation, heard, lifecycle, phase, troubles, now),
         "observed_generation": generation,
         "selector": ",".join(
             f"{label}={value}" for label, value in {names.JOB: job.metadata.name, names.ROLE: names.WORKER}.items()
@@ -111,7 +111,7 @@ def status(
         "loss": _rounded(base.loss if base.loss is not None else old.loss),
         "troubles": base.troubles if heard is not None else old.troubles,
         "start_time": base.start_time or old.start_time,
-        "completion_time": _completion(old, heard, ahead, now),
+        "completion_time": _completion(old, heard, lifecycle, now),
         "message": message,
         "latest_checkpoint": base.latest_checkpoint or old.latest_checkpoint,
         "evaluated_at": base.evaluated_at or old.evaluated_at,
@@ -205,8 +205,8 @@ def _phase(old: Status, heard: Snapshot | None) -> Phase:
     return old.phase if old.phase in ("Starting", "Running", "Restarting") else "Pending"
 
 
-def _completion(old: Status, heard: Snapshot | None, ahead: Course, now: float) -> str | None:
-    if ahead.mood not in ("drain", "end"):
+def _completion(old: Status, heard: Snapshot | None, lifecycle: Lifecycle, now: float) -> str | None:
+    if lifecycle.stage not in ("drain", "end"):
         return None
     said = heard.status.completion_time if heard is not None else None
     return old.completion_time or said or rfc3339(now)
@@ -216,12 +216,12 @@ def _conditions(
     old: Status,
     generation: int,
     heard: Snapshot | None,
-    ahead: Course,
+    lifecycle: Lifecycle,
     phase: Phase,
     troubles: Sequence[Trouble],
     now: float,
 ) -> list[Condition]:
-    report = _report(old, heard, ahead, phase, troubles)
+    report = _report(old, heard, lifecycle, phase, troubles)
     return _merged(old, report, generation, now)
 
 
@@ -238,7 +238,7 @@ def _merged(
 
 
 def _report(
-    old: Status, heard: Snapshot | None, ahead: Course, phase: Phase, troubles: Sequence[Trouble]
+    old: Status, heard: Snapshot | None, lifecycle: Lifecycle, phase: Phase, troubles: Sequence[Trouble]
 ) -> Iterator[tuple[str, tuple[bool, str, str]]]:
     initialized = heard is not None or is_initialized(old)
     trouble = troubles[0] if troubles else Trouble("", "")
@@ -249,20 +249,27 @@ def _report(
         else (False, trouble.reason or "CoordinatorStarts", trouble.message or "the coordinator has not answered yet"),
     )
     running = phase == "Running"
-    why = trouble.reason or ahead.reason or phase
-    yield "Running", (running, why, trouble.message or ahead.message or f"the job is {phase}")
+    why = trouble.reason or lifecycle.reason or phase
+    yield "Running", (running, why, trouble.message or lifecycle.message or f"the job is {phase}")
     yield "Restarting", (phase == "Restarting", phase, _message(heard) if phase == "Restarting" else "")
-    yield "Suspended", (ahead.mood == "suspend", ahead.reason if ahead.mood == "suspend" else "Resumed", ahead.message)
+    yield (
+        "Suspended",
+        (
+            lifecycle.stage == "suspend",
+            lifecycle.reason if lifecycle.stage == "suspend" else "Resumed",
+            lifecycle.message,
+        ),
+    )
     complete = phase == "Succeeded"
-    yield "Complete", (complete, ahead.reason or phase, ahead.message)
-    yield "Failed", (phase == "Failed", ahead.reason or phase, ahead.message)
+    yield "Complete", (complete, lifecycle.reason or phase, lifecycle.message)
+    yield "Failed", (phase == "Failed", lifecycle.reason or phase, lifecycle.message)
     wrong = lasting(heard.status.troubles) if heard is not None and phase not in ("Succeeded", "Failed") else None
     yield "Degraded", (True, wrong.reason, wrong.text) if wrong is not None else (False, "Well", "")
-    failed, rests = phase == "Failed", phase == "Suspended" and ahead.reason == "Suspended"
-    words = trouble.message or ahead.message or f"the job is {phase}"
+    failed, rests = phase == "Failed", phase == "Suspended" and lifecycle.reason == "Suspended"
+    words = trouble.message or lifecycle.message or f"the job is {phase}"
     yield "Ready", (phase in SETTLED or rests, why, words)
     yield "Reconciling", (not (failed or phase in SETTLED or rests), why, words)
-    yield "Stalled", (failed, ahead.reason or phase, ahead.message)
+    yield "Stalled", (failed, lifecycle.reason or phase, lifecycle.message)
 
 
 def _condition(

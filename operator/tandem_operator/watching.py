@@ -1,4 +1,4 @@
-"""Keeps the store true: watches for what happens, and a list of everything at the start and every minute.
+"""Keeps the cache true: watches for what happens, and a list of everything at the start and every minute.
 
 kopf watches the jobs. Of what belongs to them, mostly pods, five times as much happens, and kopf's way of handling an
 event (a queue and a task for each object, then causes, handlers, a logger) cost more processor time than all that we do
@@ -9,7 +9,7 @@ has stalled looks like one in which nothing happens. So everything is listed now
 something new and the watch says nothing until the next list, it has stalled, and the operator is not healthy. Nothing
 is decided before the first list is complete, or workers that are there would be made a second time.
 
-Rejected: kopf's own indices as the store. They cannot take in the answers to our writes, and what a watch loses stays
+Rejected: kopf's own indices as the cache. They cannot take in the answers to our writes, and what a watch loses stays
 in them until the operator starts again.
 """
 
@@ -23,9 +23,9 @@ import kopf
 from tandem_operator import kinds, names
 from tandem_operator.api import EXPIRED, ApiServer, Refused, Unavailable
 from tandem_operator.bounded import Login
+from tandem_operator.cache import Cache, Key
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import version
-from tandem_operator.store import Key, Store
 
 SWEEP_SECONDS = 60.0
 """Between two lists of everything."""
@@ -42,7 +42,7 @@ log = logging.getLogger("tandem.operator")
 
 
 class Watching:
-    """Feeds the store, and says which jobs there is news for.
+    """Feeds the cache, and says which jobs there is news for.
 
     Args:
         news: called with each job that there is news for.
@@ -54,12 +54,12 @@ class Watching:
     def __init__(
         self,
         api: ApiServer,
-        store: Store,
+        cache: Cache,
         news: Callable[[Key], None],
         namespaces: Sequence[str],
         isolates: bool = False,
     ) -> None:
-        self._api, self._store, self._news = api, store, news
+        self._api, self._cache, self._news = api, cache, news
         self._namespaces = tuple(namespaces)
         self._unwatched: frozenset[Kind] = frozenset() if isolates else frozenset({kinds.NETWORK_POLICY})
         self._listed_at: float | None = None
@@ -181,7 +181,7 @@ class Watching:
         uids: set[str] = set()
         found, listed, judged, whole = False, 0, 0, True
         # A list that begins now cannot be older than what is known already, unless etcd was restored from a backup.
-        known = self._store.newest(kind, namespace)
+        known = self._cache.newest(kind, namespace)
         async for page in self._api.pages(kind, namespace, "" if kind is kinds.JOB else names.JOB):
             if page.version < known and judged == 0:
                 log.error("event=versions-went-back kind=%s known=%d listed=%d", kind.name, known, page.version)
@@ -189,18 +189,18 @@ class Watching:
             listed = page.version
             if not page.whole:
                 whole = False
-                self._store.unreadable.note(kind, {}, "it has more than is read, and so have its metadata")
+                self._cache.unreadable.note(kind, {}, "it has more than is read, and so have its metadata")
             for body in page.items:
                 if isinstance(uid := _uid(body), str):
                     uids.add(uid)
-                for key in self._store.see(kind, body, judged):
+                for key in self._cache.see(kind, body, judged):
                     found = True
                     self._news(key)
             # A page may hold hundreds of large objects, and others wait.
             await asyncio.sleep(0)
         self._versions[kind, namespace] = listed
         # Without the name of one, nobody knows which are gone; the watch tells of those.
-        for key in list(self._store.compare(kind, namespace, uids, judged)) if whole else ():
+        for key in list(self._cache.compare(kind, namespace, uids, judged)) if whole else ():
             found = True
             self._news(key)
         return found
@@ -211,10 +211,10 @@ class Watching:
         self._stalled.discard(kind)
         metadata = found.get("metadata")
         if what != "DELETED" or not isinstance(metadata, Mapping):
-            for key in self._store.see(kind, {"apiVersion": kind.api, "kind": kind.name, **found}):
+            for key in self._cache.see(kind, {"apiVersion": kind.api, "kind": kind.name, **found}):
                 self._news(key)
             return
-        lost = self._store.lose(kind, *(str(metadata.get(field)) for field in ("namespace", "name", "uid")))
+        lost = self._cache.lose(kind, *(str(metadata.get(field)) for field in ("namespace", "name", "uid")))
         if lost is not None:
             self._news(lost)
 

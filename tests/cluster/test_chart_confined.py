@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem_operator.rights import lease_rules, rules
+from tandem_operator.rbac import lease_rules, rules
 from tests.support.cluster.helm import CHART, Helm, image_values
 from tests.support.cluster.images import Images
 from tests.support.cluster.operated import CRD, KIND, Job, kubectl, manifest

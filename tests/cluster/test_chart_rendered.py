@@ -15,7 +15,7 @@ from tandem_operator import names
 from tandem_operator.__main__ import _options
 from tandem_operator.objects import Peers, Volumes
 from tandem_operator.pods import Images, coordinator
-from tandem_operator.rights import key_rules, lease_rules, rules
+from tandem_operator.rbac import key_rules, lease_rules, rules
 from tests.support.cluster.helm import CHART, Helm, container, kinds, of
 from tests.support.cluster.operated import kubectl
 from tests.support.cluster.pods import Manifest, Namespace, restricted

@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from tandem_operator.rights import lease_rules, rules
+from tandem_operator.rbac import lease_rules, rules
 from tests.support.cluster.helm import CHART, Helm, container, kinds, of
 from tests.support.cluster.pods import Manifest
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tandem_operator import kinds, names, rights
+from tandem_operator import kinds, names, rbac
 from tandem_operator.__main__ import KEY_SECRET
 from tests.support.cluster import ON_OUR_OWN
 from tests.support.cluster.images import Images
@@ -32,7 +32,7 @@ ISOLATING = '--operator-from=[{"ipBlock": {"cidr": "0.0.0.0/0"}}]'
 def granted() -> Verbs:
     """What the rules allow."""
     found: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
-    for rule in [*rights.rules(), *rights.key_rules(KEY_SECRET), *rights.lease_rules()]:
+    for rule in [*rbac.rules(), *rbac.key_rules(KEY_SECRET), *rbac.lease_rules()]:
         found[rule["apiGroups"][0], rule["resources"][0]] |= set(rule["verbs"])
     return dict(found)
 

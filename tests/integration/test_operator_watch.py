@@ -12,8 +12,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tandem_operator import jobs, kinds
+from tandem_operator.cache import Cache, Key
 from tandem_operator.interpreter import NESTING
-from tandem_operator.store import Key, Store
 from tandem_operator.watching import Watching
 
 SOUND = '{"trainer":{"task":"image-classification"}}'
@@ -76,7 +76,7 @@ async def api_server(request: web.Request) -> web.StreamResponse:
 async def test_hostile_objects_end_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     application = web.Application()
     application.router.add_get("/{path:.*}", api_server)
-    store, sound = Store(), asyncio.Event()
+    store, sound = Cache(), asyncio.Event()
     told: list[Key] = []
 
     def news(key: Key) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 from tandem.snapshot import Snapshot
 from tandem.times import rfc3339
 from tandem_operator import kinds, names
+from tandem_operator.cache import Cache, Key
 from tandem_operator.controller import Controller
 from tandem_operator.gauges import Gauges
 from tandem_operator.kinds import Kind
-from tandem_operator.store import Key, Store
 from tandem_operator.watching import Watching
 from tests.support import manifests
 from tests.support.hostile import unplaced
@@ -82,16 +82,16 @@ class Operator:
     """The part of an operator that takes in and decides. Make it inside a running event loop."""
 
     def __init__(self) -> None:
-        self.api, self.store, self.gauges = Swallowing(), Store(), Gauges()
+        self.api, self.cache, self.gauges = Swallowing(), Cache(), Gauges()
         api: Any = self.api
-        self.controller = Controller(api, api, self.store, IMAGES, self.gauges, b"key", patience=0.0)
-        self.gauges.unreadable = lambda: self.store.unreadable.counts
-        self.watching = Watching(api, self.store, lambda key: None, ())
+        self.controller = Controller(api, api, self.cache, IMAGES, self.gauges, b"key", patience=0.0)
+        self.gauges.unreadable = lambda: self.cache.unreadable.counts
+        self.watching = Watching(api, self.cache, lambda key: None, ())
         healthy = manifests.manifest(HEALTHY[1], HEALTHY[0], trainer=TASK, workers=WORKERS)
         healthy["metadata"] |= {"uid": "healthy", "resourceVersion": "1", "generation": 1}
-        self.store.see(kinds.JOB, healthy)
+        self.cache.see(kinds.JOB, healthy)
         for index, status in enumerate(({"phase": "Running"}, unplaced())):
-            self.store.see(kinds.POD, worker(HEALTHY, "healthy", index, status))
+            self.cache.see(kinds.POD, worker(HEALTHY, "healthy", index, status))
 
     def take(self, kind: Kind, what: str, body: Any) -> None:
         """As a watch tells it."""

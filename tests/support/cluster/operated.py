@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from tandem_operator import names, rights
+from tandem_operator import names, rbac
 from tandem_operator.__main__ import KEY_SECRET
 from tandem_operator.pods import VOLUME
 from tests.support import ROOT, manifests
@@ -81,7 +81,7 @@ class Operator(Background):
 
 @contextmanager
 def operated(namespace: Namespace, images: Images, folder: Path, *options: str) -> Iterator[Operator]:
-    """An operator in a namespace, for a while. It may do there what `tandem_operator.rights` says, and nothing else."""
+    """An operator in a namespace, for a while. It may do there what `tandem_operator.rbac` says, and nothing else."""
     install(namespace)
     with Operator(namespace, images, kubeconfig(namespace, folder), folder / "operator.log") as operator:
         operator.start(*options)
@@ -106,7 +106,7 @@ def account() -> list[Manifest]:
             "apiVersion": api,
             "kind": "Role",
             "metadata": {"name": ACCOUNT},
-            "rules": [*rights.rules(), *rights.key_rules(KEY_SECRET), *rights.lease_rules()],
+            "rules": [*rbac.rules(), *rbac.key_rules(KEY_SECRET), *rbac.lease_rules()],
         },
         {
             "apiVersion": api,

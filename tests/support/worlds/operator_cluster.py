@@ -88,7 +88,7 @@ class Cluster:
             body["metadata"] |= {"uid": f"uid-{self.version}", "creationTimestamp": _stamp(self.version)}
             if kind is kinds.SERVICE:
                 body["spec"]["clusterIP"] = f"10.0.0.{self.version % 250}"
-            self._store(place, body, "ADDED")
+            self._cache(place, body, "ADDED")
         self._after()
         return copy.deepcopy(self.objects.get(place, manifest))
 
@@ -105,7 +105,7 @@ class Cluster:
                 **body.get("spec" if "spec" in manifest else "data", {}),
                 **copy.deepcopy(manifest.get("spec") or manifest["data"]),
             }
-            self._store(place, new, "MODIFIED")
+            self._cache(place, new, "MODIFIED")
         self._after()
         return copy.deepcopy(self.objects[place])
 
@@ -122,7 +122,7 @@ class Cluster:
         if with_effect:
             new = copy.deepcopy(body)
             new["status"] = merged(new.get("status") or {}, changes)
-            self._store(place, new, "MODIFIED")
+            self._cache(place, new, "MODIFIED")
         self._after()
         return copy.deepcopy(self.objects[place])
 
@@ -141,7 +141,7 @@ class Cluster:
         if body is not None and body["metadata"]["uid"] == uid and with_effect:
             new = copy.deepcopy(body)
             new["status"] |= {"phase": "Failed", "reason": "DeadlineExceeded"}
-            self._store(place, new, "MODIFIED")
+            self._cache(place, new, "MODIFIED")
         self._after()
 
     async def ask(self, endpoint: str, token: str) -> Snapshot | None:
@@ -177,7 +177,7 @@ class Cluster:
         self.version += 1
         body = copy.deepcopy(body)
         body["metadata"] |= {"uid": f"uid-{self.version}", "generation": 1, "creationTimestamp": _stamp(self.version)}
-        self._store((kind, NAMESPACE, body["metadata"]["name"]), body, "ADDED")
+        self._cache((kind, NAMESPACE, body["metadata"]["name"]), body, "ADDED")
 
     def edit(self, kind: Kind, name: str, change: Object) -> None:
         """Somebody changes a spec."""
@@ -185,13 +185,13 @@ class Cluster:
         body = copy.deepcopy(self.objects[place])
         body["spec"] = merged(body["spec"], change)
         body["metadata"]["generation"] += 1
-        self._store(place, body, "MODIFIED")
+        self._cache(place, body, "MODIFIED")
 
     def annotate(self, kind: Kind, name: str, annotations: Object) -> None:
         """Somebody gives an object annotations."""
         body = copy.deepcopy(self.objects[kind, NAMESPACE, name])
         body["metadata"]["annotations"] = annotations
-        self._store((kind, NAMESPACE, name), body, "MODIFIED")
+        self._cache((kind, NAMESPACE, name), body, "MODIFIED")
 
     def end(self, place: Place) -> None:
         """An object is deleted: pods take a while, other things are gone, and what they own goes with them."""
@@ -200,7 +200,7 @@ class Cluster:
             if "deletionTimestamp" not in body["metadata"]:
                 new = copy.deepcopy(body)
                 new["metadata"]["deletionTimestamp"] = _stamp(self.version)
-                self._store(place, new, "MODIFIED")
+                self._cache(place, new, "MODIFIED")
             return
         self._remove(place)
 
@@ -246,7 +246,7 @@ class Cluster:
         ]
         status["containerStatuses"] = [{"name": role, "state": {"running" if running else "terminated": times}}]
         new["status"] = status
-        self._store(place, new, "MODIFIED")
+        self._cache(place, new, "MODIFIED")
 
     def _coordinator(self) -> Object | None:
         found = [pod for pod in self.pods(names.COORDINATOR) if "deletionTimestamp" not in pod["metadata"]]
@@ -256,7 +256,7 @@ class Cluster:
     def _running(pod: Object) -> bool:
         return bool(pod.get("status", {}).get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"])
 
-    def _store(self, place: Place, body: Object, what: str) -> None:
+    def _cache(self, place: Place, body: Object, what: str) -> None:
         self.version += 1
         body["metadata"]["resourceVersion"] = str(self.version)
         self.objects[place] = body

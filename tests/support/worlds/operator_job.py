@@ -8,7 +8,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.snapshot import Snapshot
 from tandem.status import Status
 from tandem_operator import kinds, names, objects
-from tandem_operator.course import IDLE_ANSWERS, IDLE_SECONDS, Idle
+from tandem_operator.lifecycle import IDLE_ANSWERS, IDLE_SECONDS, Idle
 from tandem_operator.objects import Manifest
 from tandem_operator.observed import Children, Claim, Pod, Service, Thing, children
 from tandem_operator.plan import Plan, Situation

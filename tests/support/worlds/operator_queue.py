@@ -92,12 +92,12 @@ class QueuedCluster(Cluster):
             for pod in filter(_gated, active[:size]):
                 new = copy.deepcopy(pod)
                 new["spec"]["schedulingGates"] = []
-                self._store(_place(pod), new, "MODIFIED")
+                self._cache(_place(pod), new, "MODIFIED")
 
     def _let_go(self, pod: Object) -> None:
         new = copy.deepcopy(self.objects[_place(pod)])
         new["metadata"]["finalizers"] = []
-        self._store(_place(pod), new, "MODIFIED")
+        self._cache(_place(pod), new, "MODIFIED")
         if "deletionTimestamp" in new["metadata"] and (_phase(new) in ENDED or _gated(new)):
             self._remove(_place(pod))
 
@@ -116,7 +116,7 @@ class QueuedCluster(Cluster):
             new["metadata"]["deletionTimestamp"] = new["metadata"]["creationTimestamp"]
             if not _gated(new) and _phase(new) == "Pending":
                 new["status"] = {"phase": "Failed"}
-            self._store(place, new, "MODIFIED")
+            self._cache(place, new, "MODIFIED")
 
 
 def _place(pod: Object) -> Place:

@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tandem_operator import kinds, names
+from tandem_operator.cache import Cache
 from tandem_operator.controller import Controller
 from tandem_operator.gauges import Gauges
 from tandem_operator.objects import Peers
-from tandem_operator.store import Store
 from tests.support import manifests
 from tests.support.worlds.operator_cluster import NAMESPACE, Cluster, Died, merged
 from tests.support.worlds.operator_job import IMAGES, TASK
@@ -40,9 +40,9 @@ class World:
 
     def start(self) -> None:
         """A new operator, which knows nothing."""
-        self.store = Store()
+        self.cache = Cache()
         api: Any = self.cluster
-        self.controller = Controller(api, api, self.store, IMAGES, Gauges(), b"key", peers=self.peers)
+        self.controller = Controller(api, api, self.cache, IMAGES, Gauges(), b"key", peers=self.peers)
         self.relist()
 
     def relist(self) -> None:
@@ -54,9 +54,9 @@ class World:
     async def _list(self, kind: kinds.Kind) -> None:
         async for page in self.cluster.pages(kind, "", "" if kind is kinds.JOB else names.JOB):
             for body in page.items:
-                self.store.see(kind, body)
+                self.cache.see(kind, body)
             listed = {body["metadata"]["uid"] for body in page.items}
-            list(self.store.compare(kind, "", listed, page.version))
+            list(self.cache.compare(kind, "", listed, page.version))
 
     def look(self, dies_in: int | None = None, last_counts: bool = True) -> None:
         """The operator looks at the job, and perhaps dies with one of its writes."""
@@ -79,9 +79,9 @@ class World:
             kind, what, body = news[index % len(news)]
             metadata = body["metadata"]
             if what == "DELETED":
-                self.store.lose(kind, metadata["namespace"], metadata["name"], metadata["uid"])
+                self.cache.lose(kind, metadata["namespace"], metadata["name"], metadata["uid"])
             elif kind is kinds.JOB or names.JOB in metadata.get("labels", {}):
-                self.store.see(kind, body)
+                self.cache.see(kind, body)
 
     def hurt(self, what: str, index: int) -> None:
         """Something happens to one of the job's objects."""

@@ -7,9 +7,9 @@ import pytest
 from tandem.status import Status
 from tandem_operator import kinds
 from tandem_operator.allowed import complaint
+from tandem_operator.cache import Cache
 from tandem_operator.controller import Controller
 from tandem_operator.gauges import Gauges
-from tandem_operator.store import Store
 from tests.support import manifests
 from tests.support.worlds.operator_cluster import NAMESPACE, Cluster
 from tests.support.worlds.operator_job import IMAGES, TASK, job
@@ -67,12 +67,12 @@ def test_what_is_not_on_the_list_is_named(spec: dict[str, Any], where: str) -> N
 
 
 async def test_such_a_job_has_stalled_and_gets_no_pods_until_it_is_changed() -> None:
-    cluster, store = Cluster(), Store()
+    cluster, cache = Cluster(), Cache()
     api: Any = cluster
-    controller = Controller(api, api, store, IMAGES, Gauges(), b"key", template_fields=ALLOWED)
+    controller = Controller(api, api, cache, IMAGES, Gauges(), b"key", template_fields=ALLOWED)
     whole = manifests.manifest("digits", NAMESPACE, trainer=TASK, **asked(hostNetwork=True))
     cluster.put(kinds.JOB, whole)
-    store.see(kinds.JOB, cluster.objects[kinds.JOB, *KEY])
+    cache.see(kinds.JOB, cluster.objects[kinds.JOB, *KEY])
     await controller.look(KEY)
     status = Status.parse(cluster.objects[kinds.JOB, *KEY]["status"])
     stalled = {one.type: (one.status, one.reason) for one in status.conditions}
@@ -80,6 +80,6 @@ async def test_such_a_job_has_stalled_and_gets_no_pods_until_it_is_changed() -> 
     assert "workers.template sets spec.hostNetwork" in (status.message or "")
     assert cluster.pods() == []
     cluster.edit(kinds.JOB, "digits", {"workers": {"template": None}})
-    store.see(kinds.JOB, cluster.objects[kinds.JOB, *KEY])
+    cache.see(kinds.JOB, cluster.objects[kinds.JOB, *KEY])
     await controller.look(KEY)
     assert cluster.pods() != []

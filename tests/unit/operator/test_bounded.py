@@ -12,9 +12,9 @@ import pytest
 
 from tandem_operator import bounded, kinds
 from tandem_operator.bounded import MOST_COST, SMALL, UNREAD, Lines, Login, cost, without_items
+from tandem_operator.cache import Cache
 from tandem_operator.interpreter import NESTING
 from tandem_operator.jobs import REFUSED
-from tandem_operator.store import Store
 from tests.support.hostile import LARGE, MOST_BYTES, filled, real_objects
 from tests.support.intake import HEALTHY
 from tests.support.worlds.operator_world import JOB
@@ -110,28 +110,28 @@ async def test_the_same_credentials_are_not_tried_in_a_row_without_a_pause(monke
 
 
 def test_a_job_that_is_too_much_is_refused_in_words_and_its_status_is_kept() -> None:
-    store = Store()
+    cache = Cache()
     metadata = {"namespace": HEALTHY[0], "name": HEALTHY[1], "uid": "u", "resourceVersion": "1", "generation": 1}
     whole = {**JOB, "metadata": metadata, "status": {"phase": "Running"}}
-    assert store.see(kinds.JOB, whole) == [HEALTHY]
+    assert cache.see(kinds.JOB, whole) == [HEALTHY]
     newer = {"metadata": {**metadata, "resourceVersion": "2", "generation": 2}, UNREAD: "it has too much"}
-    assert store.see(kinds.JOB, newer) == [HEALTHY]
-    found = store.job(HEALTHY)
+    assert cache.see(kinds.JOB, newer) == [HEALTHY]
+    found = cache.job(HEALTHY)
     assert found is not None
     assert (found[REFUSED], found["spec"], found["status"]) == ("it has too much", None, {"phase": "Running"})
 
     # One that nobody has seen before may have a status; that of a new one is written.
-    other = Store()
+    other = Cache()
     assert other.see(kinds.JOB, newer) == []
     assert other.unreadable.counts[kinds.JOB.name] == 1
     assert other.see(kinds.JOB, {"metadata": metadata, UNREAD: "it has too much"}) == [HEALTHY]
 
 
 def test_another_object_that_is_too_much_stays_what_it_was() -> None:
-    store = Store()
+    cache = Cache()
     kind, body = next(one for one in real_objects() if one[0] is kinds.POD)
-    (key,) = store.see(kind, body)
-    before = store.children(key)
-    assert store.see(kind, {"metadata": {**body["metadata"], "resourceVersion": "99"}, UNREAD: "too much"}) == []
-    assert store.children(key) == before
-    assert store.unreadable.counts[kinds.POD.name] == 1
+    (key,) = cache.see(kind, body)
+    before = cache.children(key)
+    assert cache.see(kind, {"metadata": {**body["metadata"], "resourceVersion": "99"}, UNREAD: "too much"}) == []
+    assert cache.children(key) == before
+    assert cache.unreadable.counts[kinds.POD.name] == 1

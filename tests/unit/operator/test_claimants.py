@@ -7,9 +7,9 @@ import pytest
 
 from tandem.job import DistributedTrainingJob
 from tandem_operator import claimants, kinds
+from tandem_operator.cache import Key
 from tandem_operator.claimants import AT_A_TIME
-from tandem_operator.rivalry import GAVE_WAY
-from tandem_operator.store import Key
+from tandem_operator.gang_deadlock import GAVE_WAY
 from tests.support import manifests
 from tests.support.hostile import unplaced
 from tests.support.intake import HEALTHY, WORKERS, Operator, worker
@@ -112,18 +112,18 @@ async def test_what_was_found_serves_all_who_ask_and_what_has_gone_is_none_of_it
     operator = Operator()
     take(operator, RIVAL)
     asked = []
-    everyone = operator.store.everyone
-    monkeypatch.setattr(operator.store, "everyone", lambda: asked.append(1) or everyone())
+    everyone = operator.cache.everyone
+    monkeypatch.setattr(operator.cache, "everyone", lambda: asked.append(1) or everyone())
     of = operator.controller._claimants
     both = await asyncio.gather(of.besides(HEALTHY), of.besides(RIVAL), of.besides(("n", "other")))
     assert [len(one) for one in both] == [1, 1, 2]
     assert len(asked) == 1
-    operator.store.lose(kinds.JOB, *RIVAL, "-".join(RIVAL))
+    operator.cache.lose(kinds.JOB, *RIVAL, "-".join(RIVAL))
     assert await of.besides(HEALTHY) == []
 
 
 async def test_a_job_looks_for_rivals_only_once_it_was_starved_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     operator = Operator()
     monkeypatch.setattr(operator.controller, "_patience", 600.0)
-    monkeypatch.setattr(operator.store, "everyone", None)
+    monkeypatch.setattr(operator.cache, "everyone", None)
     await operator.goes_on()

@@ -7,12 +7,12 @@ import pytest
 
 from tandem.status import Condition, Status
 from tandem_operator import kinds, names
+from tandem_operator.cache import Cache
 from tandem_operator.controller import Controller
 from tandem_operator.gauges import Gauges
 from tandem_operator.observed import Pod
 from tandem_operator.plan import Plan
 from tandem_operator.reporting import OURS, refused
-from tandem_operator.store import Store
 from tests.support import ROOT, manifests
 from tests.support.worlds.operator_cluster import NAMESPACE, Cluster
 from tests.support.worlds.operator_job import (
@@ -145,16 +145,16 @@ def test_conditions_of_other_writers_are_kept_as_they_are() -> None:
 
 
 async def test_a_condition_that_somebody_writes_meanwhile_is_not_lost() -> None:
-    cluster, store = Cluster(), Store()
+    cluster, cache = Cluster(), Cache()
     api: Any = cluster
-    controller = Controller(api, api, store, IMAGES, Gauges(), b"key")
+    controller = Controller(api, api, cache, IMAGES, Gauges(), b"key")
     cluster.put(kinds.JOB, manifests.manifest("digits", NAMESPACE, trainer=TASK))
-    store.see(kinds.JOB, cluster.objects[kinds.JOB, *KEY])
+    cache.see(kinds.JOB, cluster.objects[kinds.JOB, *KEY])
     await cluster.patch_status(kinds.JOB, *KEY, {"conditions": [FOREIGN]})
     again_in = await controller.look(KEY)
     assert again_in is not None
     assert again_in <= 1.0, "it is written at the next look"
-    store.see(kinds.JOB, cluster.objects[kinds.JOB, *KEY])
+    cache.see(kinds.JOB, cluster.objects[kinds.JOB, *KEY])
     await controller.look(KEY)
     types = [one["type"] for one in cluster.objects[kinds.JOB, *KEY]["status"]["conditions"]]
     assert FOREIGN["type"] in types

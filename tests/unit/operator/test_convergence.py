@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tandem_operator import kinds, names, silence
+from tandem_operator import kinds, liveness, names
 from tandem_operator.objects import Peers
 from tests.support.worlds.operator_cluster import NAMESPACE
 from tests.support.worlds.operator_world import KEY, NAME, STEPS, Step, World, happen, live
@@ -78,7 +78,7 @@ def test_of_a_job_that_is_deleted_at_any_moment_the_volume_alone_is_left(steps: 
 def test_a_coordinator_that_does_not_answer_any_more_is_replaced_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(silence, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(liveness, "SILENT_SECONDS", 0.0)
     world = World()
     world.settle()
     (before,), workers = called(world, names.COORDINATOR), called(world, names.WORKER)

@@ -32,7 +32,10 @@ def test_until_it_trains_a_job_costs_its_objects_two_writes_of_its_status_and_on
 
     assert world.cluster.objects[kinds.JOB, *KEY]["status"]["phase"] == "Running"
     written = Counter((verb, kind.name) for verb, kind, _ in world.cluster.written)
-    assert written == {("status", kinds.JOB.name): 2, **{("create", kind): count for kind, count in OBJECTS.items()}}
+    assert written == {
+        ("status", kinds.JOB.name): 2,
+        **{("create", kind): count for kind, count in OBJECTS.items()},
+    }
     assert world.cluster.told == ["Started"], "a generation is a group that trains"
 
 

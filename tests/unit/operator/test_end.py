@@ -5,9 +5,9 @@ import pytest
 from tandem.times import rfc3339
 from tandem_operator import kinds
 from tandem_operator.attempts import Attempt, ending
-from tandem_operator.fleet import RESULT_SECONDS
 from tandem_operator.observed import Children
 from tandem_operator.reconcile import ENDING_SECONDS, HASTY_SECONDS, LAZY_SECONDS, steady
+from tandem_operator.replicas import RESULT_SECONDS
 from tests.support.worlds.operator_job import (
     NOW,
     SCRIPT,

@@ -7,8 +7,8 @@ from typing import Any
 
 from tandem_operator import kinds, names
 from tandem_operator.api import EXPIRED, Page, Refused, Unavailable
+from tandem_operator.cache import Cache, Key
 from tandem_operator.kinds import Kind
-from tandem_operator.store import Key, Store
 from tandem_operator.watching import BOOKMARK, RETRY_SECONDS, SWEEP_SECONDS, Watching
 from tests.support.clock import jumping
 
@@ -48,17 +48,17 @@ class Api:
         await asyncio.sleep(300)
 
 
-def followed(api: Api, story: Callable[[Store, list[Key]], Coroutine[Any, Any, None]]) -> None:
+def followed(api: Api, story: Callable[[Cache, list[Key]], Coroutine[Any, Any, None]]) -> None:
     """Tell a story beside a watch that has begun."""
 
     async def work() -> None:
         news: list[Key] = []
-        store, anything = Store(), api
-        watching = Watching(anything, store, news.append, ())  # type: ignore[arg-type]
+        cache, anything = Cache(), api
+        watching = Watching(anything, cache, news.append, ())  # type: ignore[arg-type]
         tasks = [asyncio.create_task(one) for one in (watching.sweep(), watching.follow())]
         try:
             await asyncio.sleep(0.1)
-            await story(store, news)
+            await story(cache, news)
             assert not any(task.done() for task in tasks)
         finally:
             for task in tasks:
@@ -68,8 +68,8 @@ def followed(api: Api, story: Callable[[Store, list[Key]], Coroutine[Any, Any, N
     jumping(work())
 
 
-def known(store: Store) -> set[str]:
-    return {name for (kind, name) in store._by_job.get(KEY, {}) if kind is kinds.CLAIM}
+def known(cache: Cache) -> set[str]:
+    return {name for (kind, name) in cache._by_job.get(KEY, {}) if kind is kinds.CLAIM}
 
 
 def test_what_happens_after_the_list_is_news() -> None:
@@ -77,9 +77,9 @@ def test_what_happens_after_the_list_is_news() -> None:
     api.claims = [claim(9)]
     api.answers = [[("ADDED", claim(11, "other")), ("DELETED", claim(12))]]
 
-    async def story(store: Store, news: list[Key]) -> None:
+    async def story(cache: Cache, news: list[Key]) -> None:
         assert api.asked == [10]
-        assert known(store) == {"other"}
+        assert known(cache) == {"other"}
         assert news == [KEY, KEY, KEY]
 
     followed(api, story)
@@ -89,12 +89,12 @@ def test_the_next_answer_begins_where_the_last_has_ended_and_a_bookmark_is_no_ob
     api = Api()
     api.answers = [[("ADDED", claim(11)), (BOOKMARK, {"metadata": {"resourceVersion": "40"}})]]
 
-    async def story(store: Store, news: list[Key]) -> None:
+    async def story(cache: Cache, news: list[Key]) -> None:
         api.claims, api.version = [claim(11)], 40
         await asyncio.sleep(301)
         assert api.asked[:2] == [10, 40]
-        assert known(store) == {"digits"}
-        assert not store.unreadable.counts.total()
+        assert known(cache) == {"digits"}
+        assert not cache.unreadable.counts.total()
 
     followed(api, story)
 
@@ -103,12 +103,12 @@ def test_a_version_that_is_too_long_ago_is_listed_anew_at_once() -> None:
     api = Api()
     api.answers = [[Refused(EXPIRED, "Expired", "too old resource version")]]
 
-    async def story(store: Store, news: list[Key]) -> None:
+    async def story(cache: Cache, news: list[Key]) -> None:
         api.claims, api.version = [claim(19)], 20
         await asyncio.sleep(RETRY_SECONDS + 0.1)
         assert api.lists == 2, "long before the next sweep"
         assert api.asked == [10, 20]
-        assert known(store) == {"digits"}
+        assert known(cache) == {"digits"}
 
     assert RETRY_SECONDS < SWEEP_SECONDS / 4
     followed(api, story)
@@ -123,10 +123,10 @@ def test_after_a_failure_it_goes_on_from_the_last_list() -> None:
         [("ADDED", claim(11)), ("ADDED", claim(13, "late"))],
     ]
 
-    async def story(store: Store, news: list[Key]) -> None:
+    async def story(cache: Cache, news: list[Key]) -> None:
         await asyncio.sleep(3 * RETRY_SECONDS + 0.1)
         assert api.asked == [10, 10, 10, 10]
-        assert known(store) == {"digits", "late"}
+        assert known(cache) == {"digits", "late"}
         assert news == [KEY, KEY], "what is told twice is news once"
 
     followed(api, story)
@@ -143,7 +143,7 @@ def test_answers_that_end_at_once_are_not_asked_for_without_pause() -> None:
 
     api = Empty()
 
-    async def story(store: Store, news: list[Key]) -> None:
+    async def story(cache: Cache, news: list[Key]) -> None:
         await asyncio.sleep(10 * RETRY_SECONDS)
         assert len(api.asked) <= 12 * len(kinds.WATCHED)
 

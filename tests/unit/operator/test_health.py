@@ -12,10 +12,10 @@ import pytest
 
 from tandem_operator import kinds, watching
 from tandem_operator.api import Page, Unavailable
+from tandem_operator.cache import Cache
 from tandem_operator.gauges import Gauges
 from tandem_operator.health import serve_health
 from tandem_operator.kinds import Kind
-from tandem_operator.store import Store
 from tandem_operator.watching import Watching
 
 SECONDS = 60.0
@@ -48,7 +48,7 @@ class Operator:
     def __init__(self) -> None:
         self.api = Api()
         api: Any = self.api
-        self.watching = Watching(api, Store(), lambda key: None, ())
+        self.watching = Watching(api, Cache(), lambda key: None, ())
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Operator":

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from tandem_operator import kinds, names
+from tandem_operator.cache import Cache
 from tandem_operator.observed import Pod, children, observe
 from tandem_operator.overlay import overlay
 from tandem_operator.reporting import patch
-from tandem_operator.store import Store
 from tests.support.worlds.operator_cluster import merged
 from tests.support.worlds.operator_job import NOW, UID, coordinator, worker
 
@@ -128,7 +128,7 @@ def test_a_readiness_gate_that_is_not_met_is_no_silent_node() -> None:
     assert (found.ready, found.silent, found.live) == (False, False, True)
 
 
-# The store
+# The cache
 
 
 def body(version: int, uid: str = "u", **status: Any) -> dict[str, Any]:
@@ -137,31 +137,31 @@ def body(version: int, uid: str = "u", **status: Any) -> dict[str, Any]:
 
 
 def test_only_what_is_newer_and_different_is_news() -> None:
-    store = Store()
-    assert store.see(kinds.POD, body(5, phase="Pending")) == [("n", "j")]
-    assert store.see(kinds.POD, body(6, phase="Pending")) == []
-    assert store.see(kinds.POD, body(8, phase="Running")) == [("n", "j")]
-    assert store.see(kinds.POD, body(7, phase="Pending")) == []
-    assert [thing.phase for thing in store.children(("n", "j")).things.values() if isinstance(thing, Pod)] == [
+    cache = Cache()
+    assert cache.see(kinds.POD, body(5, phase="Pending")) == [("n", "j")]
+    assert cache.see(kinds.POD, body(6, phase="Pending")) == []
+    assert cache.see(kinds.POD, body(8, phase="Running")) == [("n", "j")]
+    assert cache.see(kinds.POD, body(7, phase="Pending")) == []
+    assert [thing.phase for thing in cache.children(("n", "j")).things.values() if isinstance(thing, Pod)] == [
         "Running"
     ]
 
 
 def test_the_end_of_an_earlier_object_of_that_name_is_not_the_end_of_this_one() -> None:
-    store = Store()
-    store.see(kinds.POD, body(5, uid="new"))
-    assert store.lose(kinds.POD, "n", "p", "old") is None
-    assert store.lose(kinds.POD, "n", "p", "new") == ("n", "j")
-    assert store.children(("n", "j")).things == {}
+    cache = Cache()
+    cache.see(kinds.POD, body(5, uid="new"))
+    assert cache.lose(kinds.POD, "n", "p", "old") is None
+    assert cache.lose(kinds.POD, "n", "p", "new") == ("n", "j")
+    assert cache.children(("n", "j")).things == {}
 
 
 def test_a_list_drops_what_is_gone_and_not_what_came_later() -> None:
-    store = Store()
-    store.see(kinds.POD, body(5))
-    assert list(store.compare(kinds.POD, "", set(), 4)) == []
-    assert list(store.compare(kinds.POD, "elsewhere", set(), 9)) == []
-    assert list(store.compare(kinds.POD, "", {"u"}, 9)) == []
-    assert list(store.compare(kinds.POD, "", set(), 9)) == [("n", "j")]
+    cache = Cache()
+    cache.see(kinds.POD, body(5))
+    assert list(cache.compare(kinds.POD, "", set(), 4)) == []
+    assert list(cache.compare(kinds.POD, "elsewhere", set(), 9)) == []
+    assert list(cache.compare(kinds.POD, "", {"u"}, 9)) == []
+    assert list(cache.compare(kinds.POD, "", set(), 9)) == [("n", "j")]
 
 
 # Templates and patches

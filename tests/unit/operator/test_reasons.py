@@ -8,11 +8,11 @@ from tandem.exitcode import ExitCode
 from tandem.snapshot import GenerationView
 from tandem.status import Condition, Status
 from tandem_operator import controller, kinds, pods
+from tandem_operator.cache import Cache
 from tandem_operator.controller import Controller
-from tandem_operator.fleet import HEALTHY_SECONDS, MOST_FAILURES
 from tandem_operator.gauges import Gauges
 from tandem_operator.plan import Plan
-from tandem_operator.store import Store
+from tandem_operator.replicas import HEALTHY_SECONDS, MOST_FAILURES
 from tests.support import manifests
 from tests.support.worlds.operator_cluster import NAMESPACE, Cluster
 from tests.support.worlds.operator_job import (
@@ -145,13 +145,13 @@ class Operated:
     """One job beside an operator that looks at it."""
 
     def __init__(self, spec: dict[str, Any], status: dict[str, Any] | None = None) -> None:
-        self.cluster, self.store = Cluster(), Store()
+        self.cluster, self.cache = Cluster(), Cache()
         api: Any = self.cluster
-        self.controller = Controller(api, api, self.store, IMAGES, Gauges(), b"key")
+        self.controller = Controller(api, api, self.cache, IMAGES, Gauges(), b"key")
         self.cluster.put(kinds.JOB, manifests.manifest("digits", NAMESPACE, status, trainer=TASK) | {"spec": spec})
 
     async def look(self) -> float | None:
-        self.store.see(kinds.JOB, self.cluster.objects[kinds.JOB, *KEY])
+        self.cache.see(kinds.JOB, self.cluster.objects[kinds.JOB, *KEY])
         return await self.controller.look(KEY)
 
     @property
@@ -305,7 +305,7 @@ async def test_whatever_goes_wrong_is_told_and_tried_again(begun: bool, monkeypa
         raise DefectError("x" * 10_000)
 
     monkeypatch.setattr(controller, "reconcile", breaks)
-    world.store.see(kinds.JOB, world.cluster.objects[kinds.JOB, *KEY])
+    world.cache.see(kinds.JOB, world.cluster.objects[kinds.JOB, *KEY])
     for _ in range(3):
         await world.controller.attend(KEY)
     assert world.cluster.told == ["InternalError"], "it is told once"

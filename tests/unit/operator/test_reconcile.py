@@ -8,10 +8,10 @@ import pytest
 from tandem.snapshot import GenerationView
 from tandem_operator import kinds, names
 from tandem_operator.attempts import Attempt, place, writing
-from tandem_operator.fleet import LONGEST_PAUSE
 from tandem_operator.objects import Volumes
 from tandem_operator.observed import Children, Claim, Pod, Thing, children
 from tandem_operator.reconcile import reconcile
+from tandem_operator.replicas import LONGEST_PAUSE
 from tandem_operator.reporting import Trouble
 from tests.support.worlds.operator_job import (
     IDLE,

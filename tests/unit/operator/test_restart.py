@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tandem_operator import kinds, names
-from tandem_operator.fleet import MOST_FAILURES
+from tandem_operator.replicas import MOST_FAILURES
 from tests.support.worlds.operator_cluster import NAMESPACE
 from tests.support.worlds.operator_world import KEY, NAME, World, live
 

@@ -10,9 +10,9 @@ import pytest
 
 from tandem_operator import jobs, kinds, names
 from tandem_operator.api import Page
+from tandem_operator.cache import Cache, Key
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import Pod, observe
-from tandem_operator.store import Key, Store
 from tandem_operator.unreadable import MOST_LINES, SECONDS, Unreadable
 from tandem_operator.watching import Watching
 from tests.support import manifests
@@ -61,9 +61,9 @@ class Lists:
         yield Page(self.objects.get(kind.plural, []), self.version)
 
 
-async def listed(api: Any, store: Store) -> list[Key]:
+async def listed(api: Any, cache: Cache) -> list[Key]:
     news: list[Key] = []
-    await Watching(api, store, news.append, ())._list_all()
+    await Watching(api, cache, news.append, ())._list_all()
     return news
 
 
@@ -81,18 +81,18 @@ async def listed(api: Any, store: Store) -> list[Key]:
     ],
 )
 async def test_an_object_that_cannot_be_read_does_not_end_the_sweep(bad: Any) -> None:
-    store = Store()
-    news = await listed(Lists(pods=[pod("a"), bad, pod("b", job="other")]), store)
+    cache = Cache()
+    news = await listed(Lists(pods=[pod("a"), bad, pod("b", job="other")]), cache)
     assert {("n", "j"), ("n", "other")} <= set(news)
-    Watching(Lists(), store, news.append, ()).take(kinds.POD, "MODIFIED", bad or {})  # type: ignore[arg-type]
+    Watching(Lists(), cache, news.append, ()).take(kinds.POD, "MODIFIED", bad or {})  # type: ignore[arg-type]
 
 
 def test_it_is_told_and_counted_once_for_each_version(caplog: pytest.LogCaptureFixture) -> None:
-    store = Store()
+    cache = Cache()
     bad = {**pod("bad"), "status": "odd"}
     for body in (bad, bad, {**pod("bad", 2), "status": "odd"}):
-        assert store.see(kinds.POD, body) == []
-    assert store.unreadable.counts[kinds.POD.name] == 2
+        assert cache.see(kinds.POD, body) == []
+    assert cache.unreadable.counts[kinds.POD.name] == 2
     assert [record.message.partition(" error")[0] for record in caplog.records] == [
         "event=unreadable kind=Pod object=n/bad"
     ] * 2
@@ -122,11 +122,11 @@ def test_thousands_of_them_do_not_fill_the_log(caplog: pytest.LogCaptureFixture)
 def test_a_template_without_measure_is_not_kept_and_its_job_says_why(
     template: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Store()
+    cache = Cache()
     body = job()
     body["spec"]["workers"] = {"template": template}
-    assert store.see(kinds.JOB, body) == [("n", "digits")]
-    found = store.job(("n", "digits"))
+    assert cache.see(kinds.JOB, body) == [("n", "digits")]
+    found = cache.job(("n", "digits"))
     assert found is not None
     with pytest.raises(jobs.InvalidSpec, match=f"spec {why}"):
         jobs.parsed(found)
@@ -154,10 +154,10 @@ def test_a_template_that_is_none_is_refused_in_words(template: dict[str, Any], w
 
 
 def test_nothing_but_what_is_needed_is_kept_of_a_status_without_measure() -> None:
-    store = Store()
+    cache = Cache()
     conditions = [{"type": "Running", "status": "True", "message": "x" * 2**19}]
-    store.see(kinds.JOB, {**job(), "status": {"phase": "Succeeded", "conditions": conditions}})
-    found = store.job(("n", "digits"))
+    cache.see(kinds.JOB, {**job(), "status": {"phase": "Succeeded", "conditions": conditions}})
+    found = cache.job(("n", "digits"))
     assert found is not None
     assert found["status"] == {"phase": "Succeeded"}
 
@@ -177,19 +177,19 @@ for opened, closed in ('{"a":', "}"), ("[", "]"):
     "value", [nested(9_000), "x" * 1_000_000, 10**400, None, []], ids=["deep", "long", "1", "0", "[]"]
 )
 def test_of_a_pod_nothing_is_kept_that_no_api_server_writes(value: Any) -> None:
-    store = Store()
+    cache = Cache()
     for field in ("name", "uid"):
         body = pod()
         body["metadata"][field] = value
-        assert store.see(kinds.POD, body) == []
+        assert cache.see(kinds.POD, body) == []
     state = {"terminated": {"exitCode": value, "reason": value, "message": "x"}}
     status = {"phase": value, "containerStatuses": [{"name": names.WORKER, "restartCount": value, "state": state}]}
     body = {**pod(), "status": status}
     found = observe(kinds.POD, body)
     assert isinstance(found, Pod)
     body["metadata"]["labels"] |= {names.ROLE: value, names.GROUP: value, names.QUEUE: value}
-    store.see(kinds.POD, body)
-    assert store.children(("n", "j")).pods(names.WORKER, "") == []
+    cache.see(kinds.POD, body)
+    assert cache.children(("n", "j")).pods(names.WORKER, "") == []
     assert (found.code, found.restarts) == (None, 0)
     assert len(found.phase) <= 256
 
@@ -199,11 +199,11 @@ def test_of_a_pod_nothing_is_kept_that_no_api_server_writes(value: Any) -> None:
     "value", [[[]] * 400_000, "x" * 1_000_000, "", 1, None], ids=["lists", "long", "", "1", "null"]
 )
 def test_a_job_without_a_name_is_none(field: str, value: Any) -> None:
-    store = Store()
+    cache = Cache()
     body = job()
     body["metadata"][field] = value
-    assert store.see(kinds.JOB, body) == []
-    assert store.everyone() == []
+    assert cache.see(kinds.JOB, body) == []
+    assert cache.everyone() == []
 
 
 @pytest.mark.parametrize("field", ["resourceVersion", "generation", "creationTimestamp", "deletionTimestamp"])
@@ -211,11 +211,11 @@ def test_a_job_without_a_name_is_none(field: str, value: Any) -> None:
     "value", [nested(9_000), "x" * 1_000_000, 10**400, True, None], ids=["deep", "long", "1", "b", "0"]
 )
 def test_of_a_jobs_metadata_nothing_else_is_kept_than_what_an_api_server_writes(field: str, value: Any) -> None:
-    store = Store()
+    cache = Cache()
     body = job()
     body["metadata"][field] = value
-    store.see(kinds.JOB, body)
-    found = store.job(("n", "digits"))
+    cache.see(kinds.JOB, body)
+    found = cache.job(("n", "digits"))
     assert found is not None
     assert {name: found["metadata"][name] for name in ("resourceVersion", "generation")} == {
         "resourceVersion": "" if field == "resourceVersion" else "1",
@@ -226,43 +226,43 @@ def test_of_a_jobs_metadata_nothing_else_is_kept_than_what_an_api_server_writes(
 
 
 def test_a_pod_that_is_given_to_another_job_is_that_ones_alone() -> None:
-    store = Store()
-    store.see(kinds.POD, pod(job="a"))
-    assert store.see(kinds.POD, pod(version=2, job="b")) == [("n", "b"), ("n", "a")]
-    assert store.children(("n", "a")).things == {}
-    assert store.lose(kinds.POD, "n", "p", "uid-p") == ("n", "b")
-    assert store.children(("n", "b")).things == {}
+    cache = Cache()
+    cache.see(kinds.POD, pod(job="a"))
+    assert cache.see(kinds.POD, pod(version=2, job="b")) == [("n", "b"), ("n", "a")]
+    assert cache.children(("n", "a")).things == {}
+    assert cache.lose(kinds.POD, "n", "p", "uid-p") == ("n", "b")
+    assert cache.children(("n", "b")).things == {}
 
 
 async def test_after_a_restore_of_etcd_what_is_listed_is_so(caplog: pytest.LogCaptureFixture) -> None:
-    store = Store()
+    cache = Cache()
     api = Lists(pods=[pod("a", 900), pod("gone", 950)], distributedtrainingjobs=[job(version=1_000)])
     api.version = 1_000
-    await listed(api, store)
+    await listed(api, cache)
     restored = job(version=40, workers={"replicas": 7})
     api.objects, api.version = {"pods": [pod("a", 30, job="b")], "distributedtrainingjobs": [restored]}, 50
-    assert set(await listed(api, store)) == {("n", "digits"), ("n", "b"), ("n", "j")}
-    found = store.job(("n", "digits"))
+    assert set(await listed(api, cache)) == {("n", "digits"), ("n", "b"), ("n", "j")}
+    found = cache.job(("n", "digits"))
     assert found is not None
     assert found["spec"]["workers"] == {"replicas": 7}
-    assert [thing.name for thing in store.children(("n", "b")).things.values()] == ["a"]
-    assert store.children(("n", "j")).things == {}
+    assert [thing.name for thing in cache.children(("n", "b")).things.values()] == ["a"]
+    assert cache.children(("n", "j")).things == {}
     assert "event=versions-went-back kind=Pod known=950 listed=50" in caplog.text
     # From here on what watches tell is newer again.
-    assert store.see(kinds.POD, pod("a", 51, job="b", **{names.FAILURES: "3"})) == [("n", "b")]
+    assert cache.see(kinds.POD, pod("a", 51, job="b", **{names.FAILURES: "3"})) == [("n", "b")]
 
 
 async def test_a_list_does_not_undo_what_a_watch_told_meanwhile() -> None:
-    store = Store()
+    cache = Cache()
 
     class Slow(Lists):
         async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> Any:
-            store.see(kinds.POD, pod("a", 12, **{names.FAILURES: "2"}))
-            store.see(kinds.POD, pod("new", 13))
+            cache.see(kinds.POD, pod("a", 12, **{names.FAILURES: "2"}))
+            cache.see(kinds.POD, pod("new", 13))
             yield Page(self.objects.get(kind.plural, []), 10)
 
-    await listed(Slow(pods=[pod("a", 9)]), store)
-    found = {thing.name: thing for thing in store.children(("n", "j")).things.values()}
+    await listed(Slow(pods=[pod("a", 9)]), cache)
+    found = {thing.name: thing for thing in cache.children(("n", "j")).things.values()}
     assert (found["a"].version, set(found)) == (12, {"a", "new"})
 
 

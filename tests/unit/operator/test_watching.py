@@ -6,8 +6,8 @@ from typing import Any
 
 from tandem_operator import kinds, names
 from tandem_operator.api import Page, Refused, Unavailable
+from tandem_operator.cache import Cache, Key
 from tandem_operator.kinds import Kind
-from tandem_operator.store import Key, Store
 from tandem_operator.watching import STALE_SECONDS, SWEEP_SECONDS, Watching
 from tests.support.clock import jumping
 
@@ -49,7 +49,7 @@ def watched(story: Callable[[Api, Watching, list[Key]], Coroutine[Any, Any, None
         api = Api()
         news: list[Key] = []
         anything: Any = api
-        watching = Watching(anything, Store(), news.append, (), isolates)
+        watching = Watching(anything, Cache(), news.append, (), isolates)
         sweep = asyncio.create_task(watching.sweep())
         try:
             await story(api, watching, news)

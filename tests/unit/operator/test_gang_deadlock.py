@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from tandem_operator.gang_deadlock import GAVE_WAY, PATIENCE_SECONDS, WAY_SECONDS, Claimant, claimant
 from tandem_operator.observed import Pod
 from tandem_operator.plan import Plan
-from tandem_operator.rivalry import GAVE_WAY, PATIENCE_SECONDS, WAY_SECONDS, Claimant, claimant
 from tests.support.worlds.operator_job import (
     IDLE,
     NOW,

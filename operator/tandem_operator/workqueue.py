@@ -21,7 +21,7 @@ SLOW = object()
 K = TypeVar("K", bound=Hashable)
 
 
-class Backlog(Generic[K]):
+class WorkQueue(Generic[K]):
     """Keys that are due now or later. A key that is being worked on is not given out a second time before it is done.
 
     Args:

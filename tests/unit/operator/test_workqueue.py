@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator.backlog import FIRST_PAUSE, LONGEST_PAUSE, QUICK_LOOKS, Backlog
+from tandem_operator.workqueue import FIRST_PAUSE, LONGEST_PAUSE, QUICK_LOOKS, WorkQueue
 from tests.support.clock import jumping
 
 
@@ -19,43 +19,43 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def taken(backlog: Backlog[str]) -> tuple[str, float]:
-    key = await backlog.take()
+async def taken(workqueue: WorkQueue[str]) -> tuple[str, float]:
+    key = await workqueue.take()
     return key, round(now(), 3)
 
 
 def test_what_is_due_first_comes_first() -> None:
     async def work() -> list[tuple[str, float]]:
-        backlog: Backlog[str] = Backlog()
-        backlog.add("late", 3.0)
-        backlog.add("soon", 1.0)
-        backlog.add("now")
-        return [await taken(backlog) for _ in range(3)]
+        workqueue: WorkQueue[str] = WorkQueue()
+        workqueue.add("late", 3.0)
+        workqueue.add("soon", 1.0)
+        workqueue.add("now")
+        return [await taken(workqueue) for _ in range(3)]
 
     assert jumping(work()) == [("now", 0.0), ("soon", 1.0), ("late", 3.0)]
 
 
 def test_news_is_looked_at_at_once_although_the_key_was_due_later() -> None:
     async def work() -> tuple[str, float]:
-        backlog: Backlog[str] = Backlog()
-        backlog.add("a", 100.0)
-        backlog.add("a", 1.0)
-        backlog.add("a", 50.0)
-        return await taken(backlog)
+        workqueue: WorkQueue[str] = WorkQueue()
+        workqueue.add("a", 100.0)
+        workqueue.add("a", 1.0)
+        workqueue.add("a", 50.0)
+        return await taken(workqueue)
 
     assert jumping(work()) == ("a", 1.0)
 
 
 def test_a_key_is_given_out_once_at_a_time_and_again_if_there_was_news_meanwhile() -> None:
     async def work() -> list[tuple[str, float]]:
-        backlog: Backlog[str] = Backlog()
-        backlog.add("a")
-        found = [await taken(backlog)]
-        backlog.add("a")
-        backlog.add("b", 1.0)
-        found.append(await taken(backlog))
-        backlog.done("a")
-        found.append(await taken(backlog))
+        workqueue: WorkQueue[str] = WorkQueue()
+        workqueue.add("a")
+        found = [await taken(workqueue)]
+        workqueue.add("a")
+        workqueue.add("b", 1.0)
+        found.append(await taken(workqueue))
+        workqueue.done("a")
+        found.append(await taken(workqueue))
         return found
 
     assert jumping(work()) == [("a", 0.0), ("b", 1.0), ("a", 1.0)]
@@ -63,16 +63,16 @@ def test_a_key_is_given_out_once_at_a_time_and_again_if_there_was_news_meanwhile
 
 def test_a_burst_of_news_is_one_look() -> None:
     async def work() -> list[tuple[str, float]]:
-        backlog: Backlog[str] = Backlog(least=0.5)
-        backlog.add("a")
-        found = [await taken(backlog)]
-        backlog.done("a")
+        workqueue: WorkQueue[str] = WorkQueue(least=0.5)
+        workqueue.add("a")
+        found = [await taken(workqueue)]
+        workqueue.done("a")
         for _ in range(100):
-            backlog.add("a")
-        found.append(await taken(backlog))
-        backlog.done("a")
-        backlog.add("b", 9.0)
-        found.append(await taken(backlog))
+            workqueue.add("a")
+        found.append(await taken(workqueue))
+        workqueue.done("a")
+        workqueue.add("b", 9.0)
+        found.append(await taken(workqueue))
         return found
 
     assert jumping(work()) == [("a", 0.0), ("a", 0.5), ("b", 9.5)]
@@ -80,18 +80,18 @@ def test_a_burst_of_news_is_one_look() -> None:
 
 def test_errors_make_the_pause_grow_and_success_makes_it_small_again() -> None:
     async def work() -> list[float]:
-        backlog: Backlog[str] = Backlog()
-        backlog.add("a")
+        workqueue: WorkQueue[str] = WorkQueue()
+        workqueue.add("a")
         times = []
         for _ in range(12):
-            times.append((await taken(backlog))[1])
-            backlog.done("a", failed=True)
-        await taken(backlog)
-        backlog.done("a", again_in=0.0)
-        await taken(backlog)
+            times.append((await taken(workqueue))[1])
+            workqueue.done("a", failed=True)
+        await taken(workqueue)
+        workqueue.done("a", again_in=0.0)
+        await taken(workqueue)
         before = now()
-        backlog.done("a", failed=True)
-        times.append((await taken(backlog))[1] - before)
+        workqueue.done("a", failed=True)
+        times.append((await taken(workqueue))[1] - before)
         return times
 
     times = jumping(work())
@@ -103,38 +103,38 @@ def test_errors_make_the_pause_grow_and_success_makes_it_small_again() -> None:
 
 def test_what_is_forgotten_is_not_given_out() -> None:
     async def work() -> tuple[str, float]:
-        backlog: Backlog[str] = Backlog()
-        backlog.add("gone")
-        backlog.add("there", 1.0)
-        backlog.forget("gone")
-        return await taken(backlog)
+        workqueue: WorkQueue[str] = WorkQueue()
+        workqueue.add("gone")
+        workqueue.add("there", 1.0)
+        workqueue.forget("gone")
+        return await taken(workqueue)
 
     assert jumping(work()) == ("there", 1.0)
 
 
 def test_how_many_wait() -> None:
     async def work() -> list[int]:
-        backlog: Backlog[str] = Backlog()
+        workqueue: WorkQueue[str] = WorkQueue()
         for key in "abc":
-            backlog.add(key)
-        backlog.add("later", 10.0)
-        counts = [len(backlog)]
-        await taken(backlog)
-        counts.append(len(backlog))
+            workqueue.add(key)
+        workqueue.add("later", 10.0)
+        counts = [len(workqueue)]
+        await taken(workqueue)
+        counts.append(len(workqueue))
         return counts
 
     assert jumping(work()) == [3, 2]
 
 
-def slots(backlog: Backlog[str], count: int, seconds: Callable[[str], float], begun: dict[str, list[float]]) -> Any:
+def slots(workqueue: WorkQueue[str], count: int, seconds: Callable[[str], float], begun: dict[str, list[float]]) -> Any:
     """So many that take keys, each for as long as that takes, until cancelled."""
 
     async def serve() -> None:
         while True:
-            key = await backlog.take()
+            key = await workqueue.take()
             begun.setdefault(key, []).append(now())
             await asyncio.sleep(seconds(key))
-            backlog.done(key, again_in=1.0, slow=seconds(key) > 0.5)
+            workqueue.done(key, again_in=1.0, slow=seconds(key) > 0.5)
 
     return [asyncio.create_task(serve()) for _ in range(count)]
 
@@ -146,14 +146,14 @@ def slots(backlog: Backlog[str], count: int, seconds: Callable[[str], float], be
 )
 def test_a_hundred_that_never_answer_slow_nobody_but_themselves(lanes: dict[str, Any]) -> None:
     async def work() -> tuple[float, int]:
-        backlog: Backlog[str] = Backlog(0.2, **lanes)
+        workqueue: WorkQueue[str] = WorkQueue(0.2, **lanes)
         begun: dict[str, list[float]] = {}
         for number in range(100):
-            backlog.add(f"evil/{number}")
-        tasks = slots(backlog, 8, lambda key: 3.0 if key.startswith("evil") else 0.01, begun)
+            workqueue.add(f"evil/{number}")
+        tasks = slots(workqueue, 8, lambda key: 3.0 if key.startswith("evil") else 0.01, begun)
         # Nobody knows yet who takes long.
         await asyncio.sleep(60.0)
-        backlog.add("good/job")
+        workqueue.add("good/job")
         await asyncio.sleep(600.0)
         for task in tasks:
             task.cancel()
@@ -169,18 +169,18 @@ def test_a_hundred_that_never_answer_slow_nobody_but_themselves(lanes: dict[str,
 def test_of_a_thousand_that_wait_for_a_place_each_is_looked_at_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         asked: Counter[str] = Counter()
-        backlog: Backlog[str] = Backlog(most_of_group=4, group=lambda key: "all")
-        full = backlog._full
+        workqueue: WorkQueue[str] = WorkQueue(most_of_group=4, group=lambda key: "all")
+        full = workqueue._full
 
         def noted(key: str) -> Any:
             asked[key] += 1
             return full(key)
 
-        monkeypatch.setattr(backlog, "_full", noted)
+        monkeypatch.setattr(workqueue, "_full", noted)
         for number in range(1000):
-            backlog.add(str(number))
+            workqueue.add(str(number))
         begun: dict[str, list[float]] = {}
-        tasks = slots(backlog, 8, lambda key: 0.001, begun)
+        tasks = slots(workqueue, 8, lambda key: 0.001, begun)
         await asyncio.sleep(0.9)
         assert len(begun) == 1000
         assert max(asked.values()) <= 5
@@ -192,14 +192,14 @@ def test_of_a_thousand_that_wait_for_a_place_each_is_looked_at_a_few_times(monke
 
 def test_who_is_forgotten_while_it_was_to_take_a_free_place_leaves_it_to_the_next() -> None:
     async def work() -> str:
-        backlog: Backlog[str] = Backlog(most_of_group=1, group=lambda key: "all")
+        workqueue: WorkQueue[str] = WorkQueue(most_of_group=1, group=lambda key: "all")
         for key in "abc":
-            backlog.add(key)
-        waiting = [asyncio.create_task(backlog.take()) for _ in range(2)]
+            workqueue.add(key)
+        waiting = [asyncio.create_task(workqueue.take()) for _ in range(2)]
         await asyncio.sleep(0.1)
         # `b` and `c` have been found to wait for the place of `a`.
-        backlog.done(waiting[0].result())
-        backlog.forget("b")
+        workqueue.done(waiting[0].result())
+        workqueue.forget("b")
         return await asyncio.wait_for(waiting[1], 1.0)
 
     assert jumping(work()) == "c"
@@ -211,29 +211,29 @@ def test_whatever_happens_who_is_due_is_given_out(data: st.DataObject) -> None:
     place get it at once."""
 
     async def work() -> None:
-        backlog: Backlog[str] = Backlog(0.0, most_slow=1, most_of_group=2, group=lambda key: key[0])
+        workqueue: WorkQueue[str] = WorkQueue(0.0, most_slow=1, most_of_group=2, group=lambda key: key[0])
         busy: list[str] = []
         keys = st.sampled_from([group + str(number) for group in "xy" for number in range(4)])
         for _ in range(data.draw(st.integers(0, 25))):
             step = data.draw(st.sampled_from(["add", "add", "take", "done", "done slow", "forget", "later"]))
             if step == "add":
-                backlog.add(data.draw(keys), data.draw(st.sampled_from([0.0, 0.0, 1.0])))
+                workqueue.add(data.draw(keys), data.draw(st.sampled_from([0.0, 0.0, 1.0])))
             elif step == "take":
                 with suppress(TimeoutError):
-                    busy.append(await asyncio.wait_for(backlog.take(), 0.01))
-            elif step == "forget" and (idle := sorted(set(backlog._due) - set(busy))):
-                backlog.forget(data.draw(st.sampled_from(idle)))
+                    busy.append(await asyncio.wait_for(workqueue.take(), 0.01))
+            elif step == "forget" and (idle := sorted(set(workqueue._due) - set(busy))):
+                workqueue.forget(data.draw(st.sampled_from(idle)))
             elif step.startswith("done") and busy:
-                backlog.done(busy.pop(0), data.draw(st.sampled_from([None, 0.0])), slow=step == "done slow")
+                workqueue.done(busy.pop(0), data.draw(st.sampled_from([None, 0.0])), slow=step == "done slow")
             elif step == "later":
                 await asyncio.sleep(1.0)
         for key in busy:
-            backlog.done(key)
-        left = set(backlog._due)
+            workqueue.done(key)
+        left = set(workqueue._due)
         for _ in range(len(left)):
-            key = await asyncio.wait_for(backlog.take(), 2.0)
+            key = await asyncio.wait_for(workqueue.take(), 2.0)
             left.discard(key)
-            backlog.done(key)
+            workqueue.done(key)
         assert not left
 
     jumping(work())
@@ -249,11 +249,11 @@ def test_news_of_one_key_wakes_one_of_all_who_wait(monkeypatch: pytest.MonkeyPat
             return timeout(seconds)
 
         monkeypatch.setattr(asyncio, "timeout", noted)
-        backlog: Backlog[str] = Backlog()
-        tasks = [asyncio.create_task(backlog.take()) for _ in range(100)]
+        workqueue: WorkQueue[str] = WorkQueue()
+        tasks = [asyncio.create_task(workqueue.take()) for _ in range(100)]
         await asyncio.sleep(1.0)
         for number in range(10):
-            backlog.add(str(number))
+            workqueue.add(str(number))
             await asyncio.sleep(1.0)
         assert sum(task.done() for task in tasks) == 10
         for task in tasks:
@@ -265,15 +265,15 @@ def test_news_of_one_key_wakes_one_of_all_who_wait(monkeypatch: pytest.MonkeyPat
 
 def test_what_took_long_is_quick_again_after_some_quick_looks() -> None:
     async def work() -> list[str]:
-        backlog: Backlog[str] = Backlog(most_slow=1)
+        workqueue: WorkQueue[str] = WorkQueue(most_slow=1)
         for key in ("a", "b"):
-            backlog.add(key)
-            backlog.done(await backlog.take(), slow=True)
+            workqueue.add(key)
+            workqueue.done(await workqueue.take(), slow=True)
         for _ in range(QUICK_LOOKS):
-            backlog.add("a")
-            backlog.done(await backlog.take())
-        backlog.add("b")
-        backlog.add("a")
-        return sorted([await backlog.take(), await backlog.take()])
+            workqueue.add("a")
+            workqueue.done(await workqueue.take())
+        workqueue.add("b")
+        workqueue.add("a")
+        return sorted([await workqueue.take(), await workqueue.take()])
 
     assert jumping(work()) == ["a", "b"]

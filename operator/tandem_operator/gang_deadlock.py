@@ -27,7 +27,7 @@ from tandem.gpus import Asked, asked_by_all
 from tandem.job import DistributedTrainingJob
 from tandem.status import Status
 from tandem.times import seconds
-from tandem_operator.course import condition
+from tandem_operator.lifecycle import condition
 from tandem_operator.observed import Pod
 
 PATIENCE_SECONDS = 600.0

@@ -38,7 +38,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 @dataclass
-class _Course:
+class _Record:
     """How one coordinator's pod has answered."""
 
     uid: str
@@ -50,7 +50,7 @@ class _Course:
     """Of those, the last ones in a row of which nobody took the connection."""
 
 
-class Silence(Generic[K]):
+class Liveness(Generic[K]):
     """Which coordinators do not answer any more. One that has never answered is not known here. Times are those of a
     monotonic clock, in seconds.
 
@@ -60,11 +60,11 @@ class Silence(Generic[K]):
 
     def __init__(self, namespace: Callable[[K], Hashable]) -> None:
         self._namespace = namespace
-        self._courses: dict[K, _Course] = {}
+        self._records: dict[K, _Record] = {}
 
     def __len__(self) -> int:
         """How many coordinators have answered, whether they still do or not."""
-        return len(self._courses)
+        return len(self._records)
 
     def note(self, key: K, uid: str, asked: float, answered: bool, reached: bool = True) -> None:
         """A question to the coordinator in the pod `uid` was answered, or was not.
@@ -73,34 +73,34 @@ class Silence(Generic[K]):
             asked: when the question was asked.
             reached: somebody took the connection or refused it.
         """
-        course = self._courses.get(key)
+        record = self._records.get(key)
         if answered:
-            self._courses[key] = _Course(uid)
-        elif course is not None and course.uid != uid:
-            del self._courses[key]
-        elif course is not None:
-            course.since = asked if course.since is None else course.since
-            course.unanswered += 1
-            course.unreached = 0 if reached else course.unreached + 1
+            self._records[key] = _Record(uid)
+        elif record is not None and record.uid != uid:
+            del self._records[key]
+        elif record is not None:
+            record.since = asked if record.since is None else record.since
+            record.unanswered += 1
+            record.unreached = 0 if reached else record.unreached + 1
 
     def fallen(self, key: K, now: float) -> str | None:
         """The UID of the pod whose coordinator has been silent for too long, None if there is none."""
-        course = self._courses.get(key)
-        if course is None or course.since is None:
+        record = self._records.get(key)
+        if record is None or record.since is None:
             return None
-        silent = now - course.since
-        hangs = course.unanswered >= LEAST_QUESTIONS and silent >= SILENT_SECONDS
-        gone = course.unreached >= LEAST_KNOCKS and silent >= GONE_SECONDS
-        return course.uid if (hangs or gone) and not self._is_ours(self._namespace(key)) else None
+        silent = now - record.since
+        hangs = record.unanswered >= LEAST_QUESTIONS and silent >= SILENT_SECONDS
+        gone = record.unreached >= LEAST_KNOCKS and silent >= GONE_SECONDS
+        return record.uid if (hangs or gone) and not self._is_ours(self._namespace(key)) else None
 
     def in_doubt(self, key: K, now: float) -> bool:
         """Whether a coordinator that answered before does not, and it will soon be clear whether it has fallen."""
-        course = self._courses.get(key)
-        return course is not None and course.since is not None and now - course.since < DOUBT_SECONDS
+        record = self._records.get(key)
+        return record is not None and record.since is not None and now - record.since < DOUBT_SECONDS
 
     def forget(self, key: K) -> None:
         """There is no such coordinator any more."""
-        self._courses.pop(key, None)
+        self._records.pop(key, None)
 
     def _is_ours(self, of: Hashable) -> bool:
         """Whether it is us who do not hear.
@@ -108,8 +108,8 @@ class Silence(Generic[K]):
         Args:
             of: the namespace of whom that is asked for.
         """
-        known = Counter(self._namespace(key) for key in self._courses)
-        silent = Counter(self._namespace(key) for key, course in self._courses.items() if course.since is not None)
+        known = Counter(self._namespace(key) for key in self._records)
+        silent = Counter(self._namespace(key) for key, record in self._records.items() if record.since is not None)
         if silent.total() <= FEW:
             return False
         deaf = {one for one, count in silent.items() if 2 * count > known[one]}

@@ -3,7 +3,7 @@
 Secrets can be made and not read, but for one: the operator's own key, in its own namespace. Nothing is needed on nodes,
 namespaces or CRDs, so that the operator can be confined to namespaces: then the same rules stand in a Role of each.
 
-`python -m tandem_operator.rights` prints the rules as YAML.
+`python -m tandem_operator.rbac` prints the rules as YAML.
 """
 
 import sys

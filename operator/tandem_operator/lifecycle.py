@@ -23,7 +23,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.snapshot import Snapshot
 from tandem.status import Condition, Phase, Status
 from tandem.times import seconds
-from tandem_operator import fleet
+from tandem_operator import replicas
 from tandem_operator.observed import Pod
 
 LAST_WORDS_SECONDS = 30.0
@@ -35,7 +35,7 @@ within a few seconds, and one whose coordinator has restarted is adopted in as m
 _TOLD_TO_NOBODY = ("DeadlineExceeded", "DoesNotStart")
 """Reasons of ends that are decided here."""
 
-Mood = Literal["train", "drain", "suspend", "end"]
+Stage = Literal["train", "drain", "suspend", "end"]
 
 _REASONS = {
     ExitCode.DIVERGED: "Diverged",
@@ -45,10 +45,10 @@ _REASONS = {
 
 
 @dataclass(frozen=True)
-class Course:
+class Lifecycle:
     """What is to become of a job."""
 
-    mood: Mood
+    stage: Stage
     phase: Phase | None = None
     """None: whatever the coordinator says."""
     reason: str = ""
@@ -86,7 +86,7 @@ def idle(before: Idle | None, heard: Snapshot | None, now: float) -> Idle | None
     return replace(before, answers=before.answers + 1)
 
 
-def course(
+def lifecycle_of(
     job: DistributedTrainingJob,
     heard: Snapshot | None,
     nobody_trains: bool,
@@ -94,7 +94,7 @@ def course(
     stuck: Sequence[Pod],
     evaluators: Sequence[Pod],
     now: float,
-) -> Course:
+) -> Lifecycle:
     """What is to become of the job.
 
     Args:
@@ -112,13 +112,13 @@ def course(
     if complete:
         return _drain(job, old, heard, evaluators, now)
     if _is_through(job, workers):
-        return Course("end", "Succeeded", "Completed", "every worker has ended with exit code 0")
+        return Lifecycle("end", "Succeeded", "Completed", "every worker has ended with exit code 0")
     if job.spec.run_policy.suspend:
         saving = [pod for pod in workers if not pod.ended]
         if saving:
-            return Course("suspend", "Suspended", "Saving", f"{len(saving)} workers save and leave")
-        return Course("suspend", "Suspended", "Suspended", "suspended by runPolicy.suspend")
-    return Course("train")
+            return Lifecycle("suspend", "Suspended", "Saving", f"{len(saving)} workers save and leave")
+        return Lifecycle("suspend", "Suspended", "Suspended", "suspended by runPolicy.suspend")
+    return Lifecycle("train")
 
 
 def drained(job: DistributedTrainingJob, heard: Snapshot | None, ended: float) -> float:
@@ -166,11 +166,11 @@ def is_initialized(status: Status | None) -> bool:
     return state is not None and state.status == "True"
 
 
-def _remembered(old: Status) -> Course:
+def _remembered(old: Status) -> Lifecycle:
     kind = "Failed" if old.phase == "Failed" else "Complete"
     why = condition(old, kind)
     reason, message = (why.reason, why.message) if why is not None else ("", "")
-    return Course("end", old.phase, reason, message, at_once=reason in _TOLD_TO_NOBODY)
+    return Lifecycle("end", old.phase, reason, message, at_once=reason in _TOLD_TO_NOBODY)
 
 
 def _failure(
@@ -180,20 +180,20 @@ def _failure(
     workers: Sequence[Pod],
     stuck: Sequence[Pod],
     now: float,
-) -> Course | None:
+) -> Lifecycle | None:
     if heard is not None and heard.status.phase == "Failed":
         codes = {pod.code for pod in workers if pod.ended}
         known = next((reason for code, reason in _REASONS.items() if code in codes), "TrainingFailed")
-        return Course("end", "Failed", known, heard.status.message or "the coordinator says no more")
+        return Lifecycle("end", "Failed", known, heard.status.message or "the coordinator says no more")
     limit = deadline(job)
     if limit is not None and now >= limit:
         words = f"its {job.spec.run_policy.active_deadline_seconds} s (activeDeadlineSeconds) have passed"
-        return Course("end", "Failed", "DeadlineExceeded", words, at_once=True)
+        return Lifecycle("end", "Failed", "DeadlineExceeded", words, at_once=True)
     others = job.spec.workers.replicas - len(stuck)
     if stuck and nobody_trains and others < job.spec.workers.min_replicas:
         pod = stuck[0]
         words = f"{pod.name} ended soon after its start like {pod.failures} before it{_ending(pod)}"
-        return Course("end", "Failed", "DoesNotStart", words, at_once=True)
+        return Lifecycle("end", "Failed", "DoesNotStart", words, at_once=True)
     return None
 
 
@@ -204,19 +204,19 @@ def _ending(pod: Pod) -> str:
 
 def _drain(
     job: DistributedTrainingJob, old: Status, heard: Snapshot | None, evaluators: Sequence[Pod], now: float
-) -> Course:
+) -> Lifecycle:
     ended = seconds(old.completion_time or (heard.status.completion_time if heard is not None else None)) or now
     said = heard is not None and heard.status.phase == "Succeeded"
     if job.spec.evaluation.processes == 0:
-        return Course("end", "Succeeded", "Completed", "training is complete")
-    if fleet.is_done(evaluators, job.spec.evaluation.replicas) and (said or now - ended > LAST_WORDS_SECONDS):
-        return Course("end", "Succeeded", "Completed", "training is complete, and its checkpoints are evaluated")
+        return Lifecycle("end", "Succeeded", "Completed", "training is complete")
+    if replicas.is_done(evaluators, job.spec.evaluation.replicas) and (said or now - ended > LAST_WORDS_SECONDS):
+        return Lifecycle("end", "Succeeded", "Completed", "training is complete, and its checkpoints are evaluated")
     if now > drained(job, heard, ended):
         words = f"training is complete; for {job.spec.evaluation.drain_seconds:g} s its evaluators have not got on"
-        return Course("end", "Succeeded", "EvaluationUnfinished", words, at_once=True)
-    return Course("drain", "Draining", "Draining", "training is complete; evaluators finish what is left")
+        return Lifecycle("end", "Succeeded", "EvaluationUnfinished", words, at_once=True)
+    return Lifecycle("drain", "Draining", "Draining", "training is complete; evaluators finish what is left")
 
 
 def _is_through(job: DistributedTrainingJob, workers: Sequence[Pod]) -> bool:
     """Whether a script of the user's own has ended well in every place: nobody else knows when it is complete."""
-    return job.spec.trainer.command is not None and fleet.is_done(workers, job.spec.workers.replicas)
+    return job.spec.trainer.command is not None and replicas.is_done(workers, job.spec.workers.replicas)

@@ -3,22 +3,22 @@
 import pytest
 
 from tandem.exitcode import ExitCode
-from tandem_operator.fleet import (
+from tandem_operator.observed import MOST_AVOIDED, Pod
+from tandem_operator.replicas import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     MOST_FAILURES,
     MOST_MADE,
     ROOMY_SECONDS,
-    Fleet,
     New,
+    RolePlan,
     pause,
     plan,
 )
-from tandem_operator.observed import MOST_AVOIDED, Pod
 from tests.support.worlds.operator_job import ENDPOINT, NOW, ended, worker
 
 
-def planned(*pods: Pod, replicas: int = 2, now: float = NOW, **more: object) -> Fleet:
+def planned(*pods: Pod, replicas: int = 2, now: float = NOW, **more: object) -> RolePlan:
     return plan(pods, replicas, now, lambda pod: pod.endpoint == ENDPOINT, **more)  # type: ignore[arg-type]
 
 
@@ -29,7 +29,7 @@ def names_of(pods: tuple[Pod, ...]) -> list[str]:
 def test_every_place_is_filled() -> None:
     assert planned().make == (New(0, 0), New(1, 0))
     assert planned(worker(0)).make == (New(1, 0),)
-    assert planned(worker(0), worker(1)) == Fleet(settled=(0, 1))
+    assert planned(worker(0), worker(1)) == RolePlan(settled=(0, 1))
 
 
 def test_of_thousands_one_look_makes_some_and_the_next_one_more() -> None:
@@ -120,7 +120,7 @@ def test_an_agent_that_ended_well_is_waited_for_because_the_coordinator_may_not_
     done = ended(0, code=0)
     assert planned(done, worker(1)).make == ()
     assert planned(done, worker(1), now=NOW + 60).make == (New(0, 0),)
-    assert planned(done, worker(1), now=NOW + 60, ends_by_itself=True) == Fleet(settled=(1,))
+    assert planned(done, worker(1), now=NOW + 60, ends_by_itself=True) == RolePlan(settled=(1,))
 
 
 def test_who_was_left_out_of_the_group_is_replaced_at_once_on_another_node() -> None:

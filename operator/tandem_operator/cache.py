@@ -28,7 +28,7 @@ class _Entry:
     thing: Thing
 
 
-class Store:
+class Cache:
     """The cache."""
 
     def __init__(self) -> None:

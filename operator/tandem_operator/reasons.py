@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from tandem.exitcode import ExitCode
 from tandem_operator import kinds, names
 from tandem_operator.attempts import place
-from tandem_operator.course import Course, condition, is_initialized
-from tandem_operator.fleet import HEALTHY_SECONDS, New
+from tandem_operator.gang_deadlock import GAVE_WAY, WAY_SECONDS, claimant, rival, starved_for, way_ends
 from tandem_operator.kinds import Kind
+from tandem_operator.lifecycle import Lifecycle, condition, is_initialized
 from tandem_operator.observed import BROKEN_WAITING, Pod
 from tandem_operator.plan import Situation
+from tandem_operator.replicas import HEALTHY_SECONDS, New
 from tandem_operator.reporting import Notice, Trouble
-from tandem_operator.rivalry import GAVE_WAY, WAY_SECONDS, claimant, rival, starved_for, way_ends
 
 NO_FAILURE = (None, ExitCode.DONE, ExitCode.PREEMPTED)
 """Exit codes of evaluators that did not fail."""
@@ -32,11 +32,11 @@ def name_taken(kind: Kind, name: str, owner: str) -> Trouble:
     return Trouble("NameTaken", f"{words}; remove or rename it, or give the job another name")
 
 
-def giving_way(at: Situation, ahead: Course, workers: Sequence[Pod]) -> Trouble | None:
+def giving_way(at: Situation, lifecycle: Lifecycle, workers: Sequence[Pod]) -> Trouble | None:
     """Whether to do without workers for the sake of another job, and why."""
     # A job whose coordinator has never answered has no group that could train.
     answered = at.heard is not None or is_initialized(at.job.status)
-    if ahead.mood != "train" or (answered and not at.nobody_trains):
+    if lifecycle.stage != "train" or (answered and not at.nobody_trains):
         return None
     until = way_ends(at.job.status)
     if until is not None and at.now < until:

@@ -4,8 +4,8 @@ import pytest
 
 from tandem.job import DistributedTrainingJob
 from tandem_operator.kinds import POD
+from tandem_operator.kueue import group_of
 from tandem_operator.observed import Group, Pod, observe
-from tandem_operator.queueing import group_of
 from tests.support.worlds.operator_job import (
     decided,
     ended,

@@ -63,7 +63,7 @@ class New:
 
 
 @dataclass(frozen=True)
-class Fleet:
+class RolePlan:
     """What to do with the pods of a role."""
 
     make: tuple[New, ...] = ()
@@ -85,7 +85,7 @@ def plan(
     ends_by_itself: bool = False,
     beside: bool = True,
     held: Callable[[int], float | None] = lambda index: None,
-) -> Fleet:
+) -> RolePlan:
     """What to do so that every place is taken.
 
     Args:
@@ -138,7 +138,7 @@ def plan(
         again.append(0.0)
     # The highest places go first: ranks are given out in the order of names, and the others keep theirs.
     remove.sort(key=lambda pod: -pod.index)
-    return Fleet(tuple(make), tuple(remove), min(again, default=None), tuple(stuck), tuple(settled))
+    return RolePlan(tuple(make), tuple(remove), min(again, default=None), tuple(stuck), tuple(settled))
 
 
 def is_done(pods: Sequence[Pod], replicas: int) -> bool:
