@@ -42,7 +42,7 @@ from typing import Any
 from benchmarks.goals import Outcome, Verdict, exit_code
 from tandem import launch
 from tandem.job import DistributedTrainingJob
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tests.support import manifests
 
 TOKEN = "the-token-of-this-bench"

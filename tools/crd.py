@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
-from tandem.fields import ABSENT, Node, describe, tree
 from tandem.job import GROUP, KIND, VERSION, DistributedTrainingJob
+from tandem.manifest.fields import ABSENT, Node, describe, tree
 from tandem.model import Rule, Transition
 
 PLURAL = "distributedtrainingjobs"

@@ -7,8 +7,8 @@ descriptions. The comment `# yaml-language-server: $schema=…/job.schema.json` 
 import json
 from typing import Any
 
-from tandem.fields import ABSENT, Node, tree
 from tandem.job import GROUP, KIND, VERSION, DistributedTrainingJob
+from tandem.manifest.fields import ABSENT, Node, tree
 
 IDENTIFIER = f"urn:{GROUP}:{VERSION}:{KIND}"
 

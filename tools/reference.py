@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tandem.fields import ABSENT, Node, Path, describe, dotted, tree
 from tandem.job import API_VERSION, KIND, DistributedTrainingJob
+from tandem.manifest.fields import ABSENT, Node, Path, describe, dotted, tree
 from tandem.model import Rule, Transition
 
 INTRODUCTION = f"""\

@@ -39,8 +39,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from benchmarks.goals import Outcome, Verdict, exit_code
-from tandem.durable import encode
-from tandem.manifest import FILE, WEIGHTS, Manifest
+from tandem.rundir.checkpoint import FILE, WEIGHTS, Manifest
+from tandem.rundir.durable import encode
 from tandem_evaluator.evaluation import Evaluation
 from tandem_trainer.checkpoint.reading import read_weights
 from tandem_trainer.data import Samples

@@ -32,9 +32,9 @@ import torch
 from torch import nn
 
 from benchmarks.goals import Outcome, Verdict, exit_code
-from tandem.lineage import GenerationRecord
-from tandem.manifest import DataPosition
-from tandem.rundir import RunDir
+from tandem.rundir.checkpoint import DataPosition
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint.digest import compare
 from tandem_trainer.checkpoint.kept import Kept
 from tandem_trainer.checkpoint.reading import read_contents

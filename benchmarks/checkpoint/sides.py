@@ -19,9 +19,9 @@ from torch import nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
-from tandem.lineage import GenerationRecord
-from tandem.manifest import DataPosition
-from tandem.rundir import RunDir
+from tandem.rundir.checkpoint import DataPosition
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.optimizers import NamedOptimizer
 from tandem_trainer.checkpoint.saving import Author, Saver

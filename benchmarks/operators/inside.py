@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 
 
 def main() -> None:

@@ -19,9 +19,9 @@ import psutil
 from benchmarks.recovery.analysis import Line, parse
 from benchmarks.recovery.surroundings import Network, end, kill, marked, spawn
 from tandem import launch
-from tandem.durable import read_lines
 from tandem.job import Elasticity
-from tandem.rundir import RunDir
+from tandem.rundir.durable import read_lines
+from tandem.rundir.layout import RunDir
 from tests.support import manifests
 
 SCRIPT = Path(__file__).with_name("script.py")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tandem.mistake import UserError
+from tandem.errors import UserError
 
 NamespaceOption = Annotated[
     str, typer.Option("--namespace", "-n", help="Namespace, as for kubectl.", show_default="the context's")

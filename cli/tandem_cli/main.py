@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from tandem.mistake import UserError
+from tandem.errors import UserError
 
 try:
     import typer

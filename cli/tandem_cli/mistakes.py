@@ -4,7 +4,7 @@ import sys
 
 from rich.text import Text
 
-from tandem.mistake import ManifestError, Problem, UserError
+from tandem.errors import ManifestError, Problem, UserError
 from tandem.printable import printable
 from tandem_cli.terminal.console import PrintableConsole
 

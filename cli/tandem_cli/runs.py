@@ -17,8 +17,8 @@ from typing import Annotated
 
 import typer
 
-from tandem.mistake import UserError
-from tandem.rundir import RunDir
+from tandem.errors import UserError
+from tandem.rundir.layout import RunDir
 from tandem_cli.kubernetes.complaint import ClusterError, NoCluster, NotFound
 from tandem_cli.local.known import job_name, known, named
 from tandem_cli.report.folder import NoRun, expect_run

@@ -19,18 +19,18 @@ from pathlib import Path
 
 from aiohttp import web
 
-from tandem.durable import temporary_beside
+from tandem.errors import UserError
 from tandem.exitcode import ExitCode
-from tandem.fields import dotted
 from tandem.job import DistributedTrainingJob, OnExisting
 from tandem.launch import INCARNATION, JOB, POD, RUN_DIR, TOKEN, TOKEN_DIGEST, weakness
 from tandem.listening import EVERYWHERE, listen
-from tandem.mistake import UserError
-from tandem.ownership import Finding, Occupied, Unreadable, complete_moves, look, settle
+from tandem.manifest.fields import dotted
+from tandem.manifest.reading import read_job
 from tandem.prerequisites import pod, unmet
-from tandem.probe import lacks
-from tandem.reading import read_job
-from tandem.rundir import RunDir
+from tandem.rundir.durable import temporary_beside
+from tandem.rundir.layout import RunDir
+from tandem.rundir.ownership import Finding, Occupied, Unreadable, complete_moves, look, settle
+from tandem.rundir.probe import lacks
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.ledger import Ledger, TakenOver
 from tandem_coordinator.server import application, metrics_application

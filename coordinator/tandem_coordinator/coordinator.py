@@ -15,7 +15,7 @@ from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
 from tandem.messages import Answer, Membership, Sync
 from tandem.protocol import FIRST, PROTOCOL
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem.snapshot import Snapshot
 from tandem.status import Status, Troubles
 from tandem.troubles import explained

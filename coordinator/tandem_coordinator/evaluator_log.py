@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tandem.durable import read_lines
 from tandem.numbers import finite, whole
+from tandem.rundir.durable import read_lines
 from tandem.snapshot import EvaluatorView
 
 _NAME = re.compile(r"^evaluator-(.+)\.jsonl$")

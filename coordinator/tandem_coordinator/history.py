@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from tandem.measures import is_restart
 from tandem.messages import Membership
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem.snapshot import Event, GenerationView
 from tandem_coordinator.group import Cause, replicas
 from tandem_coordinator.journal import Journal

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from tandem.durable import Lines
+from tandem.rundir.durable import Lines
 
 log = logging.getLogger("tandem.coordinator")
 

@@ -17,12 +17,12 @@ from typing import TypeVar
 
 from pydantic import Field, ValidationError
 
-from tandem.durable import read_json_or_none, replace_json
 from tandem.measures import is_restart
 from tandem.messages import Membership
 from tandem.model import Model, Whole
 from tandem.protocol import FIRST, worded
-from tandem.rundir import RunDir
+from tandem.rundir.durable import read_json_or_none, replace_json
+from tandem.rundir.layout import RunDir
 from tandem.snapshot import GenerationView
 from tandem_coordinator.group import State
 
@@ -109,7 +109,7 @@ class Remembered:
 
     generation: int = 0
     first: int = 1
-    """The lowest number of this run (tandem.ownership)."""
+    """The lowest number of this run (tandem.rundir.ownership)."""
     membership: Membership | None = None
     failures: int = 0
     target: int | None = None

@@ -11,8 +11,8 @@ before, and is durable in the run directory before anybody learns of it (`Open` 
 recorded), so a coordinator that restarts never gives a number twice. (2) Exclusion by number, not by trust in
 silence: an agent that is lost may be alive behind a broken network and train on. Nothing here depends on it having
 stopped. The first rank of a new generation writes, before its first step, the record that says which checkpoint it
-resumed from; what an older generation commits after that is off the chain of records (tandem.lineage) and is never
-resumed from or evaluated. (3) Two coordinators, when the old one's node is cut off: each claims the run directory
+resumed from; what an older generation commits after that is off the chain of records (tandem.rundir.lineage) and is
+never resumed from or evaluated. (3) Two coordinators, when the old one's node is cut off: each claims the run directory
 with its own name when it starts, and looks before it records; the one that finds another's name ends. The records of
 generations are created exclusively, so even a number recorded twice within that instant starts one group alone.
 

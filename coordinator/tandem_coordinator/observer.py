@@ -20,15 +20,15 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tandem.durable import listed, read_json_or_none
-from tandem.evaluations import MERGED, SKIPPED
 from tandem.job import Evaluators
-from tandem.lineage import Chain, counts
-from tandem.manifest import Broken
 from tandem.numbers import amount, finite, whole
-from tandem.ranking import Rank, deciding, rank
-from tandem.rewind import Rewind, batches_left_out
-from tandem.rundir import EARLIER, FOLDERS, RunDir
+from tandem.rundir.checkpoint import Broken
+from tandem.rundir.durable import listed, read_json_or_none
+from tandem.rundir.evaluations import MERGED, SKIPPED
+from tandem.rundir.layout import EARLIER, FOLDERS, RunDir
+from tandem.rundir.lineage import Chain, counts
+from tandem.rundir.ranking import Rank, deciding, rank
+from tandem.rundir.rewind import Rewind, batches_left_out
 from tandem.snapshot import EvaluatorView
 from tandem.status import CheckpointRef, Score
 from tandem_coordinator.evaluator_log import EvaluatorLog, evaluator_name

@@ -15,7 +15,7 @@ from tandem.launch import token_digest
 from tandem.messages import BRIEF, MOST_BODY_BYTES, Answer, Sync, Target
 from tandem.model import Model
 from tandem.protocol import FIRST, OURS, spoken, worded
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.export import CONTENT_TYPE, Scrapes, prometheus_text
 from tandem_coordinator.page.routes import LivePage

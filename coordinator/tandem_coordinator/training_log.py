@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tandem.durable import listed, open_regular, read_lines
 from tandem.metrics import STEP_BUCKETS
 from tandem.numbers import amount, whole
-from tandem.rundir import TRAIN_LOG
+from tandem.rundir.durable import listed, open_regular, read_lines
+from tandem.rundir.layout import TRAIN_LOG
 
 _STEP_LINE = b'{"kind": "step"'
 """One for each step, and nothing in it that a rate does not sum up."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tandem.job import DistributedTrainingJob
 from tandem.launch import INCARNATION
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 
 POLL_SECONDS = 0.1
 SAY_WAITING_SECONDS = 10.0

@@ -12,10 +12,10 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from tandem.charts.gallery import Tile
-from tandem.durable import read_json_or_none
 from tandem.formatting import share
 from tandem.model import Model, PlainName, Whole
-from tandem.rundir import RunDir
+from tandem.rundir.durable import read_json_or_none
+from tandem.rundir.layout import RunDir
 
 LARGEST = 32
 """Pixels of a picture's width and height; a larger image is made smaller."""

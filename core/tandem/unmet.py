@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tandem.fields import Path
+from tandem.manifest.fields import Path
 
 
 @dataclass(frozen=True)

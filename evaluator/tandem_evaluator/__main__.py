@@ -20,7 +20,7 @@ from tandem.departure import depart
 from tandem.exitcode import ExitCode
 from tandem.file_errors import may_pass
 from tandem.job import DistributedTrainingJob
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem_evaluator.crew import run_crew
 from tandem_evaluator.journal import Journal
 

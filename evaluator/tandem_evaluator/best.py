@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any, Literal
 
-from tandem.lineage import Chain, counts
-from tandem.ranking import METRICS, VALIDATION, Goal, deciding, rank
+from tandem.rundir.lineage import Chain, counts
+from tandem.rundir.ranking import METRICS, VALIDATION, Goal, deciding, rank
 from tandem_evaluator.result import MergedResult
 
 Metric = Literal["loss", "accuracy", "macroF1"]

@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from tandem import lease
-from tandem.durable import read_json_or_none
-from tandem.rundir import RunDir
+from tandem.rundir import lease
+from tandem.rundir.durable import read_json_or_none
+from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef
 
 FORGOTTEN_SECONDS = 3600.0

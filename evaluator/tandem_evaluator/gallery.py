@@ -8,10 +8,10 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional as F
 
-from tandem.durable import read_json_or_none, replace_json
-from tandem.evaluations import folder, merged_name
 from tandem.gallery import LARGEST, MOST, MOST_BYTES, Gallery, WrongPicture, shows
-from tandem.rundir import RunDir
+from tandem.rundir.durable import read_json_or_none, replace_json
+from tandem.rundir.evaluations import folder, merged_name
+from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef
 from tandem_evaluator.result import MergedResult, WrongSample
 

@@ -10,8 +10,8 @@ import threading
 import time
 from typing import Any
 
-from tandem.durable import Lines
-from tandem.rundir import RunDir
+from tandem.rundir.durable import Lines
+from tandem.rundir.layout import RunDir
 
 BUSY_SECONDS = 1.0
 IDLE_SECONDS = 5.0

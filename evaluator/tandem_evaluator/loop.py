@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tandem.exitcode import ExitCode
 from tandem.job import Evaluators
-from tandem.manifest import Broken, Manifest
-from tandem.rundir import RunDir
+from tandem.rundir.checkpoint import Broken, Manifest
+from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef
 from tandem_evaluator import gallery
 from tandem_evaluator.choice import Action, Evaluate, Finished, Merge, Skip, View, Wait, choose, worth_doing

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tandem import evaluations
-from tandem.durable import create_json, read_json, read_json_or_none, replace_json, sync_folder
-from tandem.evaluations import MERGED, folder, merged_name, shard_name
 from tandem.job import Evaluators
-from tandem.rundir import RunDir
+from tandem.rundir import evaluations
+from tandem.rundir.durable import create_json, read_json, read_json_or_none, replace_json, sync_folder
+from tandem.rundir.evaluations import MERGED, folder, merged_name, shard_name
+from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef
 from tandem_evaluator.best import best
 from tandem_evaluator.journal import say

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tandem import lease
-from tandem.evaluations import folder, merged_name, shard_name, skipped_name
-from tandem.lineage import Chain, chain, counts
-from tandem.manifest import FILE, Broken, Manifest, OtherFormat
-from tandem.rundir import RunDir
+from tandem.rundir import lease
+from tandem.rundir.checkpoint import FILE, Broken, Manifest, OtherFormat
+from tandem.rundir.evaluations import folder, merged_name, shard_name, skipped_name
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import Chain, chain, counts
 from tandem.status import CheckpointRef
 from tandem_evaluator.choice import Standing, View
 from tandem_evaluator.claim import claim_file

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from tandem import formatting
 from tandem.charts import scale
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem.snapshot import Snapshot
 from tandem.status import Progress, Score, Status
 from tandem_cli.report.writing import write

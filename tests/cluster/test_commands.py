@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.reading import read_job
+from tandem.manifest.reading import read_job
 from tandem_trainer.data.loading import load
 from tandem_trainer.data.order import Batches, Order, digest
 from tests.support import ROOT

@@ -11,7 +11,7 @@ import pytest
 from tandem import launch
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
-from tandem.reading import read_job
+from tandem.manifest.reading import read_job
 from tandem.snapshot import Snapshot
 from tests.support import EXAMPLES
 from tests.support.cluster.images import Images

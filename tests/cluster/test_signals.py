@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from tandem import metrics
-from tandem.durable import Lines
 from tandem.messages import RankReport
+from tandem.rundir.durable import Lines
 from tests.support import ROOT
 from tests.support.cluster.operated import Job, Operator, manifest
 from tests.support.cluster.pictures import draw

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
-from tandem.lineage import GenerationRecord
-from tandem.manifest import DataPosition
-from tandem.rundir import RunDir
+from tandem.rundir.checkpoint import DataPosition
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import GenerationRecord
 from tandem.tasks import Optimizer
 from tandem_trainer.checkpoint.kept import Kept
 from tandem_trainer.checkpoint.optimizers import NamedOptimizer

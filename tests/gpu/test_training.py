@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint.kept import OTHERS
 from tandem_trainer.checkpoint.reading import read_contents
 from tandem_trainer.checkpoint.tree import join

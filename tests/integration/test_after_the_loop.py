@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tests.support import manifests
 from tests.support.elastic import Elastic
 from tests.support.ranks import Ranks, records

@@ -13,9 +13,9 @@ import pytest
 
 from benchmarks.recovery.surroundings import INTERFACE, Network, spawn
 from tandem import launch
-from tandem.durable import read_lines
 from tandem.exitcode import ExitCode
-from tandem.rundir import RunDir
+from tandem.rundir.durable import read_lines
+from tandem.rundir.layout import RunDir
 from tests.support import SCRIPTS, manifests
 
 AUTHORITY, PORT, TOKEN = "authority", 29400, "token-of-bad-nodes"

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem_trainer.models import build
 from tests.support import ROOT
 from tests.support.local_run import LocalRun

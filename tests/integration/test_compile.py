@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.manifest import WEIGHTS
+from tandem.rundir.checkpoint import WEIGHTS
 from tandem_trainer.checkpoint.format import parse
 from tests.support.ranks import losses, make_rundir, records, run
 

@@ -10,10 +10,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem import launch
-from tandem.durable import Lines, read_lines
 from tandem.exitcode import ExitCode
-from tandem.lineage import GenerationRecord
 from tandem.messages import RankReport
+from tandem.rundir.durable import Lines, read_lines
+from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_coordinator.forming import STACKS_SECONDS
 from tests.support.coordinator_process import Agent, Coordinator, spawn

@@ -18,7 +18,7 @@ from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
 from tandem.messages import Sync
 from tandem.protocol import PROTOCOL
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tests.support.coordinator_process import Agent, Coordinator, spawn
 from tests.support.elastic import TOKEN
 from tests.support.waiting import SECONDS, until

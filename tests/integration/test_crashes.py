@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tests.support import manifests
 from tests.support.processes import TANDEM
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss
 
-from tandem.durable import read_json_or_none
 from tandem.exitcode import ExitCode
 from tandem.launch import INCARNATION, UID, environment
-from tandem.manifest import FILE, WEIGHTS
+from tandem.rundir.checkpoint import FILE, WEIGHTS
+from tandem.rundir.durable import read_json_or_none
 from tandem_trainer import data, models
 from tests.support.bad_surroundings import whole_mnist
 from tests.support.evaluator_run import Run, ends
@@ -205,7 +205,7 @@ def test_latest_skips_what_it_cannot_keep_up_with_and_the_final_one_is_evaluated
 def test_in_a_pod_torch_is_loaded_when_ranks_have_it(tmp_path: Path, uid: str, expected: str) -> None:
     looks_at_a_run_without_ranks = """
 import os, sys
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem_evaluator.__main__ import main
 from tandem_evaluator.journal import Journal
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tandem.exitcode import ExitCode
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tests.support import manifests
 from tests.support.ranks import Ranks, losses
 from tests.support.waiting import until

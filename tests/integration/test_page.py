@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tandem.durable import Lines
 from tandem.messages import RankReport
+from tandem.rundir.durable import Lines
 from tandem.status import CheckpointRef
 from tandem_coordinator.page.viewers import MOST_VIEWERS
 from tests.support.coordinator_process import Agent, Coordinator

@@ -8,8 +8,8 @@ from unicodedata import category
 import pytest
 import yaml
 
-from tandem.durable import replace_json
-from tandem.manifest import FILE, Manifest
+from tandem.rundir.checkpoint import FILE, Manifest
+from tandem.rundir.durable import replace_json
 from tests.support import ROOT, manifests
 from tests.support import fake_kubectl as fakes
 from tests.support.fake_kubectl import FakeKubectl

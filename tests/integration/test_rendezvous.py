@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.durable import read_lines
 from tandem.exitcode import ExitCode
 from tandem.idx import FILES
+from tandem.rundir.durable import read_lines
 from tests.support.bad_surroundings import whole_mnist
 from tests.support.elastic import Elastic
 from tests.support.failing_disk import unreadable

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tandem.gallery import gallery
-from tandem.lease import is_held
+from tandem.rundir.lease import is_held
 from tandem.supervision import SAVING_SECONDS
 from tests.support import ROOT
 from tests.support.local_run import DIGITS, LocalRun, evaluations

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tandem.exitcode import ExitCode
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint.reading import read_weights
 from tests.support import ROOT, SCRIPTS, manifests
 from tests.support.local_run import LocalRun

@@ -16,7 +16,7 @@ import yaml
 
 from tandem import launch
 from tandem.protocol import HEADER, PROTOCOL
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem_evaluator.result import ShardResult
 from tests.support import manifests
 from tests.support.elastic import TOKEN, Elastic

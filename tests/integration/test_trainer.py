@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from tandem.exitcode import ExitCode
-from tandem.manifest import WEIGHTS
-from tandem.rewind import MOST_REWINDS, decide
-from tandem.rundir import RunDir
+from tandem.rundir.checkpoint import WEIGHTS
+from tandem.rundir.layout import RunDir
+from tandem.rundir.rewind import MOST_REWINDS, decide
 from tandem_trainer.checkpoint.layout import LEAST_PART
 from tandem_trainer.checkpoint.reading import read_contents, read_full_weights, read_weights
 from tests.support.bad_surroundings import whole_mnist

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.reading import read_job
+from tandem.manifest.reading import read_job
 from tests.support import ROOT
 from tests.support.processes import TANDEM, tandem
 

@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks.recovery.sides import AUTHORITY, FOREVER, BestTandemTrainer
 from benchmarks.recovery.surroundings import Network, spawn
 from tandem import launch
-from tandem.durable import read_lines
-from tandem.rundir import RunDir
+from tandem.rundir.durable import read_lines
+from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint.reading import read_contents
 from tandem_trainer.data import load
 from tandem_trainer.data.order import Batches, Order, digest

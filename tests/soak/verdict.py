@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.lineage import GenerationRecord, chain
+from tandem.rundir.lineage import GenerationRecord, chain
 
 MOST_UNLOGGED = 100
 """Steps that the trainer may take before it writes them down."""

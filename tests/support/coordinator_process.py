@@ -13,7 +13,7 @@ from typing import Any
 from tandem import launch
 from tandem.coordinator_client import CoordinatorClient, Unreachable
 from tandem.messages import Answer, Membership, RankReport, Sync
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem.snapshot import Snapshot
 from tests.support import manifests
 from tests.support.elastic import TOKEN

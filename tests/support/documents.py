@@ -23,10 +23,10 @@ import typer.core
 import typer.main
 import yaml
 
+from tandem.errors import UserError
 from tandem.job import Spec
-from tandem.mistake import UserError
-from tandem.reading import job_of
-from tandem.source import parse
+from tandem.manifest.reading import job_of
+from tandem.manifest.source import parse
 from tandem_cli.main import application
 from tests.support import ROOT
 

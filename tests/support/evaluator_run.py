@@ -12,11 +12,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from tandem.durable import commit_folder, encode, read_json_or_none, read_lines, temporary_beside
 from tandem.launch import environment, evaluator_command
-from tandem.lineage import GenerationRecord
-from tandem.manifest import FILE, WEIGHTS, Manifest
-from tandem.rundir import checkpoint_name
+from tandem.rundir.checkpoint import FILE, WEIGHTS, Manifest
+from tandem.rundir.durable import commit_folder, encode, read_json_or_none, read_lines, temporary_beside
+from tandem.rundir.layout import checkpoint_name
+from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_trainer import models
 from tests.support import manifests

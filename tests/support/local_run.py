@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
-from tandem.durable import read_json_or_none, read_lines
 from tandem.launch import PULSE
-from tandem.rundir import RunDir
+from tandem.rundir.durable import read_json_or_none, read_lines
+from tandem.rundir.layout import RunDir
 from tandem.snapshot import Snapshot
 from tandem_cli.local.guardian import MARK, marked
 from tests.support import ROOT

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.job import API_VERSION, KIND, DistributedTrainingJob
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 
 Manifest = dict[str, Any]
 TASK: Manifest = {"task": "image-classification"}

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tests.support import manifests
 from tests.support.ports import reserved_port
 from tests.support.warm import warm_command, warm_environment

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import psutil
 
-from tandem.durable import read_json_or_none
-from tandem.ownership import LOCK
+from tandem.rundir.durable import read_json_or_none
+from tandem.rundir.ownership import LOCK
 from tandem_cli.local.guardian import marked
 from tests.support import ROOT
 from tests.support.processes import TANDEM

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tandem.exitcode import ExitCode
 from tandem.file_errors import may_pass
 from tandem.launch import RUN_DIR
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem_trainer.course import place_of
 from tandem_trainer.ending import code_of, leave
 from tandem_trainer.group import Group

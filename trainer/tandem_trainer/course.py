@@ -22,11 +22,11 @@ from tandem.exitcode import ExitCode
 from tandem.formatting import number, several
 from tandem.job import Checkpoint
 from tandem.launch import GENERATION, REPLICA
-from tandem.manifest import DataPosition, Manifest
 from tandem.messages import SAVING
-from tandem.probe import lacks
-from tandem.rewind import Rewind, data_step, decide, steps_left_out, windows
-from tandem.rundir import RunDir
+from tandem.rundir.checkpoint import DataPosition, Manifest
+from tandem.rundir.layout import RunDir
+from tandem.rundir.probe import lacks
+from tandem.rundir.rewind import Rewind, data_step, decide, steps_left_out, windows
 from tandem.tasks import RewindOn
 from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.digest import compare

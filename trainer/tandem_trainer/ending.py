@@ -7,7 +7,7 @@ import traceback
 from typing import NoReturn
 
 from tandem.exitcode import ExitCode
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint.saving import SaveFailed
 from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.course import WentBack

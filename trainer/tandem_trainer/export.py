@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tandem.manifest import Broken, Manifest
+from tandem.rundir.checkpoint import Broken, Manifest
 from tandem_trainer.checkpoint.reading import read_full_weights, read_weights
 
 FORMS = ("safetensors", "state-dict")

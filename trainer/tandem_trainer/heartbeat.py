@@ -32,7 +32,7 @@ from types import FrameType
 from tandem.coordinator_client import CoordinatorClient, GivenUp, Refused, Unreachable, readable
 from tandem.exitcode import ExitCode
 from tandem.messages import MOST_BODY_BYTES, Answer, Failure, Membership, PreflightReport, Sync
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem_trainer.failure import aged
 from tandem_trainer.local_ranks import LocalRanks
 from tandem_trainer.stacks import write_stacks

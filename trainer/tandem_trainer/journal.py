@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tandem.durable import Lines
-from tandem.rundir import RunDir
+from tandem.rundir.durable import Lines
+from tandem.rundir.layout import RunDir
 
 log = logging.getLogger(__name__)
 

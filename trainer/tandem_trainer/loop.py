@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tandem.exitcode import ExitCode
 from tandem.file_errors import may_pass
 from tandem.job import DistributedTrainingJob
-from tandem.manifest import Broken
+from tandem.rundir.checkpoint import Broken
 from tandem.tasks import ImageClassification
 from tandem_trainer.checkpoint.format import parse
 from tandem_trainer.checkpoint.kept import Kept

@@ -47,7 +47,7 @@ from tandem.job import DistributedTrainingJob, Ports
 from tandem.launch import GENERATION, NODE, PULSE, REPLICA, RUN_DIR, TOKEN, UID
 from tandem.listening import EVERYWHERE, listen
 from tandem.messages import Membership
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem_trainer.heartbeat import Heartbeat
 from tandem_trainer.local_ranks import LocalRanks, remove_leavings
 from tandem_trainer.preflight import processes

@@ -43,7 +43,7 @@ from torch.utils.data import default_collate
 from tandem.exitcode import ExitCode
 from tandem.job import Checkpoint
 from tandem.launch import RUN_DIR
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem.tasks import RewindOn
 from tandem_trainer.batch import Batch
 from tandem_trainer.busy import Busy

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from tandem.file_errors import may_pass
 from tandem.job import API_VERSION, KIND, Checkpoint, DistributedTrainingJob
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem_trainer.group import Group, PeerFault
 from tandem_trainer.mistake import ConfigurationError
 
@@ -37,8 +37,8 @@ def given_settings(given: Checkpoint | Mapping[str, Any] | None) -> Checkpoint:
     except ValidationError as error:
         details = [{**one, "loc": (*IN_A_JOB, *one["loc"])} for one in error.errors(include_url=False)]
     # Words for mistakes are not needed by a rank that starts again.
-    from tandem.source import Source
-    from tandem.wording import problems
+    from tandem.manifest.source import Source
+    from tandem.manifest.wording import problems
 
     found = problems(details, Source(WHERE, [""]), {IN_A_JOB[0]: {IN_A_JOB[1]: data}}, [])  # type: ignore[arg-type]
     told = (f"{one.message}{f'; did you mean {one.suggestion}?' if one.suggestion else ''}" for one in found)

@@ -2,9 +2,9 @@
 
 from difflib import get_close_matches
 
-from tandem.manifest import Manifest
-from tandem.mistake import UserError, enumerated
-from tandem.rundir import checkpoint_name
+from tandem.errors import UserError, enumerated
+from tandem.rundir.checkpoint import Manifest
+from tandem.rundir.layout import checkpoint_name
 from tandem_cli.checkpoints.entry import Entry, Inventory
 
 WORDS = ("latest", "best", "final")

@@ -1,7 +1,7 @@
 """A file of a checkpoint, read piece by piece: nothing is used before its chunk's checksum was compared.
 
-`tandem.manifest.verified_bytes` gives a whole file at once, which is what training needs. Here files may be larger than
-the memory of the machine that looks at them, so at most a few chunks are held.
+`tandem.rundir.checkpoint.verified_bytes` gives a whole file at once, which is what training needs. Here files may be
+larger than the memory of the machine that looks at them, so at most a few chunks are held.
 """
 
 import os
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
-from tandem.manifest import CHUNK, READERS, Broken, FileEntry, checksum, open_file
+from tandem.rundir.checkpoint import CHUNK, READERS, Broken, FileEntry, checksum, open_file
 
 
 class ChunkedFile:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tandem.manifest import CHUNK, FileEntry, Manifest
+from tandem.rundir.checkpoint import CHUNK, FileEntry, Manifest
 from tandem_cli.checkpoints.chunks import ChunkedFile
 from tandem_cli.checkpoints.difference import Change, FileDifference, TensorDifference
 from tandem_cli.checkpoints.tensors import WIDTHS, Floats, Tensor, tensors, values

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem import lease
-from tandem.durable import encode, sync_file, sync_folder, temporary_beside
+from tandem.errors import UserError
 from tandem.formatting import size
-from tandem.manifest import WEIGHTS, Manifest
-from tandem.mistake import UserError
+from tandem.rundir import lease
+from tandem.rundir.checkpoint import WEIGHTS, Manifest
+from tandem.rundir.durable import encode, sync_file, sync_folder, temporary_beside
 from tandem_cli.checkpoints.columns import plain
 from tandem_cli.checkpoints.entry import Entry, Inventory
 from tandem_cli.checkpoints.exporting import CONFIG, MODEL, Format, Order, config, refuse_to_overwrite

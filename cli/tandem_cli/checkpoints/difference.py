@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from tandem.manifest import DataPosition, Manifest
+from tandem.rundir.checkpoint import DataPosition, Manifest
 
 Change = Literal["added", "removed", "reshaped", "retyped", "different", "equal"]
 

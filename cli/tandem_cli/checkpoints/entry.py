@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tandem.job import DistributedTrainingJob
-from tandem.lineage import GenerationRecord
-from tandem.manifest import Manifest
-from tandem.ranking import Rank
-from tandem.rundir import RunDir
+from tandem.rundir.checkpoint import Manifest
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import GenerationRecord
+from tandem.rundir.ranking import Rank
 
 State = Literal["counts", "off", "rewound", "unknown", "damaged", "unreadable", "bad", "stale"]
 """`counts`: training may go on from it. `off`: off the lineage. `rewound`: behind a step that went wrong.

@@ -5,11 +5,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from tandem.durable import read_json_or_none
+from tandem.errors import UserError
 from tandem.job import DistributedTrainingJob
-from tandem.manifest import Manifest
-from tandem.mistake import UserError
-from tandem.rundir import FOLDERS
+from tandem.rundir.checkpoint import Manifest
+from tandem.rundir.durable import read_json_or_none
+from tandem.rundir.layout import FOLDERS
 from tandem_cli.checkpoints.entry import Entry, Inventory
 from tandem_cli.checkpoints.naming import Fields
 

@@ -18,15 +18,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tandem import evaluations
-from tandem.durable import TEMPORARY, listed, read_json_or_none
 from tandem.job import DistributedTrainingJob
-from tandem.lineage import Chain, GenerationRecord, chain, counts
-from tandem.manifest import FILE, Broken, OtherFormat
-from tandem.ranking import Rank, deciding, direction, rank
-from tandem.retention import Keepers, reasons
-from tandem.rewind import Rewind, is_rewound, reach
-from tandem.rundir import ASIDE, BAD, RunDir
+from tandem.rundir import evaluations
+from tandem.rundir.checkpoint import FILE, Broken, OtherFormat
+from tandem.rundir.durable import TEMPORARY, listed, read_json_or_none
+from tandem.rundir.layout import ASIDE, BAD, RunDir
+from tandem.rundir.lineage import Chain, GenerationRecord, chain, counts
+from tandem.rundir.ranking import Rank, deciding, direction, rank
+from tandem.rundir.retention import Keepers, reasons
+from tandem.rundir.rewind import Rewind, is_rewound, reach
 from tandem_cli.checkpoints.entry import Entry, Inventory, Leftover, Progress, State
 
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from string import Formatter
 
-from tandem.fields import nearest
-from tandem.mistake import UserError
+from tandem.errors import UserError
+from tandem.manifest.fields import nearest
 from tandem.printable import printable
 
 MOST_CHARACTERS = 200

@@ -1,10 +1,10 @@
 """What may be deleted of a run's checkpoints, and deleting it while the run goes on.
 
-Deciding is pure and follows `tandem.retention`, with the job's policy or the one given. Deleting is harder, because the
-run does not wait: between a look and a deletion a reader may take a lease, a new generation may begin, and the name of
-a checkpoint that does not count may be given to one that does. So it is looked twice, what both looks agree on is
-renamed to a temporary name, and what is then found to be leased, or not to be what was meant, is put back. In that
-moment it is missing, which every reader takes for normal. A process killed between rename and deletion leaves a
+Deciding is pure and follows `tandem.rundir.retention`, with the job's policy or the one given. Deleting is harder,
+because the run does not wait: between a look and a deletion a reader may take a lease, a new generation may begin, and
+the name of a checkpoint that does not count may be given to one that does. So it is looked twice, what both looks agree
+on is renamed to a temporary name, and what is then found to be leased, or not to be what was meant, is put back. In
+that moment it is missing, which every reader takes for normal. A process killed between rename and deletion leaves a
 temporary folder, which retention deletes after an hour.
 
 Rejected: a lock against the running job (NFS has none that is reliable, and training must not wait for a person).
@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.durable import read_json_or_none, temporary_beside
+from tandem.errors import UserError
 from tandem.job import Checkpoint
-from tandem.manifest import FILE, Broken, Manifest
-from tandem.mistake import UserError
-from tandem.retention import Keepers, reasons
-from tandem.rundir import RunDir
+from tandem.rundir.checkpoint import FILE, Broken, Manifest
+from tandem.rundir.durable import read_json_or_none, temporary_beside
+from tandem.rundir.layout import RunDir
+from tandem.rundir.retention import Keepers, reasons
 from tandem_cli.checkpoints.entry import Entry, Inventory
 from tandem_cli.checkpoints.inventory import begun_of, ranks_of
 

@@ -6,8 +6,8 @@ from typing import Any
 from rich.text import Text
 
 from tandem.formatting import metric_name, moment, score, several, size
-from tandem.lineage import GenerationRecord
-from tandem.manifest import Manifest
+from tandem.rundir.checkpoint import Manifest
+from tandem.rundir.lineage import GenerationRecord
 from tandem_cli.checkpoints.columns import paragraph, plain
 from tandem_cli.checkpoints.entry import Entry, Inventory
 from tandem_cli.checkpoints.listing import STATES, age, entry_json, state

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem import tensor_header
-from tandem.manifest import Broken
+from tandem.rundir.checkpoint import Broken
 from tandem.tensor_header import Tensor
 from tandem_cli.checkpoints.chunks import ChunkedFile
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from tandem.manifest import CHUNK, Broken, FileEntry, Manifest
-from tandem.rundir import RunDir
+from tandem.rundir.checkpoint import CHUNK, Broken, FileEntry, Manifest
+from tandem.rundir.layout import RunDir
 from tandem_cli.checkpoints.chunks import ChunkedFile
 
 

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.text import Text
 
+from tandem.errors import UserError
 from tandem.formatting import several, size
 from tandem.job import Checkpoint
-from tandem.manifest import Broken, Manifest
-from tandem.mistake import UserError
 from tandem.printable import one_line
+from tandem.rundir.checkpoint import Broken, Manifest
 from tandem_cli.checkpoints import contrast, copying, exporting, listing, naming, pruning, story, telling, verification
 from tandem_cli.checkpoints.choice import choose, sound
 from tandem_cli.checkpoints.columns import plain

@@ -10,8 +10,8 @@ from pydantic.alias_generators import to_camel
 from rich.table import Table
 from rich.text import Text
 
+from tandem.errors import UserError
 from tandem.formatting import end_of
-from tandem.mistake import UserError
 from tandem_cli.output import Output, OutputOption, emit
 from tandem_cli.report.comparison import Outcome, Row, differences, outcome, rows, winner
 from tandem_cli.report.reading import read

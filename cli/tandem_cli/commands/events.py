@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tandem.mistake import UserError
+from tandem.errors import UserError
 from tandem.printable import printable
 from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption
 from tandem_cli.commands.status import WATCH_SECONDS, Source, source_of

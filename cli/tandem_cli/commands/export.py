@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np  # noqa: F401 - where it is missing, the error names the extra that brings it
 import typer
 
-from tandem.mistake import UserError
+from tandem.errors import UserError
 from tandem_cli.echo import echo
 from tandem_cli.report.exporting import write_csv, write_tensorboard
 from tandem_cli.report.reading import read

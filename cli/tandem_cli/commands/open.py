@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
-from tandem.mistake import UserError
-from tandem.ownership import ENDPOINT
+from tandem.errors import UserError
+from tandem.rundir.ownership import ENDPOINT
 from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption, named
 from tandem_cli.echo import echo
 from tandem_cli.kubernetes import forwarding

@@ -6,7 +6,7 @@ from typing import Annotated
 import matplotlib  # noqa: F401 - before numpy: where it is missing, the error names the extra
 import typer
 
-from tandem.mistake import UserError
+from tandem.errors import UserError
 from tandem.printable import one_line
 from tandem_cli.echo import echo
 from tandem_cli.report.writing import Report, write

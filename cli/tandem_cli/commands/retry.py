@@ -2,8 +2,8 @@
 
 import time
 
+from tandem.errors import UserError
 from tandem.labels import RETRY_AT
-from tandem.mistake import UserError
 from tandem.times import rfc3339
 from tandem_cli.cluster import ContextOption, JobArgument, NamespaceOption, named
 from tandem_cli.echo import echo

@@ -18,17 +18,17 @@ import psutil
 import typer
 from rich.console import Console, RenderableType
 
+from tandem.errors import UserError
 from tandem.exitcode import OF_COMMANDS, ExitCode
 from tandem.formatting import number, several
 from tandem.gpus import is_gpu
 from tandem.job import Checkpoint, Coordinator, DistributedTrainingJob, RunPolicy
 from tandem.launch import TOKEN, weakness
-from tandem.mistake import UserError
+from tandem.manifest.reading import job_of, read_source, refuse
+from tandem.manifest.source import Source
 from tandem.prerequisites import here, unmet
-from tandem.reading import job_of, read_source, refuse
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem.snapshot import Event
-from tandem.source import Source
 from tandem.supervision import is_given_up
 from tandem_cli.local.crew import HOST, Crew
 from tandem_cli.local.display import display_for

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console, Group
 from rich.text import Text
 
-from tandem.mistake import UserError
+from tandem.errors import UserError
 from tandem.printable import printable
 from tandem.snapshot import Snapshot
 from tandem_cli.checkpoints.columns import plain

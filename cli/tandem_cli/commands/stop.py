@@ -10,10 +10,10 @@ from typing import Annotated
 import psutil
 import typer
 
-from tandem.durable import read_json_or_none
-from tandem.mistake import UserError
-from tandem.ownership import LOCK
-from tandem.rundir import RunDir
+from tandem.errors import UserError
+from tandem.rundir.durable import read_json_or_none
+from tandem.rundir.layout import RunDir
+from tandem.rundir.ownership import LOCK
 from tandem_cli.cluster import INTERRUPTED
 from tandem_cli.echo import echo
 from tandem_cli.local.known import is_alive, own_command

@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
+from tandem.errors import UserError
 from tandem.job import DistributedTrainingJob
-from tandem.mistake import UserError
+from tandem.manifest.reading import apply_overrides, job_of, read_source, refuse
+from tandem.manifest.source import Source
 from tandem.printable import one_line
-from tandem.reading import apply_overrides, job_of, read_source, refuse
-from tandem.source import Source
 from tandem_cli.cluster import ContextOption, NamespaceOption
 from tandem_cli.commands.validate import summary
 from tandem_cli.echo import echo

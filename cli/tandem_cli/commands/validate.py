@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from tandem.fields import dotted
+from tandem.errors import ManifestError, Problem, UserError
 from tandem.job import DistributedTrainingJob
-from tandem.mistake import ManifestError, Problem, UserError
+from tandem.manifest.fields import dotted
+from tandem.manifest.reading import job_of, read_source, refuse
+from tandem.manifest.source import Source
 from tandem.printable import one_line
-from tandem.reading import job_of, read_source, refuse
-from tandem.source import Source
 from tandem_cli.echo import echo
 from tandem_cli.output import Output, OutputOption, emit
 from tandem_cli.secrecy import looks_secret
@@ -98,7 +98,7 @@ def _doubts_here(job: DistributedTrainingJob, source: Source) -> list[str]:
     """
     # Who does not ask for it does not wait for it.
     from tandem.prerequisites import here, unmet
-    from tandem.rundir import RunDir
+    from tandem.rundir.layout import RunDir
     from tandem_cli.local.placement import share_gpus, usable_cores, visible_gpus
 
     gpus, _ = share_gpus(visible_gpus(dict(os.environ)), job)

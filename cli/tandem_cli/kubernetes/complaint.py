@@ -6,7 +6,7 @@ with 1.35). What is not known is passed on as it is: a wrong advice is worse tha
 
 import re
 
-from tandem.mistake import UserError
+from tandem.errors import UserError
 from tandem.printable import printable
 
 CHART = "charts/tandem"

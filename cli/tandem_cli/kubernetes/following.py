@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from tandem.mistake import UserError
+from tandem.errors import UserError
 from tandem_cli.kubernetes.complaint import ClusterError, NotFound
 from tandem_cli.kubernetes.kubectl import Kubectl
 from tandem_cli.kubernetes.lines import Line

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from tandem.fields import nearest
 from tandem.formatting import size
+from tandem.manifest.fields import nearest
 from tandem.printable import printable
 from tandem_cli.kubernetes.complaint import ClusterError, WrongContext, complaint, warnings
 

@@ -8,8 +8,8 @@ not mentioned.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tandem.fields import Path
 from tandem.job import DistributedTrainingJob
+from tandem.manifest.fields import Path
 from tandem.unmet import Unmet
 from tandem_cli.kubernetes.complaint import ClusterError
 from tandem_cli.kubernetes.kubectl import Kubectl

@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from tandem import labels as names
-from tandem.fields import nearest
+from tandem.errors import UserError
 from tandem.job import GROUP
-from tandem.mistake import UserError
+from tandem.manifest.fields import nearest
 from tandem.printable import printable
 from tandem.status import Status
 from tandem.times import seconds

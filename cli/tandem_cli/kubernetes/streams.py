@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tandem.fields import nearest
-from tandem.mistake import UserError
+from tandem.errors import UserError
+from tandem.manifest.fields import nearest
 from tandem_cli.kubernetes.complaint import ClusterError, complaint
 from tandem_cli.kubernetes.kubectl import Kubectl, end, errors_of
 from tandem_cli.kubernetes.lines import Line, line, lines_of

@@ -9,7 +9,7 @@ from pathlib import Path
 from tandem import launch
 from tandem.cache import cache_folder, private_folder
 from tandem.job import DistributedTrainingJob
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem.supervision import Role
 from tandem_cli.local.placement import Placement
 from tandem_cli.local.process import Process

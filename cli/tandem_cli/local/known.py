@@ -11,8 +11,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from tandem.durable import read_json_or_none
-from tandem.ownership import LOCK
+from tandem.rundir.durable import read_json_or_none
+from tandem.rundir.ownership import LOCK
 
 RUNS = Path("runs")
 """Where `tandem run` keeps runs unless told otherwise."""

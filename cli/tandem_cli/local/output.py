@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tandem.mistake import UserError
+from tandem.errors import UserError
 from tandem_cli.kubernetes.lines import MOST, Line, shown
 
 POLL_SECONDS = 0.2

@@ -21,8 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.errors import UserError
 from tandem.job import DistributedTrainingJob
-from tandem.mistake import UserError
 
 Cores = tuple[int, ...]
 

@@ -18,13 +18,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.durable import encode
+from tandem.errors import UserError
 from tandem.formatting import size
 from tandem.job import DistributedTrainingJob
-from tandem.mistake import UserError
-from tandem.ownership import ENDPOINT, LOCK, Finding, Occupied, Unreadable, complete_moves, look, others_in, settle
-from tandem.probe import lacks
-from tandem.rundir import RunDir
+from tandem.rundir.durable import encode
+from tandem.rundir.layout import RunDir
+from tandem.rundir.ownership import (
+    ENDPOINT,
+    LOCK,
+    Finding,
+    Occupied,
+    Unreadable,
+    complete_moves,
+    look,
+    others_in,
+    settle,
+)
+from tandem.rundir.probe import lacks
 from tandem_cli.local.guardian import sweep
 
 LEAST_FREE_BYTES = 16_000_000

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
-from tandem.durable import read_json_or_none
-from tandem.ownership import ENDPOINT
-from tandem.rundir import RunDir
+from tandem.rundir.durable import read_json_or_none
+from tandem.rundir.layout import RunDir
+from tandem.rundir.ownership import ENDPOINT
 from tandem.snapshot import MemberView, Snapshot
 from tandem.status import CheckpointRef, Progress, Score, Status, Troubles
 from tandem.times import rfc3339

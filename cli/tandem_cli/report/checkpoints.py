@@ -9,11 +9,11 @@ from typing import Literal
 
 import numpy as np
 
-from tandem.durable import read_json_or_none
-from tandem.manifest import Broken
 from tandem.numbers import whole
-from tandem.ranking import deciding, rank
-from tandem.rundir import BAD, STALE, RunDir
+from tandem.rundir.checkpoint import Broken
+from tandem.rundir.durable import read_json_or_none
+from tandem.rundir.layout import BAD, STALE, RunDir
+from tandem.rundir.ranking import deciding, rank
 from tandem_cli.report.folder import folders, listed
 from tandem_cli.report.lineage import Limits, counts
 from tandem_cli.report.lines import Record, mapping, moment, number, text, within

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.durable import TEMPORARY
+from tandem.rundir.durable import TEMPORARY
 from tandem_cli.report.run import Run
 
 Table = tuple[tuple[str, ...], Iterable[Sequence[Any]]]

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
-from tandem.rundir import TRAIN_LOG, RunDir
+from tandem.rundir.layout import TRAIN_LOG, RunDir
 
 
 class NoRun(Exception):  # noqa: N818 - it is what was found, and reads as such

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from tandem.lineage import GenerationRecord
 from tandem.numbers import whole
+from tandem.rundir.lineage import GenerationRecord
 from tandem_cli.report.lines import Record, text
 from tandem_cli.report.logs import CoordinatorLog, TrainLog
 from tandem_cli.report.run import Generation

@@ -1,10 +1,10 @@
 """Which of the steps that were logged made the model.
 
 After a restart, steps after the checkpoint are done again, so several generations log the same step. The rule is that
-of `tandem.lineage`: of a generation, the steps up to the one its successor on the lineage resumed from count. A report
-must also make sense of a directory whose generation records are lost, so it uses an equal form that needs only where
-each generation began: of a generation, the steps count that no later generation began at or before. (Equal, since each
-generation resumes from a checkpoint that counted at its start; a test compares the two over random histories.)
+of `tandem.rundir.lineage`: of a generation, the steps up to the one its successor on the lineage resumed from count. A
+report must also make sense of a directory whose generation records are lost, so it uses an equal form that needs only
+where each generation began: of a generation, the steps count that no later generation began at or before. (Equal, since
+each generation resumes from a checkpoint that counted at its start; a test compares the two over random histories.)
 """
 
 import math

@@ -1,8 +1,8 @@
 """JSON-lines logs as a report finds them: still growing, torn by a crash, damaged, or not there.
 
-`tandem.durable.read_lines` returns a whole log as a list, which is right for a reader that follows one. A report meets
-logs of a million lines, so this one streams; and it counts what it cannot read, because a page that silently leaves
-something out is worse than none.
+`tandem.rundir.durable.read_lines` returns a whole log as a list, which is right for a reader that follows one. A report
+meets logs of a million lines, so this one streams; and it counts what it cannot read, because a page that silently
+leaves something out is worse than none.
 """
 
 import json

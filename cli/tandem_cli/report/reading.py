@@ -16,16 +16,16 @@ import yaml
 from pydantic import ValidationError
 
 from tandem.charts.gallery import Tile
-from tandem.durable import read_json, read_json_or_none
 from tandem.formatting import elapsed
 from tandem.formatting import moment as moment_of
 from tandem.gallery import gallery
 from tandem.job import DistributedTrainingJob
-from tandem.lineage import GenerationRecord
-from tandem.ownership import LOCK
-from tandem.ranking import direction
-from tandem.rewind import batches_left_out
-from tandem.rundir import TRAIN_LOG, RunDir
+from tandem.rundir.durable import read_json, read_json_or_none
+from tandem.rundir.layout import TRAIN_LOG, RunDir
+from tandem.rundir.lineage import GenerationRecord
+from tandem.rundir.ownership import LOCK
+from tandem.rundir.ranking import direction
+from tandem.rundir.rewind import batches_left_out
 from tandem.status import Troubles
 from tandem_cli.local.known import is_alive
 from tandem_cli.report import checkpoints, generations, lineage

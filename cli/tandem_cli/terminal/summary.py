@@ -10,13 +10,13 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from tandem import evaluations
-from tandem.durable import listed, read_json_or_none, read_lines
 from tandem.formatting import elapsed, metric_name, number, score, several
 from tandem.numbers import finite, whole
 from tandem.printable import one_line
-from tandem.rewind import batches_left_out
-from tandem.rundir import TRAIN_LOG, RunDir
+from tandem.rundir import evaluations
+from tandem.rundir.durable import listed, read_json_or_none, read_lines
+from tandem.rundir.layout import TRAIN_LOG, RunDir
+from tandem.rundir.rewind import batches_left_out
 from tandem.status import Troubles
 from tandem.troubles import told
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from tandem.charts.chart import NARROW, WIDE, Look
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.observer import RunDirectory
 from tandem_coordinator.page import parts

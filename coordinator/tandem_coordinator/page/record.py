@@ -18,11 +18,11 @@ from typing import Any
 from tandem.charts.gallery import Tile
 from tandem.charts.series import Series
 from tandem.charts.stories import GRADIENT_NORM, LEARNING_RATE
-from tandem.durable import listed
 from tandem.gallery import gallery
-from tandem.lineage import Chain, counts
 from tandem.numbers import amount, finite, whole
-from tandem.rundir import TRAIN_LOG, RunDir
+from tandem.rundir.durable import listed
+from tandem.rundir.layout import TRAIN_LOG, RunDir
+from tandem.rundir.lineage import Chain, counts
 from tandem.status import CheckpointRef
 from tandem_coordinator.page.results import Results
 from tandem_coordinator.page.tail import Tail

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.durable import listed, read_json_or_none
 from tandem.numbers import finite
-from tandem.rundir import RunDir
+from tandem.rundir.durable import listed, read_json_or_none
+from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef
 
 MOST_FOLDERS = 1000

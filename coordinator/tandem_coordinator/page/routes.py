@@ -20,7 +20,7 @@ from aiohttp import web
 
 from tandem import charts
 from tandem.charts import palette
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.page.live import Live
 from tandem_coordinator.page.session import INVITATION_SECONDS, SESSION_SECONDS, Sessions, is_direct

@@ -5,8 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tandem.durable import open_regular
 from tandem.numbers import finite
+from tandem.rundir.durable import open_regular
 
 BITE = 32 * 2**10
 """Bytes that are read and parsed in one go: a millisecond or so."""

@@ -6,7 +6,7 @@ and told with its line of the manifest, where a rank would find it after seconds
 
 Who checks what:
 
-    tandem validate FILE          the manifest alone (tandem.reading)
+    tandem validate FILE          the manifest alone (tandem.manifest.reading)
     tandem validate --here FILE   and this machine, as tandem run does
     tandem run FILE               and this machine, before the run directory is made
     coordinator on a cluster      what lies on the job's volume, before a worker trains (tandem.prerequisites.site.pod)
@@ -27,7 +27,7 @@ from tandem.prerequisites.program import program
 from tandem.prerequisites.site import Site, pod
 from tandem.prerequisites.variables import variables
 from tandem.prerequisites.weights import weights
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem.unmet import Unmet
 
 __all__ = ["Site", "Unmet", "here", "pod", "unmet"]

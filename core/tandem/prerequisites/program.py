@@ -14,9 +14,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from tandem.job import DistributedTrainingJob
+from tandem.manifest.wording import separated
 from tandem.prerequisites.site import Site, fault_of_file, is_folder, unexpanded
 from tandem.unmet import Unmet
-from tandem.wording import separated
 
 MOST_BYTES = 2**21
 """Longer scripts are not compiled to find mistakes in them."""

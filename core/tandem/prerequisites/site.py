@@ -15,8 +15,8 @@ from pathlib import Path
 from tandem.cache import data_folder
 from tandem.file_errors import may_pass
 from tandem.job import DistributedTrainingJob
-from tandem.reading import similar_file
-from tandem.rundir import RunDir
+from tandem.manifest.reading import similar_file
+from tandem.rundir.layout import RunDir
 
 CONFIG = ("spec", "trainer", "config")
 """Path of a built-in task's configuration."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tandem.durable import TEMPORARY
+from tandem.rundir.durable import TEMPORARY
 
 CASES = ("names", "synced")
 

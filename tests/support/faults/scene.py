@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tandem import manifest
-from tandem.durable import read_json_or_none
-from tandem.lineage import GenerationRecord
-from tandem.manifest import WEIGHTS
-from tandem.rundir import RunDir, checkpoint_name
+from tandem.rundir import checkpoint
+from tandem.rundir.checkpoint import WEIGHTS
+from tandem.rundir.durable import read_json_or_none
+from tandem.rundir.layout import RunDir, checkpoint_name
+from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint import layout, memory, pieces, staging, writer
 from tandem_trainer.checkpoint.layout import Layout
@@ -354,7 +354,7 @@ def put(folder: Path, tree: Tree) -> None:
 
 def small_chunks(monkeypatch: Any) -> None:
     """Chunks of this process as small as those of the server."""
-    for module in (manifest, layout, memory, pieces):
+    for module in (checkpoint, layout, memory, pieces):
         monkeypatch.setattr(module, "CHUNK", CHUNK)
     for module in (pieces, staging):
         monkeypatch.setattr(module, "BLOCK", BLOCK)

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem import manifest, rewind
-from tandem.lineage import GenerationRecord
-from tandem.rundir import RunDir
+from tandem.rundir import checkpoint, rewind
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint import pieces, writer
 from tests.support.faults.points import Fault, Points
 from tests.support.faults.power import CASES, Disk, lose
@@ -52,7 +52,7 @@ class Child:
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    manifest.CHUNK = pieces.CHUNK = int(sys.argv[1])
+    checkpoint.CHUNK = pieces.CHUNK = int(sys.argv[1])
     pieces.BLOCK = int(sys.argv[2])
     # The steps of the story are ten apart, and retention is to be about what the story tells.
     rewind.SPAN = rewind.MARGIN = 0

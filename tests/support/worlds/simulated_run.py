@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from tandem.durable import Lines, replace_json
 from tandem.job import DistributedTrainingJob
-from tandem.lineage import GenerationRecord
-from tandem.manifest import FileEntry, Manifest
 from tandem.measures import is_restart
-from tandem.rundir import RunDir, checkpoint_name
+from tandem.rundir.checkpoint import FileEntry, Manifest
+from tandem.rundir.durable import Lines, replace_json
+from tandem.rundir.layout import RunDir, checkpoint_name
+from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tests.support import manifests
 

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tandem.durable import replace_json
-from tandem.lease import Lease, acquire
-from tandem.lineage import GenerationRecord
-from tandem.manifest import FILE, WEIGHTS, DataPosition, Manifest
-from tandem.rundir import checkpoint_name
+from tandem.rundir.checkpoint import FILE, WEIGHTS, DataPosition, Manifest
+from tandem.rundir.durable import replace_json
+from tandem.rundir.layout import checkpoint_name
+from tandem.rundir.lease import Lease, acquire
+from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint.names import FULL_WEIGHTS, OPTIMIZER
 from tests.support import manifests

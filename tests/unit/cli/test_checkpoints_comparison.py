@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem import manifest
-from tandem.manifest import FILE, Broken
+from tandem.rundir import checkpoint
+from tandem.rundir.checkpoint import FILE, Broken
 from tandem_cli.checkpoints import chunks, comparison, contrast
 from tandem_cli.checkpoints.comparison import compare
 from tandem_cli.checkpoints.contrast import Contrast
@@ -51,7 +51,7 @@ class TestValues:
         assert found.relative == pytest.approx((apart.norm() / before.double().norm()).item())
 
     def test_are_the_same_however_small_the_pieces(self, run: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in (manifest, chunks):
+        for module in (checkpoint, chunks):
             monkeypatch.setattr(module, "CHUNK", 64)
         monkeypatch.setattr(comparison, "WINDOW", 7)
         torch.manual_seed(0)

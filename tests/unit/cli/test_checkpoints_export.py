@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from tandem.errors import UserError
 from tandem.job import DistributedTrainingJob
-from tandem.mistake import UserError
 from tandem_cli.checkpoints import copying
 from tandem_cli.checkpoints.choice import sound
 from tandem_cli.checkpoints.copying import copy

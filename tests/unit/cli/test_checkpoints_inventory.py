@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from rich.text import Text
 
-from tandem.durable import replace_json
-from tandem.manifest import FILE
-from tandem.mistake import UserError
-from tandem.rewind import Rewind
+from tandem.errors import UserError
+from tandem.rundir.checkpoint import FILE
+from tandem.rundir.durable import replace_json
+from tandem.rundir.rewind import Rewind
 from tandem_cli.checkpoints import listing, story
 from tandem_cli.checkpoints.choice import choose, sound
 from tandem_cli.checkpoints.entry import Entry, Inventory

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.errors import UserError
 from tandem.job import Checkpoint, Evaluators
-from tandem.manifest import FILE
-from tandem.mistake import UserError
-from tandem.ranking import Rank
-from tandem.retention import Keepers, expendable, reasons
-from tandem.rundir import RunDir
+from tandem.rundir.checkpoint import FILE
+from tandem.rundir.layout import RunDir
+from tandem.rundir.ranking import Rank
+from tandem.rundir.retention import Keepers, expendable, reasons
 from tandem.status import CheckpointRef
 from tandem_cli.checkpoints import pruning, telling
 from tandem_cli.checkpoints.inventory import look

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem import manifest
-from tandem.manifest import FILE, WEIGHTS, Broken
+from tandem.rundir import checkpoint
+from tandem.rundir.checkpoint import FILE, WEIGHTS, Broken
 from tandem_cli.checkpoints import chunks, telling, verification
 from tandem_cli.checkpoints.chunks import ChunkedFile
 from tandem_cli.checkpoints.verification import verify
@@ -22,7 +22,7 @@ NAME = "step-000000100"
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallRun:
     """With chunks so small that small files have many."""
-    for module in (manifest, chunks, verification):
+    for module in (checkpoint, chunks, verification):
         monkeypatch.setattr(module, "CHUNK", 64)
     made = SmallRun(tmp_path / "run")
     made.begin(1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tandem.mistake import UserError
+from tandem.errors import UserError
 from tandem_cli.kubernetes import following, streams
 from tandem_cli.kubernetes.complaint import ClusterError
 from tandem_cli.kubernetes.following import Follower

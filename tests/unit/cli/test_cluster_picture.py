@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tandem.mistake import UserError
+from tandem.errors import UserError
 from tandem.times import seconds
 from tandem_cli.kubernetes import picture
 from tandem_cli.kubernetes.happenings import happenings

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tandem.mistake import UserError
+from tandem.errors import UserError
 from tandem_cli.commands.compare import MOST
 from tandem_cli.main import application
 from tandem_cli.report import clock

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.mistake import UserError
-from tandem.rundir import RunDir
+from tandem.errors import UserError
+from tandem.rundir.layout import RunDir
 from tandem_cli.commands.stop import saved_in
 from tandem_cli.kubernetes.complaint import ClusterError, complaint
 from tandem_cli.local.known import is_alive, known, named, remember, state_folder

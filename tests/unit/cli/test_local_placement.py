@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from tandem.errors import UserError
 from tandem.job import DistributedTrainingJob
-from tandem.mistake import UserError
 from tandem_cli.local.placement import Placement, place, refuse_unpinnable, share_gpus, usable_cores, visible_gpus
 from tests.support import manifests
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tandem.difference import differences
+from tandem.errors import UserError
 from tandem.job import DistributedTrainingJob
-from tandem.mistake import UserError
-from tandem.rundir import RunDir
+from tandem.rundir.difference import differences
+from tandem.rundir.layout import RunDir
 from tandem_cli.commands.run import Command, ways_on
 from tandem_cli.local import prepare
 from tandem_cli.local.prepare import Claim, claim

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.mistake import UserError
+from tandem.errors import UserError
 from tandem_cli.commands.export import Format, export
 from tandem_cli.report.exporting import write_csv, write_tensorboard
 from tandem_cli.report.reading import read

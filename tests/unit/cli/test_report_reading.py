@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem import lineage as authority
-from tandem.durable import replace_json
-from tandem.lineage import GenerationRecord
-from tandem.ownership import LOCK
-from tandem.rundir import RunDir
+from tandem.rundir import lineage as authority
+from tandem.rundir.durable import replace_json
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import GenerationRecord
+from tandem.rundir.ownership import LOCK
 from tandem.status import CheckpointRef
 from tandem.troubles import told as told_of
 from tandem_cli.report import clock, lineage

@@ -7,7 +7,7 @@ import pytest
 from tandem.job import DistributedTrainingJob
 from tandem.launch import environment
 from tandem.prerequisites import here, unmet
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem_cli.commands.validate import warnings
 from tandem_cli.secrecy import HIDDEN, hidden, looks_secret
 from tests.support import manifests

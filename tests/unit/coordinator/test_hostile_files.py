@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem.times import rfc3339
 from tandem_coordinator.ledger import Ledger
 from tandem_coordinator.observer import MOST_REASON, MOST_WORDS, Observed, Observer, RunDirectory

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.durable import replace_json
+from tandem.rundir.durable import replace_json
 from tandem.snapshot import GenerationView
 from tandem_coordinator.ledger import Ledger, Page, TakenOver
 from tests.support.manifests import job, run_directory

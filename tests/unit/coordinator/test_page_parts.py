@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem.charts.chart import NARROW, WIDE
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem.snapshot import Event, GenerationView, MemberView, RankView, Snapshot
 from tandem.status import CheckpointRef, Members, Progress, Score, Status, Straggler
 from tandem_coordinator.page import parts

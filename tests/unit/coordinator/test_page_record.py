@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.lineage import GenerationRecord
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_coordinator.page import results
 from tandem_coordinator.page.record import Record

@@ -12,7 +12,7 @@ from typing import Self, cast
 import pytest
 from aiohttp import ClientSession, StreamReader, web
 
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem.snapshot import Snapshot
 from tandem.status import Status
 from tandem_coordinator.__main__ import GRACE_SECONDS

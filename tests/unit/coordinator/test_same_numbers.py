@@ -8,11 +8,11 @@ import pytest
 
 from tandem import measures
 from tandem.charts.chart import WIDE
-from tandem.durable import Lines
 from tandem.formatting import duration
 from tandem.job import DistributedTrainingJob
-from tandem.lineage import GenerationRecord
-from tandem.rundir import RunDir
+from tandem.rundir.durable import Lines
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import GenerationRecord
 from tandem.snapshot import Snapshot
 from tandem.status import CheckpointRef, Status, Troubles
 from tandem.troubles import told

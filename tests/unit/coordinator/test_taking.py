@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem_coordinator.__main__ import CannotStart, _take
 from tests.support.manifests import job
 

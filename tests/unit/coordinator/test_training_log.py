@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tandem.durable import Lines
+from tandem.rundir.durable import Lines
 from tandem_coordinator.training_log import Training, TrainingLogs
 
 

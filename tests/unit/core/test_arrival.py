@@ -8,7 +8,7 @@ import pytest
 from tandem import arrival, launch
 from tandem.arrival import wait_for_job
 from tandem.job import DistributedTrainingJob
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tests.support import manifests
 
 JOB = manifests.job("digits")

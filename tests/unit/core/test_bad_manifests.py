@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from tandem.mistake import ManifestError
-from tandem.reading import job_of
-from tandem.source import parse
+from tandem.errors import ManifestError
+from tandem.manifest.reading import job_of
+from tandem.manifest.source import parse
 from tests.support.bad_manifests import CASES, BadManifest
 
 

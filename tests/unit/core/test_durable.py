@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.durable import (
+from tandem.rundir.durable import (
     MOST_JSON_BYTES,
     TEMPORARY,
     Lines,
@@ -104,7 +104,7 @@ def test_one_of_many_creators_wins(tmp_path: Path) -> None:
     code = """
 import sys, time
 from pathlib import Path
-from tandem.durable import create_json
+from tandem.rundir.durable import create_json
 folder, me = Path(sys.argv[1]), int(sys.argv[2])
 print("ready", flush=True)
 while not (folder / "go").exists(): pass
@@ -125,7 +125,7 @@ def test_a_reader_never_sees_a_file_half_written_and_a_kill_changes_nothing(tmp_
     code = """
 import sys
 from pathlib import Path
-from tandem.durable import replace_json
+from tandem.rundir.durable import replace_json
 n = 0
 while True:
     n += 1
@@ -154,7 +154,7 @@ import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 from pathlib import Path
-from tandem.durable import Lines, create_json, replace_json
+from tandem.rundir.durable import Lines, create_json, replace_json
 """
 """A limit on file sizes: writes come back short or fail, as on a full disk."""
 

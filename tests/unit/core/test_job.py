@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tandem.fields import dotted, named, tree
 from tandem.job import DistributedTrainingJob, Elasticity, Evaluators, Workers
+from tandem.manifest.fields import dotted, named, tree
 from tandem.status import Members
 from tests.support import manifests
 

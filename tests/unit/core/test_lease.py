@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem import lease
-from tandem.durable import TEMPORARY, read_json, replace_json
-from tandem.lease import acquire, default_holder, is_held
+from tandem.rundir import lease
+from tandem.rundir.durable import TEMPORARY, read_json, replace_json
+from tandem.rundir.lease import acquire, default_holder, is_held
 
 PATIENCE_SECONDS = 60.0
 LONG = 1000.0
@@ -89,7 +89,7 @@ def test_giving_back_twice_does_no_harm(tmp_path: Path) -> None:
 
 
 def test_no_two_processes_have_the_same_name() -> None:
-    code = "from tandem.lease import default_holder; print(default_holder())"
+    code = "from tandem.rundir.lease import default_holder; print(default_holder())"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert other.stdout.strip() != default_holder()
     assert default_holder() == default_holder()
@@ -122,7 +122,7 @@ def test_a_slow_taker_does_not_take_the_lease_of_a_faster_one(tmp_path: Path, mo
 INTERLEAVED = """
 import json, sys
 from pathlib import Path
-from tandem.lease import acquire
+from tandem.rundir.lease import acquire
 
 path, played = Path(sys.argv[1]) / "a", 0
 STEPS = ("open", "os.link", "os.rename", "os.remove")
@@ -192,7 +192,7 @@ lease.acquire(Path(sys.argv[1]))
 RACER = """
 import sys, time
 from pathlib import Path
-from tandem.lease import acquire
+from tandem.rundir.lease import acquire
 folder, me = Path(sys.argv[1]), sys.argv[2]
 print("ready", flush=True)
 while not (folder / "go").exists(): pass
@@ -225,7 +225,7 @@ def test_the_lease_of_a_killed_process_is_free_after_its_time(tmp_path: Path) ->
     code = """
 import sys, time
 from pathlib import Path
-from tandem.lease import acquire
+from tandem.rundir.lease import acquire
 assert acquire(Path(sys.argv[1]), "killed", seconds=1.5)
 print("held", flush=True)
 time.sleep(1000)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.lineage import Chain, GenerationRecord, chain, counts
-from tandem.rundir import checkpoint_name
+from tandem.rundir.layout import checkpoint_name
+from tandem.rundir.lineage import Chain, GenerationRecord, chain, counts
 from tandem.status import CheckpointRef
 
 

@@ -7,17 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.durable import encode, replace_json
-from tandem.manifest import (
-    CHUNK,
-    FILE,
-    Broken,
-    DataPosition,
-    FileEntry,
-    Manifest,
-    OtherFormat,
-    verified_bytes,
-)
+from tandem.rundir.checkpoint import CHUNK, FILE, Broken, DataPosition, FileEntry, Manifest, OtherFormat, verified_bytes
+from tandem.rundir.durable import encode, replace_json
 from tests.support.hashing import hash_file
 
 NAME = "step-000000500"

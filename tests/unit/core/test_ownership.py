@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from tandem import ownership
-from tandem.difference import differences, goes_further
-from tandem.durable import replace_json
 from tandem.job import DistributedTrainingJob, OnExisting
-from tandem.lineage import GenerationRecord
-from tandem.ownership import Finding, Occupied, Unreadable, complete_moves, look, settle
-from tandem.rundir import RunDir
+from tandem.rundir import ownership
+from tandem.rundir.difference import differences, goes_further
+from tandem.rundir.durable import replace_json
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import GenerationRecord
+from tandem.rundir.ownership import Finding, Occupied, Unreadable, complete_moves, look, settle
 from tandem.status import CheckpointRef
 from tests.support import manifests
 

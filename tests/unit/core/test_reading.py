@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.fields import suggestion, tree
+from tandem.errors import ManifestError, Problem, UserError
 from tandem.job import DistributedTrainingJob
-from tandem.mistake import ManifestError, Problem, UserError
-from tandem.reading import apply_overrides, job_of, read_job
-from tandem.source import MOST_BYTES, parse, parse_value
+from tandem.manifest.fields import suggestion, tree
+from tandem.manifest.reading import apply_overrides, job_of, read_job
+from tandem.manifest.source import MOST_BYTES, parse, parse_value
 from tests.support import ROOT
 
 BAD = sorted((ROOT / "tests/manifests/bad").glob("*.yaml"))

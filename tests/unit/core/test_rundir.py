@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tandem.durable import read_json, replace_json, temporary_beside
 from tandem.job import API_VERSION, KIND, DistributedTrainingJob
-from tandem.lineage import GenerationRecord
-from tandem.manifest import FILE, Broken, Manifest
-from tandem.rundir import BAD, STALE, RunDir, checkpoint_name
+from tandem.rundir.checkpoint import FILE, Broken, Manifest
+from tandem.rundir.durable import read_json, replace_json, temporary_beside
+from tandem.rundir.layout import BAD, STALE, RunDir, checkpoint_name
+from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tests.support import manifests
 

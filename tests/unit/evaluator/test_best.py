@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.durable import read_json_or_none
-from tandem.ranking import deciding, rank
+from tandem.rundir.durable import read_json_or_none
+from tandem.rundir.ranking import deciding, rank
 from tandem_cli.checkpoints.inventory import look
 from tandem_cli.report.reading import read
 from tandem_coordinator.observer import RunDirectory

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.rundir import checkpoint_name
+from tandem.rundir.layout import checkpoint_name
 from tandem.status import CheckpointRef
 from tandem_evaluator.choice import Evaluate, Finished, Merge, Policy, Skip, Standing, View, Wait, choose, worth_doing
 

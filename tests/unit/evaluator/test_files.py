@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from tandem import lease
-from tandem.durable import commit_folder, encode, read_json_or_none, replace_json
-from tandem.evaluations import folder, merged_name, shard_name
 from tandem.job import Evaluators
-from tandem.lineage import GenerationRecord
-from tandem.manifest import FILE, Manifest
-from tandem.rundir import RunDir, checkpoint_name
+from tandem.rundir import lease
+from tandem.rundir.checkpoint import FILE, Manifest
+from tandem.rundir.durable import commit_folder, encode, read_json_or_none, replace_json
+from tandem.rundir.evaluations import folder, merged_name, shard_name
+from tandem.rundir.layout import RunDir, checkpoint_name
+from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_evaluator import claim as claim_module
 from tandem_evaluator import survey as survey_module

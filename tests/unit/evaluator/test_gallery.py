@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.durable import read_json, replace_json
 from tandem.gallery import Gallery, gallery
-from tandem.rundir import RunDir
+from tandem.rundir.durable import read_json, replace_json
+from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef
 from tandem_cli.report.writing import write
 from tandem_coordinator.page.record import Record

@@ -19,13 +19,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tandem import lease
-from tandem.durable import commit_folder, encode, read_json
-from tandem.evaluations import merged_name
 from tandem.job import Evaluators
-from tandem.lineage import GenerationRecord
-from tandem.manifest import FILE, WEIGHTS, Manifest
-from tandem.rundir import RunDir, checkpoint_name
+from tandem.rundir import lease
+from tandem.rundir.checkpoint import FILE, WEIGHTS, Manifest
+from tandem.rundir.durable import commit_folder, encode, read_json
+from tandem.rundir.evaluations import merged_name
+from tandem.rundir.layout import RunDir, checkpoint_name
+from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_evaluator.best import best
 from tandem_evaluator.choice import Evaluate, Finished, Merge, Policy, Skip, Wait, choose

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.durable import read_json_or_none
 from tandem.exitcode import ExitCode
-from tandem.manifest import WEIGHTS
+from tandem.rundir.checkpoint import WEIGHTS
+from tandem.rundir.durable import read_json_or_none
 from tandem.status import CheckpointRef
 from tandem_evaluator import loop
 from tandem_evaluator.evaluation import Evaluation
@@ -220,7 +220,7 @@ def test_a_log_that_cannot_be_written_stops_nothing(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("tandem.durable.Lines.append", full)
+    monkeypatch.setattr("tandem.rundir.durable.Lines.append", full)
     assert evaluator.run() == ExitCode.DONE
     assert run.merged(final)
     assert capsys.readouterr().err.count("No space left") == 1

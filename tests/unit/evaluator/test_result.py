@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss
 
-from tandem.durable import encode
-from tandem.rundir import checkpoint_name
+from tandem.rundir.durable import encode
+from tandem.rundir.layout import checkpoint_name
 from tandem_evaluator.best import Goal, Metric, best
 from tandem_evaluator.result import MergedResult, ShardResult, merge, scores, shard_samples
 

@@ -20,7 +20,7 @@ REGISTRY = re.compile(
 )
 
 
-LIGHT = ("tandem_cli.main", "tandem_cli.commands.validate", "tandem.rundir", "tandem.launch")
+LIGHT = ("tandem_cli.main", "tandem_cli.commands.validate", "tandem.rundir.layout", "tandem.launch")
 
 
 def test_operator_is_no_package_for_it_would_shadow_the_standard_librarys() -> None:

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from tandem.exitcode import ExitCode
-from tandem.fields import dotted, named, tree
 from tandem.job import DistributedTrainingJob
+from tandem.manifest.fields import dotted, named, tree
 from tandem_cli.commands import run
 from tests.support import ROOT
 from tools import FILES

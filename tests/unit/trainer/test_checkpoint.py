@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.durable import create_json, read_json
-from tandem.lease import acquire
-from tandem.lineage import GenerationRecord
-from tandem.manifest import WEIGHTS, DataPosition
-from tandem.rundir import RunDir
+from tandem.rundir.checkpoint import WEIGHTS, DataPosition
+from tandem.rundir.durable import create_json, read_json
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lease import acquire
+from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint import writer
 from tandem_trainer.checkpoint.contents import Contents
@@ -252,8 +252,8 @@ SAVES_AND_DIES = """
 import os, sys, time
 from pathlib import Path
 import torch
-from tandem.manifest import DataPosition
-from tandem.rundir import RunDir
+from tandem.rundir.checkpoint import DataPosition
+from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.saving import Author, Saver
 

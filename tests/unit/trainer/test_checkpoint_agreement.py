@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from tandem import manifest
 from tandem.job import Checkpoint
-from tandem.lineage import GenerationRecord
-from tandem.manifest import DataPosition
-from tandem.rundir import RunDir
+from tandem.rundir import checkpoint
+from tandem.rundir.checkpoint import DataPosition
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint import memory
 from tandem_trainer.checkpoint.digest import ReplicasDiffer, compare, digests, weighted_sum
 from tandem_trainer.checkpoint.kept import Kept
@@ -89,7 +89,7 @@ def test_the_ranks_of_a_node_read_each_byte_once(rundir: RunDir, monkeypatch: py
 
     def counted(descriptor: int, entry: Any, number: int, place: memoryview) -> bool:
         read.append((entry.path, number))
-        return manifest.read_chunk(descriptor, entry, number, place)
+        return checkpoint.read_chunk(descriptor, entry, number, place)
 
     monkeypatch.setattr(memory, "read_chunk", counted)
     started(rundir)
@@ -114,7 +114,7 @@ def test_one_ranks_wrong_checksum_sets_nothing_aside(rundir: RunDir, monkeypatch
         if not wrong and entry.path == "weights.safetensors":
             wrong.append(number)
             return False
-        return manifest.read_chunk(descriptor, entry, number, place)
+        return checkpoint.read_chunk(descriptor, entry, number, place)
 
     monkeypatch.setattr(memory, "read_chunk", fails_once)
     found, ranks = started(rundir)
@@ -171,8 +171,8 @@ def test_replicas_that_differ_do_not_go_on(rundir: RunDir) -> None:
 
 def test_a_checkpoint_of_another_version_is_not_passed_over(rundir: RunDir) -> None:
     body = rundir.manifest("step-000000020").sealed() | {"format": 99}
-    body["digest"] = manifest._digest(body)
-    (rundir.checkpoint("step-000000020") / manifest.FILE).write_bytes(json.dumps(body).encode())
+    body["digest"] = checkpoint._digest(body)
+    (rundir.checkpoint("step-000000020") / checkpoint.FILE).write_bytes(json.dumps(body).encode())
     found, _ = started(rundir)
     assert all("is of format 99" in str(one) for one in found)
     assert rundir.checkpoint_names() == ["step-000000010", "step-000000020"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.manifest import FILE, WEIGHTS
+from tandem.rundir.checkpoint import FILE, WEIGHTS
 from tandem_trainer.checkpoint.names import OPTIMIZER
 from tandem_trainer.checkpoint.restoring import NothingSound, restore
 from tandem_trainer.group import Group

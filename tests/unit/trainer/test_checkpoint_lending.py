@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem import manifest as manifests_of
-from tandem.lineage import GenerationRecord
-from tandem.manifest import WEIGHTS, Broken, DataPosition, Manifest
-from tandem.rundir import RunDir
+from tandem.rundir import checkpoint as manifests_of
+from tandem.rundir.checkpoint import WEIGHTS, Broken, DataPosition, Manifest
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint import lending
 from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.lending import Library
@@ -119,7 +119,7 @@ def test_weights_outlive_their_lender_and_another_becomes_it(
 LENDER = """
 import sys, time
 from pathlib import Path
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint import lending
 real = lending.verified_bytes
 def slow(*given):

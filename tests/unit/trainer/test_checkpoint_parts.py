@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tandem.lineage import GenerationRecord
-from tandem.manifest import CHUNK, WEIGHTS, Broken, DataPosition, chunks
-from tandem.rundir import RunDir
+from tandem.rundir.checkpoint import CHUNK, WEIGHTS, Broken, DataPosition, chunks
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint import layout, saving
 from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.format import header, parse

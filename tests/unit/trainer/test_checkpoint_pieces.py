@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tandem.manifest import CHUNK
+from tandem.rundir.checkpoint import CHUNK
 from tandem_trainer.checkpoint.pieces import BLOCK, write_pieces
 from tests.support.hashing import hash_file
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tandem.manifest import Broken
+from tandem.rundir.checkpoint import Broken
 from tandem_trainer.checkpoint.kept import Kept
 from tandem_trainer.checkpoint.state import DoesNotFit
 from tandem_trainer.checkpoint.tree import join, put_back, split

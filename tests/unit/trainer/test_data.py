@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tandem import lease
 from tandem.idx import FILES
+from tandem.rundir import lease
 from tandem.tasks import Data
 from tandem_trainer.data import load
 from tandem_trainer.data.idx import read_idx

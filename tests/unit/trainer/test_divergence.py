@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tandem.exitcode import ExitCode
-from tandem.rewind import Rewind
+from tandem.rundir.rewind import Rewind
 from tandem_trainer.course import decision
 
 

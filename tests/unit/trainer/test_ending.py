@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 from tandem.exitcode import ExitCode
-from tandem.lineage import GenerationRecord
-from tandem.rundir import RunDir
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.ending import code_of
 from tandem_trainer.loop import load_initial
 from tandem_trainer.mistake import UnusableInput

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.manifest import DataPosition
+from tandem.rundir.checkpoint import DataPosition
 from tandem_trainer.data.feeding import Fed, Reading, Stream, cut, feed, moved
 from tandem_trainer.data.order import Order
 

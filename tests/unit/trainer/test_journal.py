@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tandem.durable import Lines
-from tandem.rundir import RunDir
+from tandem.rundir.durable import Lines
+from tandem.rundir.layout import RunDir
 from tandem_trainer.journal import Journal
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.durable import read_lines
-from tandem.rundir import RunDir
+from tandem.rundir.durable import read_lines
+from tandem.rundir.layout import RunDir
 from tandem_trainer.journal import Journal
 from tandem_trainer.meter import Meter
 

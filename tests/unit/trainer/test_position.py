@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tandem.manifest import DataPosition
+from tandem.rundir.checkpoint import DataPosition
 from tandem_trainer.data.feeding import Reading, Stream
 from tandem_trainer.data.order import Order, Passes
 from tandem_trainer.data.position import check_position

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tandem.lineage import GenerationRecord
-from tandem.manifest import DataPosition
-from tandem.rundir import RunDir
+from tandem.rundir.checkpoint import DataPosition
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint import layout, writer
 from tandem_trainer.checkpoint.digest import compare
 from tandem_trainer.checkpoint.format import DTYPES

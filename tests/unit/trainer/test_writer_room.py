@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from tandem import evaluations
-from tandem.lineage import GenerationRecord
-from tandem.manifest import Broken, DataPosition
-from tandem.rundir import RunDir
+from tandem.rundir import evaluations
+from tandem.rundir.checkpoint import Broken, DataPosition
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint import writer
 from tandem_trainer.checkpoint.contents import Contents

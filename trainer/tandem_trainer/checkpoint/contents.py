@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from tandem.manifest import WEIGHTS
+from tandem.rundir.checkpoint import WEIGHTS
 from tandem_trainer.checkpoint.format import header
 from tandem_trainer.checkpoint.names import AVERAGE, FULL_WEIGHTS, OPTIMIZER, OTHERS
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem.manifest import Broken
+from tandem.rundir.checkpoint import Broken
 
 ALIGNMENT = 64
 """Of the first tensor; wide types come first, so that each tensor is aligned to its own size."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from tandem.architectures import plain
-from tandem.manifest import Broken
+from tandem.rundir.checkpoint import Broken
 from tandem_trainer.checkpoint.contents import Contents, Tensors
 from tandem_trainer.checkpoint.format import ordered
 from tandem_trainer.checkpoint.names import AVERAGED, EXTRA, OPTIMIZERS, OTHER_STATES

@@ -2,8 +2,8 @@
 
 Under data parallelism every rank holds the whole state. So each stages and writes a part of it, cut before anything is
 copied: training stalls for 1/n of the time, and n disks or network cards share the work. Parts are runs of whole chunks
-(tandem.manifest.CHUNK), which are what checksums are of. A small state is written by few ranks, or one: a part has to
-be worth a file's fsync.
+(tandem.rundir.checkpoint.CHUNK), which are what checksums are of. A small state is written by few ranks, or one: a part
+has to be worth a file's fsync.
 
 Rejected: whole tensors to ranks (one embedding may outweigh the rest), a file per rank (the evaluators' file of weights
 would have to be put together afterwards), torch.distributed.checkpoint (it stages everything before it removes what is
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tandem.manifest import CHUNK, chunks
+from tandem.rundir.checkpoint import CHUNK, chunks
 from tandem_trainer.checkpoint.format import header
 
 LEAST_PART = 2 * CHUNK

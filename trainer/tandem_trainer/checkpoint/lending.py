@@ -24,7 +24,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tandem.manifest import WEIGHTS, Broken, FileEntry, Manifest, verified_bytes
+from tandem.rundir.checkpoint import WEIGHTS, Broken, FileEntry, Manifest, verified_bytes
 from tandem_trainer.checkpoint.format import parse
 from tandem_trainer.checkpoint.memory import node_of_this_process
 from tandem_trainer.checkpoint.reading import read_weights

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tandem.manifest import CHUNK, READERS, FileEntry, open_file, read_chunk
+from tandem.rundir.checkpoint import CHUNK, READERS, FileEntry, open_file, read_chunk
 from tandem_trainer.checkpoint.staging import shared_memory
 from tandem_trainer.group import Group
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tandem.architectures import plain
-from tandem.mistake import enumerated
+from tandem.errors import enumerated
 from tandem_trainer.checkpoint.state import DoesNotFit, own, refuse
 
 PARAMETERS = "params"

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tandem.durable import sync_folder
-from tandem.manifest import CHUNK, checksum
+from tandem.rundir.checkpoint import CHUNK, checksum
+from tandem.rundir.durable import sync_folder
 
 BLOCK = 4096
 """Bytes that go past the page cache as one; every piece begins at a multiple of it, in its file and in memory."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tandem.manifest import WEIGHTS, Broken, Manifest, verified_bytes
+from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest, verified_bytes
 from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.format import parse
 from tandem_trainer.checkpoint.memory import Memory

@@ -16,8 +16,8 @@ What is wrong decides what happens, because an older checkpoint cuts the newer o
 - None is left of those there were: the job has failed. To begin anew is for the user to say.
 
 Then rank 0 records where the generation starts, before its first step, which is what fences the generations before it
-(see tandem.lineage). Until then an older generation may still save, and let retention delete what was read here: so
-rank 0 holds a lease.
+(see tandem.rundir.lineage). Until then an older generation may still save, and let retention delete what was read here:
+so rank 0 holds a lease.
 """
 
 import time
@@ -26,10 +26,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.lease import Lease, acquire, default_holder
-from tandem.lineage import GenerationRecord
-from tandem.manifest import Broken, Manifest, OtherFormat, is_damaged
-from tandem.rundir import RunDir
+from tandem.rundir.checkpoint import Broken, Manifest, OtherFormat, is_damaged
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lease import Lease, acquire, default_holder
+from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.memory import Memory, shared_memory_of
 from tandem_trainer.checkpoint.reading import contents_in

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 import tandem
-from tandem.manifest import WEIGHTS, DataPosition
-from tandem.rundir import RunDir, checkpoint_name
+from tandem.rundir.checkpoint import WEIGHTS, DataPosition
+from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.layout import Layout

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from tandem.architectures import plain
-from tandem.mistake import enumerated
+from tandem.errors import enumerated
 from tandem_trainer.mistake import ConfigurationError
 
 MOST_DIFFERENCES = 6

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.manifest import Broken
+from tandem.rundir.checkpoint import Broken
 
 CPU = torch.device("cpu")
 MOST_DEPTH = 64

@@ -37,8 +37,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tandem import evaluations
-from tandem.durable import (
+from tandem.errors import enumerated
+from tandem.job import Checkpoint, DistributedTrainingJob
+from tandem.rundir import evaluations
+from tandem.rundir.checkpoint import FILE, Broken, FileEntry, Manifest, chunks
+from tandem.rundir.durable import (
     MOST_JSON_BYTES,
     TEMPORARY,
     commit_folder,
@@ -47,14 +50,11 @@ from tandem.durable import (
     replace_json,
     temporary_beside,
 )
-from tandem.job import Checkpoint, DistributedTrainingJob
-from tandem.lineage import counts
-from tandem.manifest import FILE, Broken, FileEntry, Manifest, chunks
-from tandem.mistake import enumerated
-from tandem.ranking import Rank, deciding, rank
-from tandem.retention import Keepers, expendable
-from tandem.rewind import reach
-from tandem.rundir import STALE, RunDir
+from tandem.rundir.layout import STALE, RunDir
+from tandem.rundir.lineage import counts
+from tandem.rundir.ranking import Rank, deciding, rank
+from tandem.rundir.retention import Keepers, expendable
+from tandem.rundir.rewind import reach
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint.names import NAMES_OF_TREES, TREES
 from tandem_trainer.checkpoint.pieces import Checksums, opened, write, write_pieces

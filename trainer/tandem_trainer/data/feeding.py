@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from tandem.manifest import DataPosition
+from tandem.rundir.checkpoint import DataPosition
 from tandem_trainer.data.order import Batches, Order, share
 from tandem_trainer.data.seed import mixed, seed_everything
 from tandem_trainer.mistake import ConfigurationError

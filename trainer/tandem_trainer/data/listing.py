@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem.manifest import DataPosition
+from tandem.rundir.checkpoint import DataPosition
 from tandem_trainer.data.feeding import Fed, Indexed, Lookahead, Planned, Reading, read
 from tandem_trainer.data.order import digest
 from tandem_trainer.data.sampling import EpochOrder

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem import lease
 from tandem.cache import data_folder
-from tandem.durable import TEMPORARY
 from tandem.file_errors import may_pass
 from tandem.idx import FILES, FOLDERS, find, raw_folder
 from tandem.idx import Split as Stored
+from tandem.rundir import lease
+from tandem.rundir.durable import TEMPORARY
 from tandem.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, Data
 from tandem_trainer.data.idx import read_idx
 from tandem_trainer.data.samples import Samples, Split

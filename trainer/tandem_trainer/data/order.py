@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tandem.manifest import DataPosition
+from tandem.rundir.checkpoint import DataPosition
 from tandem_trainer.data.permutation import Permutation
 from tandem_trainer.data.seed import mixed
 

@@ -10,7 +10,7 @@ A stream is read in its own order, and its position counts samples, so its batch
 
 from typing import Protocol
 
-from tandem.manifest import DataPosition
+from tandem.rundir.checkpoint import DataPosition
 from tandem_trainer.mistake import ConfigurationError
 
 

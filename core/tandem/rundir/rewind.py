@@ -2,8 +2,8 @@
 
 A rewind names the step that went wrong, the last step from which training may resume, and a window of data to leave
 out. It is a file of the run directory, not the memory of a process: the group that decides it ends, a new generation
-starts from an older checkpoint, and by the lineage (tandem.lineage) everything committed after that checkpoint stops to
-count.
+starts from an older checkpoint, and by the lineage (tandem.rundir.lineage) everything committed after that checkpoint
+stops to count.
 
 Data is counted in *data steps*, the steps of a run that skips nothing. Windows are kept in these, so that they mean the
 same batches whatever was skipped before them.

@@ -21,8 +21,8 @@ from typing import Annotated, Any, Literal, Self
 import xxhash
 from pydantic import Field, ValidationError, model_validator
 
-from tandem.durable import read_json
 from tandem.model import Model, PlainName, Whole
+from tandem.rundir.durable import read_json
 from tandem.status import CheckpointRef
 
 FILE = "manifest.json"

@@ -9,10 +9,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tandem.fields import Path, at, dotted, suggestion, tree
+from tandem.errors import SETTING, ManifestError, Problem
 from tandem.job import DistributedTrainingJob
-from tandem.mistake import SETTING, ManifestError, Problem
-from tandem.source import parse_value
+from tandem.manifest.fields import Path, at, dotted, suggestion, tree
+from tandem.manifest.source import parse_value
 
 
 def apply_overrides(data: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from tandem.durable import TEMPORARY, sync_folder
+from tandem.rundir.durable import TEMPORARY, sync_folder
 
 UNABLE = (
     *(errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EXDEV, errno.EMLINK, errno.EBADF),

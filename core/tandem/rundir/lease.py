@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from tandem.durable import TEMPORARY, create_json, read_json_or_none, replace_json, temporary_beside
+from tandem.rundir.durable import TEMPORARY, create_json, read_json_or_none, replace_json, temporary_beside
 
 SECONDS = 15.0
 """How long a lease lasts without renewal: long beside a pause of NFS, short beside a user's patience."""

@@ -1,9 +1,9 @@
 """Every field that a manifest may have, as one tree read off the models of the job.
 
 What pydantic knows of a model (types, bounds, defaults, docstrings) is turned once into plain nodes. Three readers
-share them: messages about a mistake (`tandem.reading`), the nearest right name for a wrong one, and the generated files
-(`tools/`). Rejected: walking pydantic's JSON schema in each reader, for its `$ref`, `anyOf` with null and titles
-would have to be undone three times.
+share them: messages about a mistake (`tandem.manifest.reading`), the nearest right name for a wrong one, and the
+generated files (`tools/`). Rejected: walking pydantic's JSON schema in each reader, for its `$ref`, `anyOf` with null
+and titles would have to be undone three times.
 """
 
 from collections.abc import Iterator, Sequence

@@ -26,9 +26,9 @@ from yaml.reader import Reader, ReaderError
 from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 
-from tandem.fields import Path, dotted
-from tandem.mistake import ManifestError, Problem
-from tandem.syntax import in_words
+from tandem.errors import ManifestError, Problem
+from tandem.manifest.fields import Path, dotted
+from tandem.manifest.syntax import in_words
 
 MOST_BYTES = 2**19
 """Larger files are not read. The largest manifests in use have some 20 KiB; PyYAML takes seconds for more than this."""

@@ -4,7 +4,7 @@
 written, what may stand there, and the name that was probably meant. What the API server would take, this takes, and the
 other way round: an empty field (`config:`) counts as left out, and names are camelCase only.
 
-Pydantic does the checking, `tandem.source` knows the places, `tandem.wording` finds the words.
+Pydantic does the checking, `tandem.manifest.source` knows the places, `tandem.manifest.wording` finds the words.
 """
 
 import copy
@@ -16,13 +16,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tandem.fields import Node, Path, nearest, tree
+from tandem.errors import ManifestError, Problem, UserError
 from tandem.job import API_VERSION, KIND, DistributedTrainingJob
-from tandem.mistake import ManifestError, Problem, UserError
-from tandem.overrides import apply_overrides
-from tandem.source import MOST_BYTES, Source, parse
+from tandem.manifest.fields import Node, Path, nearest, tree
+from tandem.manifest.overrides import apply_overrides
+from tandem.manifest.source import MOST_BYTES, Source, parse
+from tandem.manifest.wording import placed, problems
 from tandem.unmet import Unmet
-from tandem.wording import placed, problems
 
 __all__ = ["STDIN", "apply_overrides", "job_of", "read_job", "read_source"]
 

@@ -3,8 +3,8 @@
     job.json                              the resolved job
     coordinator.json                      the last generation number given out
     coordinator.beside.json               what the coordinator remembers besides, which older ones do not know
-    generations/000007.json               who trained from which checkpoint on; written once (see tandem.lineage)
-    rewinds/000001.json                   where the loss became useless and what data is left out (see tandem.rewind)
+    generations/000007.json               who trained from which checkpoint on; written once (see lineage)
+    rewinds/000001.json                   where the loss became useless and what data is left out (see rewind)
     checkpoints/step-000000500/           committed by one rename of a never-used name; never written again
         manifest.json                     files, checksums, generation, parent, mesh, data position, RNG, versions
         state/…  weights.safetensors      resumable state, and the weights alone for evaluators
@@ -15,7 +15,7 @@
     log/….jsonl                           what happened; one writer for each file; for people and reports only
     BROKEN-OFF                            a loop that was left early, and its last checkpoint: its steps are over
     DONE | FAILED.json                    the end, so that evaluators drain and stop
-    previous/  attempt/                   what was here before, moved aside as it was (see tandem.ownership)
+    previous/  attempt/                   what was here before, moved aside as it was (see tandem.rundir.ownership)
     numbering.json                        from which generation on numbers are of the run that is here
 
 Readers poll, trust only a committed folder whose manifest verifies, and treat a vanished one as normal.
@@ -28,13 +28,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tandem import lease
-from tandem.durable import create_json, listed, read_json, read_json_or_none, replace_json
 from tandem.job import DistributedTrainingJob
-from tandem.lineage import Chain, GenerationRecord, chain, counts
-from tandem.manifest import Broken, Manifest, OtherFormat
 from tandem.numbers import whole
-from tandem.rewind import Rewind, is_rewound
+from tandem.rundir import lease
+from tandem.rundir.checkpoint import Broken, Manifest, OtherFormat
+from tandem.rundir.durable import create_json, listed, read_json, read_json_or_none, replace_json
+from tandem.rundir.lineage import Chain, GenerationRecord, chain, counts
+from tandem.rundir.rewind import Rewind, is_rewound
 from tandem.status import CheckpointRef
 
 FOLDERS = ("generations", "rewinds", "checkpoints", "evaluations", "leases", "log")
@@ -137,7 +137,7 @@ class RunDir:
         return whole((_object(read_json_or_none(self.numbering_file)) or {}).get("first")) or 1
 
     def chain(self) -> Chain:
-        """The generations that count (see tandem.lineage)."""
+        """The generations that count (see lineage)."""
         return chain(self.generation_records())
 
     def stacks(self, generation: int) -> Path:
@@ -249,7 +249,7 @@ class RunDir:
         """For each checkpoint with a running lease, verb and holder of each; files are `<verb>-<checkpoint>-…`.
 
         Args:
-            by_own_clock: see tandem.lease.is_held.
+            by_own_clock: see tandem.rundir.lease.is_held.
         """
         found: dict[str, tuple[str, ...]] = {}
         for path in listed(self.leases):

@@ -6,8 +6,8 @@ cluster (docs/decisions/0024-run-directories.md):
 - **Nothing was saved: it is nobody's.** The job takes it. What a failed attempt, or one at something else, has left is
   moved into the folder `attempt`, so that neither its failures nor its rewinds count for the next one.
 - **Something was saved**: `checkpoint.onExisting` decides. `Resume` goes on from the newest checkpoint if the job still
-  trains the same (tandem.difference), also after the end if there is more to do by now. `Fresh` moves everything into
-  the folder `previous`, and begins anew. `Refuse` leaves it alone.
+  trains the same (tandem.rundir.difference), also after the end if there is more to do by now. `Fresh` moves everything
+  into the folder `previous`, and begins anew. `Refuse` leaves it alone.
 
 Of each of the two folders there is one, the newest. Moving is a rename for each entry, into a folder with a temporary
 name; after a crash in the middle the next process completes it first. Generations are not counted from 1 again: a
@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tandem.difference import differences, goes_further
-from tandem.durable import TEMPORARY, read_json_or_none, replace_json, sync_folder
 from tandem.job import DistributedTrainingJob, OnExisting
 from tandem.numbers import whole
-from tandem.rundir import EARLIER, FOLDERS, RunDir
+from tandem.rundir.difference import differences, goes_further
+from tandem.rundir.durable import TEMPORARY, read_json_or_none, replace_json, sync_folder
+from tandem.rundir.layout import EARLIER, FOLDERS, RunDir
 
 LOCK = "local.lock"
 ENDPOINT = "endpoint.json"

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from tandem.durable import create_json, listed
-from tandem.rundir import RunDir
+from tandem.rundir.durable import create_json, listed
+from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef
 
 Fate = Literal["merged", "skipped", "begun", "waits"]

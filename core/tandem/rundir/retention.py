@@ -4,12 +4,13 @@ Never deleted: the newest `keepLast`, the best `keepBest` by score, those at mul
 running generation resumed from, those being read, those that are half evaluated, and, where every checkpoint is to
 be evaluated, those that are not yet. And two that the run itself may need.
 
-A *rewind* goes back to a checkpoint that lies at least D steps before the newest one (tandem.rewind.reach), which the
-newest `keepLast` may all be too young for. So the newest one that is old enough stays: the *reserve*. It would stay for
-ever, and grow old, if nothing came after it; so the *next* reserve stays, too, the oldest of those that are too young
-yet. Once it is D steps old it takes the place of the reserve, and the oldest that is too young then is at most as old
-as the newest was when the one before became next. So at any time a rewind loses at most 2 D steps and an interval, for
-two checkpoints more at most; where the interval is longer than D, for none that `keepLast` of 2 would not keep.
+A *rewind* goes back to a checkpoint that lies at least D steps before the newest one (tandem.rundir.rewind.reach),
+which the newest `keepLast` may all be too young for. So the newest one that is old enough stays: the *reserve*. It
+would stay for ever, and grow old, if nothing came after it; so the *next* reserve stays, too, the oldest of those that
+are too young yet. Once it is D steps old it takes the place of the reserve, and the oldest that is too young then is at
+most as old as the newest was when the one before became next. So at any time a rewind loses at most 2 D steps and an
+interval, for two checkpoints more at most; where the interval is longer than D, for none that `keepLast` of 2 would not
+keep.
 
 A *fall-back*, when the newest turns out to be damaged, needs another one: that is the reserve or the next one, because
 D is at least 1.
@@ -19,8 +20,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.job import Checkpoint, Evaluators
-from tandem.ranking import Rank
-from tandem.rewind import reach
+from tandem.rundir.ranking import Rank
+from tandem.rundir.rewind import reach
 from tandem.status import CheckpointRef
 
 

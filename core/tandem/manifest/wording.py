@@ -12,14 +12,14 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from tandem.fields import Node, Path, at, describe, dotted, nearest, suggestion, tree
+from tandem.errors import SETTING, Problem
 from tandem.gpus import WHOLE
 from tandem.job import DistributedTrainingJob
-from tandem.mistake import SETTING, Problem
+from tandem.manifest.fields import Node, Path, at, describe, dotted, nearest, suggestion, tree
+from tandem.manifest.overrides import setting_of
+from tandem.manifest.source import Place, Source, parse_value, shown
 from tandem.model import RuleBroken
 from tandem.naming import RULES
-from tandem.overrides import setting_of
-from tandem.source import Place, Source, parse_value, shown
 
 
 def problems(
