@@ -36,10 +36,10 @@ from tandem.rundir.checkpoint import DataPosition
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint.digest import compare
-from tandem_trainer.checkpoint.kept import Kept
 from tandem_trainer.checkpoint.reading import read_contents
 from tandem_trainer.checkpoint.restoring import restore
 from tandem_trainer.checkpoint.saving import Author, Saver
+from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.group import Group
 from tests.support import ROOT, manifests
 from tests.support.ports import reserved_port
@@ -143,7 +143,7 @@ def _line(rank: "subprocess.Popen[str]") -> str:
     return line
 
 
-def _be_rank(side: Callable[[RunDir, Group, Kept], None], folder: Path, layers: int) -> None:
+def _be_rank(side: Callable[[RunDir, Group, TrainState], None], folder: Path, layers: int) -> None:
     held = _held(os.getpid())
     kept = _training(layers)
     group = Group.join()
@@ -158,7 +158,7 @@ def _be_rank(side: Callable[[RunDir, Group, Kept], None], folder: Path, layers: 
     sys.stdin.readline()
 
 
-def _tandem(rundir: RunDir, group: Group, kept: Kept) -> None:
+def _tandem(rundir: RunDir, group: Group, kept: TrainState) -> None:
     restored = restore(rundir, group, lambda found: kept.check(found.contents))
     assert restored.loaded is not None
     kept.load(restored.loaded.contents)
@@ -167,7 +167,7 @@ def _tandem(rundir: RunDir, group: Group, kept: Kept) -> None:
     compare(group, kept.replicated())
 
 
-def _by_itself(rundir: RunDir, group: Group, kept: Kept) -> None:
+def _by_itself(rundir: RunDir, group: Group, kept: TrainState) -> None:
     manifest = rundir.committed()[0]
     contents = read_contents(rundir.checkpoint(manifest.name), manifest)
     kept.check(contents)
@@ -178,14 +178,14 @@ def _by_itself(rundir: RunDir, group: Group, kept: Kept) -> None:
 SIDES = {"tandem": _tandem, "by itself": _by_itself}
 
 
-def _training(layers: int) -> Kept:
+def _training(layers: int) -> TrainState:
     """The model as a script would have built it, each page of it touched."""
     model = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False, device="meta") for _ in range(layers)).to_empty(
         device="cpu"
     )
     for number, parameter in enumerate(model.parameters()):
         parameter.data.fill_(number + 0.5)
-    return Kept(model, torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False))
+    return TrainState(model, torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False))
 
 
 def _saved(folder: Path, layers: int) -> RunDir:
@@ -197,7 +197,7 @@ def _saved(folder: Path, layers: int) -> RunDir:
         parameter.grad = torch.full_like(parameter, 0.01)
     optimizer.step()
     saver = Saver(rundir, Author(1, None, 1), lambda: None, lambda outcome: None)
-    saver.save(1, DataPosition(seed=0, epoch=0, cursor=0), Kept(model, optimizer).contents({}))
+    saver.save(1, DataPosition(seed=0, epoch=0, cursor=0), TrainState(model, optimizer).contents({}))
     assert "committed" in saver.wait(), saver.wait()
     saver.close()
     return rundir

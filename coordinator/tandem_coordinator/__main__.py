@@ -32,8 +32,8 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import Finding, Occupied, Unreadable, complete_moves, look, settle
 from tandem.rundir.probe import lacks
 from tandem_coordinator.coordinator import Coordinator
-from tandem_coordinator.ledger import Ledger, TakenOver
 from tandem_coordinator.server import application, metrics_application
+from tandem_coordinator.state_store import StateStore, TakenOver
 
 GRACE_SECONDS = 1.0
 """For requests that are being answered when the coordinator is told to stop; held ones are answered at once."""
@@ -102,7 +102,7 @@ async def _serve(
         raise CannotStart(weak)
     rundir = _rundir()
     job = _job(rundir) if manifest is None else _given_job(manifest)
-    ledger = Ledger(rundir, os.environ.get(POD) or None)
+    state_store = StateStore(rundir, os.environ.get(POD) or None)
     try:
         is_new = manifest is not None and _take(rundir, job)
         rundir.create()
@@ -110,11 +110,11 @@ async def _serve(
             rundir.write_job(job)
         if is_new:
             _refuse_what_cannot_run(rundir, job)
-        remembered = ledger.claim(job.spec.workers.replicas)
+        remembered = state_store.claim(job.spec.workers.replicas)
     except OSError as error:
         raise CannotStart(f"the run directory {rundir.path} cannot be written: {error.strerror or error}") from None
 
-    coordinator = Coordinator(job, rundir, ledger, remembered)
+    coordinator = Coordinator(job, rundir, state_store, remembered)
     runner = web.AppRunner(
         application(coordinator, token, rundir, os.environ.get(TOKEN_DIGEST, "")),
         access_log=None,

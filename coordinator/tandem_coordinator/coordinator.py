@@ -1,7 +1,7 @@
 """The coordinator of one job: feeds events to the membership machine and does what it decides.
 
 Everything here runs on one event loop, so nothing needs a lock. What may block (the run directory) runs on threads: the
-ledger's, the observer's, the journal's.
+state store's, the run watcher's, the journal's.
 """
 
 import asyncio
@@ -20,9 +20,8 @@ from tandem.snapshot import Snapshot
 from tandem.status import Status, Troubles
 from tandem.troubles import explained
 from tandem_coordinator import group, membership
-from tandem_coordinator.account import Account
-from tandem_coordinator.export import Figures
 from tandem_coordinator.forming import STACKS_SECONDS
+from tandem_coordinator.goodput import Goodput
 from tandem_coordinator.group import (
     Action,
     Cause,
@@ -41,9 +40,10 @@ from tandem_coordinator.group import (
 )
 from tandem_coordinator.hang import HangWatch
 from tandem_coordinator.history import History
-from tandem_coordinator.ledger import HISTORY, Ledger, Page, Remembered, TakenOver, remembered_left_out
-from tandem_coordinator.observer import Observed, Observer, RunDirectory
 from tandem_coordinator.progress import Reports
+from tandem_coordinator.prometheus import Figures
+from tandem_coordinator.run_watcher import Observed, RunDirectory, RunWatcher
+from tandem_coordinator.state_store import HISTORY, Page, Remembered, StateStore, TakenOver, remembered_left_out
 from tandem_coordinator.straggler import StragglerWatch
 from tandem_coordinator.summary import Clock, about, snapshot, status
 from tandem_coordinator.trouble import TroubleWatch
@@ -70,7 +70,9 @@ RANKS_IN_SAMPLES = 100
 class Coordinator:
     """One job's coordinator. Make it inside a running event loop."""
 
-    def __init__(self, job: DistributedTrainingJob, rundir: RunDir, ledger: Ledger, remembered: Remembered) -> None:
+    def __init__(
+        self, job: DistributedTrainingJob, rundir: RunDir, state_store: StateStore, remembered: Remembered
+    ) -> None:
         self.job = job
         self.state: State = membership.start(
             Rules.of(job.spec),
@@ -83,8 +85,8 @@ class Coordinator:
             left_out=remembered.left_out,
             finished=remembered.finished,
         )
-        self._account = Account(time.monotonic())
-        self._rundir, self._ledger = rundir, ledger
+        self._goodput = Goodput(time.monotonic())
+        self._rundir, self._state_store = rundir, state_store
         self._recorded = remembered.generation
         self._started_at = remembered.started_at
         self._history = History(rundir, remembered.history, remembered.first, remembered.restarts)
@@ -102,8 +104,8 @@ class Coordinator:
         self._hurry = asyncio.Event()
         self._unrecorded = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._disk = ThreadPoolExecutor(1, thread_name_prefix="ledger")
-        self._observer = Observer(
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="state-store")
+        self._run_watcher = RunWatcher(
             RunDirectory(rundir, job.spec.evaluation, own_script=job.spec.trainer.command is not None),
             lambda observed: self._from_thread(self._observe, observed),
             lambda complaint: self._from_thread(self._history.say, complaint, "warning"),
@@ -174,7 +176,7 @@ class Coordinator:
             restarts=self._history.restarts,
             failures=self.state.failures,
             budget=self.job.spec.elasticity.max_restarts,
-            seconds=self._account.seconds,
+            seconds=self._goodput.seconds,
             stepped_at=self._reports.stepped_at,
             idle_seconds=self._hangs.idle_seconds() if self.state.open else None,
             finishing=self._reports.finishing,
@@ -186,7 +188,7 @@ class Coordinator:
 
     def _count_time(self) -> None:
         worked = self._observed.training.seconds
-        self._account.look(time.monotonic(), about(self.state, self._reports, self._observed), worked)
+        self._goodput.look(time.monotonic(), about(self.state, self._reports, self._observed), worked)
 
     def _status(self, clock: Clock, observed: Observed) -> Status:
         stragglers = self._stragglers.stragglers
@@ -203,7 +205,7 @@ class Coordinator:
                     if self.state.end is not None:
                         return
                     looked = self._looked
-                    self._observer.look_again()
+                    self._run_watcher.look_again()
                     await looked.wait()
 
     def _look_for(self, sync: Sync, request: object, hung_up: Callable[[], bool]) -> None:
@@ -224,7 +226,7 @@ class Coordinator:
         Raises:
             TakenOver: another coordinator has claimed the job.
         """
-        self._observer.start()
+        self._run_watcher.start()
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._tick())
@@ -233,7 +235,7 @@ class Coordinator:
         except* TakenOver as error:
             raise error.exceptions[0] from None
         finally:
-            self._observer.stop()
+            self._run_watcher.stop()
             self._announce()
             self._disk.shutdown(wait=False, cancel_futures=True)
             self._history.close()
@@ -276,7 +278,7 @@ class Coordinator:
             self._unrecorded.clear()
             page = self._page()
             try:
-                await self._loop.run_in_executor(self._disk, self._ledger.record, page)
+                await self._loop.run_in_executor(self._disk, self._state_store.record, page)
             except OSError as error:
                 what = "coordinator.json cannot be written, so no generation can start"
                 self._history.say(explained(what, str(error)), "error")
@@ -424,7 +426,7 @@ class Coordinator:
 
     def _page(self) -> Page:
         return Page(
-            owner=self._ledger.owner,
+            owner=self._state_store.owner,
             generation=self.state.number,
             membership=self.state.latest,
             failures=self.state.failures,

@@ -65,8 +65,8 @@ from tandem_coordinator.group import (
     replicas,
     without,
 )
-from tandem_coordinator.ledger import Absent
 from tandem_coordinator.repetition import worded
+from tandem_coordinator.state_store import Absent
 
 STALLED_SECONDS = 1.0
 """Between two ticks more than this means that the coordinator itself stood still."""

@@ -17,8 +17,8 @@ from tandem.model import Model
 from tandem.protocol import FIRST, OURS, spoken, worded
 from tandem.rundir.layout import RunDir
 from tandem_coordinator.coordinator import Coordinator
-from tandem_coordinator.export import CONTENT_TYPE, Scrapes, prometheus_text
 from tandem_coordinator.page.routes import LivePage
+from tandem_coordinator.prometheus import CONTENT_TYPE, Scrapes, prometheus_text
 from tandem_coordinator.summary import brief
 
 log = logging.getLogger("tandem.coordinator")

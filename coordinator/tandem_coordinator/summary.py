@@ -9,10 +9,10 @@ from tandem.job import DistributedTrainingJob
 from tandem.snapshot import Event, GenerationView, MemberView, RankView, Snapshot
 from tandem.status import AGAIN, Members, Phase, Progress, Status, Straggler
 from tandem.times import rfc3339
-from tandem_coordinator.account import OVER, SILENT, STEPPING
+from tandem_coordinator.goodput import OVER, SILENT, STEPPING
 from tandem_coordinator.group import Agent, State
-from tandem_coordinator.observer import Observed
 from tandem_coordinator.progress import Reports
+from tandem_coordinator.run_watcher import Observed
 
 MOST_GENERATIONS = 20
 """How many the operator is told of."""
@@ -129,7 +129,7 @@ def status(
 
 
 def about(state: State, reports: Reports, observed: Observed) -> str:
-    """What the job spends its time on, in the words of tandem_coordinator.account."""
+    """What the job spends its time on, in the words of tandem_coordinator.goodput."""
     if state.end is not None or observed.ending is not None:
         return OVER
     if not state.open:

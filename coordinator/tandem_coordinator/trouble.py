@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from tandem.messages import RankReport, Trouble
 from tandem.status import CheckpointRef, Troubles
 from tandem.troubles import EVALUATION_FAILED, LINES_LOST, REWOUND, SAVES_FAIL, SKIPPED, told
-from tandem_coordinator.observer import Observed
+from tandem_coordinator.run_watcher import Observed
 
 NOTHING = Troubles()
 

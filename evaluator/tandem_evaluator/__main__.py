@@ -100,7 +100,7 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
         # These load torch.
         from tandem_evaluator.evaluation import Evaluation
         from tandem_evaluator.loop import Evaluator
-        from tandem_trainer.mistake import ConfigurationError
+        from tandem_trainer.errors import ConfigurationError
 
         try:
             evaluation = Evaluation.load(job.spec.trainer.settings)

@@ -12,11 +12,11 @@ from tandem.rundir.checkpoint import DataPosition
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem.tasks import Optimizer
-from tandem_trainer.checkpoint.kept import Kept
 from tandem_trainer.checkpoint.optimizers import NamedOptimizer
 from tandem_trainer.checkpoint.restoring import restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
 from tandem_trainer.checkpoint.state import weights
+from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.group import Group
 from tandem_trainer.loop import averaged
 from tandem_trainer.models import build
@@ -39,7 +39,7 @@ class Training:
         self.average: AveragedModel = average
         self.optimizer = build_optimizer(Optimizer.model_validate({"name": optimizer}), self.model)
         self.scaler = torch.amp.GradScaler(device.type)
-        self.kept = Kept(self.model, self.optimizer, self.average, {"scaler": self.scaler})
+        self.kept = TrainState(self.model, self.optimizer, self.average, {"scaler": self.scaler})
         self._images = torch.randn(64, 1, 8, 8, device=device)
 
     def step(self) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tandem.rundir.layout import RunDir
-from tandem_trainer.checkpoint.kept import OTHERS
 from tandem_trainer.checkpoint.reading import read_contents
+from tandem_trainer.checkpoint.train_state import OTHERS
 from tandem_trainer.checkpoint.tree import join
 from tests.support.ranks import Ranks, losses, make_rundir, records, sample_ids
 

@@ -34,7 +34,7 @@ from typing import Any
 from tandem.messages import MOST_BRIEF_BYTES
 from tandem.snapshot import GenerationView, Snapshot
 from tandem.status import Members, Status
-from tandem_coordinator.observer import RunDirectory
+from tandem_coordinator.run_watcher import RunDirectory
 from tandem_operator import coordinators, interpreter
 from tandem_operator.bounded import MOST_COST, UNREAD, cost
 from tests.support.hostile import mutated, real_objects

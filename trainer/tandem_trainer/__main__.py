@@ -13,7 +13,7 @@ from tandem.exitcode import ExitCode
 from tandem.file_errors import may_pass
 from tandem.launch import RUN_DIR
 from tandem.rundir.layout import RunDir
-from tandem_trainer.course import place_of
+from tandem_trainer.elastic_run import rank_context
 from tandem_trainer.ending import code_of, leave
 from tandem_trainer.group import Group
 from tandem_trainer.loop import train
@@ -48,7 +48,7 @@ def _run(pulse: Pulse | None) -> ExitCode:
     group: Group | None = None
     try:
         group = Group.join()
-        code = train(job, place_of(rundir, group, pulse))
+        code = train(job, rank_context(rundir, group, pulse))
         group.leave()
     except Exception as error:
         return code_of(error, rundir, has_peers=group is None or group.world_size > 1)

@@ -20,9 +20,9 @@ from tandem_trainer.busy import Busy
 from tandem_trainer.data import Samples
 from tandem_trainer.data.order import pieces, share
 from tandem_trainer.data.seed import mixed, seed_torch
+from tandem_trainer.errors import ConfigurationError
 from tandem_trainer.gradients import GradientNorm
 from tandem_trainer.group import Group
-from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.models.dropout import Draws
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -10,10 +10,10 @@ from tandem.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint.saving import SaveFailed
 from tandem_trainer.checkpoint.writer import Superseded
-from tandem_trainer.course import WentBack
+from tandem_trainer.elastic_run import WentBack
+from tandem_trainer.errors import ConfigurationError, UnusableInput
 from tandem_trainer.failure import is_of_peers
 from tandem_trainer.group import PeerFault
-from tandem_trainer.mistake import ConfigurationError, UnusableInput
 from tandem_trainer.pulse import Pulse
 
 log = logging.getLogger("tandem_trainer")

@@ -18,7 +18,7 @@ from tandem.file_errors import may_pass
 from tandem.messages import MOST_ERROR, MOST_TRACEBACK, MOST_WHERE, Failure
 from tandem.numbers import finite
 from tandem.printable import one_line
-from tandem_trainer.mistake import ConfigurationError
+from tandem_trainer.errors import ConfigurationError
 
 GLOO = re.compile(r"^\[[^\]]*\bgloo/[^\]]*:\d+\]|^Gloo connectFullMesh failed")
 """How what gloo says begins, with the place in its source: it has no type of exception. Read off torch 2.15 with peers

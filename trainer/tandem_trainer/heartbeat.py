@@ -491,7 +491,7 @@ def _end(rundir: RunDir, why: str) -> End:
 
 
 def _if_small(membership: Membership | None) -> Membership | None:
-    """A large membership is not repeated: the coordinator has it in its ledger."""
+    """A large membership is not repeated: the coordinator has it in its state store."""
     if membership is None or len(membership.model_dump_json()) > MOST_BODY_BYTES // 2:
         return None
     return membership

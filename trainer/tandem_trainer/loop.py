@@ -1,6 +1,6 @@
 """Training a built-in task, from top to bottom: data, model, where to start, steps, the end.
 
-What makes it elastic, and the checkpoints, are the business of its course (tandem_trainer.course).
+What makes it elastic, and the checkpoints, are the business of `tandem_trainer.elastic_run`.
 """
 
 from pathlib import Path
@@ -15,22 +15,22 @@ from tandem.job import DistributedTrainingJob
 from tandem.rundir.checkpoint import Broken
 from tandem.tasks import ImageClassification
 from tandem_trainer.checkpoint.format import parse
-from tandem_trainer.checkpoint.kept import Kept
 from tandem_trainer.checkpoint.state import load_weights
+from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.classification import Stepper
-from tandem_trainer.course import Course, Place, StopRequest
 from tandem_trainer.data import load
 from tandem_trainer.data.order import Batches, Order, Passes
 from tandem_trainer.data.seed import mixed
+from tandem_trainer.elastic_run import ElasticRun, RankContext, StopRequest
+from tandem_trainer.errors import ConfigurationError, UnusableInput
 from tandem_trainer.flops import costs
-from tandem_trainer.mistake import ConfigurationError, UnusableInput
 from tandem_trainer.models import build
 from tandem_trainer.models.dropout import key_dropout
 from tandem_trainer.optimization import build_optimizer, rate_factor
 from tandem_trainer.strategies.replicated import distribute, prepare
 
 
-def train(job: DistributedTrainingJob, place: Place) -> ExitCode:
+def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     """Train the built-in task until its end or until asked to leave. Collective: every rank of the generation calls it.
 
     Raises:
@@ -39,13 +39,13 @@ def train(job: DistributedTrainingJob, place: Place) -> ExitCode:
         SaveFailed: the last checkpoint could not be written.
         WentBack: the loss has become useless.
     """
-    stop = StopRequest(place.pulse)
-    config, group = job.spec.trainer.settings, place.group
+    stop = StopRequest(context.pulse)
+    config, group = job.spec.trainer.settings, context.group
 
     # Data and model
     torch.use_deterministic_algorithms(config.deterministic)
     samples = load(config.data, "train")
-    course = Course(place, job.spec.checkpoint, stop, config.rewind_on)
+    elastic = ElasticRun(context, job.spec.checkpoint, stop, config.rewind_on)
     passes = Passes(order_of(config, len(samples)), config.epochs, config.max_steps)
     cost = costs(config, samples, group.device)
     torch.manual_seed(mixed(config.seed))
@@ -64,22 +64,22 @@ def train(job: DistributedTrainingJob, place: Place) -> ExitCode:
 
     # Where to start
     scaling = {"scaler": scaler} if scaler.is_enabled() else {}
-    course.begin(Kept(model, optimizer, average, scaling), passes, begin, cost)
+    elastic.begin(TrainState(model, optimizer, average, scaling), passes, begin, cost)
     forward = distribute(model, config, group)
-    stepper = Stepper(config, group, forward, draws, optimizer, scaler, samples, course.meter.gradients)
+    stepper = Stepper(config, group, forward, draws, optimizer, scaler, samples, elastic.meter.gradients)
 
     # Steps
-    assert course.total_steps is not None
+    assert elastic.total_steps is not None
     batches = Batches(passes.order)
-    for step in course.steps(stepper.busy.take):
-        ids = batches.ids(course.data_step)
-        rate = config.optimizer.learning_rate * rate_factor(config.schedule, step, course.total_steps)
-        course.meter.data_ready()
+    for step in elastic.steps(stepper.busy.take):
+        ids = batches.ids(elastic.data_step)
+        rate = config.optimizer.learning_rate * rate_factor(config.schedule, step, elastic.total_steps)
+        elastic.meter.data_ready()
         loss = stepper.take(step, ids, rate)
         if average is not None:
             average.update_parameters(model)
-        course.took(ids, rate, loss)
-    return course.end()
+        elastic.took(ids, rate, loss)
+    return elastic.end()
 
 
 def averaged(model: nn.Module, decay: float | None) -> AveragedModel | None:

@@ -47,18 +47,18 @@ from tandem.rundir.layout import RunDir
 from tandem.tasks import RewindOn
 from tandem_trainer.batch import Batch
 from tandem_trainer.busy import Busy
-from tandem_trainer.checkpoint.kept import Kept, Stateful
 from tandem_trainer.checkpoint.state import unwrapped
-from tandem_trainer.course import Course, StopRequest, place_of
+from tandem_trainer.checkpoint.train_state import Stateful, TrainState
 from tandem_trainer.data.feeding import Collate, Fed, Reading, Stream, feed, moved
 from tandem_trainer.data.given import check_data, has_indices, plain_order
 from tandem_trainer.data.listing import Listing
 from tandem_trainer.data.order import Passes
 from tandem_trainer.data.sampling import EpochOrder
 from tandem_trainer.data.seed import mixed
+from tandem_trainer.elastic_run import ElasticRun, StopRequest, rank_context
 from tandem_trainer.ending import code_of, leave
+from tandem_trainer.errors import ConfigurationError
 from tandem_trainer.group import Group
-from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.open_files import close_files
 from tandem_trainer.pulse import Pulse, Watchdog, check_name
 from tandem_trainer.settings import agreed_settings, given_settings
@@ -109,9 +109,9 @@ class Session:
         self._rewind_on = rewind_on
         self._busy = Busy(self._group.device)
         self._models = Models(self._group, seed, self._busy)
-        self._kept: Kept | None = None
+        self._train_state: TrainState | None = None
         self._optimizer: torch.optim.Optimizer | None = None
-        self._course: Course | None = None
+        self._elastic: ElasticRun | None = None
         self._more: Callable[[], bool] | None = None
         self._loss: Tensor | None = None
         self._fed: Fed | None = None
@@ -193,8 +193,8 @@ class Session:
             model = nn.ModuleDict({name: unwrapped(one) for name, one in model.items()})
         first = next(iter(optimizer.values()), None) if isinstance(optimizer, Mapping) else optimizer
         self._optimizer = first
-        self._kept = Kept(model, optimizer, average, others, hyperparameters=True)
-        self._kept.contents({}).check()
+        self._train_state = TrainState(model, optimizer, average, others, hyperparameters=True)
+        self._train_state.contents({}).check()
 
     def batches(
         self,
@@ -230,40 +230,42 @@ class Session:
             ConfigurationError: the data cannot be used like that.
             RuntimeError: it was called before, or a batch was not used.
         """
-        if self._kept is None:
+        if self._train_state is None:
             raise RuntimeError("call session.keep(model, optimizer) before session.batches(...)")
-        if self._course is not None:
+        if self._elastic is not None:
             raise RuntimeError("session.batches(...) was called already; a session has one loop")
         check_data(dataset, global_batch_size, order, epochs, max_steps)
         group = self._group
         pin = group.device.type == "cuda"
         reading = Reading(group.rank, group.world_size, self._seed, loader_workers, collate, transform, pin)
-        course = Course(place_of(self._rundir, group, self._pulse), self._checkpoint, self._stop, self._rewind_on)
+        elastic = ElasticRun(
+            rank_context(self._rundir, group, self._pulse), self._checkpoint, self._stop, self._rewind_on
+        )
         batches: Iterator[Fed]
         if order is not None:
             listing = Listing(order, len(dataset), global_batch_size, epochs, max_steps, self._seed, drop_last)
             if len({told["digest"] for told in group.gather({"digest": listing.digest})}) > 1:
                 raise ConfigurationError("the order is not the same on all ranks; it must follow from seed and epoch")
-            loaded = course.begin(self._kept, listing)
-            at = (None, 0) if loaded is None else (loaded.data, course.step_before(loaded))
-            batches = pages = listing.feed(dataset, *at, course.leaves_out, reading)
+            loaded = elastic.begin(self._train_state, listing)
+            at = (None, 0) if loaded is None else (loaded.data, elastic.step_before(loaded))
+            batches = pages = listing.feed(dataset, *at, elastic.leaves_out, reading)
             self._more = pages.more
         elif has_indices(dataset):
             assert global_batch_size is not None
             passes = Passes(plain_order(len(dataset), global_batch_size, self._seed, drop_last), epochs, max_steps)
-            course.begin(self._kept, passes)
-            batches = feed(dataset, passes.order, course.data_steps_left, reading)
+            elastic.begin(self._train_state, passes)
+            batches = feed(dataset, passes.order, elastic.data_steps_left, reading)
         else:
             assert global_batch_size is not None
             stream = Stream(dataset, global_batch_size, epochs, max_steps, reading, drop_last)
-            loaded = course.begin(self._kept, stream)
-            at = (None, 0) if loaded is None else (loaded.data, course.step_before(loaded))
-            batches = pages = stream.feed(*at, course.leaves_out)
+            loaded = elastic.begin(self._train_state, stream)
+            at = (None, 0) if loaded is None else (loaded.data, elastic.step_before(loaded))
+            batches = pages = stream.feed(*at, elastic.leaves_out)
             self._more = pages.more
-        self._course = course
-        if course.meter.gradients is not None and self._optimizer is not None:
-            course.meter.gradients.follow(self._optimizer)
-        return self._loop(course, batches)
+        self._elastic = elastic
+        if elastic.meter.gradients is not None and self._optimizer is not None:
+            elastic.meter.gradients.follow(self._optimizer)
+        return self._loop(elastic, batches)
 
     @contextlib.contextmanager
     def pausing(self, name: str) -> Iterator[None]:
@@ -286,19 +288,19 @@ class Session:
         with contextlib.ExitStack() as paused:
             if self._pulse is not None:
                 paused.enter_context(self._pulse.pausing(name))
-            if self._course is not None:
-                paused.enter_context(self._course.meter.pausing())
+            if self._elastic is not None:
+                paused.enter_context(self._elastic.meter.pausing())
             paused.enter_context(self._busy.pausing())
             yield
 
-    def _loop(self, course: Course, batches: Iterator[Fed]) -> Iterator[Batch]:
-        if course.is_broken_off:
-            self._end(course, broken_off=True)
+    def _loop(self, elastic: ElasticRun, batches: Iterator[Fed]) -> Iterator[Batch]:
+        if elastic.is_broken_off:
+            self._end(elastic, broken_off=True)
             return
-        for step in course.steps(self._busy.take, self._more):
+        for step in elastic.steps(self._busy.take, self._more):
             fed = self._fed = next(batches)
             data = moved(fed.data, self.device)
-            course.meter.data_ready()
+            elastic.meter.data_ready()
             self._models.draw(step, fed.mine)
             try:
                 yield Batch(self._models, self._report, fed, data, step, fed.mine, fed.weight)
@@ -307,25 +309,25 @@ class Session:
                 self._left = True
                 self._finish()
                 raise
-            self._took(course)
-        self._end(course)
+            self._took(elastic)
+        self._end(elastic)
 
     def _finish(self) -> None:
         """The code after the loop follows."""
         if self._pulse is not None:
             self._pulse.finish()
 
-    def _took(self, course: Course) -> None:
+    def _took(self, elastic: ElasticRun) -> None:
         if self._loss is None:
             raise RuntimeError("nothing was learned from a batch: call batch.mean(losses) on each, or on all its parts")
         assert self._fed is not None
         rate = None if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
-        course.took(self._fed.ids, rate, self._loss)
+        elastic.took(self._fed.ids, rate, self._loss)
         self._loss = self._fed = None
         self._models.end_step()
 
-    def _end(self, course: Course, broken_off: bool = False) -> None:
-        self._ended = course.end_steps(broken_off)
+    def _end(self, elastic: ElasticRun, broken_off: bool = False) -> None:
+        self._ended = elastic.end_steps(broken_off)
         if self._ended != ExitCode.DONE:
             raise SystemExit(int(self._ended))
         self._finish()
@@ -386,9 +388,9 @@ class Session:
         """This rank is through, and so is the run when all of them are. Collective."""
         _open.remove(self)
         if self._ended == ExitCode.DONE:
-            assert self._course is not None
+            assert self._elastic is not None
             self._group.barrier()
-            self._course.complete()
+            self._elastic.complete()
         if self._pulse is not None:
             self._pulse.last_word(ExitCode.DONE)
         self._group.leave()
@@ -417,13 +419,13 @@ class Session:
 
     def _break_off(self) -> None:
         """The loop was left early."""
-        course = self._course
-        if course is None or self._ended is not None:
+        elastic = self._elastic
+        if elastic is None or self._ended is not None:
             return
         if self._loss is not None:
-            self._took(course)
-            course.advance(self._busy.take, lambda: False)
-        self._end(course, broken_off=True)
+            self._took(elastic)
+            elastic.advance(self._busy.take, lambda: False)
+        self._end(elastic, broken_off=True)
 
     def _report(self, part: Tensor) -> None:
         """A part of the mean loss of the global batch."""

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from tandem.file_errors import may_pass
 from tandem.job import API_VERSION, KIND, Checkpoint, DistributedTrainingJob
 from tandem.rundir.layout import RunDir
+from tandem_trainer.errors import ConfigurationError
 from tandem_trainer.group import Group, PeerFault
-from tandem_trainer.mistake import ConfigurationError
 
 WHERE = "Session(checkpoint=…)"
 IN_A_JOB = ("spec", "checkpoint")

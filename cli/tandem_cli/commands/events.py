@@ -1,6 +1,7 @@
 """`tandem events NAME`: what happened to a run of this machine or a job on a cluster, in sentences."""
 
 import time
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -11,11 +12,11 @@ from tandem.printable import printable
 from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption
 from tandem_cli.commands.status import WATCH_SECONDS, Source, source_of
 from tandem_cli.echo import echo
-from tandem_cli.kubernetes import picture
-from tandem_cli.kubernetes.complaint import ClusterError, NotFound
-from tandem_cli.kubernetes.happenings import Happening, news
-from tandem_cli.kubernetes.records import happening_record
-from tandem_cli.kubernetes.sight import Sight
+from tandem_cli.kubernetes import tables
+from tandem_cli.kubernetes.events import JobEvent, news
+from tandem_cli.kubernetes.job_view import JobView
+from tandem_cli.kubernetes.kubectl_errors import ClusterError, NotFound
+from tandem_cli.kubernetes.records import event_record
 from tandem_cli.output import Output, OutputOption, emit
 from tandem_cli.runs import TargetArgument, asked
 from tandem_cli.terminal.console import PrintableConsole
@@ -39,17 +40,17 @@ def events(
     with asked(name, namespace, context):
         seen = source.look(None)
     if output.is_data:
-        emit([happening_record(one) for one in seen.happenings], output)
+        emit([event_record(one) for one in seen.job_events], output)
         return
     wide = output is Output.WIDE
-    _print(console, seen.happenings, wide)
-    if not seen.happenings and not watch:
+    _print(console, seen.job_events, wide)
+    if not seen.job_events and not watch:
         echo(f"nothing is told of {name}{source.forgets}", err=True)
     if watch:
         raise typer.Exit(_followed(source, console, seen, wide))
 
 
-def _followed(source: Source, console: Console, seen: Sight, wide: bool) -> int:
+def _followed(source: Source, console: Console, seen: JobView, wide: bool) -> int:
     """Until it ends, is deleted, or Ctrl-C."""
     away = False
     try:
@@ -66,13 +67,13 @@ def _followed(source: Source, console: Console, seen: Sight, wide: bool) -> int:
                 away = True
                 continue
             away = False
-            _print(console, news(before.happenings, seen.happenings), wide)
+            _print(console, news(before.job_events, seen.job_events), wide)
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
 
 
-def _print(console: Console, some: "tuple[Happening, ...] | list[Happening]", wide: bool) -> None:
+def _print(console: Console, some: Sequence[JobEvent], wide: bool) -> None:
     width = console.width if console.is_terminal and not wide else None
-    for line in picture.happened(some, width, heading=False):
+    for line in tables.happened(some, width, heading=False):
         console.print(line, soft_wrap=True)

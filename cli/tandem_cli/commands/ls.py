@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from tandem_cli.echo import echo
-from tandem_cli.kubernetes import picture
+from tandem_cli.kubernetes import tables
 from tandem_cli.kubernetes.records import job_record
 from tandem_cli.local.known import known
-from tandem_cli.local.sight import look_briefly
+from tandem_cli.local.run_view import look_briefly
 from tandem_cli.output import Output, OutputOption, emit
 from tandem_cli.terminal.console import PrintableConsole
 
@@ -33,7 +33,7 @@ def ls(
         return
     console = PrintableConsole(highlight=False)
     width = console.width if console.is_terminal and output is not Output.WIDE else None
-    for line in picture.jobs(jobs, width, time.time(), with_namespace=True, place="RUN"):
+    for line in tables.jobs(jobs, width, time.time(), with_namespace=True, place="RUN"):
         console.print(line, soft_wrap=True)
     if len(jobs) < len(paths):
         echo(f"{len(paths) - len(jobs)} older ones: tandem ls --all", err=True)

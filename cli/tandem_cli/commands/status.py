@@ -16,13 +16,13 @@ from tandem.snapshot import Snapshot
 from tandem_cli.checkpoints.columns import plain
 from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption, named
 from tandem_cli.echo import echo
-from tandem_cli.kubernetes import picture
-from tandem_cli.kubernetes.complaint import ClusterError, NotFound
-from tandem_cli.kubernetes.happenings import Happening
+from tandem_cli.kubernetes import tables
+from tandem_cli.kubernetes.events import JobEvent
+from tandem_cli.kubernetes.job_view import JobSummary, JobView, ask_jobs, look
 from tandem_cli.kubernetes.kubectl import Kubectl
-from tandem_cli.kubernetes.records import job_record, sight_record
-from tandem_cli.kubernetes.sight import JobSight, Sight, ask_jobs, look
-from tandem_cli.local import sight as local_sight
+from tandem_cli.kubernetes.kubectl_errors import ClusterError, NotFound
+from tandem_cli.kubernetes.records import job_record, view_record
+from tandem_cli.local import run_view as run_view
 from tandem_cli.local.known import is_alive
 from tandem_cli.output import Output, OutputOption, emit
 from tandem_cli.runs import asked, completed, local
@@ -75,9 +75,9 @@ def status(
         if watch:
             raise typer.Exit(_watched(source, seen, console))
         if output.is_data:
-            emit(sight_record(seen), output)
+            emit(view_record(seen), output)
         else:
-            _print(console, picture.picture(seen, width, time.time()))
+            _print(console, tables.job_lines(seen, width, time.time()))
         return
     kubectl = Kubectl(namespace, context)
     try:
@@ -87,7 +87,7 @@ def status(
     if output.is_data:
         emit([job_record(job) for job in found], output)
     elif found:
-        _print(console, picture.jobs(found, width, time.time(), everywhere))
+        _print(console, tables.jobs(found, width, time.time(), everywhere))
     else:
         where = "any namespace" if everywhere else namespace or "this namespace"
         echo(f"no jobs in {where}; give it one with: tandem submit FILE{kubectl.options()}", err=True)
@@ -97,9 +97,9 @@ def status(
 class Source:
     """Where a job or a run is looked at."""
 
-    look: Callable[[tuple[Happening, ...] | None], Sight]
+    look: Callable[[tuple[JobEvent, ...] | None], JobView]
     """Everything about it; what happened is not asked again if it is given."""
-    is_over: Callable[[Sight], bool]
+    is_over: Callable[[JobView], bool]
     hint: str
     """What Ctrl-C does while it is followed."""
     forgets: str = ""
@@ -110,9 +110,7 @@ def source_of(name: str, namespace: str, context: str) -> Source:
     """The run or job that is meant."""
     path = local(name, namespace, context)
     if path is not None:
-        return Source(
-            lambda known: local_sight.look(path), lambda _: not is_alive(path), "Ctrl-C leaves; the run goes on"
-        )
+        return Source(lambda known: run_view.look(path), lambda _: not is_alive(path), "Ctrl-C leaves; the run goes on")
     kubectl, job = Kubectl(namespace, context), named(name)
     return Source(
         lambda known: look(kubectl, job, known),
@@ -122,7 +120,7 @@ def source_of(name: str, namespace: str, context: str) -> Source:
     )
 
 
-def _watched(source: Source, seen: Sight, console: Console) -> int:
+def _watched(source: Source, seen: JobView, console: Console) -> int:
     """Until it ends, is deleted, or Ctrl-C. A cluster that is away for a while is waited for."""
     notice, events_at = "", time.monotonic()
     show, close = _drawn(console, source.hint) if can_draw(console) else _written(console)
@@ -147,25 +145,25 @@ def _watched(source: Source, seen: Sight, console: Console) -> int:
         return INTERRUPTED
     finally:
         close()
-    _print(console, picture.picture(seen, console.width if console.is_terminal else None, time.time()))
+    _print(console, tables.job_lines(seen, console.width if console.is_terminal else None, time.time()))
     return 0 if seen.job.status.phase == "Succeeded" else 1
 
 
-def _look_again(source: Source, before: Sight, with_events: bool) -> Sight:
+def _look_again(source: Source, before: JobView, with_events: bool) -> JobView:
     """The next look; the last one has everything."""
-    seen = source.look(None if with_events else before.happenings)
+    seen = source.look(None if with_events else before.job_events)
     return source.look(None) if source.is_over(seen) and not with_events else seen
 
 
-Show = Callable[[Sight, str], None]
+Show = Callable[[JobView, str], None]
 
 
 def _drawn(console: Console, hint: str) -> tuple[Show, Callable[[], None]]:
     canvas = Canvas(console)
 
-    def show(sight: Sight, notice: str) -> None:
+    def show(view: JobView, notice: str) -> None:
         columns, rows = canvas.size
-        lines = picture.picture(sight, columns, time.time())
+        lines = tables.job_lines(view, columns, time.time())
         foot = Text(notice or hint, "yellow" if notice else "dim")
         canvas.draw(Group(*lines[: max(1, rows - 2)], Text(), foot))
 
@@ -175,10 +173,10 @@ def _drawn(console: Console, hint: str) -> tuple[Show, Callable[[], None]]:
 def _written(console: Console) -> tuple[Show, Callable[[], None]]:
     last = ""
 
-    def show(sight: Sight, notice: str) -> None:
+    def show(view: JobView, notice: str) -> None:
         nonlocal last
         now = time.time()
-        line = _line(sight.job, notice or picture.message_of(sight.job, now), now)
+        line = _line(view.job, notice or tables.message_of(view.job, now), now)
         if (news := line.partition(" ")[2]) != last:
             last = news
             print(line, file=console.file, flush=True)
@@ -186,7 +184,7 @@ def _written(console: Console) -> tuple[Show, Callable[[], None]]:
     return show, lambda: None
 
 
-def _line(job: JobSight, message: str, now: float) -> str:
+def _line(job: JobSummary, message: str, now: float) -> str:
     if job.status.progress is not None:
         snapshot = Snapshot(job=job.name, time=now, status=job.status)
         return state_line(Scene(job=job.name, run_dir="", snapshot=snapshot, notice=message), now)

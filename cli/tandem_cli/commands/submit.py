@@ -13,9 +13,9 @@ from tandem.printable import one_line
 from tandem_cli.cluster import ContextOption, NamespaceOption
 from tandem_cli.commands.validate import summary
 from tandem_cli.echo import echo
+from tandem_cli.kubernetes.job_view import RESOURCE
 from tandem_cli.kubernetes.kubectl import Answer, Kubectl
 from tandem_cli.kubernetes.references import missing
-from tandem_cli.kubernetes.sight import RESOURCE
 from tandem_cli.mistakes import tell
 
 MANAGER = "tandem"

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tandem.errors import UserError
-from tandem_cli.kubernetes.complaint import ClusterError, NotFound
+from tandem_cli.kubernetes.job_view import JobSummary, ask_job, ask_pods
 from tandem_cli.kubernetes.kubectl import Kubectl
+from tandem_cli.kubernetes.kubectl_errors import ClusterError, NotFound
 from tandem_cli.kubernetes.lines import Line
 from tandem_cli.kubernetes.pods import Pod
-from tandem_cli.kubernetes.sight import JobSight, ask_job, ask_pods
 from tandem_cli.kubernetes.streams import MOST_PODS, Choice, Source, Tell, chosen, first_line
 
 LOOK_SECONDS = 2.0
@@ -180,7 +180,7 @@ class Follower:
 class _Look:
     """What the look-out has seen; no job where there is none any more."""
 
-    job: JobSight | None
+    job: JobSummary | None
     pods: tuple[Pod, ...]
 
 

@@ -19,8 +19,8 @@ from contextlib import suppress
 from typing import Self
 
 from tandem import labels as names
-from tandem_cli.kubernetes.complaint import ClusterError, NotFound, complaint
 from tandem_cli.kubernetes.kubectl import Kubectl, end, errors_of
+from tandem_cli.kubernetes.kubectl_errors import ClusterError, NotFound, complaint
 
 HOST = "127.0.0.1"
 START_SECONDS = 30.0

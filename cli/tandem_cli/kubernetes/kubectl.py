@@ -21,7 +21,7 @@ from typing import IO, Any
 from tandem.formatting import size
 from tandem.manifest.fields import nearest
 from tandem.printable import printable
-from tandem_cli.kubernetes.complaint import ClusterError, WrongContext, complaint, warnings
+from tandem_cli.kubernetes.kubectl_errors import ClusterError, WrongContext, complaint, warnings
 
 ANSWER_SECONDS = 60.0
 """For one question. kubectl itself asks an API server that refuses five times."""

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from tandem_cli.kubernetes.happenings import Happening
+from tandem_cli.kubernetes.events import JobEvent
+from tandem_cli.kubernetes.job_view import JobSummary, JobView
 from tandem_cli.kubernetes.pods import Pod
-from tandem_cli.kubernetes.sight import JobSight, Sight
 
 
-def job_record(job: JobSight) -> dict[str, Any]:
+def job_record(job: JobSummary) -> dict[str, Any]:
     """A job."""
     return {
         "name": job.name,
@@ -20,12 +20,12 @@ def job_record(job: JobSight) -> dict[str, Any]:
     }
 
 
-def sight_record(sight: Sight) -> dict[str, Any]:
+def view_record(view: JobView) -> dict[str, Any]:
     """A job with its pods and events. Times are seconds since the epoch."""
     return {
-        **job_record(sight.job),
-        "pods": [pod_record(pod) for pod in sight.pods],
-        "events": [happening_record(one) for one in sight.happenings],
+        **job_record(view.job),
+        "pods": [pod_record(pod) for pod in view.pods],
+        "events": [event_record(one) for one in view.job_events],
     }
 
 
@@ -44,7 +44,7 @@ def pod_record(pod: Pod) -> dict[str, Any]:
     }
 
 
-def happening_record(one: Happening) -> dict[str, Any]:
+def event_record(one: JobEvent) -> dict[str, Any]:
     """An event."""
     return {
         "at": one.at,

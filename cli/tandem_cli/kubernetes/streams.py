@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from tandem.errors import UserError
 from tandem.manifest.fields import nearest
-from tandem_cli.kubernetes.complaint import ClusterError, complaint
 from tandem_cli.kubernetes.kubectl import Kubectl, end, errors_of
+from tandem_cli.kubernetes.kubectl_errors import ClusterError, complaint
 from tandem_cli.kubernetes.lines import Line, line, lines_of
 from tandem_cli.kubernetes.pods import Pod
 

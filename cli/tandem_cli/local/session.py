@@ -24,7 +24,7 @@ from tandem_cli.local.display import Display
 from tandem_cli.local.guardian import NO_PICTURE, PICTURE, SWEEP_SECONDS
 from tandem_cli.local.prepare import Claim
 from tandem_cli.local.process import OF_AGENT, Process, last_lines
-from tandem_cli.local.sight import over
+from tandem_cli.local.run_view import over
 from tandem_cli.local.waiting import Asked, leaving_for, members_at_work, waiting_for
 from tandem_cli.local.watch import Watch
 from tandem_cli.terminal.scene import Scene, Trail, merged

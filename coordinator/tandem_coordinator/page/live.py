@@ -12,11 +12,11 @@ from typing import TypeVar
 from tandem.charts.chart import NARROW, WIDE, Look
 from tandem.rundir.layout import RunDir
 from tandem_coordinator.coordinator import Coordinator
-from tandem_coordinator.observer import RunDirectory
 from tandem_coordinator.page import parts
 from tandem_coordinator.page.parts import Glance
 from tandem_coordinator.page.record import Record
 from tandem_coordinator.page.viewers import Viewers
+from tandem_coordinator.run_watcher import RunDirectory
 
 log = logging.getLogger("tandem.coordinator")
 

@@ -10,9 +10,9 @@ import pytest
 
 from tandem.errors import UserError
 from tandem_cli.kubernetes import following, streams
-from tandem_cli.kubernetes.complaint import ClusterError
 from tandem_cli.kubernetes.following import Follower
 from tandem_cli.kubernetes.kubectl import Kubectl
+from tandem_cli.kubernetes.kubectl_errors import ClusterError
 from tandem_cli.kubernetes.lines import MOST, Line, line, shown, stamp
 from tandem_cli.kubernetes.pods import Pod, pods
 from tandem_cli.kubernetes.streams import Choice, check, chosen, whole

@@ -10,10 +10,10 @@ import pytest
 from tandem.errors import UserError
 from tandem.rundir.layout import RunDir
 from tandem_cli.commands.stop import saved_in
-from tandem_cli.kubernetes.complaint import ClusterError, complaint
+from tandem_cli.kubernetes.kubectl_errors import ClusterError, complaint
 from tandem_cli.local.known import is_alive, known, named, remember, state_folder
 from tandem_cli.local.output import Logs
-from tandem_cli.local.sight import look
+from tandem_cli.local.run_view import look
 from tandem_cli.runs import asked, local, opened
 from tests.support import manifests
 
@@ -162,7 +162,7 @@ class TestARunThatIsOver:
         text = "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "ev'
         (path / "log" / "coordinator.jsonl").write_text(text)
         seen = look(path)
-        assert [(one.text, one.count, one.warning) for one in seen.happenings] == [
+        assert [(one.text, one.count, one.warning) for one in seen.job_events] == [
             ("generation 1", 1, False),
             ("slow", 2, True),
         ]

@@ -10,7 +10,7 @@ import pytest
 from tandem.messages import Sync
 from tandem_coordinator import coordinator as coordinator_module
 from tandem_coordinator.coordinator import Coordinator
-from tandem_coordinator.ledger import Ledger, Remembered
+from tandem_coordinator.state_store import Remembered, StateStore
 from tests.support import manifests
 from tests.support.clock import jumping
 
@@ -29,7 +29,7 @@ def test_one_that_says_nothing_new_is_held_for_most_of_the_heartbeat_time_and_no
         monkeypatch.setattr(coordinator_module, "time", SimpleNamespace(monotonic=loop.time, time=time.time))
         job = manifests.job(elasticity={"heartbeatSeconds": HEARTBEAT_SECONDS, "lostAfterSeconds": 20.0})
         rundir = manifests.run_directory(tmp_path / "run", job)
-        coordinator = Coordinator(job, rundir, Ledger(rundir), Remembered())
+        coordinator = Coordinator(job, rundir, StateStore(rundir), Remembered())
         found = []
         for _ in range(200):
             began = loop.time()

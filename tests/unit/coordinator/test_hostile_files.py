@@ -10,9 +10,9 @@ import pytest
 
 from tandem.rundir.layout import RunDir
 from tandem.times import rfc3339
-from tandem_coordinator.ledger import Ledger
-from tandem_coordinator.observer import MOST_REASON, MOST_WORDS, Observed, Observer, RunDirectory
 from tandem_coordinator.page.tail import Tail
+from tandem_coordinator.run_watcher import MOST_REASON, MOST_WORDS, Observed, RunDirectory, RunWatcher
+from tandem_coordinator.state_store import StateStore
 from tests.support.waiting import until
 from tests.support.worlds.small_run import SmallRun
 
@@ -75,20 +75,20 @@ PLACES = [
 @pytest.fixture
 def observed(run: SmallRun) -> Iterator[Callable[[], list[Observed | str]]]:
     """Starts an observer; what it has told and complained about so far."""
-    started: list[Observer] = []
+    started: list[RunWatcher] = []
 
     def start() -> list[Observed | str]:
         told: list[Observed | str] = []
         directory = RunDirectory(run.rundir, run.rundir.read_job().spec.evaluation)
-        started.append(Observer(directory, told.append, told.append))
+        started.append(RunWatcher(directory, told.append, told.append))
         started[-1].start()
         return told
 
     yield start
-    for observer in started:
-        observer.stop()
-        observer.join(30)
-        assert not observer.is_alive()
+    for run_watcher in started:
+        run_watcher.stop()
+        run_watcher.join(30)
+        assert not run_watcher.is_alive()
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -104,7 +104,7 @@ def test_no_file_ends_the_observer(run: SmallRun, place: str, observed: Callable
         assert isinstance(told[0], Observed), f"{name}: {told[0]}"
         ending = told[0].ending
         assert ending is None or ending.at is None or rfc3339(ending.at)
-        assert Ledger(run.rundir)._read() is None
+        assert StateStore(run.rundir)._read() is None
         Tail(path).bite()
 
 
@@ -131,16 +131,16 @@ def test_nothing_that_anybody_raises_ends_the_observer() -> None:
             raise [OverflowError("x" * 100_000), RecursionError(), KeyError("a")][self.looks % 3]
 
     told: list[object] = []
-    observer = Observer(Breaking(), told.append, told.append)
-    observer.start()
+    run_watcher = RunWatcher(Breaking(), told.append, told.append)
+    run_watcher.start()
 
     def complaints() -> bool:
-        observer.look_again()
+        run_watcher.look_again()
         return len(told) >= 3
 
     until(complaints, "three complaints")
-    observer.stop()
-    observer.join(30)
+    run_watcher.stop()
+    run_watcher.join(30)
     assert max(len(str(one)) for one in told) < MOST_WORDS + 100
 
 
@@ -170,4 +170,4 @@ def test_any_time_can_be_written(at: float, said: str) -> None:
 def test_a_page_of_the_ledger_with_numbers_that_nobody_gives_out_is_none(tmp_path: Path) -> None:
     rundir = RunDir(tmp_path)
     says(owner="a", generation=HUGE, replicas=1, target=1)(rundir.coordinator_file)
-    assert Ledger(rundir)._read() is None
+    assert StateStore(rundir)._read() is None

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tandem_coordinator.group import Complete, Hung
-from tandem_coordinator.ledger import remembered_left_out
+from tandem_coordinator.state_store import remembered_left_out
 from tests.support.worlds.membership_job import RULES, Job
 
 FOUR = ("worker-0", "worker-1", "worker-2", "worker-3")

@@ -16,11 +16,11 @@ from tandem.rundir.layout import RunDir
 from tandem.snapshot import Snapshot
 from tandem.status import Status
 from tandem_coordinator.__main__ import GRACE_SECONDS
-from tandem_coordinator.observer import Observed
 from tandem_coordinator.page import live, routes
 from tandem_coordinator.page.live import Live
 from tandem_coordinator.page.routes import LivePage
 from tandem_coordinator.page.viewers import MOST_VIEWERS, Full, Viewers
+from tandem_coordinator.run_watcher import Observed
 from tests.support import manifests
 from tests.support.clock import Jumping, jumping
 

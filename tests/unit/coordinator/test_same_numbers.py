@@ -16,17 +16,17 @@ from tandem.rundir.lineage import GenerationRecord
 from tandem.snapshot import Snapshot
 from tandem.status import CheckpointRef, Status, Troubles
 from tandem.troubles import told
-from tandem_cli.local.sight import look_briefly
+from tandem_cli.local.run_view import look_briefly
 from tandem_cli.report import clock
 from tandem_cli.report.figures import world
 from tandem_cli.report.reading import read
 from tandem_cli.report.run import Run
 from tandem_cli.report.summary import Summary, summarize, time_by_phase
 from tandem_cli.terminal import summary as ending
-from tandem_coordinator.export import Figures, prometheus_text
-from tandem_coordinator.observer import Observed, RunDirectory
 from tandem_coordinator.page import pictures
 from tandem_coordinator.page.record import Record
+from tandem_coordinator.prometheus import Figures, prometheus_text
+from tandem_coordinator.run_watcher import Observed, RunDirectory
 from tandem_coordinator.summary import Clock
 from tests.support.worlds.simulated_run import make_run
 

@@ -10,7 +10,7 @@ from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.ranking import deciding, rank
 from tandem_cli.checkpoints.inventory import look
 from tandem_cli.report.reading import read
-from tandem_coordinator.observer import RunDirectory
+from tandem_coordinator.run_watcher import RunDirectory
 from tandem_evaluator.publication import Publication
 from tests.support.worlds.small_run import SmallRun
 

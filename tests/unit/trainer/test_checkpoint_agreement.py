@@ -18,12 +18,12 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint import memory
 from tandem_trainer.checkpoint.digest import ReplicasDiffer, compare, digests, weighted_sum
-from tandem_trainer.checkpoint.kept import Kept
 from tandem_trainer.checkpoint.memory import Memory
 from tandem_trainer.checkpoint.restoring import NothingSound, Restored, restore
 from tandem_trainer.checkpoint.saving import Author, Saver
 from tandem_trainer.checkpoint.staging import shared_memory
 from tandem_trainer.checkpoint.state import DoesNotFit
+from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.group import Group, PeerFault
 from tandem_trainer.settings import agreed_settings
 from tests.support import manifests
@@ -45,7 +45,7 @@ class Replica:
             parameter.grad = torch.full_like(parameter, step)
         if step:
             self.optimizer.step()
-        self.kept = Kept(self.model, self.optimizer)
+        self.kept = TrainState(self.model, self.optimizer)
 
     def resume(self, rundir: RunDir, group: Group) -> Restored:
         restored = restore(rundir, group, lambda found: self.kept.check(found.contents))

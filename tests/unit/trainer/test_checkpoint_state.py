@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tandem_trainer.checkpoint.contents import Contents
-from tandem_trainer.checkpoint.kept import Kept
 from tandem_trainer.checkpoint.optimizers import NamedOptimizer
 from tandem_trainer.checkpoint.state import DoesNotFit
+from tandem_trainer.checkpoint.train_state import TrainState
 
 Optimizers = dict[str, torch.optim.Optimizer]
 
@@ -112,13 +112,13 @@ def test_the_next_steps_are_the_very_same_however_the_optimizer_orders_its_param
     net = Net()
     optimizer = make(net)
     take_steps(net, optimizer, 0, 5)
-    contents = frozen_copy(Kept(net, optimizer, hyperparameters=True).contents({}))
+    contents = frozen_copy(TrainState(net, optimizer, hyperparameters=True).contents({}))
     take_steps(net, optimizer, 5, 5)
 
     torch.manual_seed(1)
     again = Net()
     again_optimizer = make(again)
-    kept = Kept(again, again_optimizer, hyperparameters=True)
+    kept = TrainState(again, again_optimizer, hyperparameters=True)
     kept.check(contents)
     kept.load(contents)
     take_steps(again, again_optimizer, 5, 5)
@@ -146,10 +146,10 @@ def test_moments_follow_their_parameters_into_another_order_of_groups() -> None:
     net, again = Net(), Net()
     optimizer = decay_groups(net)
     take_steps(net, optimizer, 0, 3)
-    contents = frozen_copy(Kept(net, optimizer, hyperparameters=True).contents({}))
+    contents = frozen_copy(TrainState(net, optimizer, hyperparameters=True).contents({}))
     groups = decay_groups(again).param_groups[::-1]
     other = torch.optim.AdamW([{"params": group["params"]} for group in groups], lr=0.9)
-    Kept(again, other, hyperparameters=True).load(contents)
+    TrainState(again, other, hyperparameters=True).load(contents)
     assert [group["weight_decay"] for group in other.param_groups] == [0.0, 0.1]
     before, after = NamedOptimizer(net, optimizer).state().tensors, NamedOptimizer(again, other).state().tensors
     assert before.keys() == after.keys()
@@ -168,16 +168,16 @@ def test_several_optimizers_each_get_their_own() -> None:
     for step in range(3):
         take_steps(net, optimizers["head"], step, 1)
         take_steps(net, optimizers["rest"], step, 1)
-    contents = frozen_copy(Kept(net, optimizers, hyperparameters=True).contents({}))
+    contents = frozen_copy(TrainState(net, optimizers, hyperparameters=True).contents({}))
     again, others = make()
-    Kept(again, others, hyperparameters=True).load(contents)
+    TrainState(again, others, hyperparameters=True).load(contents)
     for name in optimizers:
         before, after = NamedOptimizer(net, optimizers[name]).state(), NamedOptimizer(again, others[name]).state()
         assert len(before.tensors) > 4
         assert all(torch.equal(before.tensors[path], after.tensors[path]) for path in before.tensors)
         assert before.hyperparameters == after.hyperparameters
     with pytest.raises(DoesNotFit, match="of the optimizers head, rest, and the script keeps one optimizer"):
-        Kept(again, one_group(again)).check(contents)
+        TrainState(again, one_group(again)).check(contents)
 
 
 def renamed(net: Net) -> torch.optim.Optimizer:
@@ -212,9 +212,9 @@ def test_what_does_not_fit_is_refused_and_nothing_is_changed(make: Callable[[Net
     net = Net()
     optimizer = decay_groups(net)
     take_steps(net, optimizer, 0, 2)
-    contents = frozen_copy(Kept(net, optimizer, hyperparameters=True).contents({}))
+    contents = frozen_copy(TrainState(net, optimizer, hyperparameters=True).contents({}))
     other = Net()
-    kept = Kept(other, make(other), hyperparameters=True)
+    kept = TrainState(other, make(other), hyperparameters=True)
     before = copy.deepcopy(kept.contents({}))
     with pytest.raises(DoesNotFit, match=said):
         kept.check(contents)
@@ -234,21 +234,21 @@ def test_what_does_not_fit_is_refused_and_nothing_is_changed(make: Callable[[Net
 )
 def test_wrappers_around_the_model_do_not_show_in_a_checkpoint(wrap: Callable[[nn.Module], nn.Module]) -> None:
     net, other = Net(), Net()
-    contents = Kept(wrap(net), one_group(net)).contents({})
+    contents = TrainState(wrap(net), one_group(net)).contents({})
     assert sorted(contents.weights) == sorted(net.state_dict())
-    Kept(other, one_group(other)).load(copy.deepcopy(contents))
+    TrainState(other, one_group(other)).load(copy.deepcopy(contents))
     assert torch.equal(other.head.weight, net.head.weight)
 
 
 def test_a_part_that_is_compiled_keeps_its_names() -> None:
     net, other = Net(), Net()
     net.head = torch.compile(net.head, backend="eager")  # type: ignore[assignment]
-    contents = Kept(net, one_group(net)).contents({})
+    contents = TrainState(net, one_group(net)).contents({})
     assert "head.weight" in contents.weights
-    Kept(other, one_group(other)).load(copy.deepcopy(contents))
+    TrainState(other, one_group(other)).load(copy.deepcopy(contents))
     compiled = Net()
     compiled.head = torch.compile(compiled.head, backend="eager")  # type: ignore[assignment]
-    kept = Kept(compiled, one_group(compiled))
+    kept = TrainState(compiled, one_group(compiled))
     kept.check(contents)
     kept.load(copy.deepcopy(contents))
     assert torch.equal(dict(compiled.named_parameters())["head._orig_mod.weight"], other.head.weight)
@@ -264,10 +264,10 @@ def test_an_average_goes_on_and_does_not_begin_anew() -> None:
     for step in range(4):
         take_steps(net, optimizer, step, 1)
         average.update_parameters(net)
-    contents = frozen_copy(Kept(net, optimizer, average).contents({}))
+    contents = frozen_copy(TrainState(net, optimizer, average).contents({}))
     again, average_again = make()
     optimizer_again = one_group(again)
-    Kept(again, optimizer_again, average_again).load(contents)
+    TrainState(again, optimizer_again, average_again).load(contents)
     for one, mean, with_optimizer in ((net, average, optimizer), (again, average_again, optimizer_again)):
         take_steps(one, with_optimizer, 4, 1)
         mean.update_parameters(one)
@@ -292,8 +292,8 @@ class Counting(nn.Module):
 def test_what_modules_keep_beside_tensors_comes_back_as_it_was() -> None:
     net, again = Counting(), Counting()
     net.seen = {"batches": 3, "share": 0.1 + 0.2}
-    contents = Kept(net, None).contents({})
-    kept = Kept(again, None)
+    contents = TrainState(net, None).contents({})
+    kept = TrainState(again, None)
     kept.check(contents)
     kept.load(contents)
     assert again.seen == {"batches": 3, "share": 0.30000000000000004}
@@ -302,9 +302,9 @@ def test_what_modules_keep_beside_tensors_comes_back_as_it_was() -> None:
 def test_mixed_precision_that_is_switched_on_later_begins_afresh() -> None:
     net = Net()
     off = torch.amp.GradScaler("cpu", enabled=False)
-    contents = Kept(net, None, None, {"scaler": off}).contents({})
+    contents = TrainState(net, None, None, {"scaler": off}).contents({})
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    kept = Kept(Net(), None, None, {"scaler": scaler})
+    kept = TrainState(Net(), None, None, {"scaler": scaler})
     kept.check(contents)
     kept.load(contents)
     assert scaler.get_scale() == 8.0
@@ -322,11 +322,11 @@ def test_tensors_of_every_type_of_the_format_are_held(dtype: torch.dtype) -> Non
     net = nn.Module()
     values = torch.tensor([0, 1, 1, 0], dtype=torch.float32).to(dtype)
     net.register_buffer("table", values)
-    contents = Kept(net, None).contents({})
+    contents = TrainState(net, None).contents({})
     contents.check()
     again = nn.Module()
     again.register_buffer("table", torch.zeros(4).to(dtype))
-    Kept(again, None).load(copy.deepcopy(contents))
+    TrainState(again, None).load(copy.deepcopy(contents))
     assert torch.equal(again.get_buffer("table").view(torch.uint8), values.view(torch.uint8))
 
 
@@ -334,5 +334,5 @@ def test_buffers_are_not_rounded_for_evaluators() -> None:
     net = nn.Module()
     net.register_parameter("weight", nn.Parameter(torch.ones(2)))
     net.register_buffer("positions", torch.arange(4.0))
-    rounded = Kept(net, None).contents({}).rounded()
+    rounded = TrainState(net, None).contents({}).rounded()
     assert (rounded["weight"].dtype, rounded["positions"].dtype) == (torch.bfloat16, torch.float32)

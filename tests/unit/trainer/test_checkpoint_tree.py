@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tandem.rundir.checkpoint import Broken
-from tandem_trainer.checkpoint.kept import Kept
 from tandem_trainer.checkpoint.state import DoesNotFit
+from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.checkpoint.tree import join, put_back, split
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -154,10 +154,10 @@ def test_an_array_that_cannot_be_written_is_replaced() -> None:
 
 
 class TestKept:
-    def make(self, **others: Any) -> tuple[nn.Module, torch.optim.Optimizer, Kept]:
+    def make(self, **others: Any) -> tuple[nn.Module, torch.optim.Optimizer, TrainState]:
         model = nn.Linear(2, 1)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
-        return model, optimizer, Kept(model, optimizer, nn.Linear(2, 1), others, hyperparameters=True)
+        return model, optimizer, TrainState(model, optimizer, nn.Linear(2, 1), others, hyperparameters=True)
 
     def test_all_of_it_comes_back(self) -> None:
         counter = {"seen": 3, "sums": torch.ones(2)}
@@ -181,14 +181,14 @@ class TestKept:
     def test_a_schedule_that_is_of_another_kind_is_refused(self) -> None:
         _, optimizer, _ = self.make()
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-        contents = Kept(nn.Linear(2, 1), None, None, {"schedule": OrderedDict(last_epoch=1)}).contents({})
+        contents = TrainState(nn.Linear(2, 1), None, None, {"schedule": OrderedDict(last_epoch=1)}).contents({})
         with pytest.raises(DoesNotFit, match="the state of 'schedule' does not fit it"):
-            Kept(nn.Linear(2, 1), None, None, {"schedule": schedule}).load(contents)
+            TrainState(nn.Linear(2, 1), None, None, {"schedule": schedule}).load(contents)
 
     def test_the_running_statistics_of_an_average_are_each_ranks_own_as_those_of_the_model_are(self) -> None:
         model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
         average = torch.optim.swa_utils.AveragedModel(model)
-        kept = Kept(model, None, average)
+        kept = TrainState(model, None, average)
         model(torch.randn(8, 2))
         average.update_parameters(model)
         local = {tensor.data_ptr() for tensor in kept.local()}

@@ -6,7 +6,7 @@ import pytest
 
 from tandem.exitcode import ExitCode
 from tandem.rundir.rewind import Rewind
-from tandem_trainer.course import decision
+from tandem_trainer.elastic_run import decision
 
 
 @pytest.mark.parametrize(

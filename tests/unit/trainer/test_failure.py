@@ -14,9 +14,9 @@ from tandem.messages import MOST_ERROR, MOST_TRACEBACK
 from tandem_trainer import local_ranks
 from tandem_trainer.checkpoint.saving import SaveFailed
 from tandem_trainer.checkpoint.state import DoesNotFit
+from tandem_trainer.errors import ConfigurationError
 from tandem_trainer.failure import read, record
 from tandem_trainer.local_ranks import LocalRanks
-from tandem_trainer.mistake import ConfigurationError
 from tests.support.waiting import until
 
 ROOM = 3000

@@ -26,9 +26,9 @@ from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint import layout, writer
 from tandem_trainer.checkpoint.digest import compare
 from tandem_trainer.checkpoint.format import DTYPES
-from tandem_trainer.checkpoint.kept import Kept
 from tandem_trainer.checkpoint.restoring import record_start, restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
+from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.group import Group
 from tests.support import manifests
 from tests.support.threads import ThreadGroup, on_ranks
@@ -199,7 +199,7 @@ class Replica:
             self.average = AveragedModel(self.net, multi_avg_fn=mean)  # type: ignore[no-untyped-call]
         others = {"schedule": self.schedule, "scaler": self.scaler, "counted": self.counted}
         kept = torch.compile(self.net, backend="eager") if case.wrapped[self.phase] else self.net
-        self.kept = Kept(
+        self.kept = TrainState(
             kept,
             self.optimizers if len(self.optimizers) > 1 else first,
             self.average,

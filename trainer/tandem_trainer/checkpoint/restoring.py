@@ -35,8 +35,8 @@ from tandem_trainer.checkpoint.memory import Memory, shared_memory_of
 from tandem_trainer.checkpoint.reading import contents_in
 from tandem_trainer.checkpoint.state import DoesNotFit
 from tandem_trainer.checkpoint.writer import Superseded
+from tandem_trainer.errors import ConfigurationError
 from tandem_trainer.group import Group, PeerFault
-from tandem_trainer.mistake import ConfigurationError
 
 LEASE_SECONDS = 3600.0
 """A large checkpoint may take long to read; a start that dies keeps retention from one checkpoint for so long."""

@@ -13,7 +13,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from tandem.architectures import plain
 from tandem.errors import enumerated
-from tandem_trainer.mistake import ConfigurationError
+from tandem_trainer.errors import ConfigurationError
 
 MOST_DIFFERENCES = 6
 """In a sentence for people."""

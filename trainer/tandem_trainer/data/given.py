@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from tandem_trainer.data.order import Order
 from tandem_trainer.data.sampling import EpochOrder
-from tandem_trainer.mistake import ConfigurationError
+from tandem_trainer.errors import ConfigurationError
 
 
 def has_indices(dataset: Any) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tandem.file_errors import may_pass
 from tandem.idx import NotIdx, opened, shape
-from tandem_trainer.mistake import UnusableInput
+from tandem_trainer.errors import UnusableInput
 
 
 def read_idx(path: Path) -> Tensor:

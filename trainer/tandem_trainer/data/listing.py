@@ -18,7 +18,7 @@ from tandem.rundir.checkpoint import DataPosition
 from tandem_trainer.data.feeding import Fed, Indexed, Lookahead, Planned, Reading, read
 from tandem_trainer.data.order import digest
 from tandem_trainer.data.sampling import EpochOrder
-from tandem_trainer.mistake import ConfigurationError
+from tandem_trainer.errors import ConfigurationError
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tandem.rundir.durable import TEMPORARY
 from tandem.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, Data
 from tandem_trainer.data.idx import read_idx
 from tandem_trainer.data.samples import Samples, Split
-from tandem_trainer.mistake import ConfigurationError, UnusableInput
+from tandem_trainer.errors import ConfigurationError, UnusableInput
 
 DOWNLOAD_SECONDS = 600.0
 """How long one process may download before others think it dead."""

@@ -11,7 +11,7 @@ A stream is read in its own order, and its position counts samples, so its batch
 from typing import Protocol
 
 from tandem.rundir.checkpoint import DataPosition
-from tandem_trainer.mistake import ConfigurationError
+from tandem_trainer.errors import ConfigurationError
 
 
 class Positions(Protocol):

@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from tandem_trainer.mistake import ConfigurationError
+from tandem_trainer.errors import ConfigurationError
 
 
 def cnn(channels: int, image_size: int, classes: int) -> nn.Module:

@@ -14,12 +14,12 @@ from tandem.status import KSTATUS, Members, Phase, Score, Status
 from tandem.times import seconds
 from tandem.troubles import told
 from tandem_cli.checkpoints.columns import Column, listing, paragraph, plain, table
-from tandem_cli.kubernetes.happenings import Happening
+from tandem_cli.kubernetes.events import JobEvent
+from tandem_cli.kubernetes.job_view import JobSummary, JobView
 from tandem_cli.kubernetes.pods import Pod, State
-from tandem_cli.kubernetes.sight import JobSight, Sight
 
 LATELY = 8
-"""Happenings that are shown with the rest: the job's own, and warnings. `tandem events` has all of them."""
+"""Events that are shown with the rest: the job's own, and warnings. `tandem events` has all of them."""
 WIDEST_BAR = 60
 INDENT = "  "
 NEVER_TAKEN_UP_SECONDS = 15.0
@@ -47,7 +47,7 @@ _STATE_STYLES: dict[State, str] = {
 
 
 def jobs(
-    found: Sequence[JobSight], width: int | None, now: float, with_namespace: bool, place: str = "NAMESPACE"
+    found: Sequence[JobSummary], width: int | None, now: float, with_namespace: bool, place: str = "NAMESPACE"
 ) -> list[Text]:
     """All jobs, a line for each.
 
@@ -73,29 +73,29 @@ def jobs(
     return listing(columns, rows, width)
 
 
-def picture(sight: Sight, width: int | None, now: float) -> list[Text]:
+def job_lines(view: JobView, width: int | None, now: float) -> list[Text]:
     """Everything about one job."""
-    job, status = sight.job, sight.job.status
+    job, status = view.job, view.job.status
     lines = [_title(job, now)]
     if message := message_of(job, now):
         lines += paragraph("", message, width, indent=0, style="red" if status.phase == "Failed" else "")
     lines += _progress(status, width)
     facts = [line for label, text in _facts(status) for line in paragraph(label, text, width)]
-    for part in (facts, _conditions(status, width, now), _pods(sight.pods, width, now)):
+    for part in (facts, _conditions(status, width, now), _pods(view.pods, width, now)):
         lines += [Text(), *part] if part else []
-    if telling := [one for one in sight.happenings if one.warning or not one.who]:
+    if telling := [one for one in view.job_events if one.warning or not one.who]:
         lines += [Text(), *happened(telling[-LATELY:], width)]
     return lines
 
 
-def happened(some: Sequence[Happening], width: int | None, heading: bool = True) -> list[Text]:
+def happened(some: Sequence[JobEvent], width: int | None, heading: bool = True) -> list[Text]:
     """What happened, a row for each, the newest last."""
     columns = [Column("TIME"), Column(""), Column("WHO", rank=1), Column("WHAT")]
-    lines = table(columns, [happening_row(one) for one in some], width)
+    lines = table(columns, [event_row(one) for one in some], width)
     return lines if heading else lines[1:]
 
 
-def happening_row(one: Happening) -> list[tuple[str, str]]:
+def event_row(one: JobEvent) -> list[tuple[str, str]]:
     """Time, sign, whom it happened to, and what."""
     again = f", {several(one.count, 'time')} since {clock(one.first)}" if one.count > 1 else ""
     mark, style = ("!", "yellow") if one.warning else ("", "")
@@ -107,7 +107,7 @@ def happening_row(one: Happening) -> list[tuple[str, str]]:
     ]
 
 
-def message_of(job: JobSight, now: float) -> str:
+def message_of(job: JobSummary, now: float) -> str:
     """What a person has to know first; empty if all is well."""
     if job.leaving:
         return "it is being deleted"
@@ -122,7 +122,7 @@ def clock(at: float) -> str:
     return time.strftime("%H:%M:%S" if then[:3] == today[:3] else "%b %d %H:%M:%S", then)
 
 
-def _title(job: JobSight, now: float) -> Text:
+def _title(job: JobSummary, now: float) -> Text:
     status = job.status
     began, ended = seconds(status.start_time), seconds(status.completion_time)
     words = [f"in {job.namespace}", f"made {elapsed(now - job.made)} ago"]
@@ -264,7 +264,7 @@ def _pods(found: Sequence[Pod], width: int | None, now: float) -> list[Text]:
     return table(columns, rows, width) if rows else []
 
 
-def _row(job: JobSight, now: float, with_namespace: bool) -> list[tuple[str, str]]:
+def _row(job: JobSummary, now: float, with_namespace: bool) -> list[tuple[str, str]]:
     status, progress = job.status, job.status.progress
     left = progress.remaining_seconds if progress is not None and status.phase == "Running" else None
     share = formatting.done(progress.step, progress.total_steps) if progress and progress.total_steps else ""

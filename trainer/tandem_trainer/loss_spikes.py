@@ -30,7 +30,7 @@ NORMAL = 1.4826
 """Standard deviations in a median deviation, were the losses normally distributed."""
 
 
-class Health:
+class LossSpikes:
     """Follows the losses of one run; its memory travels with the checkpoints.
 
     Args:

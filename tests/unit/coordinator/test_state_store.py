@@ -6,41 +6,41 @@ import pytest
 
 from tandem.rundir.durable import replace_json
 from tandem.snapshot import GenerationView
-from tandem_coordinator.ledger import Ledger, Page, TakenOver
+from tandem_coordinator.state_store import Page, StateStore, TakenOver
 from tests.support.manifests import job, run_directory
 
 
 def test_a_pod_that_was_taken_over_from_does_not_get_the_job_back_when_it_starts_again(tmp_path: Path) -> None:
     rundir = run_directory(tmp_path / "run", job())
-    first = Ledger(rundir, "pod-1")
+    first = StateStore(rundir, "pod-1")
     first.claim(2)
-    Ledger(rundir, "pod-1").claim(2)  # its kubelet has started it again
-    second = Ledger(rundir, "pod-2")
+    StateStore(rundir, "pod-1").claim(2)  # its kubelet has started it again
+    second = StateStore(rundir, "pod-2")
     second.claim(2)
     with pytest.raises(TakenOver):
         first.record(Page(owner=first.owner, generation=1, replicas=2, target=2))
     with pytest.raises(TakenOver, match="pod-1"):
-        Ledger(rundir, "pod-1").claim(2)
+        StateStore(rundir, "pod-1").claim(2)
     second.record(Page(owner=second.owner, generation=7, replicas=2, target=2))
-    assert Ledger(rundir, "pod-2").claim(2).generation == 7
-    Ledger(rundir, "pod-3").claim(2)
+    assert StateStore(rundir, "pod-2").claim(2).generation == 7
+    StateStore(rundir, "pod-3").claim(2)
     for gone in ("pod-1", "pod-2"):
         with pytest.raises(TakenOver):
-            Ledger(rundir, gone).claim(2)
+            StateStore(rundir, gone).claim(2)
 
 
 def test_without_pods_whoever_starts_last_has_the_job(tmp_path: Path) -> None:
     rundir = run_directory(tmp_path / "run", job())
     for _ in range(3):
-        Ledger(rundir).claim(2)
+        StateStore(rundir).claim(2)
 
 
 def test_restarts_are_counted_over_coordinators(tmp_path: Path) -> None:
     rundir = run_directory(tmp_path / "run", job())
-    first = Ledger(rundir)
+    first = StateStore(rundir)
     assert first.claim(2).restarts == 0
     first.record(Page(owner=first.owner, generation=5, restarts=3, replicas=2, target=2))
-    assert Ledger(rundir).claim(2).restarts == 3
+    assert StateStore(rundir).claim(2).restarts == 3
 
 
 def test_of_a_page_of_an_earlier_version_those_count_that_it_tells_of(tmp_path: Path) -> None:
@@ -52,18 +52,18 @@ def test_of_a_page_of_an_earlier_version_those_count_that_it_tells_of(tmp_path: 
     ]
     page = Page(owner="before", generation=4, replicas=2, target=2, history=history).dump()
     replace_json(rundir.coordinator_file, page)
-    assert Ledger(rundir).claim(2).restarts == 2
+    assert StateStore(rundir).claim(2).restarts == 2
 
 
 def test_who_has_finished_is_remembered_for_as_long_as_its_generation_is_the_newest(tmp_path: Path) -> None:
     rundir = run_directory(tmp_path / "run", job())
-    first = Ledger(rundir)
+    first = StateStore(rundir)
     first.claim(2)
     first.record(Page(owner=first.owner, generation=5, finished=["worker-0"], replicas=2, target=2))
-    second = Ledger(rundir)
+    second = StateStore(rundir)
     assert second.claim(2).finished == ["worker-0"]
-    assert Ledger(rundir).claim(2).finished == ["worker-0"], "nobody has said anything else"
-    second = Ledger(rundir)
+    assert StateStore(rundir).claim(2).finished == ["worker-0"], "nobody has said anything else"
+    second = StateStore(rundir)
     second.claim(2)
     second.record(Page(owner=second.owner, generation=6, replicas=2, target=2))
-    assert Ledger(rundir).claim(2).finished == []
+    assert StateStore(rundir).claim(2).finished == []

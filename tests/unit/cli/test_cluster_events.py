@@ -4,7 +4,7 @@ import pytest
 
 from tandem import labels as names
 from tandem.times import seconds
-from tandem_cli.kubernetes.happenings import happenings, news, who
+from tandem_cli.kubernetes.events import job_events, news, who
 from tandem_operator import names as operators
 from tests.support.fake_kubectl import event
 
@@ -34,7 +34,7 @@ def test_what_belongs_to_a_job_of_a_similar_name_is_not_told(other: str) -> None
 def test_the_same_again_is_one_line_with_a_count() -> None:
     first = event("Pod", "digits-worker-0-aaaaa", "BackOff", "Back-off", count=3, type="Warning")
     later = event("Pod", "digits-worker-0-bbbbb", "BackOff", "Back-off", at="2026-11-21T12:05:00Z", count=2)
-    (found,) = happenings([later, first], "digits", MADE)
+    (found,) = job_events([later, first], "digits", MADE)
     assert (found.count, found.who) == (5, "worker-0")
     assert found.at - found.first == 280
 
@@ -44,7 +44,7 @@ def test_they_come_in_the_order_of_time_the_newest_last() -> None:
         event(KIND, "digits", "B", "second", at="2026-11-21T12:02:00Z"),
         event(KIND, "digits", "A", "first", at="2026-11-21T12:01:00Z"),
     ]
-    assert [one.text for one in happenings(told, "digits", MADE)] == ["first", "second"]
+    assert [one.text for one in job_events(told, "digits", MADE)] == ["first", "second"]
 
 
 def test_within_a_second_the_order_is_that_of_the_cluster() -> None:
@@ -53,25 +53,25 @@ def test_within_a_second_the_order_is_that_of_the_cluster() -> None:
     exact["metadata"] = {"resourceVersion": "7", "creationTimestamp": "2026-11-21T12:01:00Z"}
     whole = event("Pod", "digits-worker-0-aaaaa", "Started", "started", at="2026-11-21T12:01:00Z")
     whole["metadata"]["resourceVersion"] = "8"
-    assert [one.reason for one in happenings([whole, exact], "digits", MADE)] == ["Scheduled", "Started"]
+    assert [one.reason for one in job_events([whole, exact], "digits", MADE)] == ["Scheduled", "Started"]
 
 
 def test_what_was_told_before_the_job_was_made_was_another_jobs() -> None:
     old = event(KIND, "digits", "Succeeded", "the job is complete", at="2026-11-21T11:59:00Z")
-    assert happenings([old], "digits", MADE) == ()
+    assert job_events([old], "digits", MADE) == ()
 
 
 def test_a_series_counts_as_often_as_it_says() -> None:
     series = {"count": 40, "lastObservedTime": "2026-11-21T12:10:00.000000Z"}
     told = event("Pod", "digits-worker-0-aaaaa", "FailedScheduling", "no node", series=series, lastTimestamp=None)
-    (found,) = happenings([told], "digits", MADE)
+    (found,) = job_events([told], "digits", MADE)
     assert (found.count, found.at) == (40, seconds("2026-11-21T12:10:00Z"))
 
 
 def test_news_are_what_is_new_or_happened_again() -> None:
     a, b = event(KIND, "digits", "A", "once"), event(KIND, "digits", "B", "again", count=1)
-    before = happenings([a, b], "digits", MADE)
-    after = happenings([a, {**b, "count": 2}, event(KIND, "digits", "C", "new")], "digits", MADE)
+    before = job_events([a, b], "digits", MADE)
+    after = job_events([a, {**b, "count": 2}, event(KIND, "digits", "C", "new")], "digits", MADE)
     assert [one.text for one in news(before, after)] == ["again", "new"]
     assert news(after, after) == []
 

@@ -3,7 +3,7 @@
 import math
 import random
 
-from tandem_trainer.health import MEMORY, SPAN, Health
+from tandem_trainer.loss_spikes import MEMORY, SPAN, LossSpikes
 
 
 def curve(steps: int, seed: int = 0) -> list[float]:
@@ -16,37 +16,37 @@ def curve(steps: int, seed: int = 0) -> list[float]:
 
 def test_a_run_that_learns_is_well() -> None:
     for seed in range(20):
-        assert Health().first_bad(1, curve(2000, seed)) is None
+        assert LossSpikes().first_bad(1, curve(2000, seed)) is None
 
 
 def test_nan_and_infinity_are_bad_at_once() -> None:
     for bad in (math.nan, math.inf, -math.inf):
-        assert Health().first_bad(1, [2.3, 2.2, bad, 2.1]) == 3
+        assert LossSpikes().first_bad(1, [2.3, 2.2, bad, 2.1]) == 3
 
 
 def test_a_loss_worse_than_untrained_for_a_while_is_a_spike_from_where_it_began() -> None:
-    health = Health()
-    assert health.first_bad(1, curve(500)) is None
-    found = health.first_bad(501, [9.0] * 50)
+    spikes = LossSpikes()
+    assert spikes.first_bad(1, curve(500)) is None
+    found = spikes.first_bad(501, [9.0] * 50)
     assert found is not None
     assert 501 - SPAN <= found <= 501
 
 
 def test_a_short_spike_heals_by_itself() -> None:
-    assert Health().first_bad(1, [*curve(500), 9.0, 9.0, *curve(700)[500:]]) is None
+    assert LossSpikes().first_bad(1, [*curve(500), 9.0, 9.0, *curve(700)[500:]]) is None
 
 
 def test_without_a_past_nothing_is_called_a_spike() -> None:
-    assert Health().first_bad(1, [2.3] * SPAN + [50.0] * (MEMORY // 2 - 1)) is None
+    assert LossSpikes().first_bad(1, [2.3] * SPAN + [50.0] * (MEMORY // 2 - 1)) is None
 
 
 def test_its_memory_travels_with_a_checkpoint() -> None:
     losses = curve(500)
-    whole = Health()
+    whole = LossSpikes()
     whole.first_bad(1, losses)
-    first = Health()
+    first = LossSpikes()
     first.first_bad(1, losses[:260])
-    second = Health(first.memory())
+    second = LossSpikes(first.memory())
     second.first_bad(261, losses[260:])
     assert second.memory() == whole.memory()
 
@@ -60,19 +60,19 @@ def densities(steps: int, seed: int, level: float = -1.0) -> list[float]:
 def test_a_loss_that_may_be_negative_is_no_spike_because_it_is_above_three_times_a_negative_number() -> None:
     for seed in range(20):
         for level in (-3.0, -1.0, -0.1, 0.0):
-            assert Health().first_bad(1, densities(2000, seed, level)) is None
+            assert LossSpikes().first_bad(1, densities(2000, seed, level)) is None
 
 
 def test_a_loss_that_may_be_negative_spikes_when_it_rises_far_beyond_its_spread() -> None:
-    health = Health()
-    assert health.first_bad(1, densities(500, 0)) is None
-    assert health.first_bad(501, [30.0] * 50) is not None
+    spikes = LossSpikes()
+    assert spikes.first_bad(1, densities(500, 0)) is None
+    assert spikes.first_bad(501, [30.0] * 50) is not None
 
 
 def test_spikes_count_only_where_the_user_says_so() -> None:
     for rule, found in (("Spikes", True), ("NotFinite", False), ("Never", False)):
-        health = Health(rewind_on=rule)  # type: ignore[arg-type]
-        health.first_bad(1, curve(500))
-        assert (health.first_bad(501, [9.0] * 50) is not None) == found
-    assert Health(rewind_on="NotFinite").first_bad(1, [2.0, math.nan]) == 2
-    assert Health(rewind_on="Never").first_bad(1, [2.0, math.nan, math.inf]) is None
+        spikes = LossSpikes(rewind_on=rule)  # type: ignore[arg-type]
+        spikes.first_bad(1, curve(500))
+        assert (spikes.first_bad(501, [9.0] * 50) is not None) == found
+    assert LossSpikes(rewind_on="NotFinite").first_bad(1, [2.0, math.nan]) == 2
+    assert LossSpikes(rewind_on="Never").first_bad(1, [2.0, math.nan, math.inf]) is None

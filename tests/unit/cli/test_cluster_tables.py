@@ -7,10 +7,10 @@ import pytest
 
 from tandem.errors import UserError
 from tandem.times import seconds
-from tandem_cli.kubernetes import picture
-from tandem_cli.kubernetes.happenings import happenings
+from tandem_cli.kubernetes import tables
+from tandem_cli.kubernetes.events import job_events
+from tandem_cli.kubernetes.job_view import JobView, job_summary
 from tandem_cli.kubernetes.pods import pods
-from tandem_cli.kubernetes.sight import Sight, job_sight
 from tests.support import fake_kubectl as fake
 
 MADE = seconds("2026-11-21T12:00:00Z")
@@ -44,17 +44,17 @@ RUNNING: dict[str, Any] = {
 }
 
 
-def sight(status: dict[str, Any], *some_pods: dict[str, Any], told: tuple[dict[str, Any], ...] = ()) -> Sight:
-    job = job_sight(fake.job(**status))
-    return Sight(job=job, pods=pods(some_pods), happenings=happenings(told, "digits", job.made))
+def view(status: dict[str, Any], *some_pods: dict[str, Any], told: tuple[dict[str, Any], ...] = ()) -> JobView:
+    job = job_summary(fake.job(**status))
+    return JobView(job=job, pods=pods(some_pods), job_events=job_events(told, "digits", job.made))
 
 
-def drawn(seen: Sight, width: int | None = None, now: float = NOW) -> str:
-    return "\n".join(line.plain for line in picture.picture(seen, width, now))
+def drawn(seen: JobView, width: int | None = None, now: float = NOW) -> str:
+    return "\n".join(line.plain for line in tables.job_lines(seen, width, now))
 
 
 def test_one_job_has_every_fact_in_words() -> None:
-    text = drawn(sight(RUNNING, fake.pod("coordinator"), fake.pod("worker", 0)))
+    text = drawn(view(RUNNING, fake.pod("coordinator"), fake.pod("worker", 0)))
     for words in (
         "digits  Running  in team · made 3 min 12 s ago",
         "45 %",
@@ -76,30 +76,30 @@ def test_one_job_has_every_fact_in_words() -> None:
 
 def test_a_pod_that_does_not_run_says_why() -> None:
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}}
-    assert "ImagePullBackOff: Back-off pulling image" in drawn(sight(RUNNING, fake.pod("worker", 0, waiting)))
+    assert "ImagePullBackOff: Back-off pulling image" in drawn(view(RUNNING, fake.pod("worker", 0, waiting)))
 
 
 def test_what_failed_is_told_first() -> None:
     failed = {**RUNNING, "phase": "Failed", "message": "the loss stayed NaN", "completionTime": "2026-11-21T12:02:30Z"}
-    first, second, *_ = drawn(sight(failed)).splitlines()
+    first, second, *_ = drawn(view(failed)).splitlines()
     assert first == "digits  Failed  in team · made 3 min 12 s ago · took 2 min"
     assert second.strip() == "the loss stayed NaN"
 
 
 def test_a_job_that_no_operator_takes_up_says_so_after_a_while() -> None:
-    assert "no operator" not in drawn(sight({}), now=MADE + 3)
-    assert "no operator has taken it up" in drawn(sight({}), now=MADE + 60)
-    assert "no operator" not in drawn(sight(RUNNING), now=MADE + 60)
+    assert "no operator" not in drawn(view({}), now=MADE + 3)
+    assert "no operator has taken it up" in drawn(view({}), now=MADE + 60)
+    assert "no operator" not in drawn(view(RUNNING), now=MADE + 60)
 
 
 def test_a_job_that_is_being_deleted_says_so() -> None:
     leaving = fake.job(**RUNNING)
     leaving["metadata"]["deletionTimestamp"] = "2026-11-21T12:03:00Z"
-    assert "it is being deleted" in drawn(Sight(job=job_sight(leaving)))
+    assert "it is being deleted" in drawn(JobView(job=job_summary(leaving)))
 
 
 def test_remaining_time_is_told_of_what_goes_on_alone() -> None:
-    assert "left" not in drawn(sight({**RUNNING, "phase": "Suspended"}))
+    assert "left" not in drawn(view({**RUNNING, "phase": "Suspended"}))
 
 
 def test_the_last_events_are_the_jobs_own_and_warnings() -> None:
@@ -108,7 +108,7 @@ def test_the_last_events_are_the_jobs_own_and_warnings() -> None:
         fake.event("Pod", "digits-worker-0-abcde", "Pulled", "Container image is there"),
         fake.event("Pod", "digits-worker-0-abcde", "BackOff", "Back-off restarting", type="Warning", count=4),
     )
-    text = drawn(sight(RUNNING, told=told))
+    text = drawn(view(RUNNING, told=told))
     assert "job       generation 1 with 2 workers (Started)" in text
     assert "!  worker-0  Back-off restarting (BackOff, 4 times since" in text
     assert "Container image" not in text
@@ -118,13 +118,13 @@ def test_the_last_events_are_the_jobs_own_and_warnings() -> None:
 def test_nothing_is_wider_than_the_terminal(width: int) -> None:
     why = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image from a far away place " * 5}}
     told = (fake.event("DistributedTrainingJob", "digits", "Started", "generation 1 with 2 workers " * 8),)
-    text = drawn(sight({**RUNNING, "message": "a long message " * 20}, fake.pod("worker", 0, why), told=told), width)
+    text = drawn(view({**RUNNING, "message": "a long message " * 20}, fake.pod("worker", 0, why), told=told), width)
     assert max(len(line) for line in text.splitlines()) <= max(width, 60)
 
 
 def test_without_a_terminal_each_row_is_one_line() -> None:
     why = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image " * 50}}
-    rows = [line for line in drawn(sight(RUNNING, fake.pod("worker", 0, why))).splitlines() if "worker-0" in line]
+    rows = [line for line in drawn(view(RUNNING, fake.pod("worker", 0, why))).splitlines() if "worker-0" in line]
     assert len(rows) == 1
     assert rows[0].count("Back-off pulling image") == 50
 
@@ -134,13 +134,13 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
     status = {**RUNNING, "message": evil}
     status["conditions"] = [{**RUNNING["conditions"][0], "message": evil, "reason": evil}]
     told = (fake.event("Pod", "digits-worker-0-abcde", evil, evil, type="Warning"),)
-    text = drawn(sight(status, fake.pod("worker", 0, {"waiting": {"reason": evil}}, node=evil), told=told))
+    text = drawn(view(status, fake.pod("worker", 0, {"waiting": {"reason": evil}}, node=evil), told=told))
     assert all(letter.isprintable() or letter == "\n" for letter in text)
 
 
 def test_all_jobs_have_a_row_each() -> None:
-    seen = [job_sight(fake.job(**RUNNING)), job_sight(fake.job("other"))]
-    head, first, second = (line.plain for line in picture.jobs(seen, None, NOW, with_namespace=False))
+    seen = [job_summary(fake.job(**RUNNING)), job_summary(fake.job("other"))]
+    head, first, second = (line.plain for line in tables.jobs(seen, None, NOW, with_namespace=False))
     assert head.split() == ["NAME", "PHASE", "WORKERS", "STEP", "DONE", "LEFT", "LOSS", "BEST", "AGE", "MESSAGE"]
     row = "digits  Running  2/2  1,240  45 %  1 min 12 s  0.0213  97.31 %  3 min 12 s"
     assert first.split() == row.split()
@@ -153,29 +153,29 @@ FAILED = {**RUNNING, "phase": "Failed", "message": "rank 1 (worker-1) failed: Ke
 
 @pytest.mark.parametrize("width", [40, 50, 80, 120])
 def test_all_jobs_are_a_line_each_whatever_one_of_them_says(width: int) -> None:
-    seen = [job_sight(fake.job(**RUNNING)), job_sight(fake.job("other", **FAILED))]
-    lines = [line.plain for line in picture.jobs(seen, width, NOW, with_namespace=True, place="RUN")]
+    seen = [job_summary(fake.job(**RUNNING)), job_summary(fake.job("other", **FAILED))]
+    lines = [line.plain for line in tables.jobs(seen, width, NOW, with_namespace=True, place="RUN")]
     assert len(lines) == 3
     assert max(map(len, lines)) <= width
     assert [line.split()[:3] for line in lines[1:]] == [["team", "digits", "Running"], ["team", "other", "Failed"]]
 
 
 def test_of_a_long_path_the_end_is_listed() -> None:
-    seen = [replace(job_sight(fake.job(**RUNNING)), namespace="/somebody/has/projects/on/handwriting/runs/digits")]
-    _, row = (line.plain for line in picture.jobs(seen, 50, NOW, with_namespace=True, place="RUN"))
+    seen = [replace(job_summary(fake.job(**RUNNING)), namespace="/somebody/has/projects/on/handwriting/runs/digits")]
+    _, row = (line.plain for line in tables.jobs(seen, 50, NOW, with_namespace=True, place="RUN"))
     assert row == "…/handwriting/runs/digits  digits  Running  1,240"
 
 
 def test_what_matters_most_has_room_first() -> None:
-    seen = [job_sight(fake.job(**RUNNING)), job_sight(fake.job("other", **FAILED))]
+    seen = [job_summary(fake.job(**RUNNING)), job_summary(fake.job("other", **FAILED))]
 
     def titles(width: int) -> list[str]:
-        return picture.jobs(seen, width, NOW, with_namespace=False)[0].plain.split()
+        return tables.jobs(seen, width, NOW, with_namespace=False)[0].plain.split()
 
     assert titles(50) == ["NAME", "PHASE", "STEP", "DONE", "BEST", "AGE"]
     assert titles(80) == ["NAME", "PHASE", "STEP", "LOSS", "BEST", "AGE", "MESSAGE"]
     ended = [replace(one, status=one.status.model_copy(update={"workers": None, "progress": None})) for one in seen]
-    head, *_ = picture.jobs(ended, 120, NOW, with_namespace=False)
+    head, *_ = tables.jobs(ended, 120, NOW, with_namespace=False)
     assert head.plain.split() == ["NAME", "PHASE", "LOSS", "BEST", "AGE", "MESSAGE"], "what all leave empty"
     assert titles(120) == ["NAME", "PHASE", "WORKERS", "STEP", "DONE", "LEFT", "LOSS", "BEST", "AGE", "MESSAGE"]
 
@@ -183,18 +183,18 @@ def test_what_matters_most_has_room_first() -> None:
 def test_a_status_of_a_newer_operator_is_read_as_far_as_it_is_known() -> None:
     newer = {**RUNNING, "somethingNew": {"a": 1}}
     newer["conditions"] = [*RUNNING["conditions"], {"type": "Brandnew", "status": "True", "reason": "x"}]
-    seen = job_sight(fake.job(**newer))
+    seen = job_summary(fake.job(**newer))
     assert (seen.status.phase, seen.status.conditions[-1].type) == ("Running", "Brandnew")
 
 
 def test_conditions_for_programs_alone_are_not_shown() -> None:
     ready = {"type": "Ready", "status": "True", "reason": "Running"}
     other = {"type": "example.com/Billed", "status": "True", "reason": "Paid"}
-    text = drawn(sight({**RUNNING, "conditions": [*RUNNING["conditions"], ready, other]}))
+    text = drawn(view({**RUNNING, "conditions": [*RUNNING["conditions"], ready, other]}))
     assert "Ready" not in text
     assert "example.com/Billed" in text
 
 
 def test_a_status_that_cannot_be_read_is_no_stack_trace() -> None:
     with pytest.raises(UserError, match="the status of digits cannot be read at phase"):
-        job_sight(fake.job(phase="Dancing"))
+        job_summary(fake.job(phase="Dancing"))

@@ -21,7 +21,7 @@ from tandem.labels import place
 from tandem.metrics import STEP_BUCKETS, Metric
 from tandem.snapshot import Snapshot
 from tandem.status import Phase, Troubles
-from tandem_coordinator.observer import Observed
+from tandem_coordinator.run_watcher import Observed
 from tandem_coordinator.summary import Clock
 from tandem_coordinator.training_log import Training
 
@@ -56,7 +56,7 @@ class Figures:
     budget: int = 0
     """How much there is."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Where time went (tandem_coordinator.account)."""
+    """Where time went (tandem_coordinator.goodput)."""
     stepped_at: float | None = None
     """When training was last heard to have made a step, on the steady clock."""
     idle_seconds: float | None = None

@@ -32,7 +32,7 @@ from tandem.rundir.rewind import Rewind, batches_left_out
 from tandem.snapshot import EvaluatorView
 from tandem.status import CheckpointRef, Score
 from tandem_coordinator.evaluator_log import EvaluatorLog, evaluator_name
-from tandem_coordinator.foreign import ForeignCheckpoints
+from tandem_coordinator.foreign_checkpoints import ForeignCheckpoints
 from tandem_coordinator.training_log import Training, TrainingLogs
 
 SECONDS = 0.5
@@ -366,18 +366,18 @@ class RunDirectory:
         return None
 
 
-class Observer(threading.Thread):
+class RunWatcher(threading.Thread):
     """Looks at the run directory again and again.
 
     Args:
-        told: called on the observer's thread with each look's result.
+        told: called on the watcher's thread with each look's result.
         complained: called when the directory cannot be read, with a sentence, once for each different one.
     """
 
     def __init__(
         self, directory: RunDirectory, told: Callable[[Observed], None], complained: Callable[[str], None]
     ) -> None:
-        super().__init__(name="observer", daemon=True)
+        super().__init__(name="run-watcher", daemon=True)
         self._directory, self._told, self._complained = directory, told, complained
         self._stopped = False
         self._wake = threading.Event()

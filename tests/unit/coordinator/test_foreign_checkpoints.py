@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tandem_coordinator import foreign
-from tandem_coordinator.foreign import ForeignCheckpoints
+from tandem_coordinator import foreign_checkpoints
+from tandem_coordinator.foreign_checkpoints import ForeignCheckpoints
 
 
 @pytest.fixture(autouse=True)
 def at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(foreign_checkpoints, "LOOK_SECONDS", 0.0)
 
 
 def written(path: Path, at: int, content: bytes = b"weights") -> Path:
@@ -70,7 +70,7 @@ def test_a_file_that_is_written_again_and_again_counts_when_it_rests(tmp_path: P
 def test_a_folder_that_is_huge_or_gone_costs_no_more_than_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreign, "MOST_ENTRIES", 10)
+    monkeypatch.setattr(foreign_checkpoints, "MOST_ENTRIES", 10)
     for number in range(50):
         written(tmp_path / f"{number}.txt", number)
     assert ForeignCheckpoints(tmp_path, frozenset()).look() is None

@@ -14,9 +14,9 @@ from tandem.manifest.fields import nearest
 from tandem.printable import printable
 from tandem.status import Status
 from tandem.times import seconds
-from tandem_cli.kubernetes.complaint import NotFound
-from tandem_cli.kubernetes.happenings import Happening, happenings
+from tandem_cli.kubernetes.events import JobEvent, job_events
 from tandem_cli.kubernetes.kubectl import Kubectl
+from tandem_cli.kubernetes.kubectl_errors import NotFound
 from tandem_cli.kubernetes.pods import Pod, pods
 
 RESOURCE = f"distributedtrainingjobs.{GROUP}"
@@ -26,7 +26,7 @@ Raw = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSight:
+class JobSummary:
     """One job."""
 
     name: str
@@ -47,15 +47,15 @@ class JobSight:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class JobView:
     """One job and all that belongs to it."""
 
-    job: JobSight
+    job: JobSummary
     pods: tuple[Pod, ...] = ()
-    happenings: tuple[Happening, ...] = ()
+    job_events: tuple[JobEvent, ...] = ()
 
 
-def look(kubectl: Kubectl, name: str, known: tuple[Happening, ...] | None = None) -> Sight:
+def look(kubectl: Kubectl, name: str, known: tuple[JobEvent, ...] | None = None) -> JobView:
     """All about one job.
 
     Args:
@@ -69,11 +69,11 @@ def look(kubectl: Kubectl, name: str, known: tuple[Happening, ...] | None = None
         asked_pods = askers.submit(ask_pods, kubectl, name)
         asked_events = askers.submit(ask_events, kubectl) if known is None else None
         job = ask_job(kubectl, name)
-        told = known or () if asked_events is None else happenings(asked_events.result(), name, job.made)
-        return Sight(job=job, pods=asked_pods.result(), happenings=told)
+        told = known or () if asked_events is None else job_events(asked_events.result(), name, job.made)
+        return JobView(job=job, pods=asked_pods.result(), job_events=told)
 
 
-def ask_job(kubectl: Kubectl, name: str) -> JobSight:
+def ask_job(kubectl: Kubectl, name: str) -> JobSummary:
     """The job alone.
 
     Raises:
@@ -81,19 +81,19 @@ def ask_job(kubectl: Kubectl, name: str) -> JobSight:
         ClusterError: as above.
     """
     try:
-        return job_sight(kubectl.json("get", RESOURCE, name))
+        return job_summary(kubectl.json("get", RESOURCE, name))
     except NotFound as error:
         raise NotFound(_not_there(kubectl, name)) from error
 
 
-def ask_jobs(kubectl: Kubectl, everywhere: bool = False) -> list[JobSight]:
+def ask_jobs(kubectl: Kubectl, everywhere: bool = False) -> list[JobSummary]:
     """All jobs of the namespace, or of all.
 
     Raises:
         ClusterError: as above.
     """
     found = kubectl.json("get", RESOURCE, *(["--all-namespaces"] if everywhere else []))
-    return [job_sight(item) for item in found["items"]]
+    return [job_summary(item) for item in found["items"]]
 
 
 def ask_pods(kubectl: Kubectl, name: str, role: str = "") -> tuple[Pod, ...]:
@@ -116,14 +116,14 @@ def ask_events(kubectl: Kubectl) -> list[Raw]:
     return items
 
 
-def job_sight(whole: Raw) -> JobSight:
+def job_summary(whole: Raw) -> JobSummary:
     """A job as the API server shows it.
 
     Raises:
         UserError: its status cannot be read, because the operator is of another version.
     """
     metadata, status = whole["metadata"], whole.get("status") or {}
-    return JobSight(
+    return JobSummary(
         name=str(metadata["name"]),
         namespace=str(metadata.get("namespace", "")),
         uid=str(metadata.get("uid", "")),

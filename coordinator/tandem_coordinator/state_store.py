@@ -120,7 +120,7 @@ class Remembered:
     history: list[GenerationView] = field(default_factory=list)
 
 
-class Ledger:
+class StateStore:
     """Reads and writes `coordinator.json`. Every method may block for as long as the disk does."""
 
     def __init__(self, rundir: RunDir, pod: str | None = None) -> None:

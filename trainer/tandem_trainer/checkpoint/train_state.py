@@ -47,7 +47,7 @@ class Stateful(Protocol):
         """Take a state back."""
 
 
-class Kept:
+class TrainState:
     """Takes the state of a run apart for a checkpoint, and puts it back.
 
     Args:

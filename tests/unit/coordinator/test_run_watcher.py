@@ -13,7 +13,7 @@ from tandem.rundir.durable import Lines, replace_json
 from tandem.rundir.layout import checkpoint_name
 from tandem.rundir.rewind import Rewind
 from tandem.status import CheckpointRef
-from tandem_coordinator.observer import OLD_SECONDS, SECONDS, RunDirectory
+from tandem_coordinator.run_watcher import OLD_SECONDS, SECONDS, RunDirectory
 from tests.support.worlds.small_run import SmallRun
 
 

@@ -26,7 +26,7 @@ _SECOND = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Happening:
+class JobEvent:
     """Something that happened, once or more."""
 
     at: float
@@ -45,15 +45,15 @@ class Happening:
     """The order of what happened within one second."""
 
 
-def happenings(items: Iterable[Mapping[str, Any]], job: str, made: float) -> tuple[Happening, ...]:
+def job_events(items: Iterable[Mapping[str, Any]], job: str, made: float) -> tuple[JobEvent, ...]:
     """What is told of a job and its objects, the newest last.
 
     Args:
         made: when the job was made, seconds since the epoch.
     """
-    found: dict[tuple[str, str, str], Happening] = {}
+    found: dict[tuple[str, str, str], JobEvent] = {}
     for item in items:
-        one = _happening(item, job)
+        one = _job_event(item, job)
         if one is None or one.at < made - _SECOND:
             continue
         key = (one.who, one.reason, one.text)
@@ -61,7 +61,7 @@ def happenings(items: Iterable[Mapping[str, Any]], job: str, made: float) -> tup
     return tuple(sorted(found.values(), key=lambda one: (int(one.at), one.revision, one.at)))
 
 
-def news(before: Iterable[Happening], now: Iterable[Happening]) -> list[Happening]:
+def news(before: Iterable[JobEvent], now: Iterable[JobEvent]) -> list[JobEvent]:
     """What has happened since, again or for the first time."""
     counts = {(one.who, one.reason, one.text): one.count for one in before}
     return [one for one in now if one.count > counts.get((one.who, one.reason, one.text), 0)]
@@ -81,7 +81,7 @@ def who(kind: str, name: str, job: str) -> str | None:
     return None
 
 
-def _happening(item: Mapping[str, Any], job: str) -> Happening | None:
+def _job_event(item: Mapping[str, Any], job: str) -> JobEvent | None:
     about = item.get("involvedObject") or {}
     whom = who(str(about.get("kind", "")), str(about.get("name", "")), job)
     if whom is None:
@@ -91,7 +91,7 @@ def _happening(item: Mapping[str, Any], job: str) -> Happening | None:
     times = (series.get("lastObservedTime"), item.get("lastTimestamp"), item.get("eventTime"), made)
     at = next((found for found in map(seconds, times) if found is not None), 0.0)
     first = next((found for found in map(seconds, (item.get("firstTimestamp"), *times[2:])) if found is not None), at)
-    return Happening(
+    return JobEvent(
         at=at,
         first=min(first, at),
         who=whom,
@@ -104,7 +104,7 @@ def _happening(item: Mapping[str, Any], job: str) -> Happening | None:
     )
 
 
-def _together(one: Happening, other: Happening) -> Happening:
+def _together(one: JobEvent, other: JobEvent) -> JobEvent:
     return replace(
         one,
         at=max(one.at, other.at),

@@ -1,4 +1,4 @@
-"""The course of one generation: where it starts, what follows each step, its last checkpoint.
+"""An elastic run, for one generation: where it starts, what follows each step, its last checkpoint.
 
 Everything that makes training elastic is here, and nothing of what is trained: the built-in loop (tandem_trainer.loop)
 and a script of the user's own (tandem_trainer.session) both hand their steps to it. It starts from the newest
@@ -30,16 +30,16 @@ from tandem.rundir.rewind import Rewind, data_step, decide, steps_left_out, wind
 from tandem.tasks import RewindOn
 from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.digest import compare
-from tandem_trainer.checkpoint.kept import Kept
 from tandem_trainer.checkpoint.restoring import record_start, restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, SaveFailed, Saver
+from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.data.position import check_position
+from tandem_trainer.errors import ConfigurationError
 from tandem_trainer.group import Group
-from tandem_trainer.health import Health
 from tandem_trainer.journal import Journal
+from tandem_trainer.loss_spikes import LossSpikes
 from tandem_trainer.meter import Meter
-from tandem_trainer.mistake import ConfigurationError
 from tandem_trainer.pulse import Pulse
 from tandem_trainer.trouble import Troubles
 
@@ -75,7 +75,7 @@ class StopRequest:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankContext:
     """Which process of which job this is."""
 
     rundir: RunDir
@@ -90,7 +90,7 @@ class Place:
     """What the agent hears of it; None where there is no agent."""
 
 
-def place_of(rundir: RunDir, group: Group, pulse: Pulse | None) -> Place:
+def rank_context(rundir: RunDir, group: Group, pulse: Pulse | None) -> RankContext:
     """This process's place as its environment names it. Collective.
 
     Without a coordinator the generation is one more than the newest there is.
@@ -100,7 +100,7 @@ def place_of(rundir: RunDir, group: Group, pulse: Pulse | None) -> Place:
         following = max(rundir.newest_generation() + 1, rundir.first_generation())
         number = int(group.tell({"generation": following})["generation"])
     members = [str(view["replica"]) for view in group.gather({"replica": os.environ.get(REPLICA, "alone")})]
-    return Place(rundir, group, number, list(dict.fromkeys(members)), pulse)
+    return RankContext(rundir, group, number, list(dict.fromkeys(members)), pulse)
 
 
 class Data(Protocol):
@@ -118,7 +118,7 @@ class Data(Protocol):
         """Where the data stands before a data step."""
 
 
-class Course:
+class ElasticRun:
     """The steps of one generation. Every rank of it does the same.
 
     Args:
@@ -131,11 +131,11 @@ class Course:
     """
 
     def __init__(
-        self, place: Place, checkpoints: Checkpoint, stop: StopRequest, rewind_on: RewindOn = "Spikes"
+        self, context: RankContext, checkpoints: Checkpoint, stop: StopRequest, rewind_on: RewindOn = "Spikes"
     ) -> None:
-        self._place, self._checkpoints, self._stop, self._rewind_on = place, checkpoints, stop, rewind_on
-        _refuse_unfit_disk(place.rundir, place.group)
-        self._rewinds = _rewinds_of_all(place.rundir, place.group)
+        self._context, self._checkpoints, self._stop, self._rewind_on = context, checkpoints, stop, rewind_on
+        _refuse_unfit_disk(context.rundir, context.group)
+        self._rewinds = _rewinds_of_all(context.rundir, context.group)
         self._left_out = windows(self._rewinds)
         self._total: int | None = None
         self._journal: Journal | None = None
@@ -159,9 +159,9 @@ class Course:
     @property
     def is_broken_off(self) -> bool:
         """Whether the script has left its loop at the checkpoint that this generation started from. Collective."""
-        last, rundir = self._saver.last, self._place.rundir
-        mine = self._place.group.rank == 0 and last is not None and rundir.is_broken_off(last)
-        return bool(self._place.group.tell({"over": mine})["over"])
+        last, rundir = self._saver.last, self._context.rundir
+        mine = self._context.group.rank == 0 and last is not None and rundir.is_broken_off(last)
+        return bool(self._context.group.tell({"over": mine})["over"])
 
     @property
     def data_steps_left(self) -> Iterator[int]:
@@ -176,7 +176,7 @@ class Course:
 
     def begin(
         self,
-        kept: Kept,
+        kept: TrainState,
         data: Data,
         fresh: Callable[[], None] = lambda: None,
         cost: Mapping[str, float] = MappingProxyType({}),
@@ -191,11 +191,11 @@ class Course:
             ConfigurationError: the checkpoint stands in other data.
             Superseded: a newer generation has taken over.
         """
-        place, group = self._place, self._place.group
-        self._kept, self._data = kept, data
+        context, group = self._context, self._context.group
+        self._train_state, self._data = kept, data
         if data.data_steps is not None:
             self._total = data.data_steps - steps_left_out(data.data_steps, self._left_out)
-        restored = restore(place.rundir, group, lambda found: kept.check(found.contents))
+        restored = restore(context.rundir, group, lambda found: kept.check(found.contents))
         manifest = restored.loaded.manifest if restored.loaded else None
         if manifest is not None:
             check_position(manifest.data, data, self.step_before(manifest))
@@ -205,20 +205,20 @@ class Course:
             kept.load(restored.loaded.contents)
             restored.loaded = None
         compare(group, kept.replicated())
-        record_start(place.rundir, group, place.generation, place.members, manifest)
+        record_start(context.rundir, group, context.generation, context.members, manifest)
         restored.release()
         self.step = manifest.step if manifest else 0
-        self._health = Health(manifest.loop.get("health") if manifest else None, self._rewind_on)
+        self._loss_spikes = LossSpikes(manifest.loop.get("health") if manifest else None, self._rewind_on)
 
         # All ranks save, rank 0 keeps the log
         parent = manifest.name if manifest else None
         rounds = self._checkpoints.weights_precision == "bfloat16"
-        author = Author(place.generation, parent, group.world_size, group.rank, rounds)
+        author = Author(context.generation, parent, group.world_size, group.rank, rounds)
         if group.rank == 0:
-            troubles = Troubles(place.pulse)
-            journal = self._journal = Journal(place.rundir, place.generation, troubles.lines_lost)
+            troubles = Troubles(context.pulse)
+            journal = self._journal = Journal(context.rundir, context.generation, troubles.lines_lost)
             self._saver = Saver(
-                place.rundir, author, journal.settle, lambda outcome: _tell_of_save(journal, troubles, outcome)
+                context.rundir, author, journal.settle, lambda outcome: _tell_of_save(journal, troubles, outcome)
             )
             for name, why in restored.passed_over.items():
                 journal.write("passed", checkpoint=name, why=why)
@@ -227,12 +227,12 @@ class Course:
             journal.write("start", **facts, **cost)
             log.info(
                 "generation=%d world=%d step=%d of %s from=%s",
-                *(place.generation, group.world_size, self.step, self._total, parent),
+                *(context.generation, group.world_size, self.step, self._total, parent),
             )
         else:
-            self._saver = Saver(place.rundir, author, lambda: None, lambda outcome: None)
+            self._saver = Saver(context.rundir, author, lambda: None, lambda outcome: None)
         self._saver.last = manifest.reference if manifest else None
-        self.meter = Meter(data.steps_per_epoch, group.world_size, self._total, self._journal, place.pulse)
+        self.meter = Meter(data.steps_per_epoch, group.world_size, self._total, self._journal, context.pulse)
         self._next_vote = self.step + 1
         self._last_save = time.monotonic()
         self._first = self.step
@@ -286,10 +286,10 @@ class Course:
 
     def complete(self) -> None:
         """Say that the run is complete, with its last checkpoint. Collective, after `end_steps`."""
-        if self._place.group.rank == 0:
+        if self._context.group.rank == 0:
             assert self._saver.last is not None
-            self._place.rundir.mark_done(self._saver.last, totalSteps=self.step)
-        self._place.group.barrier()
+            self._context.rundir.mark_done(self._saver.last, totalSteps=self.step)
+        self._context.group.barrier()
 
     def end_steps(self, broken_off: bool = False) -> ExitCode:
         """No step follows: wait for the last checkpoint. Collective.
@@ -301,14 +301,14 @@ class Course:
             SaveFailed: it could not be written.
             Superseded: a newer generation has taken over.
         """
-        group, rundir, saver = self._place.group, self._place.rundir, self._saver
+        group, rundir, saver = self._context.group, self._context.rundir, self._saver
         complete = not self._stopping
         self.meter.close()
         self.meter.phase(SAVING)
         for _ in range(LAST_SAVE_TRIES):
             saver.wait()
             if saver.superseded:
-                raise Superseded(f"generation {self._place.generation} was superseded")
+                raise Superseded(f"generation {self._context.generation} was superseded")
             if group.tell({"saved": saver.last is not None and saver.last.step == self.step})["saved"]:
                 break
             self._save()
@@ -331,7 +331,7 @@ class Course:
         return more is None or more()
 
     def _after_step(self, busy_seconds: Callable[[], float], is_last: bool) -> None:
-        step, group, saver, meter = self.step, self._place.group, self._saver, self.meter
+        step, group, saver, meter = self.step, self._context.group, self._saver, self.meter
         every = self._checkpoints.every_steps
         save_due = every is not None and step % every == 0
         # A vote before each save: no useless loss gets into a checkpoint, and its steps are logged before it counts.
@@ -345,12 +345,12 @@ class Course:
         self._next_vote = step + verdict.steps_to_next
         self._stopping = verdict.stop and not is_last
         meter.agreed(verdict.losses, busy_seconds())
-        bad = self._health.first_bad(step - len(verdict.losses) + 1, verdict.losses)
+        bad = self._loss_spikes.first_bad(step - len(verdict.losses) + 1, verdict.losses)
         if bad is not None:
             self._go_back(bad, verdict.losses)
         if (save_due or verdict.save) and not is_last and not self._stopping:
             if saver.superseded:
-                raise Superseded(f"generation {self._place.generation} was superseded")
+                raise Superseded(f"generation {self._context.generation} was superseded")
             if not verdict.busy:
                 self._save()
             elif self._journal is not None:
@@ -359,13 +359,13 @@ class Course:
 
     def _save(self) -> None:
         """Stage a checkpoint of the state after `step`. Collective."""
-        self._place.group.copy_from_first(self._kept.local())
+        self._context.group.copy_from_first(self._train_state.local())
         position = self._data.position(self.data_step)
         self.meter.checkpoint_seconds += self._saver.save(self.step, position, self._contents())
 
     def _contents(self) -> Contents:
         try:
-            return self._kept.contents({"health": self._health.memory()})
+            return self._train_state.contents({"health": self._loss_spikes.memory()})
         except TypeError as error:
             raise ConfigurationError(str(error)) from error
 
@@ -375,23 +375,23 @@ class Course:
         at = bad_step - self.step - 1
         loss = losses[at] if -at <= len(losses) else None
         steps = self._data.data_steps or NO_END
-        generation = self._place.generation
-        known = [found.step for found in self._place.rundir.committed()] if self._place.group.rank == 0 else []
-        known = self._place.group.tell({"checkpoints": known})["checkpoints"]
+        generation = self._context.generation
+        known = [found.step for found in self._context.rundir.committed()] if self._context.group.rank == 0 else []
+        known = self._context.group.tell({"checkpoints": known})["checkpoints"]
         finite = loss if loss is not None and math.isfinite(loss) else None
         rewind = decide(self._rewinds, generation, bad_step, finite, steps, known)
         code, why = decision(rewind, bad_step, loss, len(self._rewinds))
         self.meter.close()
         if self._journal is not None:
             if rewind is None:
-                self._place.rundir.mark_failed("Diverged", why, code)
+                self._context.rundir.mark_failed("Diverged", why, code)
             else:
-                self._place.rundir.record_rewind(rewind)
+                self._context.rundir.record_rewind(rewind)
                 self._journal.write("rewind", **rewind.dump())
             self._journal.write("end", step=bad_step, why=why)
             self._journal.close()
             log.error("%s", why)
-        self._place.group.barrier()
+        self._context.group.barrier()
         raise WentBack(code, why)
 
 

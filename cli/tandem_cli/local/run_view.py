@@ -16,9 +16,9 @@ from tandem.rundir.ownership import ENDPOINT
 from tandem.snapshot import MemberView, Snapshot
 from tandem.status import CheckpointRef, Progress, Score, Status, Troubles
 from tandem.times import rfc3339
-from tandem_cli.kubernetes.happenings import Happening
+from tandem_cli.kubernetes.events import JobEvent
+from tandem_cli.kubernetes.job_view import JobSummary, JobView
 from tandem_cli.kubernetes.pods import Pod, State
-from tandem_cli.kubernetes.sight import JobSight, Sight
 from tandem_cli.local.known import is_alive, job_name, own_command
 from tandem_cli.terminal.summary import result
 
@@ -27,15 +27,15 @@ SECONDS = 2.0
 _STATES: dict[str, State] = {"joining": "starting", "running": "running", "leaving": "leaving"}
 
 
-def look(path: Path) -> Sight:
+def look(path: Path) -> JobView:
     """All about a run."""
     snapshot = _snapshot(path) if is_alive(path) else None
-    return Sight(
-        job=_job(path, snapshot), pods=_processes(snapshot) if snapshot is not None else (), happenings=happenings(path)
+    return JobView(
+        job=_job(path, snapshot), pods=_processes(snapshot) if snapshot is not None else (), job_events=job_events(path)
     )
 
 
-def look_briefly(path: Path) -> JobSight:
+def look_briefly(path: Path) -> JobSummary:
     """A run, without its processes and what happened to it."""
     return _job(path, _snapshot(path) if is_alive(path) else None)
 
@@ -48,9 +48,9 @@ def endpoint(path: Path) -> tuple[str, str] | None:
     return str(content["url"]).removeprefix("http://"), str(content["token"])
 
 
-def happenings(path: Path) -> tuple[Happening, ...]:
+def job_events(path: Path) -> tuple[JobEvent, ...]:
     """What the coordinator has said of a run, oldest first; what follows on itself is said once."""
-    found: list[Happening] = []
+    found: list[JobEvent] = []
     for line in _lines(path / "log" / "coordinator.jsonl"):
         if line.get("kind") != "event":
             continue
@@ -62,7 +62,7 @@ def happenings(path: Path) -> tuple[Happening, ...]:
             last = found.pop()
             first, count = last.first, last.count + 1
         warning = line.get("level") != "info"
-        found.append(Happening(at=at, first=first, who="", reason="", text=text, count=count, warning=warning))
+        found.append(JobEvent(at=at, first=first, who="", reason="", text=text, count=count, warning=warning))
     return tuple(found)
 
 
@@ -75,9 +75,9 @@ def _snapshot(path: Path) -> Snapshot | None:
     return None
 
 
-def _job(path: Path, snapshot: Snapshot | None) -> JobSight:
+def _job(path: Path, snapshot: Snapshot | None) -> JobSummary:
     alive = snapshot is not None or is_alive(path)
-    return JobSight(
+    return JobSummary(
         name=(snapshot.job if snapshot else "") or job_name(path) or path.resolve().name,
         namespace=str(path),
         uid="",

@@ -16,7 +16,7 @@ STEPPING, SILENT, OVER = "stepping", "silent", "over"
 its steps, whose time is not told."""
 
 
-class Account:
+class Goodput:
     """Counts seconds.
 
     Args:
