@@ -7,6 +7,7 @@
     charts/tandem/README.md                 every value of the chart
     docs/reference/job.schema.json          what an editor knows of a manifest
     docs/reference/*.md                     fields of a job, metrics, exit codes
+    docs/images/architecture.svg            the processes of a job
 
 `python -m tools --check` names those that are stale and ends with 1. Nothing that is installed imports this package; it
 needs a developer's environment (`make setup`).
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 
 from tools import chart, dashboards
 from tools.alerts import rules_yaml
+from tools.architecture import architecture_svg
 from tools.crd import crd_yaml
 from tools.editor import editor_json
 from tools.exits import exits_page
@@ -31,5 +33,6 @@ FILES: Mapping[str, Callable[[], str]] = {
     "docs/reference/job.md": reference_page,
     "docs/reference/metrics.md": metrics_page,
     "docs/reference/exit-codes.md": exits_page,
+    "docs/images/architecture.svg": architecture_svg,
 }
 """Path below the repository's root, and what makes the content."""
