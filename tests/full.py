@@ -1,10 +1,10 @@
 """`make e2e-full`: the full tier, which is everything that no other tier runs.
 
-    python -m tests.full              all of it; if it passes, docs/testing.md gets its result
+    python -m tests.full              all of it; if it passes, docs/development/testing.md gets its result
     python -m tests.full --touched    only what has to run again for the changes since that result
 
 The parts: tests of real processes and of the cluster that are marked `full`, Hypothesis tests with random examples,
-and a soak. Without a result in docs/testing.md, or with one of a commit that this clone does not know, every test is
+and a soak. Without a result in docs/development/testing.md, or with one of a commit that this clone does not know, every test is
 touched.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from tests.support import ROOT, tiers
 
-PAGE = ROOT / "docs" / "testing.md"
+PAGE = ROOT / "docs" / "development" / "testing.md"
 BEGIN, END = "<!-- the last result of the full tier -->", "<!-- end of the result -->"
 NOTHING_COLLECTED = 5
 SOAK_SECONDS = 200

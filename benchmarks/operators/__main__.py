@@ -4,7 +4,7 @@
     python -m benchmarks.operators --only scale --operators tandem kubeflow kubeflow=250   beside another operator
     python -m benchmarks.operators --table FILE…       tables of results that are there
 
-KUBECONFIG names the cluster (docs/testing.md says how to start one). Each part works in a namespace of its own, and
+KUBECONFIG names the cluster (docs/development/testing.md says how to start one). Each part works in a namespace of its own, and
 deletes it. Results go to runs/operator/, one record a line, with the load of the machine.
 
 Exit codes: 0 where all goals of `table` are met; 1 where one is missed; 3 where one could not be judged, because the
@@ -41,7 +41,7 @@ def main() -> None:
         _show([json.loads(line) for path in options.table for line in path.read_text().splitlines()])
         return
     if "KUBECONFIG" not in os.environ:
-        sys.exit("set KUBECONFIG to a cluster: `make cluster` starts one (docs/testing.md)")
+        sys.exit("set KUBECONFIG to a cluster: `make cluster` starts one (docs/development/testing.md)")
     # As Ctrl-C does: the operator and the proxy are ended, and the namespace is deleted.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
