@@ -4,8 +4,8 @@
     python -m tests.full --touched    only what has to run again for the changes since that result
 
 The parts: tests of real processes and of the cluster that are marked `full`, Hypothesis tests with random examples,
-and a soak. Without a result in docs/development/testing.md, or with one of a commit that this clone does not know, every test is
-touched.
+and a soak. Without a result in docs/development/testing.md, or with one of a commit that this clone does not know,
+every test is touched.
 """
 
 import argparse

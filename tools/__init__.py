@@ -20,9 +20,7 @@ from tools.alerts import rules_yaml
 from tools.architecture import architecture_svg
 from tools.crd import crd_yaml
 from tools.editor import editor_json
-from tools.exits import exits_page
-from tools.reference import reference_page
-from tools.signals import metrics_page
+from tools.reference import exits_page, job_page, metrics_page
 
 FILES: Mapping[str, Callable[[], str]] = {
     "charts/tandem/files/crd.yaml": crd_yaml,
@@ -30,7 +28,7 @@ FILES: Mapping[str, Callable[[], str]] = {
     **dashboards.FILES,
     **chart.FILES,
     "docs/reference/job.schema.json": editor_json,
-    "docs/reference/job.md": reference_page,
+    "docs/reference/job.md": job_page,
     "docs/reference/metrics.md": metrics_page,
     "docs/reference/exit-codes.md": exits_page,
     "docs/images/architecture.svg": architecture_svg,

@@ -1,13 +1,17 @@
-"""The reference page: every field with type, default, bounds and meaning, for people."""
+"""The reference pages: every field of a job, every metric and every exit code, for people."""
 
+import ast
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
+from tandem.exitcode import OF_COMMANDS, ExitCode
 from tandem.job import API_VERSION, KIND, DistributedTrainingJob
 from tandem.manifest.fields import ABSENT, Node, Path, describe, dotted, tree
+from tandem.metrics import ALL, COMMON, OPERATOR, Metric, OperatorMetric
 from tandem.model import Rule, Transition
 
-INTRODUCTION = f"""\
+JOB_HEAD = f"""\
 <!-- Generated from core/tandem/job.py by `make generate`; do not edit. -->
 # The {KIND}
 
@@ -15,12 +19,40 @@ Every field of a manifest with `apiVersion: {API_VERSION}`. `tandem validate FIL
 this page; the API server applies the same rules on `kubectl apply`. A field without a default may be left out unless
 it is marked *required*. Any field can be set on the command line: `tandem run FILE --set trainer.config.epochs=3`.
 """
+METRICS_HEAD = """\
+<!-- Generated from core/tandem/metrics.py by `make generate`; do not edit. -->
+# Metrics
+
+A job's coordinator answers `/metrics` on port 7070 with the job's token, and on port 7071 without it (on a laptop with
+`tandem run --metrics-port 7071`, for this machine alone). The operator answers on port 8080. Series of a rank, a worker
+or an evaluator disappear with it, and those of a job with its coordinator.
+
+The chart's monitors take `job` and `namespace` from the pod that is scraped, so that no pod can give numbers in
+another's name. Where you scrape in another way, set `honorLabels: true`, and scrape only pods that you trust.
+Counters begin anew with the process that counts; `rate` and `increase` know that. What is not known is absent,
+never 0.
+"""
+EXITS_HEAD = """\
+<!-- Generated from core/tandem/exitcode.py by `make generate`; do not edit. -->
+# Exit codes
+
+`tandem run` ends with the codes marked in the second column, every other `tandem` command with 0, 1, 2 or 130. The
+others are those of training processes, agents, evaluators and coordinators, as they stand in logs, pods and events.
+
+| code | `tandem` | name | meaning |
+|---|---|---|---|
+"""
+EXITS_FOOT = """
+A script of your own may end with any code; other than 0, it has failed, whatever the code means here. Of a process
+that a signal has ended, messages name the signal (`was killed by signal 9 (SIGKILL)`); a shell, and Kubernetes, say 128
+plus its number. 137 is SIGKILL, which the kernel also sends when memory runs out.
+"""
 
 
-def reference_page() -> str:
+def job_page() -> str:
     """The page as Markdown."""
     root = tree(DistributedTrainingJob)
-    parts = [INTRODUCTION]
+    parts = [JOB_HEAD]
     for path, node in _groups(root, ()):
         parts.append("\n".join(_section(path, node)))
     return "\n".join(parts)
@@ -76,3 +108,39 @@ def _default(node: Node) -> str:
     if isinstance(value, list):
         return f"`[{', '.join(str(item) for item in value)}]`"
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def metrics_page() -> str:
+    """The page as Markdown."""
+    jobs = ["## A job", "", f"Each also has the labels {' and '.join(f'`{name}`' for name in COMMON)}.", ""]
+    return "\n".join([METRICS_HEAD, *jobs, *_metrics(ALL), "", "## The operator", "", *_metrics(OPERATOR), ""])
+
+
+def _metrics(metrics: tuple[Metric, ...] | tuple[OperatorMetric, ...]) -> Iterator[str]:
+    yield "| name | kind | labels | meaning |"
+    yield "|---|---|---|---|"
+    for metric in metrics:
+        own = metric.own if isinstance(metric, Metric) else metric.labels
+        yield f"| `{metric.name}` | {metric.kind} | {', '.join(f'`{label}`' for label in own)} | {metric.help} |"
+
+
+def exits_page() -> str:
+    """The page as Markdown."""
+    meanings = _meanings()
+    rows = [
+        f"| {code.value} | {'yes' if code in OF_COMMANDS else ''} | `{code.name}` | {meanings[code.name]} |"
+        for code in ExitCode
+    ]
+    return EXITS_HEAD + "\n".join(rows) + "\n" + EXITS_FOOT
+
+
+def _meanings() -> dict[str, str]:
+    """What stands below each member in the source."""
+    body = ast.parse(inspect.getsource(ExitCode)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for member, words in zip(body.body, body.body[1:], strict=False):
+        if isinstance(member, ast.Assign) and isinstance(member.targets[0], ast.Name):
+            assert isinstance(words, ast.Expr)
+            found[member.targets[0].id] = " ".join(str(ast.literal_eval(words.value)).split())
+    return found

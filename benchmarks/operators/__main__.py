@@ -4,8 +4,8 @@
     python -m benchmarks.operators --only scale --operators tandem kubeflow kubeflow=250   beside another operator
     python -m benchmarks.operators --table FILE…       tables of results that are there
 
-KUBECONFIG names the cluster (docs/development/testing.md says how to start one). Each part works in a namespace of its own, and
-deletes it. Results go to runs/operator/, one record a line, with the load of the machine.
+KUBECONFIG names the cluster (docs/development/testing.md says how to start one). Each part works in a namespace of its
+own, and deletes it. Results go to runs/operator/, one record a line, with the load of the machine.
 
 Exit codes: 0 where all goals of `table` are met; 1 where one is missed; 3 where one could not be judged, because the
 rounds were too few, and none is missed.

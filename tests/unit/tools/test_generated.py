@@ -18,8 +18,7 @@ from tests.support import ROOT
 from tools import FILES
 from tools.crd import COLUMNS, crd
 from tools.editor import editor_schema
-from tools.exits import exits_page
-from tools.reference import reference_page
+from tools.reference import exits_page, job_page
 
 SCHEMA: dict[str, Any] = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
@@ -64,7 +63,7 @@ def test_stale_files_are_named_and_end_the_check_with_1(tmp_path: Path) -> None:
     result = check(tmp_path, "--check")
     assert (result.returncode, result.stdout) == (1, "docs/reference/job.md is stale; run: make generate\n")
     assert check(tmp_path).returncode == 0
-    assert stale.read_text() == reference_page()
+    assert stale.read_text() == job_page()
 
 
 def test_the_crd_file_is_the_crd() -> None:
@@ -162,8 +161,8 @@ def test_editors_complete_choices_and_refuse_unknown_fields() -> None:
     assert editor_schema()["properties"]["metadata"]["additionalProperties"] is True
 
 
-def test_the_reference_page_names_every_field_and_its_links_lead_somewhere() -> None:
-    page = reference_page()
+def test_the_job_page_names_every_field_and_its_links_lead_somewhere() -> None:
+    page = job_page()
     for path, _ in named(tree(DistributedTrainingJob)):
         assert f"`{path[-1]}`" in page
     anchors = {

@@ -7,9 +7,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from tandem_trainer.models.convolutional import baby_cnn, cnn
-from tandem_trainer.models.perceptron import simple_net
-from tandem_trainer.models.residual import resnet18
+from tandem_trainer.models.vision import baby_cnn, cnn, resnet18, simple_net
 
 BUILDERS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "cnn": cnn,
