@@ -26,7 +26,7 @@ from tandem.job import DistributedTrainingJob, OnExisting
 from tandem.launch import INCARNATION, JOB, POD, RUN_DIR, TOKEN, TOKEN_DIGEST, weakness
 from tandem.listening import EVERYWHERE, listen
 from tandem.mistake import UserError
-from tandem.ownership import Finding, Occupied, Unreadable, complete_moves, look, settle
+from tandem.ownership import Finding, Occupied, Unreadable, complete_moves, look, recorded, settle
 from tandem.prerequisites import pod, unmet
 from tandem.probe import lacks
 from tandem.reading import read_job
@@ -107,6 +107,7 @@ async def _serve(
         is_new = manifest is not None and _take(rundir, job)
         rundir.create()
         if manifest is not None:
+            job = recorded(rundir, job)
             rundir.write_job(job)
         if is_new:
             _refuse_what_cannot_run(rundir, job)
