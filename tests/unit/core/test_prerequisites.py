@@ -276,6 +276,22 @@ def test_more_ranks_than_cores_are_slow_and_no_mistake() -> None:
     assert found(job(workers={"replicas": 8})) == []
 
 
+def test_ranks_that_import_torch_each_by_itself_need_more_memory(folder: Path) -> None:
+    hundred, cold = {"replicas": 100}, {"warmStart": False}
+    (slow,) = found(job(workers=hundred))
+    assert not slow.fails
+    (refused,) = found(job(workers=hundred, elasticity=cold))
+    assert refused.fails
+    assert refused.message == "100 replicas take 33.7 GB of memory at least, and this machine has 17.2 GB on 2 cores"
+
+
+def test_of_a_cold_script_only_its_agents_are_known_to_import_torch(folder: Path) -> None:
+    of = {"trainer": {"command": ["true"]}, "elasticity": {"warmStart": False}}
+    (slow,) = found(job(workers={"replicas": 80}, **of))
+    assert not slow.fails
+    assert found(job(workers={"replicas": 100}, **of))[0].fails
+
+
 def test_a_batch_larger_than_the_data_is_one_step_and_no_mistake() -> None:
     (one,) = found(trains(globalBatchSize=5_000))
     assert not one.fails
