@@ -28,6 +28,7 @@ from tests.support import ROOT
 from tests.support.bad_surroundings import CASES, BadSurroundings, idx, safetensors, weights, whole_mnist, written
 from tests.support.failing_disk import unreadable
 from tests.support.manifests import job, run_directory
+from tests.support.rights import as_any_user
 
 LAPTOP = Machine(cores=2, memory=16 * 2**30, processes=32_768, has_gpu=False)
 TASK = {"task": "image-classification"}
@@ -62,7 +63,7 @@ def the_problem(case: BadSurroundings, folder: Path) -> Problem:
     text = yaml.safe_dump(case.job(folder), sort_keys=False)
     source = parse(text.encode(), "job.yaml")
     with pytest.raises(ManifestError) as caught:
-        refuse(found(job_of(source)), source)
+        refuse(as_any_user(lambda: found(job_of(source))), source)
     (problem,) = caught.value.problems
     if problem.line:
         assert problem.excerpt == text.splitlines()[problem.line - 1]
