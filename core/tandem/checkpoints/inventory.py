@@ -24,7 +24,7 @@ from tandem.durable import TEMPORARY, listed, read_json_or_none
 from tandem.job import DistributedTrainingJob
 from tandem.lineage import Chain, GenerationRecord, chain, counts
 from tandem.manifest import FILE, Broken, OtherFormat
-from tandem.ranking import Rank, deciding, direction, rank
+from tandem.ranking import Rank, deciding, direction, held_out, rank
 from tandem.retention import Keepers, reasons
 from tandem.rewind import Rewind, is_rewound, reach
 from tandem.rundir import ASIDE, BAD, RunDir
@@ -188,6 +188,7 @@ def _scored(entry: Entry, rundir: RunDir, job: DistributedTrainingJob | None, me
         entry,
         evaluation=progress,
         metrics=metrics,
+        validation=held_out(result),
         rank=rank(deciding(result), metric, direction(job, metric), reference.step, reference.generation),
         evaluated_samples=samples if isinstance(samples, int) else None,
     )

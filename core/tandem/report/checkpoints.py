@@ -12,7 +12,7 @@ import numpy as np
 from tandem.durable import read_json_or_none
 from tandem.manifest import Broken
 from tandem.numbers import whole
-from tandem.ranking import deciding, rank
+from tandem.ranking import deciding, held_out, rank
 from tandem.report.folder import folders, listed
 from tandem.report.lineage import Limits, counts
 from tandem.report.lines import Record, mapping, moment, number, text, within
@@ -147,6 +147,7 @@ def _evaluation(data: Record) -> Evaluation | None:
     return Evaluation(
         metrics=metrics,
         deciding=deciding(data),
+        validation=held_out(data),
         samples=whole(data.get("samples")),
         per_class_f1=_column(data.get("perClassF1")),
         confusion=_matrix(data.get("confusion")),
