@@ -18,6 +18,7 @@ from tandem.report.figures import world
 from tandem.report.reading import read
 from tandem.report.run import Run
 from tandem.report.summary import Summary, summarize, time_by_phase
+from tandem.report.writing import write
 from tandem.rundir import RunDir
 from tandem.snapshot import Snapshot
 from tandem.status import CheckpointRef, Status, Troubles
@@ -25,7 +26,8 @@ from tandem.troubles import told
 from tandem.view import summary as ending
 from tandem_coordinator.export import Figures, prometheus_text
 from tandem_coordinator.observer import Observed, RunDirectory
-from tandem_coordinator.page import pictures
+from tandem_coordinator.page import parts, pictures
+from tandem_coordinator.page.parts import Glance
 from tandem_coordinator.page.record import Record
 from tandem_coordinator.summary import Clock
 from tests.support.worlds.simulated_run import make_run
@@ -167,3 +169,7 @@ def test_troubles_are_told_of_a_run_that_has_ended_too(tmp_path: Path) -> None:
     views = Views(path)
     assert views.status.troubles == views.end.troubles == troubles
     assert list(told(views.status.troubles)) == [one for one in told(views.run.troubles) if one.level != "info"]
+    red = '<p class="why bad">the last 8 saves have failed: no space</p>'
+    assert red in write(path, png=False).page.read_text("utf-8")
+    glance = Glance(Snapshot(job="digits", time=NOW, status=views.status), 0)
+    assert red in parts.words(glance, views.record)["head"]
