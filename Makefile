@@ -92,7 +92,7 @@ soak: $(STAMP) ## Random faults against one job, everything checked after each; 
 soak-operator: $(STAMP) ## Hostile objects into an operator, each measured in time and memory (ARGS="--objects 10000 --seed 1"; some minutes)
 	@$(BIN)/python -m tests.soak.hostile $(ARGS)
 
-picture: $(STAMP) ## Take the picture on top of README anew, and those of the live page (quiet cores, Chromium)
+picture: $(STAMP) ## Take the pictures of README and the live page anew, and of both pages into runs/pictures (quiet cores, Chromium)
 	@$(BIN)/python -m tests.support.picture
 	@$(BIN)/python -m tests.support.page_pictures
 

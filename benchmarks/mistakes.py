@@ -1,9 +1,10 @@
 """How long a user waits to be told of a mistake: `python -m benchmarks.mistakes [--only manifests|surroundings]`.
 
 Each bad manifest goes through `tandem validate` and each job in bad surroundings through `tandem run`, as processes of
-their own. The table has the time from the start of the process to its end and the processor's time of it, the exit code
-and the first line of what was said. The goal: every one ends within SECONDS, with 2, with one message, and without a
-stack trace. Where only the clock says no and the processor's time is far below, others were busy: it is not judged.
+their own, without root's right to read everything. The table has the time from the start of the process to its end and
+the processor's time of it, the exit code and the first line of what was said. The goal: every one ends within SECONDS,
+with 2, with one message, and without a stack trace. Where only the clock says no and the processor's time is far below,
+others were busy: it is not judged.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from tandem_cli.local.placement import visible_gpus
 from tests.support.bad_manifests import CASES as MANIFESTS
 from tests.support.bad_surroundings import CASES as SURROUNDINGS
 from tests.support.processes import TANDEM, environment
+from tests.support.rights import AS_ANY_USER
 
 SECONDS = 2.0
 
@@ -49,7 +51,8 @@ class Row(NamedTuple):
 def called(name: str, words: list[str], folder: Path) -> Row:
     """One call of the command line."""
     began, before = time.perf_counter(), os.times()
-    result = subprocess.run([TANDEM, *words], cwd=folder, env=environment(), capture_output=True, text=True)
+    command = [*AS_ANY_USER, TANDEM, *words]
+    result = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
     seconds, after = time.perf_counter() - began, os.times()
     own = after.children_user + after.children_system - before.children_user - before.children_system
     told = result.stderr

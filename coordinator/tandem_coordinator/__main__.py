@@ -29,7 +29,7 @@ from tandem.manifest.reading import read_job
 from tandem.prerequisites import pod, unmet
 from tandem.rundir.durable import temporary_beside
 from tandem.rundir.layout import RunDir
-from tandem.rundir.ownership import Finding, Occupied, Unreadable, complete_moves, look, settle
+from tandem.rundir.ownership import Finding, Occupied, Unreadable, complete_moves, look, recorded, settle
 from tandem.rundir.probe import lacks
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.server import application, metrics_application
@@ -45,6 +45,11 @@ seconds."""
 COLLECT_AFTER = (50_000, 20, 100)
 """Thresholds of the garbage collector. With the usual ones it walks through the objects of thousands of connections
 again and again: with 10,000 agents half of the processor's time was its."""
+
+SUBMIT = "tandem submit FILE --set spec.checkpoint.onExisting"
+"""What the user types, up to the value."""
+MOST_DIFFERENCES = 3
+"""More differences between two jobs are counted, not listed: of a container's last words 500 characters are kept."""
 
 log = logging.getLogger("tandem.coordinator")
 
@@ -107,6 +112,7 @@ async def _serve(
         is_new = manifest is not None and _take(rundir, job)
         rundir.create()
         if manifest is not None:
+            job = recorded(rundir, job)
             rundir.write_job(job)
         if is_new:
             _refuse_what_cannot_run(rundir, job)
@@ -225,7 +231,10 @@ def _incarnation(rundir: RunDir) -> str | None:
 
 
 def _look(rundir: RunDir, job: DistributedTrainingJob, on_existing: OnExisting) -> Finding:
-    begin_anew = "set spec.checkpoint.onExisting to Fresh to begin anew (what is there is kept in its folder previous)"
+    begin_anew = (
+        f"set spec.checkpoint.onExisting to Fresh to begin anew ({SUBMIT}=Fresh; what is there is kept in its folder "
+        "previous)"
+    )
     try:
         return look(rundir, job, on_existing)
     except Unreadable:
@@ -236,10 +245,13 @@ def _look(rundir: RunDir, job: DistributedTrainingJob, on_existing: OnExisting) 
         if not found.differs:
             raise CannotStart(
                 f"{rundir.path} holds {found.saved}, and spec.checkpoint.onExisting is Refuse; "
-                f"set it to Resume to go on with that, or {begin_anew}"
+                f"set it to Resume to go on with that ({SUBMIT}=Resume), or {begin_anew}"
             ) from None
+        differs = "; ".join(found.differs[:MOST_DIFFERENCES])
+        if len(found.differs) > MOST_DIFFERENCES:
+            differs += f"; and {len(found.differs) - MOST_DIFFERENCES} more"
         raise CannotStart(
-            f"{rundir.path} holds {found.saved}, which this job cannot go on with ({'; '.join(found.differs)}); "
+            f"{rundir.path} holds {found.saved}, which this job cannot go on with ({differs}); "
             f"undo that, or {begin_anew}, or give the job another name"
         ) from None
 

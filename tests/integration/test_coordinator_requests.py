@@ -214,6 +214,27 @@ def test_a_file_with_another_number_of_workers_is_recorded_anew(tmp_path: Path) 
         process.communicate(timeout=SECONDS)
 
 
+def test_a_run_that_stays_complete_keeps_the_training_that_made_it(tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path)
+    rundir, given = coordinator.rundir, coordinator.rundir.read_job().dump()
+    for uid, epochs, replicas in (("first", 100, 2), ("second", 4, 3), ("third", 8, 3), ("fourth", 101, 3)):
+        given["metadata"]["annotations"] = {launch.INCARNATION: uid}
+        given["spec"]["trainer"]["config"] = {"epochs": epochs}
+        given["spec"]["workers"]["replicas"] = replicas
+        (tmp_path / "given.json").write_text(json.dumps(given))
+        if uid == "first":
+            rundir.write_job(DistributedTrainingJob.parse(given))
+            rundir.mark_done(None)
+            continue
+        with mock.patch.dict(os.environ, {launch.JOB: str(tmp_path / "given.json")}):
+            coordinator.start()
+        assert coordinator.kill(signal.SIGTERM) == 0
+        goes_on = epochs > 100
+        assert (rundir.done() is None) == goes_on, f"{epochs} epochs after 100 that were made"
+        recorded = rundir.read_job().spec
+        assert (recorded.trainer.settings.epochs, recorded.workers.replicas) == (101 if goes_on else 100, 3)
+
+
 def test_another_job_of_that_name_on_the_volume_of_one_that_failed_is_a_new_try(tmp_path: Path) -> None:
     coordinator = Coordinator(tmp_path)
     rundir = coordinator.rundir
@@ -246,6 +267,7 @@ def test_a_file_that_is_no_job_or_another_job_is_refused_and_changes_nothing(tmp
     assert f"{rundir.path} holds step-000000500, which this job cannot go on with" in complaint
     assert "(spec.trainer.config.seed: there 0, now 7)" in complaint
     assert "set spec.checkpoint.onExisting to Fresh" in complaint
+    assert "(tandem submit FILE --set spec.checkpoint.onExisting=Fresh; " in complaint
     assert rundir.job_file.read_bytes() == before
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.support import ROOT
 from tests.support.bad_surroundings import CASES, BadSurroundings
 from tests.support.processes import tandem
+from tests.support.rights import AS_ANY_USER
 
 SHOWN = [
     case
@@ -17,6 +18,7 @@ SHOWN = [
     if case.name
     in (
         "script-missing",
+        "script-unreadable",
         "module-missing",
         "program-not-executable",
         "label-out-of-range",
@@ -32,11 +34,20 @@ SHOWN = [
 @pytest.mark.parametrize("command", [["run"], ["validate", "--here"]], ids=" ".join)
 def test_it_ends_with_2_and_one_message(case: BadSurroundings, command: list[str], tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(json.dumps(case.job(tmp_path)))
-    result = tandem(*command, "job.json", cwd=tmp_path)
+    result = tandem(*command, "job.json", cwd=tmp_path, in_front=AS_ANY_USER)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.count("error:") == 1
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "runs/case").exists()
+
+
+@pytest.mark.parametrize("command", [["run"], ["validate"], ["submit"]], ids=" ".join)
+def test_a_manifest_that_may_not_be_read_is_told_in_one_line(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text((ROOT / "examples/digits.yaml").read_text())
+    (tmp_path / "job.yaml").chmod(0)
+    result = tandem(*command, "job.yaml", cwd=tmp_path, in_front=AS_ANY_USER)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "error: job.yaml cannot be read: Permission denied\n"
 
 
 def test_the_example_that_lacks_nothing_passes() -> None:

@@ -70,6 +70,12 @@ class TestFromBeginningToEnd:
         assert f"checkpoints/{best['name']}" in complete.output
         assert f"accuracy {100 * best['value']:.2f} %" in complete.output
 
+    def test_every_checkpoint_is_evaluated(self, complete: LocalRun) -> None:
+        saved = [line["step"] for line in complete.logged("checkpoint")]
+        assert saved[-1] == SHORT_STEPS
+        assert [result["step"] for result in evaluations(complete.path)] == saved
+        assert re.search(rf"evaluated +{len(saved)} checkpoints, none skipped\n", complete.output)
+
     def test_the_best_one_has_pictures_of_what_it_takes_for_something_else(self, complete: LocalRun) -> None:
         found, best = gallery(complete.run_dir), json.loads(complete.run_dir.best_file.read_text())
         assert found is not None

@@ -33,6 +33,11 @@ def called(run: LocalRun, *words: str) -> subprocess.CompletedProcess[str]:
     return tandem(*words, cwd=Path("/usr"), variables={"XDG_STATE_HOME": str(state), "PATH": "/usr/bin:/bin"})
 
 
+def test_a_path_with_spaces_is_quoted_where_it_is_to_be_typed(run: LocalRun) -> None:
+    assert " " in str(run.path)
+    assert f"live page: tandem open '{run.path}'" in run.output
+
+
 def test_it_is_found_by_its_name_wherever_it_is(run: LocalRun) -> None:
     listed = called(run, "ls")
     assert listed.stdout.splitlines()[0].split()[:3] == ["RUN", "NAME", "PHASE"]

@@ -19,7 +19,9 @@ BYTES, FLOATS = 0x08, 0x0D
 
 @dataclass(frozen=True)
 class BadSurroundings:
-    """One case. `job` makes what there is in an empty folder, the current one, and returns the manifest."""
+    """One case. `job` makes what there is in an empty folder, the current one, and returns the manifest.
+
+    To be looked at without root's rights (tests/support/rights.py): what nobody may read, root may."""
 
     name: str
     job: Callable[[Path], Manifest]
@@ -184,6 +186,22 @@ def _runs_is_a_file(folder: Path) -> Manifest:
     return _digits()
 
 
+def _runs_may_not_be_entered(folder: Path) -> Manifest:
+    (folder / "runs").mkdir(0)
+    return _digits()
+
+
+def _forbidden(name: str, job: Any) -> Any:
+    """The same, with a file or folder that nobody may read."""
+
+    def made(folder: Path) -> Manifest:
+        found: Manifest = job(folder)
+        (folder / name).chmod(0)
+        return found
+
+    return made
+
+
 def _damaged(content: bytes) -> bytes:
     packed = bytearray(gzip.compress(content))
     packed[len(packed) // 2] ^= 0xFF
@@ -222,6 +240,12 @@ CASES = (
         "script-linked-to-nothing", _linked("a.py", "gone.py"), _SECOND, "a link to gone.py, which is not there"
     ),
     BadSurroundings("script-linked-in-circles", _linked("a.py", "a.py"), _SECOND, "symbolic links|a link to"),
+    BadSurroundings(
+        "script-unreadable",
+        _forbidden("a.py", _command("python", "a.py", a__py=_SCRIPT)),
+        _SECOND,
+        "a.py cannot be read: Permission denied",
+    ),
     BadSurroundings("script-name-too-long", _command("python", "a" * 300 + ".py"), _SECOND, "too long"),
     BadSurroundings("home-not-expanded", _command("python", "~/train.py"), _SECOND, "~ is not expanded"),
     BadSurroundings("variable-not-expanded", _command("python", "$HOME/train.py"), _SECOND, "no shell reads this"),
@@ -265,6 +289,18 @@ CASES = (
     ),
     BadSurroundings("data-is-a-file", _mnist(_file_in_its_place), _PATH, "data is a file"),
     BadSurroundings("data-missing", _mnist(_emptied), _PATH, "lacks the training data"),
+    BadSurroundings(
+        "data-folder-unreadable",
+        _forbidden("data", _mnist(lambda _: None)),
+        _PATH,
+        "data cannot be read: Permission denied",
+    ),
+    BadSurroundings(
+        "images-unreadable",
+        _forbidden(f"data/{IMAGES}", _mnist(lambda _: None)),
+        _PATH,
+        f"{IMAGES} cannot be read as an IDX file: Permission denied$",
+    ),
     BadSurroundings("labels-missing", _mnist(lambda data: (data / LABELS).unlink()), _PATH, f"training data: {LABELS}"),
     BadSurroundings(
         "test-data-missing", _mnist(lambda data: (data / TEST_IMAGES).unlink()), _PATH, "test data.*evaluators"
@@ -344,6 +380,12 @@ CASES = (
     # Weights
     BadSurroundings("weights-missing", _initial(None), _WEIGHTS, "there is no file w.safetensors"),
     BadSurroundings(
+        "weights-unreadable",
+        _forbidden("w.safetensors", _initial(weights())),
+        _WEIGHTS,
+        "w.safetensors cannot be read: Permission denied",
+    ),
+    BadSurroundings(
         "weights-in-a-folder", _folder_of_weights, _WEIGHTS, "step is a folder", "step/weights.safetensors"
     ),
     BadSurroundings(
@@ -394,5 +436,6 @@ CASES = (
         "compiler",
         needs_no_gpu=True,
     ),
+    BadSurroundings("run-directory-forbidden", _runs_may_not_be_entered, "", "Permission denied|may not be"),
     BadSurroundings("run-directory-below-a-file", _runs_is_a_file, "", "is a file, and a folder is wanted"),
 )

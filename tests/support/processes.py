@@ -4,7 +4,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tandem_cli.local.guardian import MARK
@@ -30,6 +30,7 @@ def tandem(
     variables: Mapping[str, str] | None = None,
     before: str = "",
     file_bytes: int | None = None,
+    in_front: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """One call of the command line, to its end.
 
@@ -38,6 +39,7 @@ def tandem(
         variables: more of its environment.
         before: Python that runs in its process before the command does.
         file_bytes: no file may become larger than this, as if the disk were full.
+        in_front: a command that calls it, such as `tests.support.rights.AS_ANY_USER`.
     """
 
     def limit() -> None:
@@ -46,7 +48,7 @@ def tandem(
 
     program = [sys.executable, "-c", f"{before}\nfrom tandem_cli.main import main; main()"] if before else [TANDEM]
     result = subprocess.run(
-        [*program, *words],
+        [*in_front, *program, *words],
         cwd=cwd,
         env=environment(variables),
         input=stdin,

@@ -43,6 +43,8 @@ class Entry:
     """How far its evaluation is."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Its scores on the test data."""
+    validation: Mapping[str, float] = field(default_factory=dict)
+    """Its scores on the validation data, by which the best is chosen; empty where none is held out."""
     rank: Rank | None = None
     """Where it stands among the evaluated ones; None where it cannot become the best."""
     evaluated_samples: int | None = None

@@ -24,7 +24,7 @@ from tandem.rundir.checkpoint import FILE, Broken, OtherFormat
 from tandem.rundir.durable import TEMPORARY, listed, read_json_or_none
 from tandem.rundir.layout import ASIDE, BAD, RunDir
 from tandem.rundir.lineage import Chain, GenerationRecord, chain, counts
-from tandem.rundir.ranking import Rank, deciding, direction, rank
+from tandem.rundir.ranking import Rank, deciding, direction, held_out, rank
 from tandem.rundir.retention import Keepers, reasons
 from tandem.rundir.rewind import Rewind, is_rewound, reach
 from tandem_cli.checkpoints.entry import Entry, Inventory, Leftover, Progress, State
@@ -188,6 +188,7 @@ def _scored(entry: Entry, rundir: RunDir, job: DistributedTrainingJob | None, me
         entry,
         evaluation=progress,
         metrics=metrics,
+        validation=held_out(result),
         rank=rank(deciding(result), metric, direction(job, metric), reference.step, reference.generation),
         evaluated_samples=samples if isinstance(samples, int) else None,
     )

@@ -92,6 +92,7 @@ def entry_json(entry: Entry, metric: str) -> dict[str, Any]:
         "evaluation": entry.evaluation,
         "score": entry.metrics.get(metric),
         "metrics": dict(entry.metrics),
+        "validation": dict(entry.validation) or None,
         "latest": entry.is_latest,
         "best": entry.is_best,
         "final": entry.is_final,

@@ -1,6 +1,6 @@
 """One checkpoint in words: where it stands, where it comes from, how it scored, what is in it, and why it is kept."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
@@ -107,10 +107,13 @@ def _shortened(phrases: list[str]) -> list[str]:
 def _evaluation(entry: Entry, inventory: Inventory) -> list[tuple[str, str]]:
     match entry.evaluation:
         case "evaluated":
-            scores = ", ".join(f"{metric_name(name)} {score(name, value)}" for name, value in entry.metrics.items())
+            scores = _scores(entry.metrics)
             of = f" over {entry.evaluated_samples:,} samples" if entry.evaluated_samples else ""
             best = f"; the best {metric_name(inventory.metric)} there is" if entry.is_best else ""
-            return [("evaluated", f"{scores}{of}{best}")]
+            told = [("evaluated", f"{scores}{of}{best}")]
+            if entry.validation:
+                told.append(("validation", f"{_scores(entry.validation)}, by which the best is chosen"))
+            return told
         case "skipped":
             return [("evaluated", "no: evaluators passed it over")]
         case "begun":
@@ -119,6 +122,10 @@ def _evaluation(entry: Entry, inventory: Inventory) -> list[tuple[str, str]]:
             return [("evaluated", "not yet")]
         case "off":
             return [("evaluated", "no: this job has no evaluators")]
+
+
+def _scores(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{metric_name(name)} {score(name, value)}" for name, value in metrics.items())
 
 
 def _kept(entry: Entry, inventory: Inventory) -> str:

@@ -32,6 +32,7 @@ from tandem.rundir.ownership import (
     complete_moves,
     look,
     others_in,
+    recorded,
     settle,
 )
 from tandem.rundir.probe import lacks
@@ -101,7 +102,7 @@ def claim(path: Path, job: DistributedTrainingJob, fresh: bool, again: str) -> C
             notes = _notes(run_dir, job, found)
             settle(run_dir, found)
             run_dir.create()
-            run_dir.write_job(_recorded(run_dir, job))
+            run_dir.write_job(recorded(run_dir, job))
     except BaseException:
         os.close(lock)
         raise
@@ -199,14 +200,6 @@ def _look(run_dir: RunDir, job: DistributedTrainingJob, fresh: bool, again: str)
             f"{run_dir.path} holds {found.saved}, which this job cannot go on with:\n{what}\n"
             f"Undo that to go on, give another --run-dir, or begin anew {keeping}: {again}"
         ) from None
-
-
-def _recorded(run_dir: RunDir, job: DistributedTrainingJob) -> DistributedTrainingJob:
-    """The job to be recorded: of a run that stays complete, nothing will be trained in another way than it was."""
-    if run_dir.done() is None:
-        return job
-    trainer = run_dir.read_job().spec.trainer
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"trainer": trainer})})
 
 
 def _notes(run_dir: RunDir, job: DistributedTrainingJob, found: Finding) -> list[str]:

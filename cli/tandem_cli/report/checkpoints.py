@@ -13,7 +13,7 @@ from tandem.numbers import whole
 from tandem.rundir.checkpoint import Broken
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import BAD, STALE, RunDir
-from tandem.rundir.ranking import deciding, rank
+from tandem.rundir.ranking import deciding, held_out, rank
 from tandem_cli.report.folder import folders, listed
 from tandem_cli.report.lineage import Limits, counts
 from tandem_cli.report.lines import Record, mapping, moment, number, text, within
@@ -147,6 +147,7 @@ def _evaluation(data: Record) -> Evaluation | None:
     return Evaluation(
         metrics=metrics,
         deciding=deciding(data),
+        validation=held_out(data),
         samples=whole(data.get("samples")),
         per_class_f1=_column(data.get("perClassF1")),
         confusion=_matrix(data.get("confusion")),

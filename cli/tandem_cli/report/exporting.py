@@ -51,6 +51,8 @@ def _tables(run: Run) -> dict[str, Table]:
     steps, rates = run.counted, run.rates
     evaluated = [(one, one.evaluation) for one in run.checkpoints if one.evaluation is not None]
     metrics = sorted({name for _, evaluation in evaluated for name in evaluation.metrics})
+    names = sorted({name for _, evaluation in evaluated for name in evaluation.validation})
+    held_out = {name: f"validation{name[:1].upper()}{name[1:]}" for name in names}
     ranks = [(f"{use.kind}Busy", use.name, use.time, use.busy) for use in run.uses]
     ranks += [("workSeconds", one.rank, one.time, one.value) for one in run.busy]
     ranks += [("gpuMemoryBytes", one.rank, one.time, one.value) for one in run.memory]
@@ -64,11 +66,12 @@ def _tables(run: Run) -> dict[str, Table]:
             zip(rates.time, _steps_at(run), rates.throughput, *rates.phases.values(), strict=True),
         ),
         "evaluations": (
-            ("checkpoint", "step", "generation", "time", "samples", *metrics, "counts", "best"),
+            ("checkpoint", "step", "generation", "time", "samples", *metrics, *held_out.values(), "counts", "best"),
             (
                 (
                     *(one.name, one.step, one.generation, found.finished_at, found.samples),
                     *(found.metrics.get(name) for name in metrics),
+                    *(found.validation.get(name) for name in held_out),
                     *(int(one.counts), int(one is run.best)),
                 )
                 for one, found in evaluated
@@ -101,6 +104,8 @@ def _points(run: Run) -> Iterator[Point]:
             at = one.evaluation.finished_at or one.at or run.started_at
             for name, value in one.evaluation.metrics.items():
                 yield from _known(f"evaluation/{name}", [value], [one.step], [at])
+            for name, value in one.evaluation.validation.items():
+                yield from _known(f"validation/{name}", [value], [one.step], [at])
 
 
 def _known(tag: str, values: Iterable[float], steps: Iterable[int], times: Iterable[float]) -> Iterator[Point]:

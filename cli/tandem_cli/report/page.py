@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from tandem import charts
 from tandem.charts import palette
-from tandem.formatting import duration, metric_name, moment, number, reason, score, several, share, size
+from tandem.formatting import duration, metric_name, moment, number, on_validation, reason, score, several, share, size
 from tandem.troubles import told
 from tandem_cli.report.run import Checkpoint, Generation, Run
 from tandem_cli.report.summary import Summary
@@ -123,7 +123,7 @@ def _tiles(run: Run, summary: Summary) -> Iterable[tuple[str, str, str, str]]:
             "best",
             f"Best test {metric_name(run.metric)}",
             score(run.metric, best.metrics[run.metric]),
-            f"at step {run.best.step:,}",
+            f"at step {run.best.step:,}{on_validation(run.metric, best.validation)}",
         )
         if best and run.best
         else ("", f"Best test {metric_name(run.metric)}", "–", "nothing evaluated")
@@ -168,10 +168,12 @@ def _checkpoints(run: Run) -> str:
         return ""
     best = run.best
     shown = _last(run.checkpoints, [c for c in run.checkpoints if c is best or c.bad])
-    rows = "".join(_checkpoint(checkpoint, run, checkpoint is best) for checkpoint in shown)
+    holds_out = any(c.evaluation and c.evaluation.validation for c in run.checkpoints)
+    rows = "".join(_checkpoint(checkpoint, run, checkpoint is best, holds_out) for checkpoint in shown)
     heads = _heads(
         ("Step", True), ("Generation", True), ("At", True), ("Size", True), ("Stall", True), ("Commit", True),
-        (metric_name(run.metric).capitalize(), True), ("Loss", True), ("Evaluation", False),
+        (metric_name(run.metric).capitalize(), True), *([("Validation", True)] if holds_out else []), ("Loss", True),
+        ("Evaluation", False),
     )  # fmt: skip
     return (
         f"<section><h2>Checkpoints</h2>{_left_out(len(run.checkpoints) - len(shown))}"
@@ -179,8 +181,9 @@ def _checkpoints(run: Run) -> str:
     )
 
 
-def _checkpoint(checkpoint: Checkpoint, run: Run, best: bool) -> str:
+def _checkpoint(checkpoint: Checkpoint, run: Run, best: bool, holds_out: bool) -> str:
     metrics = checkpoint.evaluation.metrics if checkpoint.evaluation else {}
+    validation = checkpoint.evaluation.validation if checkpoint.evaluation else {}
     at = duration(checkpoint.at - run.started_at) if checkpoint.at is not None else "–"
     value, loss = metrics.get(run.metric), metrics.get("loss")
     kind = "best" if best else "off" if not checkpoint.counts else ""
@@ -194,6 +197,7 @@ def _checkpoint(checkpoint: Checkpoint, run: Run, best: bool) -> str:
             duration(checkpoint.stall_seconds),
             duration(checkpoint.commit_seconds),
             "–" if value is None or value != value else score(run.metric, value),
+            *([score(run.metric, validation[run.metric]) if run.metric in validation else "–"] if holds_out else []),
             "–" if loss is None or loss != loss else number(float(loss)),
         )
         + f'<td class="long">{_fate(checkpoint)}</td></tr>'

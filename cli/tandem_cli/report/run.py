@@ -124,6 +124,8 @@ class Evaluation:
     """What was measured on the test data."""
     deciding: dict[str, float] = field(default_factory=dict)
     """By what it is compared with others: on the validation data, where the job holds some out."""
+    validation: dict[str, float] = field(default_factory=dict)
+    """What was measured on the validation data; empty where none is held out."""
     samples: int | None = None
     """Evaluated samples."""
     per_class_f1: Floats = field(default_factory=lambda: np.empty(0))

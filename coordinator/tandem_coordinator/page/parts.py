@@ -16,6 +16,7 @@ from tandem.formatting import (
     metric_name,
     moment,
     number,
+    on_validation,
     reason,
     score,
     several,
@@ -60,7 +61,7 @@ def words(glance: Glance, record: Record | None, complaint: str = "") -> dict[st
     return {
         "head": _head(snapshot),
         "note": _note(record, complaint),
-        "tiles": _tiles(snapshot.status),
+        "tiles": _tiles(snapshot.status, record),
         "members": _members(glance),
         "generations": _generations(snapshot, record),
         "checkpoints": _checkpoints(snapshot.status, record),
@@ -121,7 +122,7 @@ def _note(record: Record | None, complaint: str) -> str:
     return ""
 
 
-def _tiles(status: Status) -> str:
+def _tiles(status: Status, record: Record | None) -> str:
     best, newest, workers, use = (
         status.best_checkpoint,
         status.latest_checkpoint,
@@ -135,7 +136,7 @@ def _tiles(status: Status) -> str:
             "best",
             f"Best test {metric_name(best.metric)}" if best else "Best score",
             score(best.metric, best.value) if best else "–",
-            f"at step {best.step:,}" if best else "nothing evaluated yet",
+            f"at step {best.step:,}{_on_validation(status, record)}" if best else "nothing evaluated yet",
         ),
         ("", "Training loss", number(status.loss), ""),
         ("", "Throughput", number(status.throughput), "samples a second"),
@@ -164,6 +165,15 @@ def _tiles(status: Status) -> str:
         f'<div class="{kind}"><dt>{_text(name)}</dt><dd>{_text(value)}</dd><dd class="more">{_text(more)}</dd></div>'
         for kind, name, value, more in tiles
     )
+
+
+def _on_validation(status: Status, record: Record | None) -> str:
+    """By which score the best was chosen, where data is held out."""
+    if status.best_checkpoint is None or record is None:
+        return ""
+    results = record.results.found.items()
+    scores = next((one.validation for key, one in results if _is_best(key, status, record)), {})
+    return on_validation(status.best_checkpoint.metric, scores)
 
 
 def _use_tile(gpu: float | None, trainer: float | None, evaluator: float | None) -> tuple[str, str, str, str]:
@@ -248,9 +258,11 @@ def _checkpoints(status: Status, record: Record | None) -> str:
     metric = scored.metric if scored is not None else "accuracy"
     shown = keys[:MOST_CHECKPOINTS]
     shown += [key for key in keys[MOST_CHECKPOINTS:] if _is_best(key, status, record)][:1]
-    rows = "".join(_checkpoint(key, metric, status, record) for key in shown)
-    heads = _heads(("Step", True), ("At", True), (metric_name(metric).capitalize(), True), ("Loss", True),
-                   ("Size", True), ("Stall", True), ("Generation", True), ("Evaluation", False))  # fmt: skip
+    holds_out = any(one.validation for one in record.results.found.values())
+    rows = "".join(_checkpoint(key, metric, status, record, holds_out) for key in shown)
+    heads = _heads(("Step", True), ("At", True), (metric_name(metric).capitalize(), True),
+                   *([("Validation", True)] if holds_out else []), ("Loss", True), ("Size", True), ("Stall", True),
+                   ("Generation", True), ("Evaluation", False))  # fmt: skip
     return _table(heads, rows) + _left_out(len(keys) - len(shown))
 
 
@@ -259,19 +271,21 @@ def _is_best(key: Key, status: Status, record: Record) -> bool:
     return best is not None and result is not None and key[0] == best.name and record.counts(result.checkpoint)
 
 
-def _checkpoint(key: Key, metric: str, status: Status, record: Record) -> str:
+def _checkpoint(key: Key, metric: str, status: Status, record: Record, holds_out: bool) -> str:
     save, result = record.saves.get(key), record.results.found.get(key)
     reference = save.checkpoint if save else result.checkpoint if result else None
     assert reference is not None, "a key is of one of the two"
     counting = record.counts(reference)
     metrics = result.metrics if result else {}
     value, loss = metrics.get(metric), metrics.get("loss")
+    validation = result.validation.get(metric) if result else None
     kind = "best" if _is_best(key, status, record) else "" if counting else "off"
     return (
         f'<tr class="{kind}">'
         + _number(f"{reference.step:,}")
         + f'<td class="n">{_time(save.at) if save else "–"}</td>'
         + _number("–" if value is None else score(metric, value))
+        + (_number("–" if validation is None else score(metric, validation)) if holds_out else "")
         + _number(number(loss))
         + _number(size(save.size if save else None))
         + _number(duration(save.stall_seconds if save else None))

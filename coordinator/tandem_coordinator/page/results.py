@@ -9,6 +9,7 @@ from typing import Any
 from tandem.numbers import finite
 from tandem.rundir.durable import listed, read_json_or_none
 from tandem.rundir.layout import RunDir
+from tandem.rundir.ranking import held_out
 from tandem.status import CheckpointRef
 
 MOST_FOLDERS = 1000
@@ -30,6 +31,8 @@ class Result:
     checkpoint: CheckpointRef
     metrics: dict[str, float]
     """Finite ones alone; empty if it was passed over."""
+    validation: dict[str, float]
+    """Those on the validation data; empty where none is held out."""
     finished_at: float | None
     skipped: bool = False
 
@@ -77,9 +80,9 @@ class Results:
             content = read_json_or_none(path)
             content = content if isinstance(content, dict) else {}
             if name[2]:
-                yield Result(reference, {}, finite(content.get("at")), skipped=True)
+                yield Result(reference, {}, {}, finite(content.get("at")), skipped=True)
             elif metrics := _metrics(content.get("metrics")):
-                yield Result(reference, metrics, finite(content.get("finishedAt")))
+                yield Result(reference, metrics, held_out(content), finite(content.get("finishedAt")))
 
 
 def _metrics(value: Any) -> dict[str, float]:

@@ -183,7 +183,8 @@ def _fault(pair: tuple[Path, Path], settings: ImageClassification, split: Split,
         except (OSError, EOFError, zlib.error) as error:
             if may_pass(error):
                 raise
-            return f"{path} cannot be read as an IDX file: {error}"
+            why = error.strerror if isinstance(error, PermissionError) else error
+            return f"{path} cannot be read as an IDX file: {why}"
     of_labels, of_images = sizes
     if len(of_images) != 3 or len(of_labels) != 1:
         return f"{images} and {labels} are not images and labels of the same samples"

@@ -23,6 +23,9 @@ from tandem.unmet import Unmet
 AGENT_BYTES, RANK_BYTES, EVALUATOR_BYTES = 64 * 2**20, 28 * 2**20, 96 * 2**20
 """What a process has for itself at least, beside what all share: an agent with its fork server, a rank, an evaluator of
 the smallest built-in model (torch 2.15 on a CPU: 66, 29 and 360 MiB)."""
+COLD_BYTES = 160 * 2**20
+"""The same of an agent or a rank that imports torch by itself: half of what was measured (torch 2.15 for CUDA on a CPU:
+304 and 387 MiB), for builds of torch differ."""
 FLOAT = 4
 """Bytes."""
 MOST_RANKS_ON_A_CORE = 4
@@ -64,7 +67,8 @@ def _load(job: DistributedTrainingJob, there: Machine) -> Iterator[Unmet]:
     if evaluation.processes > ranks:
         field = ("spec", "evaluators", "replicas")
         what = f"{evaluation.processes:,} evaluator processes"
-    needed = workers.replicas * AGENT_BYTES + ranks * RANK_BYTES + evaluation.processes * EVALUATOR_BYTES
+    agent, rank = _training_bytes(job)
+    needed = workers.replicas * agent + ranks * rank + evaluation.processes * EVALUATOR_BYTES
     processes = workers.replicas + ranks + evaluation.processes
     if there.memory is not None and needed > there.memory:
         message = f"{what} take {size(needed)} of memory at least, and this machine has "
@@ -74,6 +78,14 @@ def _load(job: DistributedTrainingJob, there: Machine) -> Iterator[Unmet]:
         yield Unmet(field, message)
     elif ranks > MOST_RANKS_ON_A_CORE * there.cores:
         yield Unmet(field, f"{ranks:,} training processes share {_cores(there)}; this is slow", fails=False)
+
+
+def _training_bytes(job: DistributedTrainingJob) -> tuple[int, int]:
+    """What an agent and a rank take at least. An agent always imports torch; whether a script of the user's own does is
+    not known."""
+    if job.spec.elasticity.warm_start:
+        return AGENT_BYTES, RANK_BYTES
+    return COLD_BYTES, RANK_BYTES if job.spec.trainer.task is None else COLD_BYTES
 
 
 def _task(job: DistributedTrainingJob, there: Machine, site: Site) -> Iterator[Unmet]:

@@ -119,6 +119,19 @@ def settle(run_dir: RunDir, finding: Finding) -> None:
             replace_json(file, content | none)
 
 
+def recorded(run_dir: RunDir, job: DistributedTrainingJob) -> DistributedTrainingJob:
+    """The job to be recorded: of a run that stays complete, nothing will be trained in another way than it was. To be
+    called after `settle`.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if run_dir.done() is None or not run_dir.job_file.exists():
+        return job
+    trainer = run_dir.read_job().spec.trainer
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"trainer": trainer})})
+
+
 def complete_moves(run_dir: RunDir) -> None:
     """Complete what a crash has interrupted. To be called before `look`."""
     for name in EARLIER:

@@ -42,10 +42,17 @@ def direction(job: DistributedTrainingJob | None, metric: str) -> Goal:
 
 def deciding(result: Mapping[str, Any]) -> dict[str, float]:
     """The scores by which a merged result is compared with others: those that are numbers, by metric."""
-    tested, held_out = _scores(result), result.get(VALIDATION)
-    if not isinstance(held_out, Mapping):
+    tested = _scores(result)
+    if not isinstance(result.get(VALIDATION), Mapping):
         return tested
-    return _scores(held_out) if LOSS in tested else {}
+    return held_out(result) if LOSS in tested else {}
+
+
+def held_out(result: Mapping[str, Any]) -> dict[str, float]:
+    """The scores of a merged result on the validation data: those that are numbers, by metric; none where no data is
+    held out."""
+    part = result.get(VALIDATION)
+    return _scores(part) if isinstance(part, Mapping) else {}
 
 
 def _scores(part: Mapping[str, Any]) -> dict[str, float]:

@@ -44,6 +44,8 @@ class Script:
     stop_after: int | None = None
     """Nothing is written after that step: all was killed."""
     keep_last: int = 3
+    holds_out: bool = False
+    """Whether there is validation data, on which scores fall while they rise on the test data."""
     gpus: bool = False
     classes: int = 10
     seed: int = 0
@@ -262,12 +264,14 @@ class Simulation:
         accuracy = float(hits.sum() / confusion.sum())
         folder = self.rundir.evaluations / reference.name
         folder.mkdir(exist_ok=True)
+        held_out = {"loss": 0.5, "accuracy": 0.9 - 0.4 * reference.step / self.script.steps, "macroF1": 0.5}
         replace_json(
             folder / f"g{reference.generation:06d}.json",
             {
                 **{"checkpoint": reference.name, "step": reference.step, "generation": reference.generation},
                 **{"samples": int(confusion.sum()), "perClassF1": f1.tolist(), "confusion": confusion.tolist()},
                 "metrics": {"loss": 3 * (1 - accuracy), "accuracy": accuracy, "macroF1": float(f1.mean())},
+                **({"validation": {"samples": 100, "metrics": held_out}} if self.script.holds_out else {}),
                 **{"startedAt": begin, "finishedAt": end},
             },
             durable=False,

@@ -307,6 +307,19 @@ class TestTheStory:
         assert "weights.safetensors" in told
         assert "tandem 0.1.0" in told
 
+    def test_tells_the_score_on_validation_data_by_which_the_best_is_chosen(self, run: SmallRun) -> None:
+        run.begin(1)
+        for step, accuracy, held_out in ((100, 0.9, 0.6), (200, 0.7, 0.8)):
+            run.evaluate(run.save(step), accuracy, validation={"metrics": {"accuracy": held_out, "loss": 1.0}})
+        run.save(300, accuracy=0.5)
+        inventory = look(run.rundir)
+        told = text(story.lines(choose(inventory, "200"), inventory, None))
+        assert "accuracy 70.00 %, loss 0.5000, macro F1 70.00 % over 20 samples; the best accuracy there is" in told
+        assert "validation   accuracy 80.00 %, loss 1.000, by which the best is chosen" in told
+        assert "validation" not in text(story.lines(choose(inventory, "300"), inventory, None))
+        shown = {one["step"]: one["validation"] for one in listing.as_json(inventory)["checkpoints"]}
+        assert shown == {100: {"accuracy": 0.6, "loss": 1.0}, 200: {"accuracy": 0.8, "loss": 1.0}, 300: None}
+
     def test_a_lost_record_ends_the_lineage_where_it_is_lost(self, tmp_path: Path) -> None:
         run = messy(tmp_path)
         (run.rundir.generations / "000001.json").unlink()

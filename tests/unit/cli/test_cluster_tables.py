@@ -74,6 +74,15 @@ def test_one_job_has_every_fact_in_words() -> None:
     assert "Running    yes  2 min 12 s" in text
 
 
+def test_each_trouble_has_a_row() -> None:
+    failing = {"savesFailed": 9, "savesFailedInARow": 8, "saveMessage": "no space", "linesLost": 327}
+    rows = [line for line in drawn(view(RUNNING | {"troubles": failing})).splitlines() if "trouble" in line]
+    assert rows[0] == "  trouble      the last 8 saves have failed: no space"
+    assert len(rows) == 2
+    assert "327" in rows[1]
+    assert "trouble" not in drawn(view(RUNNING))
+
+
 def test_a_pod_that_does_not_run_says_why() -> None:
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}}
     assert "ImagePullBackOff: Back-off pulling image" in drawn(view(RUNNING, fake.pod("worker", 0, waiting)))

@@ -8,7 +8,7 @@ import pytest
 
 from tandem.errors import UserError
 from tandem_cli.commands.export import Format, export
-from tandem_cli.report.exporting import write_csv, write_tensorboard
+from tandem_cli.report.exporting import _points, write_csv, write_tensorboard
 from tandem_cli.report.reading import read
 from tandem_cli.report.run import Run
 from tests.support.worlds.simulated_run import make_run
@@ -39,6 +39,21 @@ def test_each_kind_of_thing_has_a_file_with_all_of_it(run: Run, tmp_path: Path) 
     assert not [cell for rows_ in written.values() for row in rows_ for cell in row.values() if cell == "nan"]
 
 
+def test_scores_on_validation_data_have_columns_of_their_own(tmp_path: Path) -> None:
+    found = read(make_run(tmp_path / "run", steps=100, every=50, holds_out=True))
+    write_csv(found, tmp_path / "csv")
+    first, last = rows(tmp_path / "csv/evaluations.csv")
+    assert [float(row["validationAccuracy"]) for row in (first, last)] == pytest.approx([0.7, 0.5])
+    assert (first["validationLoss"], first["validationMacroF1"]) == ("0.5", "0.5")
+    assert float(first["accuracy"]) < float(last["accuracy"])
+    assert (first["best"], last["best"]) == ("1", "0")
+
+
+def test_without_validation_data_there_are_none(run: Run, tmp_path: Path) -> None:
+    write_csv(run, tmp_path / "csv")
+    assert "validation" not in (tmp_path / "csv/evaluations.csv").read_text()
+
+
 def test_tensorboard_reads_steps_scores_and_times(run: Run, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -53,6 +68,12 @@ def test_tensorboard_reads_steps_scores_and_times(run: Run, tmp_path: Path) -> N
     assert [event.step for event in losses] == run.counted.step.tolist()
     assert [event.wall_time for event in losses] == pytest.approx(run.counted.time.tolist())
     assert [event.tensor_proto.float_val[0] for event in losses] == pytest.approx(run.counted.loss.tolist())
+
+
+def test_tensorboard_has_scores_on_validation_data(tmp_path: Path) -> None:
+    found = read(make_run(tmp_path / "run", steps=100, every=50, holds_out=True))
+    told = [point for point in _points(found) if point[0] == "validation/accuracy"]
+    assert [(step, value) for _, value, step, _ in told] == [(50, pytest.approx(0.7)), (100, pytest.approx(0.5))]
 
 
 def test_a_folder_with_something_in_it_is_not_mixed_with_a_log(tmp_path: Path) -> None:

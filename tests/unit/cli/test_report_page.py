@@ -216,6 +216,18 @@ class TestOddRuns:
         assert "nothing evaluated" in words
         assert "EVALUATION" not in words
 
+    def test_with_validation_data_say_by_which_score_the_best_was_chosen(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path / "held-out", steps=100, every=50, holds_out=True)
+        page = tree(write(path, png=False).page.read_text("utf-8"))
+        assert "at step 50 · 70.00 % on validation data" in "".join(page.itertext())
+        head, *rows = list(next(page.iter("table")).iter("tr"))
+        place = [cell.text for cell in head].index("Validation")
+        assert head[place - 1].text == "Accuracy"
+        assert [row[place].text for row in rows] == ["70.00 %", "50.00 %"]
+        without = small(tmp_path / "all", steps=100, every=50)
+        assert "Validation" not in without
+        assert "on validation data" not in without
+
     def test_of_hundreds_of_ranks_and_dozens_of_evaluators_have_a_dozen_rows_each(self, tmp_path: Path) -> None:
         words = small(tmp_path, steps=100, workers=100, evaluators=30)
         assert "rank 0 to 8" in words

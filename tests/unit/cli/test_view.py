@@ -138,6 +138,10 @@ def test_of_a_long_path_the_end_is_shown() -> None:
     assert foot == "  …handwriting/runs/digits Ctrl-C saves and leaves"
 
 
+def test_a_path_with_a_space_is_quoted_where_it_is_to_be_typed() -> None:
+    assert drawn(scene(run_dir="a b"))[-1].startswith("  live page: tandem open 'a b'  ")
+
+
 def test_a_script_that_says_nothing_of_its_steps_runs_and_its_last_line_is_shown() -> None:
     opened = GenerationView(generation=1, world_size=2, members=[], opened_at=NOON - 70, reason="Started")
     status = Status(phase="Running", workers=Members(desired=2, ready=2), world_size=2, generation=1)

@@ -3,16 +3,25 @@
 import io
 
 import pytest
-from rich.console import Console
+from rich.console import Console, Group
 
 from tandem_cli.terminal.summary import Result, complete
 
 
 def first_line(found: Result, seconds: float | None, before: int | None = None) -> str:
-    file = io.StringIO()
     told = complete("digits", found, "runs/digits", seconds, evaluates=True, before=before)
-    Console(file=file, width=200).print(told)
-    return file.getvalue().splitlines()[0]
+    return words(told).splitlines()[0]
+
+
+def words(shown: Group) -> str:
+    file = io.StringIO()
+    Console(file=file, width=200).print(shown)
+    return file.getvalue()
+
+
+def test_what_is_to_be_typed_is_quoted_where_a_path_has_a_space() -> None:
+    assert "tandem report 'runs/a b'\n" in words(complete("digits", Result(step=1), "runs/a b", 1.0, evaluates=True))
+    assert "tandem report runs/ab\n" in words(complete("digits", Result(step=1), "runs/ab", 1.0, evaluates=True))
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,19 @@ class TestThePage:
         ):
             assert words in said, words
 
+    def test_says_by_which_score_on_validation_data_the_best_was_chosen(self, tmp_path: Path) -> None:
+        record = Record(RunDir(make_run(tmp_path / "run", steps=100, every=50, holds_out=True)))
+        record.follow(60.0, rest=0.0)
+        best = Score(name="step-000000050", step=50, metric="accuracy", value=0.9)
+        said = parts.words(Glance(snapshot(best_checkpoint=best), 1), record)
+        assert "at step 50 · 70.00 % on validation data" in Elements(said["tiles"]).words
+        table = " ".join(Elements(said["checkpoints"]).words.split())
+        assert "Accuracy Validation Loss" in table
+        assert re.search(r"\d % 50\.00 % \d", table), "of the last one, too"
+
+    def test_without_validation_data_says_nothing_of_it(self, record: Record) -> None:
+        assert "alidation" not in Elements(everything(Glance(snapshot(), 1), record)).words
+
     def test_has_a_chart_of_what_is_logged_and_none_of_what_is_not(self, tmp_path: Path) -> None:
         path = make_run(tmp_path / "run", steps=60, gpus=True)
         glance = Glance(snapshot(), 1)

@@ -22,8 +22,10 @@ from tandem_cli.report.figures import world
 from tandem_cli.report.reading import read
 from tandem_cli.report.run import Run
 from tandem_cli.report.summary import Summary, summarize, time_by_phase
+from tandem_cli.report.writing import write
 from tandem_cli.terminal import summary as ending
-from tandem_coordinator.page import pictures
+from tandem_coordinator.page import parts, pictures
+from tandem_coordinator.page.parts import Glance
 from tandem_coordinator.page.record import Record
 from tandem_coordinator.prometheus import Figures, prometheus_text
 from tandem_coordinator.run_watcher import Observed, RunDirectory
@@ -167,3 +169,7 @@ def test_troubles_are_told_of_a_run_that_has_ended_too(tmp_path: Path) -> None:
     views = Views(path)
     assert views.status.troubles == views.end.troubles == troubles
     assert list(told(views.status.troubles)) == [one for one in told(views.run.troubles) if one.level != "info"]
+    red = '<p class="why bad">the last 8 saves have failed: no space</p>'
+    assert red in write(path, png=False).page.read_text("utf-8")
+    glance = Glance(Snapshot(job="digits", time=NOW, status=views.status), 0)
+    assert red in parts.words(glance, views.record)["head"]

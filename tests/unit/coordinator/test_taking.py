@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from tandem.job import DistributedTrainingJob
+from tandem.launch import INCARNATION
 from tandem.rundir.layout import RunDir
 from tandem_coordinator.__main__ import CannotStart, _take
-from tests.support.manifests import job
+from tests.support.manifests import job, manifest, run_directory
 
 SCRIPT = job(trainer={"command": ["python", "train.py"]})
 
@@ -39,3 +41,49 @@ def test_a_run_directory_that_is_the_jobs_already_is_not_tried_out_again(
     rundir.write_job(SCRIPT)
     monkeypatch.setattr(os, "link", refused)
     assert not _take(rundir, SCRIPT), "a coordinator that starts again is in a hurry"
+
+
+GO_ON = "tandem submit FILE --set spec.checkpoint.onExisting=Resume"
+BEGIN_ANEW = "tandem submit FILE --set spec.checkpoint.onExisting=Fresh"
+KEPT_OF_A_POD = 500
+"""Characters of a container's last words that reach the status of a job."""
+
+
+def trains(**config: Any) -> DistributedTrainingJob:
+    return job("digits", trainer={"task": "image-classification", "config": config})
+
+
+def refusal(rundir: RunDir, of: DistributedTrainingJob) -> str:
+    with pytest.raises(CannotStart) as told:
+        _take(rundir, of)
+    return str(told.value)
+
+
+def test_who_is_refused_is_told_what_to_type(tmp_path: Path) -> None:
+    rundir = run_directory(tmp_path / "digits", trains())
+    (rundir.checkpoints / "step-000000500").mkdir()
+    assert BEGIN_ANEW in refusal(rundir, trains(seed=7))
+    unwilling = manifest("digits", checkpoint={"onExisting": "Refuse"})
+    unwilling["metadata"]["annotations"] = {INCARNATION: "another object"}
+    told = refusal(rundir, DistributedTrainingJob.parse(unwilling))
+    assert GO_ON in told
+    assert BEGIN_ANEW in told
+    rundir.job_file.write_text("{")
+    assert BEGIN_ANEW in refusal(rundir, trains())
+
+
+def test_what_to_type_is_not_lost_behind_all_that_differs(tmp_path: Path) -> None:
+    rundir = run_directory(tmp_path / "digits", trains())
+    (rundir.checkpoints / "step-000000500").mkdir()
+    other = {
+        "model": "baby-cnn",
+        "seed": 7,
+        "globalBatchSize": 32,
+        "dropLast": True,
+        "initialWeights": "weights.safetensors",
+        "data": {"name": "mnist", "validation": 0.1},
+        "optimizer": {"name": "sgd"},
+    }
+    told = refusal(rundir, trains(**other))
+    assert "and 5 more); undo that" in told
+    assert BEGIN_ANEW in told.replace(str(rundir.path), "/tandem/digits")[:KEPT_OF_A_POD]

@@ -28,6 +28,7 @@ from tests.support import ROOT
 from tests.support.bad_surroundings import CASES, BadSurroundings, idx, safetensors, weights, whole_mnist, written
 from tests.support.failing_disk import unreadable
 from tests.support.manifests import job, run_directory
+from tests.support.rights import as_any_user
 
 LAPTOP = Machine(cores=2, memory=16 * 2**30, processes=32_768, has_gpu=False)
 TASK = {"task": "image-classification"}
@@ -62,7 +63,7 @@ def the_problem(case: BadSurroundings, folder: Path) -> Problem:
     text = yaml.safe_dump(case.job(folder), sort_keys=False)
     source = parse(text.encode(), "job.yaml")
     with pytest.raises(ManifestError) as caught:
-        refuse(found(job_of(source)), source)
+        refuse(as_any_user(lambda: found(job_of(source))), source)
     (problem,) = caught.value.problems
     if problem.line:
         assert problem.excerpt == text.splitlines()[problem.line - 1]
@@ -274,6 +275,22 @@ def test_more_ranks_than_cores_are_slow_and_no_mistake() -> None:
     (one,) = found(job(workers={"replicas": 10}))
     assert not one.fails
     assert found(job(workers={"replicas": 8})) == []
+
+
+def test_ranks_that_import_torch_each_by_itself_need_more_memory(folder: Path) -> None:
+    hundred, cold = {"replicas": 100}, {"warmStart": False}
+    (slow,) = found(job(workers=hundred))
+    assert not slow.fails
+    (refused,) = found(job(workers=hundred, elasticity=cold))
+    assert refused.fails
+    assert refused.message == "100 replicas take 33.7 GB of memory at least, and this machine has 17.2 GB on 2 cores"
+
+
+def test_of_a_cold_script_only_its_agents_are_known_to_import_torch(folder: Path) -> None:
+    of = {"trainer": {"command": ["true"]}, "elasticity": {"warmStart": False}}
+    (slow,) = found(job(workers={"replicas": 80}, **of))
+    assert not slow.fails
+    assert found(job(workers={"replicas": 100}, **of))[0].fails
 
 
 def test_a_batch_larger_than_the_data_is_one_step_and_no_mistake() -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
+from tests.support.bad_manifests import CASES as MANIFESTS
+from tests.support.bad_surroundings import CASES as SURROUNDINGS
 from tests.support.documents import PAGES, blocks, blocks_of, command_problem, inline_commands, plain, problems
 
 PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -20,6 +22,12 @@ def test_all_blocks_are_right(page: Path) -> None:
 def test_all_commands_in_sentences_exist(page: Path) -> None:
     found = [(line, command_problem(plain(text), in_a_sentence=True)) for line, text in inline_commands(page)]
     assert not [f"{page.name}:{line}: {wrong}" for line, wrong in found if wrong]
+
+
+@pytest.mark.parametrize("page", ["testing.md", "prerequisites.md"])
+def test_the_mistakes_that_are_timed_are_counted_right(page: str) -> None:
+    told = f"{len(MANIFESTS)} bad manifests and {len(SURROUNDINGS)} jobs"
+    assert told in (ROOT / "docs" / page).read_text("utf-8")
 
 
 @pytest.mark.parametrize(
