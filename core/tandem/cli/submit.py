@@ -8,7 +8,7 @@ import typer
 from tandem.cli.cluster import ContextOption, NamespaceOption
 from tandem.cli.echo import echo
 from tandem.cli.mistakes import tell
-from tandem.cli.validate import summary
+from tandem.cli.validate import summary, warnings
 from tandem.cluster.kubectl import Answer, Kubectl
 from tandem.cluster.references import missing
 from tandem.cluster.sight import RESOURCE
@@ -55,8 +55,8 @@ def submit(
         kubectl = _kubectl(data, namespace, context)
         before = kubectl.ask("get", RESOURCE, job.metadata.name, "--ignore-not-found", "-o", "json").text
         after = _applied(kubectl, data, dry_run, force)
-        for warning in after.warnings:
-            echo(f" {warning}", mark="warning:", colour="yellow", err=True)
+        for warning in (*warnings(job), *after.warnings):
+            echo(f" {one_line(warning)}", mark="warning:", colour="yellow", err=True)
         _tell(job, json.loads(before or "null"), json.loads(after.text), dry_run, kubectl.options())
 
 
