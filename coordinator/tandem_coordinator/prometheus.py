@@ -173,8 +173,12 @@ def _members(snapshot: Snapshot) -> Iterator[Sample]:
             yield metrics.RANK_BUSY, rank, view.busy_seconds
     for name, seconds in silent.items():
         yield metrics.SILENT, (name,), seconds
+    slow: dict[tuple[str, str], float] = {}
     for straggler in snapshot.status.stragglers:
-        yield metrics.STRAGGLER, (str(straggler.rank), straggler.replica), straggler.ratio
+        own = str(straggler.rank), place(straggler.replica)
+        slow[own] = max(straggler.ratio, slow.get(own, 0.0))
+    for own, ratio in slow.items():
+        yield metrics.STRAGGLER, own, ratio
 
 
 def _evaluation(snapshot: Snapshot) -> Iterator[Sample]:
@@ -191,8 +195,19 @@ def _evaluation(snapshot: Snapshot) -> Iterator[Sample]:
     if status.evaluators is not None:
         yield metrics.EVALUATORS_DESIRED, (), status.evaluators.desired
         yield metrics.EVALUATORS_READY, (), status.evaluators.ready
+    cores: dict[str, float] = {}
     for evaluator in snapshot.evaluators:
-        yield metrics.EVALUATOR_CPU, (evaluator.name,), evaluator.cpu
+        if evaluator.cpu is not None:
+            name = _place_of_process(evaluator.name)
+            cores[name] = max(evaluator.cpu, cores.get(name, 0.0))
+    for name, cpu in cores.items():
+        yield metrics.EVALUATOR_CPU, (name,), cpu
+
+
+def _place_of_process(evaluator: str) -> str:
+    """The name of one of a pod's evaluator processes, POD-INDEX, without what tells pods of one place apart."""
+    pod, dash, index = evaluator.rpartition("-")
+    return f"{place(pod)}{dash}{index}"
 
 
 def _history(figures: Figures) -> Iterator[Sample]:

@@ -5,11 +5,11 @@ that the coordinator holds back can be given up from outside through `until`, wh
 generation without waiting for its last heartbeat to be answered.
 """
 
-import gzip
 import http.client
 import json
 import select
 import socket
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
@@ -30,6 +30,14 @@ STALL_SECONDS = 1.5
 """A connection on which nothing is acknowledged for so long is given up for a new one: on the old one TCP would repeat
 ever more slowly, and a network that heals would not be noticed for as long as it was interrupted."""
 
+MOST_WORD_BYTES = 2**16
+"""Of an answer of one word or number. `tandem open` asks coordinators that others may have made."""
+MOST_ANSWER_BYTES = 2**24
+"""Of what an agent is told: 20,000 members take 4.3 MiB."""
+MOST_STATUS_BYTES = 2**28
+"""Of everything about a job: 10,000 replicas of 64 ranks, and the names in 100 generations, take 166 MiB."""
+_GZIP = 16 + zlib.MAX_WBITS
+
 
 class Unreachable(Exception):  # noqa: N818 - it is a state of the network, and normal
     """The coordinator did not answer: it restarts, or the network is interrupted. Worth trying again."""
@@ -41,6 +49,10 @@ class Refused(Exception):  # noqa: N818 - reads as the sentence it is
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
         self.status = status
+
+
+class _Unreadable(Exception):  # noqa: N818 - reads as the sentence it is
+    """No coordinator answers like that."""
 
 
 class GivenUp(Exception):  # noqa: N818 - it was asked for
@@ -87,7 +99,7 @@ class CoordinatorClient:
         Raises:
             Unreachable, Refused, GivenUp: see there.
         """
-        return _read(Answer, self._request("POST", _SYNC, worded(message, self._protocol), until))
+        return _read(Answer, self._request("POST", _SYNC, MOST_ANSWER_BYTES, worded(message, self._protocol), until))
 
     def status(self) -> Snapshot:
         """Everything the coordinator knows of the job.
@@ -95,7 +107,7 @@ class CoordinatorClient:
         Raises:
             Unreachable, Refused: see there.
         """
-        return _read(Snapshot, self._request("GET", "/status"))
+        return _read(Snapshot, self._request("GET", "/status", MOST_STATUS_BYTES))
 
     def invitation(self) -> str:
         """A word that opens the job's live page in a browser, once.
@@ -103,7 +115,7 @@ class CoordinatorClient:
         Raises:
             Unreachable, Refused: see there.
         """
-        answer = self._request("POST", "/v1/invitation")
+        answer = self._request("POST", "/v1/invitation", MOST_WORD_BYTES)
         if not isinstance(answer, dict) or not isinstance(answer.get("word"), str):
             raise Unreachable(f"the coordinator at {self.endpoint} has no live page; it is of another version")
         return str(answer["word"])
@@ -124,9 +136,13 @@ class CoordinatorClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _request(self, method: str, path: str, body: object = None, until: Until | None = None) -> Any:
+    def _request(self, method: str, path: str, most: int, body: object = None, until: Until | None = None) -> Any:
+        """What is answered, of so many bytes at most."""
         try:
-            status, content = self._exchange(method, path, body, until)
+            status, content = self._exchange(method, path, most, body, until)
+        except _Unreadable as error:
+            self.close()
+            raise Unreachable(f"what answers at {self.endpoint} is not a coordinator: {error}") from error
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise Unreachable(f"the coordinator at {self.endpoint} does not answer: {error or type(error)}") from error
@@ -147,20 +163,26 @@ class CoordinatorClient:
             raise Refused(status, f"the coordinator at {self.endpoint} refused {path}: {_why(answer)}")
         return answer
 
-    def _exchange(self, method: str, path: str, body: object, until: Until | None) -> tuple[int, bytes]:
+    def _exchange(self, method: str, path: str, most: int, body: object, until: Until | None) -> tuple[int, bytes]:
         if self._connection is not None:
             try:
-                return self._converse(self._connection, method, path, body, until)
+                return self._converse(self._connection, method, path, most, body, until)
             except (ConnectionError, http.client.BadStatusLine):
                 # Closed by the other side since the last request. An agent must know, because a coordinator that has
                 # restarted is told more; for everybody else a new connection is all it takes.
                 self.close()
                 if path == _SYNC:
                     raise
-        return self._converse(self._connect(), method, path, body, until)
+        return self._converse(self._connect(), method, path, most, body, until)
 
     def _converse(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: object, until: Until | None
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        most: int,
+        body: object,
+        until: Until | None,
     ) -> tuple[int, bytes]:
         headers = {
             "Authorization": f"Bearer {self._token}",
@@ -173,9 +195,9 @@ class CoordinatorClient:
             raise GivenUp
         response = connection.getresponse()
         self._protocol = spoken(response.headers)
-        content = response.read()
+        content = _content(response, most)
         if response.headers.get("Content-Encoding") == "gzip":
-            content = gzip.decompress(content)
+            content = _unpacked(content, most)
         return response.status, content
 
     def _connect(self) -> http.client.HTTPConnection:
@@ -186,6 +208,40 @@ class CoordinatorClient:
         _give_up_when_stalled(connection.sock)
         self._connection = connection
         return connection
+
+
+def _content(response: http.client.HTTPResponse, most: int) -> bytes:
+    """The body of an answer.
+
+    Raises:
+        _Unreadable: it has more than `most` bytes, which are not read.
+        OSError, http.client.HTTPException: it breaks off.
+    """
+    known = response.length
+    if known is not None and known <= most:
+        return response.read()
+    content = response.read(most + 1) if known is None else b""
+    if known is not None or len(content) > most:
+        raise _Unreadable(f"it answers more than {most} bytes")
+    return content
+
+
+def _unpacked(content: bytes, most: int) -> bytes:
+    """What gzip has made smaller.
+
+    Raises:
+        _Unreadable: it is not that, or more than `most` bytes.
+    """
+    unpacking = zlib.decompressobj(_GZIP)
+    try:
+        found = unpacking.decompress(content, most + 1)
+    except zlib.error as error:
+        raise _Unreadable(str(error)) from error
+    if len(found) > most:
+        raise _Unreadable(f"it answers more than {most} bytes")
+    if not unpacking.eof:
+        raise _Unreadable("what it has packed breaks off")
+    return found
 
 
 def _give_up_when_stalled(connection: socket.socket) -> None:

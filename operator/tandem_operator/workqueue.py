@@ -1,7 +1,9 @@
 """Which jobs have to be looked at, and when: each at most once at a time, with a growing pause after errors.
 
 Keys that take long, and keys of one group, have some of the places alone: whoever has a hundred coordinators that take
-each question and never answer waits for himself. What is due and finds no place is due again once one is free.
+each question and never answer waits for himself. Of the places for keys that take long, too, a group has a share alone:
+a key of another group that took long once does not wait for the hundred. What is due and finds no place is due again
+once one is free.
 """
 
 import asyncio
@@ -16,7 +18,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 QUICK_LOOKS = 10
 """So many in a row, and a key that took long counts as quick again."""
 SLOW = object()
-"""The lane of those that take long; a group's lane is the group."""
+"""The lane of those that take long; a group's lane is the group, and its lane of those that take long is both."""
+SHARE = 4
+"""A group has one of so many parts of the lane of those that take long, and at least one place."""
 
 K = TypeVar("K", bound=Hashable)
 
@@ -26,7 +30,7 @@ class WorkQueue(Generic[K]):
 
     Args:
         least: seconds between two times that a key is given out, so that a burst of news is looked at once.
-        most_slow: so many keys that take long are given out at a time; None: any number.
+        most_slow: so many keys that take long are given out at a time, a quarter of them of a group; None: any number.
         most_of_group: so many keys of one group; None likewise.
         group: the group of a key.
     """
@@ -44,7 +48,7 @@ class WorkQueue(Generic[K]):
         self._lanes: dict[K, tuple[Hashable, ...]] = {}
         self._taken: Counter[Hashable] = Counter()
         self._barred: dict[Hashable, list[tuple[float, int, K]]] = {}
-        self._due: dict[K, float] = {}
+        self._due: dict[K, tuple[float, int]] = {}
         self._heap: list[tuple[float, int, K]] = []
         self._count = 0
         self._busy: set[K] = set()
@@ -56,15 +60,14 @@ class WorkQueue(Generic[K]):
     def __len__(self) -> int:
         """How many are due now and wait."""
         now = asyncio.get_running_loop().time()
-        return sum(1 for key, due in self._due.items() if due <= now and key not in self._busy)
+        return sum(1 for key, (due, _) in self._due.items() if due <= now and key not in self._busy)
 
     def add(self, key: K, seconds: float = 0.0) -> None:
         """Have a key given out in so many seconds, or earlier if it is due earlier already."""
         now = asyncio.get_running_loop().time()
         due = max(now + seconds, self._given.get(key, -self._least) + self._least)
-        if key in self._due and self._due[key] <= due:
+        if key in self._due and self._due[key][0] <= due:
             return
-        self._due[key] = due
         self._push(key, due)
 
     async def take(self) -> K:
@@ -83,6 +86,7 @@ class WorkQueue(Generic[K]):
                 key = entry[2]
                 if (full := self._full(key)) is not None:
                     heapq.heappush(self._barred.setdefault(full, []), entry)
+                    self._pass_on(key, full)
                     continue
                 self._enter(key)
                 del self._due[key]
@@ -119,7 +123,7 @@ class WorkQueue(Generic[K]):
         if again_in is not None:
             self.add(key, again_in)
         if key in self._due:
-            self._push(key, self._due[key])
+            self._push(key, self._due[key][0])
 
     def forget(self, key: K) -> None:
         """It does not exist any more."""
@@ -135,6 +139,7 @@ class WorkQueue(Generic[K]):
     def _wanted(self, key: K) -> Iterator[tuple[Hashable, int]]:
         """The lanes that a key goes in, and how many each holds."""
         if self._most_slow is not None and key in self._slow:
+            yield (SLOW, self._group(key)), max(1, self._most_slow // SHARE)
             yield SLOW, self._most_slow
         if self._most_of_group is not None:
             yield self._group(key), self._most_of_group
@@ -147,11 +152,20 @@ class WorkQueue(Generic[K]):
         self._taken.update(self._lanes[key])
 
     def _leave(self, key: K) -> None:
-        for lane in self._lanes.pop(key, ()):
-            self._taken[lane] -= 1
+        lanes = self._lanes.pop(key, ())
+        self._taken.subtract(lanes)
+        for lane in lanes:
             if self._taken[lane] <= 0:
                 del self._taken[lane]
+        # All are free before anybody is called: else who waits for the first would be found to wait for the second.
+        for lane in lanes:
             self._unbar(lane)
+
+    def _pass_on(self, key: K, full: Hashable) -> None:
+        """A key that waits for a place in a full lane leaves those that it was called to in other ones to the next."""
+        for lane, _ in self._wanted(key):
+            if lane != full:
+                self._unbar(lane)
 
     def _unbar(self, lane: Hashable) -> None:
         """Have the first one that waits for a place in a lane be due again, and not all: of a thousand that wait, each
@@ -172,11 +186,13 @@ class WorkQueue(Generic[K]):
         if barred:
             self._barred[lane] = barred
 
-    def _counts(self, due: float, _: int, key: K) -> bool:
+    def _counts(self, due: float, count: int, key: K) -> bool:
         """Whether an entry of the heap is the one that says when its key is due, and the key may be given out."""
-        return self._due.get(key) == due and key not in self._busy
+        return self._due.get(key) == (due, count) and key not in self._busy
 
     def _push(self, key: K, due: float) -> None:
+        # One entry of a key counts, or one that is called twice to two free places would leave one of them free.
         self._count += 1
+        self._due[key] = due, self._count
         heapq.heappush(self._heap, (due, self._count, key))
         self._changed.set()

@@ -82,8 +82,9 @@ def test_rights_that_are_used_are_the_rights_that_are_given(
     namespace("scale", "dtj/whole", "--replicas=1")
     job.becomes(lambda: len(job.pods("worker")) == 1, "one worker")
     beside = Job(namespace, "beside")
-    beside.apply(script_beside_a_sidecar("beside", images))
+    beside.apply(never_ready(script_beside_a_sidecar("beside", images, "import time; time.sleep(10)")))
     beside.reaches("Succeeded")
+    assert not [event for event in beside.events() if event.startswith("WorkerReplaced")]
     before = job.live("evaluator")
     change(job, evaluators={"replicas": 1, "processesPerReplica": 2})
     job.becomes(lambda: job.live("evaluator") not in ([], before), "another evaluator")
@@ -99,6 +100,13 @@ def test_rights_that_are_used_are_the_rights_that_are_given(
 
     until(lambda: used(namespace)[0] == granted(), "all rights are used", 60.0, otherwise=lambda: difference(namespace))
     assert used(namespace)[1] == []
+
+
+def never_ready(whole: Manifest) -> Manifest:
+    """With a readiness gate that nobody meets."""
+    template = whole["spec"]["workers"]["template"]
+    template["spec"]["readinessGates"] = [{"conditionType": "example.org/never"}]
+    return whole
 
 
 def give_its_names_to_strangers(job: Job) -> None:

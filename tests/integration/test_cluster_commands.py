@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tandem_cli.kubernetes.references import KEYS
 from tandem_cli.main import READER_GONE
-from tests.support import ROOT
+from tests.support import ROOT, manifests
 from tests.support import fake_kubectl as fakes
 from tests.support.fake_kubectl import FakeKubectl
 from tests.support.processes import TANDEM, environment, tandem
@@ -98,6 +99,18 @@ def test_a_new_job_is_applied_as_it_was_written_and_what_to_type_next_is_told(fa
     sent = json.loads(apply.given)
     assert sent["spec"]["workers"] == {"replicas": 3}
     assert "elasticity" not in sent["spec"], "defaults are the cluster's"
+
+
+def test_what_validate_warns_of_submit_warns_of_too(fake: FakeKubectl, tmp_path: Path) -> None:
+    template = {"spec": {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "two-gpus"}]}}
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(manifests.manifest("digits", workers={"template": template})))
+    fake.answers("get", JOBS, "--ignore-not-found")
+    fake.answers("apply", says=fakes.job())
+    result = called(fake, "submit", str(file))
+    assert (result.returncode, len(result.stderr.splitlines())) == (0, 1)
+    assert result.stderr.startswith("warning: spec.workers.template.spec.resourceClaims: ")
+    assert "apply" in fake.asked[-1].words
 
 
 def test_a_dry_run_changes_nothing_and_says_so(fake: FakeKubectl) -> None:

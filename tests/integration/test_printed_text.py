@@ -1,6 +1,7 @@
 """No text of a manifest, a run directory or a cluster steers the terminal that a command prints it in."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from unicodedata import category
@@ -88,6 +89,34 @@ def test_an_export(hostile: SmallRun, tmp_path: Path) -> None:
         tandem("checkpoints", "export", hostile.rundir.path, "step-000000200", "--to", tmp_path / "w.safetensors"),
         shows="verified",
     )
+
+
+@pytest.fixture
+def folder(hostile: SmallRun, tmp_path: Path) -> Path:
+    """A folder with two such runs, whose jobs differ, under hostile names."""
+    runs = tmp_path / "runs"
+    for name in ("a", "b"):
+        shutil.copytree(hostile.rundir.path, runs / f"{name} {EVIL}")
+    job_file = runs / f"b {EVIL}" / "job.json"
+    body = json.loads(job_file.read_text())
+    body["spec"]["trainer"]["command"].append(f"--other {EVIL}")
+    job_file.write_text(json.dumps(body))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "shows"),
+    [
+        (("ls",), "gnp.exe"),
+        (("ls", "--all", "-o", "json"), "gnp.exe"),
+        (("compare", f"runs/a {EVIL}", f"runs/b {EVIL}"), "--other"),
+        (("compare", f"runs/a {EVIL}", f"runs/b {EVIL}", "-o", "json"), "--other"),
+        (("stop", f"runs/a {EVIL}"), "is not going on"),
+    ],
+    ids=["ls", "ls as data", "compare", "compare as data", "stop"],
+)
+def test_runs_of_this_machine(folder: Path, words: tuple[str, ...], shows: str) -> None:
+    check(tandem(*words, cwd=folder), shows=shows)
 
 
 def test_a_manifest(tmp_path: Path) -> None:

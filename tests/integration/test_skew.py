@@ -1,5 +1,6 @@
 """The previous version and this one, side by side: what one writes and says, the other reads, as far as it knows it."""
 
+import fcntl
 import http.client
 import json
 import os
@@ -7,7 +8,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ import yaml
 
 from tandem import launch
 from tandem.protocol import HEADER, PROTOCOL
+from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir
+from tandem.rundir.ownership import ENDPOINT, LOCK
 from tandem_evaluator.result import ShardResult
 from tests.support import manifests
 from tests.support.elastic import TOKEN, Elastic
@@ -144,6 +148,34 @@ def test_each_version_says_what_it_reads_and_is_read_by_who_says_nothing(tmp_pat
             # What is answered to somebody who does not ask, the previous version reads.
             code = "import sys; from tandem.snapshot import Snapshot; Snapshot.model_validate_json(sys.stdin.read())"
             subprocess.run([sys.executable, "-c", code], input=told, env=previous.environment, check=True, timeout=60)
+
+
+# --- the command line and a coordinator of two versions
+
+
+@contextmanager
+def going_on(group: Elastic) -> Iterator[None]:
+    """Have the run directory marked as `tandem run` marks one that goes on."""
+    folder = group.rundir.path
+    replace_json(folder / ENDPOINT, {"url": f"http://{group.host}:{group.port}", "token": TOKEN})
+    with (folder / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.mark.parametrize("old", ["coordinator", "cli"])
+def test_status_and_open_ask_a_coordinator_of_the_other_version(tmp_path: Path, previous: Previous, old: str) -> None:
+    call = previous.tandem if old == "cli" else with_ours
+    with Mixed(tmp_path, previous, old, replicas=1).start("worker-0") as group, going_on(group):
+        group.step_after(0.0, world=1)
+        asked = call("status", group.rundir.path, "-o", "json")
+        assert asked.returncode == 0, asked.stderr
+        told = json.loads(asked.stdout)
+        # The files of the run know nothing of its processes.
+        assert told["status"]["phase"] == "Running"
+        assert [pod["name"] for pod in told["pods"]] == ["coordinator", "worker-0"]
+        opened = call("open", group.rundir.path, "--print")
+        assert opened.stdout.startswith(f"http://{group.host}:{group.port}/open#"), opened.stderr
 
 
 # --- run directories

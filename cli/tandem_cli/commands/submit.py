@@ -11,7 +11,7 @@ from tandem.manifest.reading import apply_overrides, job_of, read_source, refuse
 from tandem.manifest.source import Source
 from tandem.printable import one_line
 from tandem_cli.cluster import ContextOption, NamespaceOption
-from tandem_cli.commands.validate import summary
+from tandem_cli.commands.validate import summary, warnings
 from tandem_cli.echo import echo
 from tandem_cli.kubernetes.job_view import RESOURCE
 from tandem_cli.kubernetes.kubectl import Answer, Kubectl
@@ -55,8 +55,8 @@ def submit(
         kubectl = _kubectl(data, namespace, context)
         before = kubectl.ask("get", RESOURCE, job.metadata.name, "--ignore-not-found", "-o", "json").text
         after = _applied(kubectl, data, dry_run, force)
-        for warning in after.warnings:
-            echo(f" {warning}", mark="warning:", colour="yellow", err=True)
+        for warning in (*warnings(job), *after.warnings):
+            echo(f" {one_line(warning)}", mark="warning:", colour="yellow", err=True)
         _tell(job, json.loads(before or "null"), json.loads(after.text), dry_run, kubectl.options())
 
 

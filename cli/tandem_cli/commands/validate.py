@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tandem.errors import ManifestError, Problem, UserError
-from tandem.job import DistributedTrainingJob
+from tandem.job import DistributedTrainingJob, Workers
 from tandem.manifest.fields import dotted
 from tandem.manifest.reading import job_of, read_source, refuse
 from tandem.manifest.source import Source
@@ -61,11 +61,27 @@ def summary(job: DistributedTrainingJob) -> str:
 
 def warnings(job: DistributedTrainingJob) -> list[str]:
     """What is allowed and probably not meant."""
+    return [*_secrets(job), *_claims(job.spec.workers)]
+
+
+def _secrets(job: DistributedTrainingJob) -> list[str]:
     return [
         f"spec.trainer.env[{index}].value: {one.name} looks like a secret, and what stands here is written into the "
         "run directory; keep it in a Secret and name that in valueFrom.secretKeyRef"
         for index, one in enumerate(job.spec.trainer.env)
         if one.value and looks_secret(one.name)
+    ]
+
+
+def _claims(workers: Workers) -> list[str]:
+    """GPUs of Dynamic Resource Allocation stand in another object, which may not even be there yet."""
+    spec = workers.template.get("spec")
+    claims = spec.get("resourceClaims") if isinstance(spec, dict) else None
+    if not claims or workers.processes_per_replica is not None or workers.gpus:
+        return []
+    return [
+        "spec.workers.template.spec.resourceClaims: GPUs that pods claim are not counted, so each worker has one rank; "
+        "say how many in workers.processesPerReplica"
     ]
 
 

@@ -280,3 +280,26 @@ def test_a_pod_that_takes_anothers_place_goes_on_with_its_series() -> None:
     found = scraped(KNOWN.model_copy(update={"members": members}))
     told = {own[0]: value for (name, *own), value in found.items() if name == "tandem_worker_silent_seconds"}
     assert told == {"digits-worker-3": 7.0, "worker-0": 0.25}
+
+
+def test_stragglers_and_evaluators_have_one_series_for_each_place_too() -> None:
+    workers = [names.pod("digits", names.WORKER, 3, entropy) for entropy in ("one", "other")]
+    evaluators = [names.pod("digits", names.EVALUATOR, 0, entropy) for entropy in ("one", "other")]
+    stragglers = [Straggler(rank=3, replica=pod, ratio=ratio) for pod, ratio in zip(workers, (2.5, 3.5), strict=True)]
+    views = [
+        EvaluatorView(name=f"{pod}-{index}", state="idle", cpu=cpu, silent_seconds=0.1)
+        for pod, cpu in zip(evaluators, (0.25, 0.75), strict=True)
+        for index in range(2)
+    ]
+    unknown = EvaluatorView(name="evaluator-1-0", state="idle", silent_seconds=0.1)
+    status = KNOWN.status.model_copy(update={"stragglers": stragglers})
+    text = prometheus_text(
+        KNOWN.model_copy(update={"status": status, "evaluators": [*views, unknown]}), "lab", Figures(clock=CLOCK)
+    ).decode()
+    told = [line for line in text.splitlines() if line.startswith(("tandem_straggler_ratio{", "tandem_evaluator_cpu"))]
+    own = 'job="digits",namespace="lab"'
+    assert told == [
+        f'tandem_straggler_ratio{{{own},rank="3",replica="digits-worker-3"}} 3.5',
+        f'tandem_evaluator_cpu_cores{{evaluator="digits-evaluator-0-0",{own}}} 0.75',
+        f'tandem_evaluator_cpu_cores{{evaluator="digits-evaluator-0-1",{own}}} 0.75',
+    ]

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tandem.job import Workers
+from tandem_cli.commands.validate import warnings
 from tests.support import manifests
 
 
@@ -56,3 +57,23 @@ def test_there_is_a_rank_for_each_gpu(spec: dict[str, Any], ranks: int) -> None:
 def test_their_number_cannot_be_changed(before: dict[str, Any], after: dict[str, Any], allowed: bool) -> None:
     (rule,) = Workers.transitions
     assert rule.allows(workers(**before), workers(**after)) == allowed
+
+
+CLAIMS = {"spec": {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "two-gpus"}]}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "warned"),
+    [
+        ({"template": CLAIMS}, True),
+        ({"template": CLAIMS, "processesPerReplica": 1}, False),
+        ({"template": CLAIMS, "resources": {"limits": {"nvidia.com/gpu": 4}}}, False),
+        ({"template": {"spec": {"resourceClaims": []}}}, False),
+        ({"template": {"spec": None}}, False),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_claims_that_may_be_of_gpus_are_warned_of_if_nobody_says_how_many(spec: dict[str, Any], warned: bool) -> None:
+    found = warnings(manifests.job("gpus", trainer={"command": ["train.py"]}, workers=spec))
+    assert ["resourceClaims" in one and "workers.processesPerReplica" in one for one in found] == [True] * warned

@@ -86,7 +86,7 @@ def test_members_tell_themselves_in_one_word() -> None:
     assert Members.parse(Members(desired=4, ready=3).dump()).summary == "3/4"
 
 
-@pytest.mark.parametrize("role", ["workers", "evaluators"])
+@pytest.mark.parametrize("role", ["workers", "evaluators", "coordinator"])
 @pytest.mark.parametrize(
     ("template", "name"),
     [

@@ -177,7 +177,7 @@ def test_a_taker_that_dies_in_the_middle_keeps_the_lease_from_others_for_a_while
     code = """
 import os, sys
 from pathlib import Path
-from tandem import lease
+from tandem.rundir import lease
 lease.replace_json = lambda *_, **__: os._exit(9)
 lease.acquire(Path(sys.argv[1]))
 """

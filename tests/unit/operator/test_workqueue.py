@@ -166,6 +166,37 @@ def test_a_hundred_that_never_answer_slow_nobody_but_themselves(lanes: dict[str,
     assert fewest > 5, "they have their turns all the same"
 
 
+@pytest.mark.parametrize("tenants", [1, 2])
+def test_a_job_that_was_slow_once_waits_for_nobody_elses_coordinators(tenants: int) -> None:
+    async def work() -> tuple[float, int]:
+        workqueue: WorkQueue[str] = WorkQueue(
+            0.2, most_slow=16, most_of_group=24, group=lambda key: key.partition("/")[0]
+        )
+        begun: dict[str, list[float]] = {}
+
+        def seconds(key: str) -> float:
+            if key.startswith("evil"):
+                return 3.0
+            return 1.1 if len(begun[key]) == 5 else 0.01
+
+        for number in range(100 * tenants):
+            workqueue.add(f"evil-{number % tenants}/{number}")
+        tasks = slots(workqueue, 64, seconds, begun)
+        # Until all are known to take long.
+        await asyncio.sleep(60.0)
+        workqueue.add("good/job")
+        await asyncio.sleep(600.0)
+        for task in tasks:
+            task.cancel()
+        looks = begun["good/job"]
+        looked = [len(times) for key, times in begun.items() if key.startswith("evil")]
+        return max(later - earlier for earlier, later in itertools.pairwise(looks)), min(looked)
+
+    longest, fewest = jumping(work())
+    assert longest < 2.2, "a second between two looks, and the look that was slow"
+    assert fewest > 5, "they have their turns all the same"
+
+
 def test_of_a_thousand_that_wait_for_a_place_each_is_looked_at_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         asked: Counter[str] = Counter()
@@ -203,6 +234,45 @@ def test_who_is_forgotten_while_it_was_to_take_a_free_place_leaves_it_to_the_nex
         return await asyncio.wait_for(waiting[1], 1.0)
 
     assert jumping(work()) == "c"
+
+
+def test_two_free_places_call_two_keys() -> None:
+    async def work() -> list[str]:
+        workqueue: WorkQueue[str] = WorkQueue(most_slow=2)
+        for key in "abcd":
+            workqueue.add(key)
+        for key in [await workqueue.take() for _ in "abcd"]:
+            workqueue.done(key, again_in=0.0, slow=True)
+        waiting = [asyncio.create_task(workqueue.take()) for _ in "abcd"]
+        await asyncio.sleep(0.1)
+        for task in waiting[:2]:
+            workqueue.done(task.result())
+        await asyncio.sleep(0.1)
+        return [task.result() for task in waiting]
+
+    assert jumping(work()) == ["a", "b", "c", "d"]
+
+
+def test_a_key_that_is_called_and_finds_its_group_full_leaves_the_place_to_the_next() -> None:
+    async def work() -> list[str]:
+        workqueue: WorkQueue[str] = WorkQueue(most_slow=1, most_of_group=1, group=lambda key: key[0])
+        for key in ("x1", "y1", "z1"):
+            workqueue.add(key)
+            workqueue.done(await workqueue.take(), again_in=2.0, slow=True)
+        workqueue.add("x1")
+        workqueue.add("y2")
+        taken = [await workqueue.take(), await workqueue.take()]
+        await asyncio.sleep(1.0)
+        # Due again before `y1`, and busy until then.
+        workqueue.add("y2")
+        with suppress(TimeoutError):
+            # `y1` and `z1` are found to wait for the place of `x1`.
+            await asyncio.wait_for(workqueue.take(), 2.0)
+        for key in reversed(taken):
+            workqueue.done(key)
+        return taken + [await asyncio.wait_for(workqueue.take(), 1.0) for _ in range(2)]
+
+    assert jumping(work()) == ["x1", "y2", "y2", "z1"]
 
 
 @given(data=st.data())
