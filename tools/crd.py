@@ -27,12 +27,12 @@ HEADER = "# Generated from core/tandem/job.py by `make generate`; do not edit.\n
 
 COLUMNS = (
     ("Phase", "string", ".status.phase", "One word for the whole.", 0),
-    ("Workers", "string", ".status.workers.summary", "Workers that are ready, of those wished for.", 0),
+    ("Workers", "string", ".status.workers.summary", "Workers that are ready, of those desired.", 0),
     ("Step", "integer", ".status.progress.step", "Optimizer steps completed.", 0),
     ("Loss", "number", ".status.loss", "Training loss.", 0),
     ("Best", "number", ".status.bestCheckpoint.value", "The best score so far.", 0),
     ("Checkpoint", "string", ".status.bestCheckpoint.name", "The checkpoint with the best score.", 1),
-    ("Evaluators", "string", ".status.evaluators.summary", "Evaluators that are ready, of those wished for.", 1),
+    ("Evaluators", "string", ".status.evaluators.summary", "Evaluators that are ready, of those desired.", 1),
     ("Throughput", "number", ".status.throughput", "Samples a second.", 1),
     ("Age", "date", ".metadata.creationTimestamp", "Time since the job was made.", 0),
 )

@@ -23,19 +23,19 @@ except ModuleNotFoundError as error:
 
 COMMANDS = {
     "run": "Train and evaluate a job on this machine.",
-    "ls": "List the runs of this machine.",
-    "stop": "Have a run of this machine save and leave.",
-    "validate": "Check manifests, and say what is wrong and where.",
+    "ls": "List the runs on this machine.",
+    "stop": "Have a run on this machine save and stop.",
+    "validate": "Check manifests; report what is wrong, and where.",
     "open": "Open the live page of a run or of a job on a cluster.",
-    "report": "Draw what happened in a run as one HTML page.",
-    "compare": "Put runs side by side: their jobs, scores, time.",
-    "export": "Write the numbers of a run as CSV, or for TensorBoard.",
+    "report": "Write an HTML report about a run.",
+    "compare": "Compare runs: their jobs, scores and times.",
+    "export": "Export the numbers of a run as CSV, or for TensorBoard.",
     "checkpoints": "List, verify, compare, export and delete the checkpoints of a run.",
-    "submit": "Give jobs to a cluster, or change those that are there.",
-    "status": "Say how a run of this machine or the jobs on a cluster get on.",
-    "logs": "Print the logs of all processes of a run or pods of a job, in the order of time.",
-    "retry": "Try a failed job on a cluster again, from its newest checkpoint.",
-    "events": "Say what happened to a run, or to a job and its pods.",
+    "submit": "Submit jobs to a cluster, or change existing ones.",
+    "status": "Show the status of a run, or of jobs on a cluster.",
+    "logs": "Print the logs of all processes of a run or pods of a job, in order of time.",
+    "retry": "Retry a failed job on a cluster from its newest checkpoint.",
+    "events": "Show what happened to a run, or to a job and its pods.",
 }
 """Every command with its one-line help. To add one: a line here, and `commands/NAME.py` with a function or a
 typer.Typer called NAME."""
@@ -94,7 +94,7 @@ def application(words: Sequence[str]) -> typer.Typer:
     """The typer application with the one command loaded that `words`, the command line, names."""
     wanted = next((word for word in words if not word.startswith("-")), None)
     app = typer.Typer(
-        help="Trains PyTorch models and, in tandem, evaluates every checkpoint on CPUs that would otherwise idle.",
+        help="Train PyTorch models and, in tandem, evaluate every checkpoint on CPUs that would otherwise idle.",
         no_args_is_help=True,
         add_completion=True,
         pretty_exceptions_enable=False,

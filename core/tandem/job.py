@@ -105,17 +105,17 @@ def _is_whole(amount: str | int) -> bool:
 
 
 class Trainer(Model):
-    """What is trained: a built-in `task`, or any `command` that torchrun can start."""
+    """What to train: a built-in `task`, or any `command` that torchrun can start."""
 
     image: Image | None = None
-    """Container image of the workers; default: the chart's trainer image. Not used by `tandem run`."""
+    """Container image of the workers. Default: the chart's trainer image. `tandem run` does not use it."""
     task: Literal["image-classification"] | None = None
     """A built-in task."""
     config: ImageClassification | None = None
     """The task's configuration; every field has a default."""
     command: Annotated[list[Word], Field(min_length=1, max_length=64)] | None = None
-    """The user's own script and how to start it, for instance `[python, train.py]`; torchrun sets its rank and world
-    size. A first word that ends in `.py` is run with the same Python."""
+    """Your own script and how to start it, for instance `[python, train.py]`; torchrun sets rank and world size. If the
+    first word ends in `.py`, it runs with the same Python."""
     args: Annotated[list[Word], Field(max_length=512)] = []
     """Arguments that follow `command`."""
     env: Annotated[list[EnvVar], Field(max_length=256)] = []
@@ -167,10 +167,10 @@ class Ports(Model):
 
 
 class Coordinator(Model):
-    """The process that decides who is in the group. Not used by `tandem run`."""
+    """The process that decides which workers form the group. `tandem run` does not use this."""
 
     resources: Resources = {}
-    """Kubernetes resource requests and limits of its pod; default: scaled to the number of ranks."""
+    """Kubernetes resource requests and limits of its pod. Default: scaled to the number of ranks."""
     template: Template = {}
     """A pod template merged over the operator's own."""
 
@@ -179,17 +179,17 @@ class Workers(Model):
     """The elastic group of training pods."""
 
     replicas: Replicas = 1
-    """How many are wished for; `kubectl scale` changes it while the job runs."""
+    """Number of workers. `kubectl scale` changes it while the job runs."""
     min_replicas: Replicas = 1
-    """Training goes on as long as so many are there."""
+    """Training continues as long as this many workers are available."""
     max_replicas: Replicas | None = None
-    """Upper bound of `replicas`; default: `replicas` itself."""
+    """Upper bound of `replicas`. Default: `replicas` itself."""
     processes_per_replica: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Ranks in each pod; default: one for each GPU it asks for, in `resources` or in `template`, or 1."""
+    """Ranks in each pod. Default: one for each GPU that the pod requests in `resources` or `template`, or 1."""
     gpu_resource: Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", max_length=128)] | None = None
-    """What the cluster calls its GPUs, where they are not NVIDIA's (whole or MIG), AMD's or Intel's."""
+    """Resource name of the cluster's GPUs, if they are not NVIDIA's (whole or MIG), AMD's or Intel's."""
     store_ports: Ports | None = None
-    """Ports for the rendezvous store of a worker, which takes a free one of these; default: any free one."""
+    """Ports for a worker's rendezvous store, which takes a free one of them. Default: any free port."""
     resources: Resources = {}
     """Kubernetes resource requests and limits of one worker pod."""
     template: Template = {}
@@ -255,20 +255,21 @@ class Workers(Model):
 
 
 class Evaluators(Model):
-    """CPU processes that evaluate checkpoints while training goes on, each with its share of the evaluation data."""
+    """CPU processes that evaluate checkpoints during training. Each takes a share of the evaluation data."""
 
     replicas: Annotated[int, Field(ge=0, le=1_000)] = 1
     """Evaluator pods; 0 turns evaluation off."""
     processes_per_replica: Annotated[int, Field(ge=1, le=256)] = 1
     """Processes in each pod. The evaluation data is split over all processes of all pods."""
     policy: Literal["Latest", "Every"] = "Latest"
-    """`Latest` skips what it cannot keep up with and records that; `Every` works through the backlog."""
+    """`Latest` evaluates the newest checkpoint and records the ones that it skips; `Every` evaluates all of them."""
     metric: Literal["loss", "accuracy", "macroF1"] = "accuracy"
     """The score that decides which checkpoint is the best."""
     goal: Literal["Maximize", "Minimize"] | None = None
-    """Which way is better; default: what the metric means."""
+    """Which direction is better. Default: the metric's own."""
     drain_seconds: Seconds = 600.0
-    """After training, the job waits for evaluators for as long as they get on; this long without a result ends it."""
+    """After training, the job waits for its evaluators as long as they make progress. It ends when this long has passed
+    without a new result."""
     resources: Resources = {}
     """Kubernetes resource requests and limits of one evaluator pod."""
     template: Template = {}
@@ -289,16 +290,16 @@ class Storage(Model):
     """The volume that trainer and evaluators share."""
 
     claim_name: ObjectName | None = None
-    """An existing claim to use."""
+    """An existing PersistentVolumeClaim to use."""
     size: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$", max_length=64)] | None = None
-    """Size of the claim to make, such as 500Mi or 1Ti; default: the one the operator was given, or else 10Gi."""
+    """Size of the claim to create, such as 500Mi or 1Ti. Default: the operator's setting, or else 10Gi."""
     storage_class_name: PerhapsName | None = None
-    """Storage class of the claim to make; default: the one the operator was given, or else the cluster's."""
+    """Storage class of the claim to create. Default: the operator's setting, or else the cluster's default."""
     access_modes: (
         Annotated[list[Literal["ReadWriteMany", "ReadWriteOnce"]], Field(min_length=1, max_length=2)] | None
     ) = None
-    """Access modes of the claim to make; default: those the operator was given, or else ReadWriteMany. ReadWriteOnce
-    keeps all pods on one node."""
+    """Access modes of the claim to create. Default: the operator's setting, or else ReadWriteMany. ReadWriteOnce keeps
+    all pods on one node."""
     retain: bool = True
     """Whether the volume outlives the job."""
 
@@ -317,29 +318,29 @@ OnExisting = Literal["Resume", "Fresh", "Refuse"]
 
 
 class Checkpoint(Model):
-    """When checkpoints are written, and which are kept."""
+    """When to write checkpoints, and which to keep."""
 
     on_existing: OnExisting = "Resume"
-    """What to do with what an earlier run has left in the run directory. `Resume`: go on from its newest checkpoint;
-    the job is refused if its data or model are other ones. `Fresh`: move it into the folder `previous`, in the place of
-    what is there, and begin anew; with `tandem run`, each time. `Refuse`: leave it alone, and do not start. A folder
-    in which nothing was saved is taken whatever this says."""
+    """What to do with the files that an earlier run has left in the run directory. `Resume`: continue from its newest
+    checkpoint; the job is refused if its data or model differ. `Fresh`: move them into the folder `previous`, replacing
+    what is there, and start over; with `tandem run`, each time. `Refuse`: leave them alone, and do not start. A
+    directory in which nothing was saved is always reused."""
 
     every_steps: Positive | None = None
-    """Write one every so many optimizer steps."""
+    """Write a checkpoint every this many optimizer steps."""
     every_seconds: Seconds | None = None
-    """Write one when so many seconds have passed. With neither given: every 60 seconds."""
+    """Write a checkpoint when this many seconds have passed. If neither is set: every 60 seconds."""
     keep_last: Positive = 3
-    """Keep the newest so many."""
+    """Number of newest checkpoints to keep."""
     keep_best: Count = 1
-    """Keep the so many with the best score."""
+    """Number of checkpoints with the best score to keep."""
     keep_every: Positive | None = None
-    """Keep those whose step is a multiple of this for good."""
+    """Keep checkpoints whose step is a multiple of this permanently."""
     weights_precision: Literal["float32", "bfloat16"] = "float32"
     """`bfloat16`: `weights.safetensors`, which evaluators read and which is exported, has half the size. Training
     resumes from full precision either way."""
     storage: Storage = Storage()
-    """Where they are stored. Not used by `tandem run`, which has a run directory."""
+    """The volume that holds them. `tandem run` does not use it; it has a run directory."""
 
     immutable: ClassVar[tuple[str, ...]] = ("storage",)
 
@@ -352,40 +353,40 @@ class Checkpoint(Model):
 
 
 class Elasticity(Model):
-    """How the group reacts to loss, hangs and newcomers."""
+    """How the group reacts to lost workers, hangs and new workers."""
 
     heartbeat_seconds: Annotated[float, Field(ge=0.1, le=60)] = 1.0
-    """Longest time between two signs of life of a member."""
+    """Maximum time between two heartbeats of a member."""
     lost_after_seconds: Annotated[float, Field(ge=0.5, le=600)] = 3.0
-    """A member that is silent for so long is lost."""
+    """A member without a heartbeat for this long is lost."""
     hang_seconds: Seconds = 300.0
-    """Without a step for so long, the stacks of all ranks are saved and the group restarts."""
+    """If no rank makes a step for this long, the stacks of all ranks are saved and the group restarts."""
     hang_start_seconds: Seconds = 1200.0
-    """The same for ranks that start, restore, save, or make their first step, which may compile."""
+    """The same limit while ranks start, restore, save, or make their first step, which may compile."""
     start_after_seconds: Annotated[float, Field(ge=0.1, le=3600)] = 10.0
-    """The first group starts with fewer than `replicas`, but `minReplicas` at least, when no other worker has come for
-    so long."""
+    """The first group starts with fewer than `replicas`, but at least `minReplicas`, once no further worker has joined
+    for this long."""
     grow_cooldown_seconds: Annotated[float, Field(ge=0)] = 30.0
-    """A group grows at the earliest so long after it grew the last time (or began): what replaces a lost member joins
-    at once, and one that comes and goes does not have the group start again each time."""
+    """Minimum time between the start of a group, or its last growth, and its next growth. The replacement of a lost
+    member joins immediately; a worker that comes and goes does not restart the group each time."""
     grow_after_seconds: Annotated[float, Field(ge=0)] = 60.0
     """A group that cannot save when asked loses the work since its last checkpoint when it grows. It grows immediately
     if that is at most this many seconds of work; otherwise at its next checkpoint, or after a newcomer has waited this
     long."""
     max_restarts: Count = 10
-    """Failures of training processes that are forgiven. Lost nodes and membership changes do not count."""
+    """Number of failures of training processes to tolerate. Lost nodes and membership changes do not count."""
     restart_window_seconds: Seconds = 3600.0
-    """Time without a failure after which the whole budget is restored."""
+    """Time without a failure after which the full budget is restored."""
     warm_start: bool = True
-    """Fork ranks that are Python from a process that has imported torch already, which takes seconds off every start.
-    Linux only; elsewhere it has no effect."""
+    """Fork Python ranks from a process that has already imported torch, which saves seconds at every start. Linux only;
+    elsewhere it has no effect."""
     preload: Annotated[list[ModuleName], Field(max_length=64)] = []
-    """Modules that are imported once for all ranks and starts, where ranks start warm: what takes your script's imports
-    long, such as `transformers.trainer`. One that is not there, starts a thread, or uses a GPU while it is imported is
-    named in the worker's log, and imported by the ranks themselves."""
+    """Modules to import once for all ranks and starts, if ranks start warm: the slow imports of your script, such as
+    `transformers.trainer`. A module that is missing, starts a thread, or uses a GPU during its import is named in the
+    worker's log, and the ranks import it themselves."""
     preflight: bool = False
-    """Before ranks start in a group with a new member, have all members compute, add up and exchange something small,
-    and go on without those that are wrong, much slower than the others, or not reached by them. Costs some seconds."""
+    """Before ranks start in a group with a new member, have all members compute, reduce and exchange a little data, and
+    continue without members that are wrong, much slower than the others, or unreachable. Costs a few seconds."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -398,14 +399,14 @@ class Elasticity(Model):
 
 
 class RunPolicy(Model):
-    """The job's life as a whole."""
+    """The life cycle of the job."""
 
     suspend: bool = False
-    """Save, free all pods and keep the volume until this is false again."""
+    """Save, release all pods, and keep the volume until this is false again."""
     active_deadline_seconds: Positive | None = None
-    """End the job as failed after so long. In a queue its time begins when its workers have started."""
+    """Fail the job after this many seconds. In a queue, the time begins when its workers start."""
     ttl_seconds_after_finished: Count | None = None
-    """Delete the job so long after its end."""
+    """Delete the job this many seconds after its end."""
     queue_name: ShortName | None = None
     """Kueue local queue that admits the workers."""
     priority_class_name: ObjectName | None = None
@@ -415,20 +416,20 @@ class RunPolicy(Model):
 
 
 class Spec(Model):
-    """What the user wishes for."""
+    """What you want to run."""
 
     trainer: Trainer
-    """What is trained."""
+    """What to train."""
     workers: Workers = Workers()
     """The training group."""
     coordinator: Coordinator = Coordinator()
     """The coordinator's pod."""
     evaluators: Evaluators | None = None
-    """The evaluators; default: one process for a built-in task, none for a command."""
+    """The evaluators. Default: one process for a built-in task, none for a command."""
     checkpoint: Checkpoint = Checkpoint()
     """Checkpoints and their storage."""
     elasticity: Elasticity = Elasticity()
-    """Reaction to loss and change."""
+    """Reaction to lost workers, hangs and new workers."""
     run_policy: RunPolicy = RunPolicy()
     """Suspension, deadlines, queues."""
 
@@ -475,6 +476,6 @@ class DistributedTrainingJob(Model):
     metadata: Metadata
     """Name, namespace, labels."""
     spec: Spec
-    """What is wished for."""
+    """The desired state."""
     status: Status | None = None
-    """What is; written by the operator."""
+    """The observed state, written by the operator."""

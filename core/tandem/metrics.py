@@ -86,7 +86,7 @@ REWINDS = Metric("tandem_rewinds_total", "counter", "Times the loss became NaN o
 
 WORLD_SIZE = Metric("tandem_world_size", "gauge", "Ranks in the current generation; 0 while there is none.")
 GENERATION = Metric("tandem_generation", "gauge", "Number of the newest generation.")
-WORKERS_DESIRED = Metric("tandem_workers_desired", "gauge", "Replicas wished for.")
+WORKERS_DESIRED = Metric("tandem_workers_desired", "gauge", "Desired number of workers.")
 WORKERS_READY = Metric("tandem_workers_ready", "gauge", "Replicas in the current generation.")
 RESTARTS = Metric(
     "tandem_restarts_total",
@@ -96,7 +96,7 @@ RESTARTS = Metric(
     ("reason",),
 )
 FAILURES = Metric("tandem_restart_budget_used", "gauge", "Failures since the restart budget was last full.")
-BUDGET = Metric("tandem_restart_budget", "gauge", "Failures that are forgiven; with one more the job has failed.")
+BUDGET = Metric("tandem_restart_budget", "gauge", "Failures that the job tolerates; one more fails it.")
 RANK_STEP = Metric("tandem_rank_step", "gauge", "Optimizer steps completed by a rank.", ("rank",))
 RANK_CPU = Metric("tandem_rank_cpu_cores", "gauge", "Cores that a rank keeps busy.", ("rank",))
 RANK_GPU = Metric("tandem_rank_gpu_utilization_ratio", "gauge", "Utilization of a rank's GPU, 0 to 1.", ("rank",))
@@ -113,7 +113,7 @@ STRAGGLER = Metric(
 SILENT = Metric(
     "tandem_worker_silent_seconds",
     "gauge",
-    "Time since a replica's agent gave a sign of life. A pod that takes another one's place goes on with its series.",
+    "Time since the last heartbeat of a worker's agent. A pod that replaces another one continues its series.",
     ("replica",),
 )
 
@@ -144,10 +144,10 @@ SAVES = Metric(
 SAVES_FAILING = Metric(
     "tandem_saves_failed_in_a_row", "gauge", "Saves that have failed since the last one that went well."
 )
-LINES_LOST = Metric("tandem_log_lines_lost_total", "counter", "Lines of the job's own logs that the disk did not take.")
+LINES_LOST = Metric("tandem_log_lines_lost_total", "counter", "Lines of the job's own logs that could not be written.")
 LEFT_OUT = Metric("tandem_batches_left_out", "gauge", "Batches that are left out because of rewinds.")
 VOLUME_BYTES = Metric("tandem_volume_bytes", "gauge", "Size of the file system that checkpoints are on.")
-VOLUME_FREE = Metric("tandem_volume_free_bytes", "gauge", "What may still be written to it.")
+VOLUME_FREE = Metric("tandem_volume_free_bytes", "gauge", "Free space on it.")
 
 EVALUATION_STEP = Metric("tandem_evaluation_step", "gauge", "Step of the newest evaluated checkpoint.")
 EVALUATION_LAG = Metric(
@@ -168,8 +168,8 @@ EVALUATIONS = Metric(
 )
 BEST_SCORE = Metric("tandem_best_score", "gauge", "Score of the best checkpoint.", ("metric",))
 BEST_STEP = Metric("tandem_best_step", "gauge", "Step of the best checkpoint.")
-EVALUATORS_DESIRED = Metric("tandem_evaluators_desired", "gauge", "Evaluator processes wished for.")
-EVALUATORS_READY = Metric("tandem_evaluators_ready", "gauge", "Evaluator processes that gave a sign of life lately.")
+EVALUATORS_DESIRED = Metric("tandem_evaluators_desired", "gauge", "Desired number of evaluator processes.")
+EVALUATORS_READY = Metric("tandem_evaluators_ready", "gauge", "Evaluator processes that are alive.")
 EVALUATOR_CPU = Metric("tandem_evaluator_cpu_cores", "gauge", "Cores that an evaluator keeps busy.", ("evaluator",))
 
 ALL: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
@@ -190,9 +190,13 @@ class OperatorMetric:
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
-OPERATOR_RECONCILES = OperatorMetric("tandem_operator_reconciles_total", "Looks at a job.")
-OPERATOR_ERRORS = OperatorMetric("tandem_operator_reconcile_errors_total", "Looks that failed and are repeated.")
-OPERATOR_SECONDS = OperatorMetric("tandem_operator_reconcile_seconds_total", "Time spent on looks, waiting included.")
+OPERATOR_RECONCILES = OperatorMetric("tandem_operator_reconciles_total", "Reconciliations of jobs.")
+OPERATOR_ERRORS = OperatorMetric(
+    "tandem_operator_reconcile_errors_total", "Reconciliations that failed and are retried."
+)
+OPERATOR_SECONDS = OperatorMetric(
+    "tandem_operator_reconcile_seconds_total", "Time spent on reconciliations, waiting included."
+)
 OPERATOR_REQUESTS = OperatorMetric("tandem_operator_api_requests_total", "Requests sent to the API server.")
 OPERATOR_UNREADABLE = OperatorMetric(
     "tandem_operator_unreadable_objects_total",
@@ -204,7 +208,7 @@ OPERATOR_LEADS = OperatorMetric(
     "1 where the operator holds the Lease and acts, 0 where it waits for another one. No namespace: the whole cluster.",
     ("namespace",),
 )
-OPERATOR_QUEUE = OperatorMetric("tandem_operator_queue_depth", "Jobs that are due and wait to be looked at.")
+OPERATOR_QUEUE = OperatorMetric("tandem_operator_queue_depth", "Jobs that are due for a reconciliation.")
 OPERATOR_JOBS = OperatorMetric("tandem_operator_jobs", "Jobs by namespace and phase.", ("namespace", "phase"))
 OPERATOR_STATE = OperatorMetric(
     "tandem_operator_job_state_seconds",

@@ -48,19 +48,19 @@ class Members(Model):
     """Replicas of one kind."""
 
     desired: Whole
-    """Wished for."""
+    """Desired number."""
     ready: Whole
-    """There and at work."""
+    """Number that are ready."""
     min: Whole | None = None
-    """Fewest to go on with."""
+    """Minimum number to train with."""
     max: Whole | None = None
-    """Most there may be."""
+    """Maximum number."""
     summary: Word = Field(default_factory=_of_desired)
     """ready/desired in one word, for `kubectl get`; filled in by itself."""
 
 
 class Progress(Model):
-    """How far training is."""
+    """Progress of training."""
 
     step: Whole
     """Optimizer steps completed."""
@@ -104,9 +104,9 @@ class Troubles(Model):
     saves_failed: Whole = 0
     """Checkpoints that could not be written."""
     saves_failed_in_a_row: Whole = 0
-    """The same since the last one that could."""
+    """The same, since the last successful save."""
     save_message: Annotated[str, cut(300)] = ""
-    """Why the last one could not, while saves fail."""
+    """Why the last one failed, while saves fail."""
     evaluations_failed: Whole = 0
     """Checkpoints that an evaluator could not evaluate."""
     evaluation_message: Annotated[str, cut(300)] = ""
@@ -114,7 +114,7 @@ class Troubles(Model):
     evaluations_skipped: Whole = 0
     """Checkpoints that evaluators passed over, over the whole run."""
     lines_lost: Whole = 0
-    """Lines of logs that the disk did not take."""
+    """Log lines that could not be written."""
     rewinds: Whole = 0
     """Times the loss became useless and training went back, over the whole run."""
     batches_left_out: Whole = 0
@@ -140,7 +140,7 @@ class Score(Model):
     step: Whole
     """The checkpoint's step."""
     metric: Word
-    """Which metric `value` is."""
+    """The metric of `value`."""
     value: float
     """The score."""
 
@@ -149,15 +149,15 @@ class Status(Model):
     """The state of a DistributedTrainingJob."""
 
     phase: Phase = "Pending"
-    """One word for the whole."""
+    """Phase of the job."""
     conditions: Annotated[
         list[Condition],
         cut(64),
         Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
     ] = []
-    """Each aspect with its reason."""
+    """Conditions, each with its reason."""
     observed_generation: Whole | None = None
-    """metadata.generation that this status speaks of."""
+    """The metadata.generation that this status describes."""
     selector: str | None = None
     """Label selector of the worker pods, for autoscalers."""
     workers: Members | None = None
@@ -175,7 +175,7 @@ class Status(Model):
     retried_at: str | None = None
     """The annotation `tandem.dev/retry-at` as it was seen last; another value has a failed job tried again."""
     progress: Progress | None = None
-    """How far training is."""
+    """Progress of training."""
     loss: float | None = None
     """Training loss, mean over the last reported steps."""
     throughput: float | None = None
@@ -201,4 +201,4 @@ class Status(Model):
     completion_time: Word | None = None
     """When the job ended, RFC 3339."""
     message: Words | None = None
-    """Why the job is in this phase, where that needs words."""
+    """Why the job is in this phase, if that needs an explanation."""

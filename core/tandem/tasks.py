@@ -43,20 +43,20 @@ class Data(Model):
     """`digits` ships with scikit-learn (1,797 real 8×8 images), the two MNISTs are downloaded by torchvision or read
     from `path`, `synthetic` is generated."""
     path: FilePath | None = None
-    """Folder that holds (or receives) the data set's files; default `~/.cache/tandem/data`."""
+    """Folder of the data set's files, which downloads go to. Default: `~/.cache/tandem/data`."""
     download: bool = True
     """Whether a missing data set may be downloaded."""
     start: Annotated[int, Field(ge=0)] | None = None
-    """First training sample that is used, counted from 0 without those of `validation`; default: the first there is."""
+    """First training sample to use, counted from 0 without those of `validation`. Default: the first one."""
     end: Positive | None = None
-    """First training sample after those that are used; default: all there are. The test data is always whole."""
+    """First training sample not to use. Default: none, all are used. The test data is always whole."""
     validation: Annotated[float, Field(ge=0, le=0.9)] = 0.0
-    """Share of the training samples that training leaves out, always the same ones. Evaluators score each checkpoint on
-    them, too, and the best is chosen by them; without any it is chosen by the test data."""
+    """Share of the training samples to hold out from training, always the same ones. Evaluators also score each
+    checkpoint on them, and that score decides which is the best; without them the score on the test data does."""
     samples: Positive | None = None
-    """`synthetic` only: training samples to generate, default 8192; the test set has a fifth of it."""
+    """`synthetic` only: training samples to generate. Default: 8192. The test set has a fifth of that."""
     image_size: Annotated[int, Field(ge=4, le=512)] | None = None
-    """`synthetic` only: height and width in pixels, default 28."""
+    """`synthetic` only: height and width in pixels. Default: 28."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -105,7 +105,7 @@ class Data(Model):
 
 
 class Optimizer(Model):
-    """How gradients become steps."""
+    """The optimizer and its settings."""
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
     """The torch.optim class."""
@@ -118,7 +118,7 @@ class Optimizer(Model):
 
 
 class Schedule(Model):
-    """How the learning rate moves over the run, counted in optimizer steps."""
+    """How the learning rate changes over the run, in optimizer steps."""
 
     name: Literal["constant", "cosine", "linear"] = "constant"
     """The shape after warm-up."""
@@ -146,13 +146,13 @@ class ImageClassification(Model):
     epochs: Positive = 5
     """Passes over the training data."""
     max_steps: Positive | None = None
-    """End after so many optimizer steps, if that comes first."""
+    """End after this many optimizer steps, if that comes first."""
     global_batch_size: Positive = 64
     """Samples of one optimizer step over all workers together; it does not change when the group grows or shrinks."""
     micro_batch_size: Positive | None = None
-    """Most samples in one forward pass of one rank; more are accumulated. Default: a rank's whole share at once."""
+    """Maximum number of samples in one forward pass of a rank; gradients of more are accumulated. Default: no limit."""
     drop_last: bool = False
-    """Leave out the last batch of an epoch where it is smaller than `globalBatchSize`: other samples in each epoch."""
+    """Drop the last batch of an epoch if it is smaller than `globalBatchSize`; each epoch drops other samples."""
     optimizer: Optimizer = Optimizer()
     """The optimizer."""
     schedule: Schedule = Schedule()

@@ -81,9 +81,9 @@ def _training() -> list[Panel]:
         number("Left", "Estimated from the pace of the last minute.", Query(of(metrics.REMAINING)), unit="s"),
         number(
             "Workers",
-            "In the group, and wished for.",
+            "In the group, and desired.",
             Query(of(metrics.WORKERS_READY), "ready"),
-            Query(of(metrics.WORKERS_DESIRED), "wished for"),
+            Query(of(metrics.WORKERS_DESIRED), "desired"),
         ),
         number(
             "Goodput",
@@ -209,7 +209,7 @@ def _trouble() -> list[Panel]:
         ),
         graph(
             "Silence",
-            "Time since the last step, and since an agent gave a sign of life.",
+            "Time since the last step, and since the last heartbeat of an agent.",
             Query(of(metrics.STEP_AGE), "last step"),
             Query(of(metrics.SILENT), "{{replica}}"),
             unit="s",
@@ -269,7 +269,7 @@ def _evaluation() -> list[Panel]:
         ),
         graph(
             "Evaluators",
-            "Cores that each keeps busy, and how many gave a sign of life.",
+            "Cores that each keeps busy, and how many are alive.",
             Query(of(metrics.EVALUATOR_CPU), "{{evaluator}}"),
             Query(of(metrics.EVALUATORS_READY), "ready", right=True),
         ),

@@ -32,7 +32,7 @@ from tandem_cli.runs import RunArgument, opened
 from tandem_cli.terminal.console import PrintableConsole
 
 checkpoints = typer.Typer(
-    help="List, verify, compare, export and delete the checkpoints of a run, also while it goes on.",
+    help="List, verify, compare, export and delete the checkpoints of a run, also while it is running.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -76,7 +76,7 @@ def verify(
     run: RunArgument,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="Which ones; all that are there unless given.", show_default=False),
+        typer.Argument(metavar="NAME", help="Which ones. Default: all of them.", show_default=False),
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -104,12 +104,12 @@ def verify(
 def diff(
     run: RunArgument,
     before: Annotated[str, typer.Argument(metavar="A", help="A name, a step, `latest`, `best` or `final`.")],
-    after: Annotated[str, typer.Argument(metavar="B", help="Another one, or OTHER_RUN:NAME.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="Another checkpoint, or OTHER_RUN:NAME.")],
     most: Annotated[
         int, typer.Option("--most", min=1, help="Tensors listed of each file, those that differ most first.")
     ] = 20,
     with_state: Annotated[
-        bool, typer.Option("--state", help="List the tensors of the optimizer's state, too.")
+        bool, typer.Option("--state", help="Also list the tensors of the optimizer's state.")
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -184,18 +184,23 @@ def export(
 def prune(
     run: RunArgument,
     keep_last: Annotated[
-        int | None, typer.Option("--keep-last", min=1, help="Keep the newest so many.", show_default="the job's")
+        int | None,
+        typer.Option("--keep-last", min=1, help="Number of newest checkpoints to keep.", show_default="the job's"),
     ] = None,
     keep_best: Annotated[
-        int | None, typer.Option("--keep-best", min=0, help="Keep the so many best.", show_default="the job's")
+        int | None,
+        typer.Option("--keep-best", min=0, help="Number of best checkpoints to keep.", show_default="the job's"),
     ] = None,
     keep_every: Annotated[
-        int | None, typer.Option("--keep-every", min=1, help="Keep multiples of this step.", show_default="the job's")
+        int | None,
+        typer.Option(
+            "--keep-every", min=1, help="Keep checkpoints at multiples of this step.", show_default="the job's"
+        ),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also what does not count: bad, stale, off the lineage, forgotten.")
+        bool, typer.Option("--all", help="Also list what does not count: bad, stale, off the lineage, forgotten.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without a question.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
 ) -> None:
     """Say what can be deleted and how much space comes free; delete it with --yes, or after a question.
 

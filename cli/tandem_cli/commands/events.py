@@ -24,7 +24,7 @@ from tandem_cli.terminal.console import PrintableConsole
 
 def events(
     name: TargetArgument,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until it ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Watch until it ends.")] = False,
     output: OutputOption = Output.TEXT,
     namespace: NamespaceOption = "",
     context: ContextOption = "",

@@ -35,14 +35,14 @@ def logs(
     name: TargetArgument,
     pods: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="WHO…", help="worker-0, evaluator-1, coordinator; all unless given.", show_default=False
-        ),
+        typer.Argument(metavar="WHO…", help="worker-0, evaluator-1 or coordinator. Default: all.", show_default=False),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it ends.")] = False,
-    role: Annotated[Role | None, typer.Option("--role", help="Those of one kind alone.", show_default="all")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Watch until it ends.")] = False,
+    role: Annotated[
+        Role | None, typer.Option("--role", help="Only processes of this kind.", show_default="all")
+    ] = None,
     tail: Annotated[
-        int | None, typer.Option("--tail", min=1, help="Begin with so many lines of each pod.", show_default="all")
+        int | None, typer.Option("--tail", min=1, help="Start with this many lines of each pod.", show_default="all")
     ] = None,
     namespace: NamespaceOption = "",
     context: ContextOption = "",

@@ -55,7 +55,7 @@ def run(
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", metavar="DIR", help="The run directory.", show_default="runs/NAME")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Move an earlier run to DIR/previous and begin anew.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Move an earlier run to DIR/previous and start over.")] = False,
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port for status and Prometheus.", show_default="a free one")
     ] = 0,

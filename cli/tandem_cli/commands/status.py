@@ -48,7 +48,7 @@ def status(
         ),
     ] = "",
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Go on until it ends. Exit code 0 if it is complete, else 1.")
+        bool, typer.Option("--watch", "-w", help="Watch until it ends. Exit code 0 if it is complete, else 1.")
     ] = False,
     everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="The jobs of all namespaces.")] = False,
     output: OutputOption = Output.TEXT,

@@ -31,11 +31,13 @@ def submit(
         typer.Option("--set", metavar="PATH=VALUE", help="Change a field, e.g. spec.workers.replicas=4; repeatable."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Have the cluster check everything, and change nothing.")
+        bool, typer.Option("--dry-run", help="Let the cluster check everything without changing anything.")
     ] = False,
     check: Annotated[
         bool,
-        typer.Option("--check", help="--dry-run, and see whether what the job refers to by name is on the cluster."),
+        typer.Option(
+            "--check", help="--dry-run, and check that everything the job refers to by name is on the cluster."
+        ),
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite fields that were changed by other means than tandem submit.")

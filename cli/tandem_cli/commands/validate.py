@@ -22,7 +22,7 @@ def validate(
     files: Annotated[list[str], typer.Argument(metavar="FILE…", help="Manifests; `-` reads standard input.")],
     output: OutputOption = Output.TEXT,
     here: Annotated[
-        bool, typer.Option("--here", help="Also see whether the job can run on this machine, as tandem run does.")
+        bool, typer.Option("--here", help="Also check whether the job can run on this machine, as tandem run does.")
     ] = False,
 ) -> None:
     """Check manifests, and say what is wrong and where.
