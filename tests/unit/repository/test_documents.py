@@ -24,7 +24,7 @@ def test_all_commands_in_sentences_exist(page: Path) -> None:
     assert not [f"{page.name}:{line}: {wrong}" for line, wrong in found if wrong]
 
 
-@pytest.mark.parametrize("page", ["testing.md", "prerequisites.md"])
+@pytest.mark.parametrize("page", ["development/testing.md", "prerequisites.md"])
 def test_the_mistakes_that_are_timed_are_counted_right(page: str) -> None:
     told = f"{len(MANIFESTS)} bad manifests and {len(SURROUNDINGS)} jobs"
     assert told in (ROOT / "docs" / page).read_text("utf-8")
