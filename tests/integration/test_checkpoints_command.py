@@ -253,15 +253,16 @@ class TestMistakes:
         assert "no final checkpoint" in self.refused("export", path, "final", "--to", tmp_path / "x")
 
     @pytest.mark.parametrize(
-        ("lacking", "words"), [("numpy", ["diff", "300", "400"]), ("torch", ["export", "best", "--to", "x"])]
+        ("lacking", "extra", "words"),
+        [("numpy", "report", ["diff", "300", "400"]), ("torch", "trainer", ["export", "best", "--to", "x"])],
     )
-    def test_an_extra_that_is_not_installed(self, run: SmallRun, lacking: str, words: list[str]) -> None:
+    def test_an_extra_that_is_not_installed(self, run: SmallRun, lacking: str, extra: str, words: list[str]) -> None:
         code = f"import sys; sys.modules[{lacking!r}] = None; from tandem_cli.main import main; main()"
         command = [sys.executable, "-c", code, "checkpoints", words[0], str(run.rundir.path), *words[1:]]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert answer.returncode == 2
         expected = (
-            f"error: tandem checkpoints {words[0]} needs {lacking}; install it with: pip install 'tandem[trainer]'\n"
+            f"error: tandem checkpoints {words[0]} needs {lacking}; install it with: pip install 'tandem[{extra}]'\n"
         )
         assert answer.stderr == expected
 
