@@ -221,4 +221,4 @@ def test_kubectl_waits_for_a_job_to_be_ready() -> None:
 
 def test_kubectl_explains_every_field() -> None:
     text = kubectl("explain", "dtj.spec.workers.minReplicas").stdout
-    assert "Training goes on as long as so many are there" in text
+    assert "Training continues as long as this many workers are available" in text
