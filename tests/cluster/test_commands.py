@@ -95,7 +95,7 @@ def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
 ) -> None:
     assert "would be made" in said(namespace, "submit", DIGITS, "--dry-run")
     assert "no job digits" in said(namespace, "status", "digits", code=2)
-    longer = ("--set", "spec.trainer.config.epochs=500", "--set", "spec.elasticity.growAfterSeconds=5")
+    longer = ("--set", "spec.trainer.config.epochs=400", "--set", "spec.elasticity.growAfterSeconds=5")
     assert said(namespace, "submit", DIGITS, *longer).startswith(f"made in namespace {namespace.name}: digits:")
     assert said(namespace, "submit", DIGITS, *longer).startswith("is there as the file says")
 
@@ -133,7 +133,7 @@ def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
         "an event of a generation without the pod that was lost",
     )
 
-    assert watched.ends(600) == 0
+    assert watched.ends(750) == 0
     assert any("digits  Succeeded" in line for line in watched.lines)
     assert logs.ends(60) == 0
     logs.shows("training is complete", seconds=1)
