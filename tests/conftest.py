@@ -11,6 +11,7 @@ import pytest
 
 from tests.support import tiers
 from tests.support.cluster import ELSEWHERE
+from tests.support.pace import pace
 
 # Drawn anew at each run, a failure would come and go. `--hypothesis-profile=random` is for the soak and the full tier.
 # Each says `derandomize`: Hypothesis has another default in CI.
@@ -94,6 +95,9 @@ class Record:
     def __init__(self, config: pytest.Config) -> None:
         self._tier: str | None = config.getoption("--tier")
         self._began: float = config.getoption("--began") or time.time()
+        looked = time.time()
+        self._pace = pace() if self._tier else 1.0
+        self._began_but_for_that = self._began + (time.time() - looked)
         self._outcomes = Counter[str]()
         self._tests: defaultdict[str, float] = defaultdict(float)
         self._skipped: list[str] = []
@@ -123,13 +127,15 @@ class Record:
         files: defaultdict[str, float] = defaultdict(float)
         for name, seconds in self._tests.items():
             files[name.partition("::")[0]] += seconds
+        took = time.time() - self._began_but_for_that
         return tiers.Run(
             tier=self._tier or "",
             started=self._began,
-            seconds=round(time.time() - self._began, 1),
+            seconds=round(took, 1),
             passed=self._outcomes["passed"],
             failed=self._outcomes["failed"],
             skipped=self._outcomes["skipped"],
+            pace=round((self._pace + pace()) / 2, 2),
             files=_longest(files, 300),
             slowest=_longest(self._tests, 60),
         )

@@ -5,8 +5,11 @@ makes a test necessary again: `pytest.mark.full("operator", "coordinator")`. Cha
 to every room that imports it; who may import whom is checked by import-linter, so `REACH` can be trusted, and a test
 compares it with those contracts.
 
-Rejected: durations of single tests as limits (they fail where a machine is slow, and prove nothing); choosing tests by
-coverage (a recovery that is never reached on a good day is covered by nothing).
+A budget is of a quiet machine of known speed; a run is judged by its time there, which is its time here divided by the
+machine's pace, measured before and after it (`pace.py`).
+
+Rejected: durations of single tests as limits, and of tiers as they are (they fail where a machine is slow, and prove
+nothing); choosing tests by coverage (a recovery that is never reached on a good day is covered by nothing).
 """
 
 import ast
@@ -23,9 +26,9 @@ from tests.support import ROOT
 
 MINUTE = 60.0
 BUDGETS = {"check": 3 * MINUTE, "test": 6 * MINUTE, "e2e": 15 * MINUTE}
-"""Seconds on two quiet cores, with caches filled. `make test` runs the first two; `check` takes two of its three."""
+"""Seconds at pace 1, with caches filled. `make test` runs the first two; `check` takes two of its three."""
 TOLERANCE = 1.5
-"""A tier that takes this many times its budget is over it: the machines that run them are shared."""
+"""A tier that takes this many times its budget is over it: a pace is measured at two moments, and not all the time."""
 RUNS = ROOT / "runs" / "tests"
 KEPT = 20
 """Records of runs that stay, for each tier."""
@@ -57,30 +60,42 @@ class Run:
     passed: int
     failed: int
     skipped: int
+    pace: float = 1.0
+    """How many times longer work took on that machine then than on the one that the budgets mean."""
     files: dict[str, float] = field(default_factory=dict)
     """Seconds of each test file, the longest first. They add up to more than `seconds` where several run at a time."""
     slowest: dict[str, float] = field(default_factory=dict)
     """Seconds of the longest single tests."""
+
+    @property
+    def at_pace_1(self) -> float:
+        """Seconds that it would have taken on the machine that the budgets mean."""
+        return self.seconds / self.pace
 
     def keep(self, folder: Path = RUNS) -> Path:
         """Write it down, and let go of the oldest."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.tier}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime(self.started))}.json"
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        for old in sorted(folder.glob(f"{self.tier}-*.json"))[:-KEPT]:
+        for old in _records(self.tier, folder)[:-KEPT]:
             old.unlink()
         return path
 
 
 def newest(tier: str, folder: Path = RUNS) -> Run | None:
     """The last run of a tier; None if there is none."""
-    found = sorted(folder.glob(f"{tier}-*.json"))
+    found = _records(tier, folder)
     return Run(**json.loads(found[-1].read_text())) if found else None
+
+
+def _records(tier: str, folder: Path) -> list[Path]:
+    """The oldest first. The names of `e2e-full` begin with `e2e-`, too."""
+    return sorted(folder.glob(f"{tier}-[0-9]*.json"))
 
 
 def is_over(run: Run) -> bool:
     """Whether it took more than its tier may, by half."""
-    return run.tier in BUDGETS and run.seconds > TOLERANCE * BUDGETS[run.tier]
+    return run.tier in BUDGETS and run.at_pace_1 > TOLERANCE * BUDGETS[run.tier]
 
 
 def verdict(runs: Iterable[Run]) -> list[str]:
@@ -90,7 +105,8 @@ def verdict(runs: Iterable[Run]) -> list[str]:
         budget = f"of {BUDGETS[run.tier] / MINUTE:.0f} min" if run.tier in BUDGETS else "without a budget"
         over = "  OVER BY MORE THAN HALF" if is_over(run) else ""
         longest = ", ".join(f"{Path(name).stem} {seconds:.0f} s" for name, seconds in list(run.files.items())[:3])
-        lines.append(f"{run.tier:6} {run.seconds / MINUTE:5.1f} {budget}{over}; {run.passed} passed; {longest}")
+        took = f"{run.seconds / MINUTE:5.1f} min at pace {run.pace:.1f}, that is {run.at_pace_1 / MINUTE:.1f}"
+        lines.append(f"{run.tier:6} {took} {budget}{over}; {run.passed} passed; {longest}")
     return lines
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT, tiers
+from tests.support import ROOT, pace, tiers
 from tests.support.tiers import Run
 
 CLUSTER_TEST = ROOT / "tests/cluster/test_operator_node.py"
 ROOMS = ("operator", "coordinator")
 
 
-def run(tier: str, seconds: float, started: float = 0.0) -> Run:
-    return Run(tier, started, seconds, passed=1, failed=0, skipped=0)
+def run(tier: str, seconds: float, started: float = 0.0, pace: float = 1.0) -> Run:
+    return Run(tier, started, seconds, passed=1, failed=0, skipped=0, pace=pace)
 
 
 def test_a_tier_may_take_half_as_long_again_as_its_budget() -> None:
@@ -26,6 +26,31 @@ def test_a_tier_may_take_half_as_long_again_as_its_budget() -> None:
     assert not tiers.is_over(run("check", 1.49 * budget))
     assert tiers.is_over(run("check", 1.51 * budget))
     assert "OVER" in tiers.verdict([run("check", 2 * budget)])[0]
+
+
+def test_a_slow_machine_counts_as_slow_and_a_slow_tier_as_too_slow_on_any() -> None:
+    budget = tiers.BUDGETS["test"]
+    assert not tiers.is_over(run("test", 2.9 * budget, pace=2.0))
+    assert tiers.is_over(run("test", 3.1 * budget, pace=2.0))
+    assert "at pace 2.0" in tiers.verdict([run("test", budget, pace=2.0)])[0]
+
+
+def test_a_pace_is_how_long_work_takes_and_never_below_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "WORK", "pass")
+    assert pace.pace() == 1.0
+    monkeypatch.setattr(pace, "REFERENCE", 1e-6)
+    assert pace.pace() > 100
+    monkeypatch.setattr(pace, "WORK", "raise SystemExit(1)")
+    with pytest.raises(RuntimeError, match="has failed"):
+        pace.pace()
+
+
+def test_a_tier_is_not_judged_by_the_record_of_one_whose_name_begins_alike(tmp_path: Path) -> None:
+    run("e2e", 1, started=2000.0).keep(tmp_path)
+    run("e2e-full", 2, started=1000.0).keep(tmp_path)
+    found = tiers.newest("e2e", tmp_path)
+    assert found is not None
+    assert found.tier == "e2e"
 
 
 def test_the_newest_run_is_judged_and_only_some_are_kept(tmp_path: Path) -> None:
