@@ -20,9 +20,9 @@ from benchmarks.recovery.analysis import Line, parse
 from benchmarks.recovery.surroundings import Network, end, kill, marked, spawn
 from tandem import launch
 from tandem.job import Elasticity
-from tandem.rundir.durable import read_lines
 from tandem.rundir.layout import RunDir
 from tests.support import manifests
+from tests.support.lines import read_lines
 
 SCRIPT = Path(__file__).with_name("script.py")
 AUTHORITY = "authority"

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 
 from benchmarks.throughput.processors import IsRank, Sample, Use, look, per_step
-from tandem.rundir.durable import read_lines
 from tandem.rundir.layout import RunDir
+from tests.support.lines import read_lines
 from tests.support.processes import TANDEM
 
 SKIP = 100

@@ -1,7 +1,7 @@
 """The coordinator of one job: feeds events to the membership machine and does what it decides.
 
 Everything here runs on one event loop, so nothing needs a lock. What may block (the run directory) runs on threads: the
-state store's, the run watcher's, the journal's.
+state store's, the run watcher's, the log's.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
 from tandem.messages import Answer, Membership, Sync
 from tandem.protocol import FIRST, PROTOCOL
+from tandem.rundir import records
 from tandem.rundir.layout import RunDir
 from tandem.snapshot import Snapshot
 from tandem.status import Status, Troubles
@@ -40,6 +41,7 @@ from tandem_coordinator.group import (
 )
 from tandem_coordinator.hang import HangWatch
 from tandem_coordinator.history import History
+from tandem_coordinator.history import now as log_time
 from tandem_coordinator.progress import Reports
 from tandem_coordinator.prometheus import Figures
 from tandem_coordinator.run_watcher import Observed, RunDirectory, RunWatcher
@@ -62,9 +64,9 @@ HUNG_UP_SECONDS = 0.2
 LEAVING_SECONDS = 1.0
 """How long it is asked, when an agent leaves, whether the job is complete."""
 SAMPLE_SECONDS = 1.0
-"""Between two samples in the journal."""
+"""Between two samples in the log."""
 RANKS_IN_SAMPLES = 100
-"""Of so many ranks a second, on the average, the journal tells the processor use: of more ranks less often."""
+"""Of so many ranks a second, on the average, the log tells the processor use: of more ranks less often."""
 
 
 class Coordinator:
@@ -297,7 +299,7 @@ class Coordinator:
                 self._history.say(told, "info")
             worse = self._troubles.look(self._observed, self._history.lines_lost, time.monotonic())
             if worse and (found := self._troubles.troubles):
-                self._history.write("troubles", **found.dump())
+                self._history.write(records.Troubled(time=log_time(), **found.model_dump()))
             clock, observed = Clock(time.time(), time.monotonic()), self._observed
             now, evaluators = self._status(clock, observed), observed.evaluators
             owed -= RANKS_IN_SAMPLES
@@ -309,19 +311,21 @@ class Coordinator:
             used_before |= {view.name: round(view.silent_seconds, 2) for view in evaluators if view.cpu is not None}
             owed = owed if owed > 0 else len(trainer_cpu)
             self._history.write(
-                "sample",
-                generation=now.generation,
-                worldSize=now.world_size or 0,
-                workers=0 if now.workers is None else now.workers.ready,
-                step=self._reports.step,
-                loss=now.loss,
-                throughput=self._reports.measured if now.throughput is not None else None,
-                trainerCpu=trainer_cpu,
-                usedBefore=used_before,
-                gpu=gpu,
-                busySeconds=busy,
-                gpuMemory=memory,
-                evaluatorCpu={view.name: round(view.cpu, 3) for view in evaluators if view.cpu is not None},
+                records.Sample(
+                    time=log_time(),
+                    generation=now.generation,
+                    world_size=now.world_size or 0,
+                    workers=0 if now.workers is None else now.workers.ready,
+                    step=self._reports.step,
+                    loss=now.loss,
+                    throughput=self._reports.measured if now.throughput is not None else None,
+                    trainer_cpu=trainer_cpu,
+                    used_before=used_before,
+                    gpu=gpu,
+                    busy_seconds=busy,
+                    gpu_memory=memory,
+                    evaluator_cpu={view.name: round(view.cpu, 3) for view in evaluators if view.cpu is not None},
+                )
             )
 
     # Events and what follows from them

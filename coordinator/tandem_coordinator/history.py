@@ -1,4 +1,4 @@
-"""What happened to a job: kept for whoever asks, and told in the journal and the log of the process."""
+"""What happened to a job: kept for whoever asks, and told in the run's log and in that of the process."""
 
 import logging
 import time
@@ -7,14 +7,17 @@ from collections.abc import Iterable
 
 from tandem.measures import is_restart
 from tandem.messages import Membership
+from tandem.rundir import records
 from tandem.rundir.layout import RunDir
+from tandem.rundir.log import LogWriter
 from tandem.snapshot import Event, GenerationView
 from tandem_coordinator.group import Cause, replicas
-from tandem_coordinator.journal import Journal
 
 log = logging.getLogger("tandem.coordinator")
 
 MOST_GENERATIONS, MOST_EVENTS = 100, 200
+CLOSE_SECONDS = 2.0
+"""For what waits for the disk when the coordinator leaves."""
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -35,12 +38,12 @@ class History:
         """How often a generation followed another in this process, by reason."""
         self._earlier = restarts
         self._first = first
-        self._journal = Journal(rundir.log / "coordinator.jsonl")
+        self._log = LogWriter(rundir.coordinator_log)
 
     def say(self, text: str, kind: str) -> None:
         """Tell people something: `info`, `warning` or `error`."""
         self.events.append(Event.parse({"at": time.time(), "kind": kind, "text": text}))
-        self.write("event", level=kind, text=text)
+        self.write(records.Told(time=now(), level=kind, text=text))
         log.log(_LEVELS[kind], "%s", text)
 
     @property
@@ -50,12 +53,12 @@ class History:
 
     @property
     def lines_lost(self) -> int:
-        """Of the journal, since this process began."""
-        return self._journal.lost
+        """Of the run's log, since this process began."""
+        return self._log.lost
 
-    def write(self, kind: str, **fields: object) -> None:
-        """Put a record into the journal."""
-        self._journal.append({"kind": kind, "time": round(time.time(), 3), **fields})
+    def write(self, record: records.CoordinatorRecord) -> None:
+        """Add a record to the run's log. Never blocks."""
+        self._log.append(record)
 
     def opened(self, opened: Membership, detail: str, adopted: bool) -> None:
         """A generation has begun, or has been found going on by a coordinator that has just started."""
@@ -76,12 +79,14 @@ class History:
         )
         self.generations.append(view)
         self.write(
-            "generation",
-            generation=opened.generation,
-            worldSize=opened.world_size,
-            members=names,
-            reason=opened.reason,
-            detail=detail,
+            records.Formed(
+                time=now(),
+                generation=opened.generation,
+                world_size=opened.world_size,
+                members=names,
+                reason=opened.reason,
+                detail=detail,
+            )
         )
         self.say(f"generation {opened.generation} with {replicas(len(names))}, because {detail}", "info")
 
@@ -93,11 +98,16 @@ class History:
         """
         if self.generations and self.generations[-1].generation == generation:
             self.generations[-1] = self.generations[-1].model_copy(update={"closed_at": time.time()})
-        self.write("closed", generation=generation, reason=cause.reason, detail=cause.detail)
+        self.write(records.Closed(time=now(), generation=generation, reason=cause.reason, detail=cause.detail))
         if not is_last:
             self.say(f"generation {generation} is over: {cause.detail}", "info" if cause.is_planned else "warning")
 
     def close(self) -> None:
         """Write what waits, and that nothing follows."""
-        self.write("end")
-        self._journal.close()
+        self.write(records.CoordinatorEnd(time=now()))
+        self._log.close(CLOSE_SECONDS)
+
+
+def now() -> float:
+    """Seconds since the epoch, to a millisecond: a log of a line a second need not be longer."""
+    return round(time.time(), 3)

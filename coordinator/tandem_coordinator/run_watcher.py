@@ -25,13 +25,13 @@ from tandem.numbers import amount, finite, whole
 from tandem.rundir.checkpoint import Broken
 from tandem.rundir.durable import listed, read_json_or_none
 from tandem.rundir.evaluations import MERGED, SKIPPED
-from tandem.rundir.layout import EARLIER, FOLDERS, RunDir
+from tandem.rundir.layout import EARLIER, FOLDERS, RunDir, evaluator_of_log
 from tandem.rundir.lineage import Chain, counts
 from tandem.rundir.ranking import Rank, deciding, rank
 from tandem.rundir.rewind import Rewind, batches_left_out
 from tandem.snapshot import EvaluatorView
 from tandem.status import CheckpointRef, Score
-from tandem_coordinator.evaluator_log import EvaluatorLog, evaluator_name
+from tandem_coordinator.evaluator_log import EvaluatorLog
 from tandem_coordinator.foreign_checkpoints import ForeignCheckpoints
 from tandem_coordinator.training_log import Training, TrainingLogs
 
@@ -340,7 +340,7 @@ class RunDirectory:
     def _evaluators(self, logs: list[Path], now: float) -> list[EvaluatorView]:
         views = []
         for path in logs:
-            name = evaluator_name(path)
+            name = evaluator_of_log(path)
             if name is None:
                 continue
             with suppress(FileNotFoundError):

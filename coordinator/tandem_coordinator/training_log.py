@@ -8,25 +8,21 @@ Two logs are followed, for the last words of a generation come when the next one
 this process nothing is counted: a counter that began with it would count it twice for whoever watches increases.
 """
 
-import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tandem.metrics import STEP_BUCKETS
-from tandem.numbers import amount, whole
-from tandem.rundir.durable import listed, open_regular, read_lines
-from tandem.rundir.layout import TRAIN_LOG
+from tandem.rundir.durable import listed
+from tandem.rundir.layout import generation_of_log
+from tandem.rundir.log import LogReader
+from tandem.rundir.records import TRAINING, NotSaved, Rate, Saved, Start, Step, TrainingRecord
 
-_STEP_LINE = b'{"kind": "step"'
-"""One for each step, and nothing in it that a rate does not sum up."""
 _TAIL_BYTES = 256 * 2**10
 """Of a log that was there before, so much of the end is searched for the last save."""
-_MOST_BYTES = 2**20
-"""Of a log, at one look."""
 _FIRST_BYTES = 2**16
 _FOLLOWED = 2
 WORK = ("data", "compute", "checkpoint")
@@ -68,7 +64,7 @@ class TrainingLogs:
     """Follows the newest training logs. Used by one thread."""
 
     def __init__(self, folder: Path) -> None:
-        self._offsets: dict[int, int] = {}
+        self._logs: dict[int, LogReader[TrainingRecord]] = {}
         self._seconds = dict.fromkeys(WORK, 0.0)
         self._saves: Counter[str] = Counter()
         self._buckets = [0] * (len(STEP_BUCKETS) + 1)
@@ -80,7 +76,8 @@ class TrainingLogs:
         self._stall: float | None = None
         self._commit: float | None = None
         self._cost: tuple[float | None, float | None] = (None, None)
-        self._learning: dict[str, float | None] = {}
+        self._learning_rate: float | None = None
+        self._gradient_norm: float | None = None
         for generation, path in _logs(listed(folder))[-_FOLLOWED:]:
             self._skip(generation, path)
 
@@ -91,9 +88,9 @@ class TrainingLogs:
             paths: what is in the folder of logs, by name.
         """
         for generation, path in _logs(paths)[-_FOLLOWED:]:
-            records, end = read_lines(path, self._offsets.get(generation, 0), skip=_STEP_LINE, most=_MOST_BYTES)
-            self._offsets[generation] = end
-            for record in records:
+            if generation not in self._logs:
+                self._logs[generation] = _reader(path)
+            for record in self._logs[generation].read() or ():
                 self._take(record)
         return Training(
             seconds=dict(self._seconds),
@@ -109,8 +106,8 @@ class TrainingLogs:
             commit_seconds=self._commit,
             flops_per_sample=self._cost[0],
             peak_flops=self._cost[1],
-            learning_rate=self._learning.get("lr"),
-            gradient_norm=self._learning.get("gradientNorm"),
+            learning_rate=self._learning_rate,
+            gradient_norm=self._gradient_norm,
         )
 
     def _skip(self, generation: int, path: Path) -> None:
@@ -119,41 +116,42 @@ class TrainingLogs:
             size = path.stat().st_size
         except OSError:
             return
-        records, end = read_lines(path, max(0, size - _TAIL_BYTES), skip=_STEP_LINE)
-        self._offsets[generation] = end
-        self._costs(_first(path))
-        for record in records:
-            if record.get("kind") == "rate":
-                self._step = whole(record.get("step")) or self._step
-            elif record.get("kind") == "checkpoint":
-                self._saved(record)
+        self._cost = _cost(path)
+        log = self._logs[generation] = _reader(path, max(0, size - _TAIL_BYTES))
+        for record in log:
+            match record:
+                case Rate():
+                    self._step = record.step or self._step
+                case Saved():
+                    self._saved(record)
 
-    def _take(self, record: dict[str, Any]) -> None:
-        match record.get("kind"):
-            case "rate":
+    def _take(self, record: TrainingRecord) -> None:
+        match record:
+            case Rate():
                 self._rate(record)
-            case "start":
-                step = whole(record.get("step"))
-                if step is not None and self._step is not None:
-                    self._lost += max(0, self._step - step)
-                self._step = step
-                self._costs(record)
-            case "checkpoint":
+            case Start():
+                if self._step is not None:
+                    self._lost += max(0, self._step - record.step)
+                self._step = record.step
+                self._cost = record.flops_per_sample, record.peak_flops
+            case Saved():
                 self._saves["committed"] += 1
                 self._saved(record)
-            case "skipped":
+            case NotSaved():
                 # One that was begun has a name.
-                self._saves["failed" if "name" in record else "skipped"] += 1
+                self._saves["skipped" if record.name is None else "failed"] += 1
 
-    def _rate(self, record: dict[str, Any]) -> None:
-        self._step = whole(record.get("step")) or self._step
-        self._learning |= {name: amount(record[name]) for name in ("lr", "gradientNorm") if name in record}
-        phases, seconds = record.get("phases"), amount(record.get("stepSeconds"))
-        steps, samples = whole(record.get("steps")), whole(record.get("samples"))
-        if not isinstance(phases, dict) or seconds is None or steps is None or samples is None:
+    def _rate(self, record: Rate) -> None:
+        self._step = record.step or self._step
+        if "lr" in record.model_fields_set:
+            self._learning_rate = record.lr
+        if "gradient_norm" in record.model_fields_set:
+            self._gradient_norm = record.gradient_norm
+        phases, seconds, steps, samples = record.phases, record.step_seconds, record.steps, record.samples
+        if phases is None or seconds is None or steps is None or samples is None:
             return
         for name in WORK:
-            self._seconds[name] += amount(phases.get(name)) or 0.0
+            self._seconds[name] += phases.get(name) or 0.0
         self._steps += steps
         self._samples += samples
         self._buckets[bisect_left(STEP_BUCKETS, seconds)] += steps
@@ -161,22 +159,23 @@ class TrainingLogs:
         self._step_seconds = seconds
         self._samples_per_step = samples / steps if steps else self._samples_per_step
 
-    def _costs(self, start: dict[str, Any]) -> None:
-        self._cost = amount(start.get("flopsPerSample")), amount(start.get("peakFlops"))
-
-    def _saved(self, record: dict[str, Any]) -> None:
-        self._stall, self._commit = amount(record.get("stallSeconds")), amount(record.get("commitSeconds"))
+    def _saved(self, record: Saved) -> None:
+        self._stall, self._commit = record.stall_seconds, record.commit_seconds
 
 
-def _first(path: Path) -> dict[str, Any]:
-    """The first record of a log that was there before; an empty one if it is damaged."""
-    try:
-        with open_regular(path) as file:
-            record = json.loads(file.readline(_FIRST_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}
+def _reader(path: Path, offset: int = 0) -> LogReader[TrainingRecord]:
+    """Without steps: there is nothing in their lines that a rate does not sum up."""
+    return LogReader(path, TRAINING, offset, skip=Step)
+
+
+def _cost(path: Path) -> tuple[float | None, float | None]:
+    """What a sample costs and a GPU can do, from the beginning of a log that was there before."""
+    with suppress(OSError):
+        for record in LogReader(path, TRAINING, skip=Step, bite=_FIRST_BYTES).read() or ():
+            if isinstance(record, Start):
+                return record.flops_per_sample, record.peak_flops
+    return None, None
 
 
 def _logs(paths: Iterable[Path]) -> list[tuple[int, Path]]:
-    return sorted((int(match[1]), path) for path in paths if (match := TRAIN_LOG.match(path.name)))
+    return sorted((number, path) for path in paths if (number := generation_of_log(path)) is not None)

@@ -22,7 +22,7 @@ from tandem.file_errors import may_pass
 from tandem.job import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
 from tandem_evaluator.crew import run_crew
-from tandem_evaluator.journal import Journal
+from tandem_evaluator.log import EvaluatorLog
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
@@ -91,11 +91,11 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
         )
 
     try:
-        journal = Journal(rundir, name)
+        log = EvaluatorLog(rundir, name)
     except OSError as error:
         code = ExitCode.FAILED if may_pass(error) else ExitCode.CONFIGURATION
         raise Refused(code, f"the run directory cannot be written: {error}") from error
-    with journal:
+    with log:
         _wait_for_training(rundir)
         # These load torch.
         from tandem_evaluator.evaluation import Evaluation
@@ -108,7 +108,7 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
             raise Refused(ExitCode.CONFIGURATION, str(error)) from error
         except OSError as error:
             raise Refused(ExitCode.FAILED, f"the data cannot be read: {error}") from error
-        evaluator = Evaluator(rundir, job.spec.evaluation, name, evaluation, journal)
+        evaluator = Evaluator(rundir, job.spec.evaluation, name, evaluation, log)
         interrupted = False
 
         def leave(number: int, _: FrameType | None) -> None:

@@ -18,12 +18,13 @@ from tandem.exitcode import ExitCode
 from tandem.job import Evaluators
 from tandem.rundir.checkpoint import Broken, Manifest
 from tandem.rundir.layout import RunDir
+from tandem.rundir.records import Evaluated, NotEvaluated, Unusable
 from tandem.status import CheckpointRef
 from tandem_evaluator import gallery
 from tandem_evaluator.choice import Action, Evaluate, Finished, Merge, Skip, View, Wait, choose, worth_doing
 from tandem_evaluator.claim import Claim, claim, claim_file, give_back_leftovers
 from tandem_evaluator.evaluation import Evaluation, Misfit, Tally
-from tandem_evaluator.journal import Journal, say
+from tandem_evaluator.log import EvaluatorLog, say
 from tandem_evaluator.publication import Publication
 from tandem_evaluator.result import Counted, ShardResult
 from tandem_evaluator.survey import Survey
@@ -43,14 +44,14 @@ class Evaluator:
     """One evaluator process at work on one run directory."""
 
     def __init__(
-        self, rundir: RunDir, evaluators: Evaluators, name: str, evaluation: Evaluation, journal: Journal
+        self, rundir: RunDir, evaluators: Evaluators, name: str, evaluation: Evaluation, log: EvaluatorLog
     ) -> None:
         """
         Args:
             name: of this process; no other living process of the run has it.
         """
         self._rundir, self._policy, self._shards = rundir, evaluators.policy, evaluators.processes
-        self._name, self._evaluation, self._journal = name, evaluation, journal
+        self._name, self._evaluation, self._log = name, evaluation, log
         self._survey = Survey(rundir, self._shards)
         self._publication = Publication(rundir, evaluators, evaluation.total, evaluation.classes, evaluation.held_out)
         self._unusable: dict[CheckpointRef, str] = {}
@@ -72,7 +73,7 @@ class Evaluator:
         poll, trouble_since = SHORTEST_POLL_SECONDS, None
         fresh = True
         while not self._stopped:
-            self._journal.doing("idle")
+            self._log.doing("idle")
             try:
                 if fresh:
                     give_back_leftovers(self._rundir, self._name)
@@ -113,7 +114,7 @@ class Evaluator:
                     return Wait()
                 shard, held = won
                 with held:
-                    self._journal.doing("evaluating", reference.name)
+                    self._log.doing("evaluating", reference.name)
                     self.evaluate(reference, shard)
             case Merge(reference):
                 self.merge(reference)
@@ -183,13 +184,15 @@ class Evaluator:
             at=now,
         )
         if self._publication.publish(result):
-            self._journal.event(
-                "evaluated",
-                checkpoint=reference.name,
-                step=reference.step,
-                generation=reference.generation,
-                shard=shard,
-                seconds=round(result.seconds, 3),
+            self._log.event(
+                Evaluated(
+                    time=time.time(),
+                    checkpoint=reference.name,
+                    step=reference.step,
+                    generation=reference.generation,
+                    shard=shard,
+                    seconds=round(result.seconds, 3),
+                )
             )
         self.merge(reference)
 
@@ -204,7 +207,7 @@ class Evaluator:
         """Record that these are passed over."""
         for reference in references:
             if self._publication.skip(reference, "a newer checkpoint was there before its turn came"):
-                self._journal.event("skipped", checkpoint=reference.name, step=reference.step)
+                self._log.event(NotEvaluated(time=time.time(), checkpoint=reference.name, step=reference.step))
 
     def _claims(self, reference: CheckpointRef, shards: tuple[int, ...]) -> Iterator[tuple[int, Claim]]:
         for shard in shards:
@@ -239,11 +242,11 @@ class Evaluator:
 
     def _set_aside(self, name: str, why: str) -> None:
         if self._rundir.set_aside(name, why=why) is not None:
-            self._journal.event("bad", checkpoint=name, why=why)
+            self._log.event(Unusable(time=time.time(), checkpoint=name, why=why))
 
     def _pass_over(self, reference: CheckpointRef, why: str) -> None:
         self._unusable[reference] = why
-        self._journal.event("bad", checkpoint=reference.name, why=why)
+        self._log.event(Unusable(time=time.time(), checkpoint=reference.name, why=why))
 
     def _finish(self) -> ExitCode:
         self._publication.update_best()

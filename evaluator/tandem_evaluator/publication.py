@@ -17,7 +17,7 @@ from tandem.rundir.evaluations import MERGED, folder, merged_name, shard_name
 from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef
 from tandem_evaluator.best import best
-from tandem_evaluator.journal import say
+from tandem_evaluator.log import say
 from tandem_evaluator.result import MergedResult, ShardResult, merge, shard_samples
 
 

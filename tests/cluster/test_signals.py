@@ -18,7 +18,6 @@ import yaml
 
 from tandem import metrics
 from tandem.messages import RankReport
-from tandem.rundir.durable import Lines
 from tests.support import ROOT
 from tests.support.cluster.operated import Job, Operator, manifest
 from tests.support.cluster.pictures import draw
@@ -27,6 +26,7 @@ from tests.support.cluster.prometheus import Prometheus, scraping
 from tests.support.cluster.recording import Period, Recording, filled, record
 from tests.support.coordinator_process import Agent, Coordinator
 from tests.support.elastic import TOKEN
+from tests.support.lines import Lines
 from tests.support.waiting import until
 from tools.dashboards.panels import DCGM, GPUS
 

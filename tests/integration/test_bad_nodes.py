@@ -14,9 +14,9 @@ import pytest
 from benchmarks.recovery.surroundings import INTERFACE, Network, spawn
 from tandem import launch
 from tandem.exitcode import ExitCode
-from tandem.rundir.durable import read_lines
 from tandem.rundir.layout import RunDir
 from tests.support import SCRIPTS, manifests
+from tests.support.lines import read_lines
 
 AUTHORITY, PORT, TOKEN = "authority", 29400, "token-of-bad-nodes"
 FOUR = ("worker-0", "worker-1", "worker-2", "worker-3")

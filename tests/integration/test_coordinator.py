@@ -12,11 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from tandem import launch
 from tandem.exitcode import ExitCode
 from tandem.messages import RankReport
-from tandem.rundir.durable import Lines, read_lines
 from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_coordinator.forming import STACKS_SECONDS
 from tests.support.coordinator_process import Agent, Coordinator, spawn
+from tests.support.lines import Lines, read_lines
 from tests.support.waiting import SECONDS, until
 
 HELD_SECONDS = 60.0
@@ -357,17 +357,17 @@ def test_what_ranks_and_evaluators_report_is_shown_and_disappears_with_them(
     assert series("tandem_rank_cpu_cores") == {"0": 0.75, "1": 0.75}
     assert series("tandem_loss") == {"": 0.5}
     use = {"0": 0.75, "1": 0.75}
-    until(lambda: any(record.get("trainerCpu") == use for record in journal(coordinator)), "a sample in the log")
+    until(lambda: any(record.get("trainerCpu") == use for record in logged(coordinator)), "a sample in the log")
     agents[1].vanish()
     with coordinator.client() as client:
         client.sync(agents[1].sync("leaving"))
     until(lambda: series("tandem_rank_cpu_cores").keys() == {"0"}, "the end of the series of the rank that left")
     until(
-        lambda: {"generation", "sample", "closed", "event"} <= {record["kind"] for record in journal(coordinator)},
+        lambda: {"generation", "sample", "closed", "event"} <= {record["kind"] for record in logged(coordinator)},
         "a line of each kind in the log",
     )
 
 
-def journal(coordinator: Coordinator) -> list[dict[str, Any]]:
+def logged(coordinator: Coordinator) -> list[dict[str, Any]]:
     """What the coordinator has written down, on a thread of its own."""
     return read_lines(coordinator.rundir.log / "coordinator.jsonl")[0]

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from tandem.messages import RankReport
-from tandem.rundir.durable import Lines
 from tandem.status import CheckpointRef
 from tandem_coordinator.page.viewers import MOST_VIEWERS
 from tests.support.coordinator_process import Agent, Coordinator
 from tests.support.elastic import TOKEN
+from tests.support.lines import Lines
 from tests.support.page_client import Stream, ask, invited
 from tests.support.waiting import until
 

@@ -10,10 +10,10 @@ import pytest
 
 from tandem.exitcode import ExitCode
 from tandem.idx import FILES
-from tandem.rundir.durable import read_lines
 from tests.support.bad_surroundings import whole_mnist
 from tests.support.elastic import Elastic
 from tests.support.failing_disk import unreadable
+from tests.support.lines import read_lines
 from tests.support.processes import alive
 from tests.support.waiting import SECONDS, until
 

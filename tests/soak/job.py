@@ -9,13 +9,13 @@ from typing import Any
 from benchmarks.recovery.sides import AUTHORITY, FOREVER, BestTandemTrainer
 from benchmarks.recovery.surroundings import Network, spawn
 from tandem import launch
-from tandem.rundir.durable import read_lines
 from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint.reading import read_contents
 from tandem_trainer.data import load
 from tandem_trainer.data.order import Batches, Order, digest
 from tests.soak import script as soak_script
 from tests.soak.verdict import Log, Verdict, compare, judge, second_writers
+from tests.support.lines import read_lines
 
 SCRIPT = str(Path(soak_script.__file__))
 

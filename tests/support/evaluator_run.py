@@ -14,13 +14,14 @@ from torch import Tensor
 
 from tandem.launch import environment, evaluator_command
 from tandem.rundir.checkpoint import FILE, WEIGHTS, Manifest
-from tandem.rundir.durable import commit_folder, encode, read_json_or_none, read_lines, temporary_beside
+from tandem.rundir.durable import commit_folder, encode, read_json_or_none, temporary_beside
 from tandem.rundir.layout import checkpoint_name
 from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_trainer import models
 from tests.support import manifests
 from tests.support.hashing import hash_file
+from tests.support.lines import read_lines
 from tests.support.warm import warm_command, warm_environment
 
 DEADLINE = 120.0

@@ -11,9 +11,9 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import Protocol
 
 from torch import Tensor
@@ -23,8 +23,10 @@ from tandem.formatting import number, several
 from tandem.job import Checkpoint
 from tandem.launch import GENERATION, REPLICA
 from tandem.messages import SAVING
+from tandem.rundir import records
 from tandem.rundir.checkpoint import DataPosition, Manifest
 from tandem.rundir.layout import RunDir
+from tandem.rundir.log import LogWriter
 from tandem.rundir.probe import lacks
 from tandem.rundir.rewind import Rewind, data_step, decide, steps_left_out, windows
 from tandem.tasks import RewindOn
@@ -36,8 +38,8 @@ from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.data.position import check_position
 from tandem_trainer.errors import ConfigurationError
+from tandem_trainer.flops import Cost
 from tandem_trainer.group import Group
-from tandem_trainer.journal import Journal
 from tandem_trainer.loss_spikes import LossSpikes
 from tandem_trainer.meter import Meter
 from tandem_trainer.pulse import Pulse
@@ -48,6 +50,8 @@ log = logging.getLogger(__name__)
 LAST_SAVE_TRIES = 3
 ADVICE = "try a lower learning rate, a warm-up, or clipping of gradients."
 """What helps where training diverges."""
+NO_COST = Cost()
+"""Of a loop of the user's own, which is not known."""
 NO_END = 2**62
 """Stands for the number of steps of a run whose data does not say how long it is."""
 
@@ -138,7 +142,7 @@ class ElasticRun:
         self._rewinds = _rewinds_of_all(context.rundir, context.group)
         self._left_out = windows(self._rewinds)
         self._total: int | None = None
-        self._journal: Journal | None = None
+        self._log: LogWriter | None = None
         self.step = 0
         """Optimizer steps completed."""
 
@@ -179,7 +183,7 @@ class ElasticRun:
         kept: TrainState,
         data: Data,
         fresh: Callable[[], None] = lambda: None,
-        cost: Mapping[str, float] = MappingProxyType({}),
+        cost: Cost = NO_COST,
     ) -> Manifest | None:
         """Find out where to start, put the state there, and write it down. Collective.
 
@@ -216,15 +220,24 @@ class ElasticRun:
         author = Author(context.generation, parent, group.world_size, group.rank, rounds)
         if group.rank == 0:
             troubles = Troubles(context.pulse)
-            journal = self._journal = Journal(context.rundir, context.generation, troubles.lines_lost)
+            writer = self._log = LogWriter(context.rundir.training_log(context.generation), troubles.lines_lost)
             self._saver = Saver(
-                context.rundir, author, journal.settle, lambda outcome: _tell_of_save(journal, troubles, outcome)
+                context.rundir, author, writer.settle, lambda outcome: _tell_of_save(writer, troubles, outcome)
             )
             for name, why in restored.passed_over.items():
-                journal.write("passed", checkpoint=name, why=why)
+                writer.append(records.PassedOver(time=time.time(), checkpoint=name, why=why))
                 log.warning("checkpoint=%s passed over: %s", name, why)
-            facts = {"step": self.step, "totalSteps": self._total, "worldSize": group.world_size, "resumedFrom": parent}
-            journal.write("start", **facts, **cost)
+            writer.append(
+                records.Start(
+                    time=time.time(),
+                    step=self.step,
+                    total_steps=self._total,
+                    world_size=group.world_size,
+                    resumed_from=parent,
+                    flops_per_sample=cost.flops_per_sample,
+                    peak_flops=cost.peak_flops,
+                )
+            )
             log.info(
                 "generation=%d world=%d step=%d of %s from=%s",
                 *(context.generation, group.world_size, self.step, self._total, parent),
@@ -232,7 +245,7 @@ class ElasticRun:
         else:
             self._saver = Saver(context.rundir, author, lambda: None, lambda outcome: None)
         self._saver.last = manifest.reference if manifest else None
-        self.meter = Meter(data.steps_per_epoch, group.world_size, self._total, self._journal, context.pulse)
+        self.meter = Meter(data.steps_per_epoch, group.world_size, self._total, self._log, context.pulse)
         self._next_vote = self.step + 1
         self._last_save = time.monotonic()
         self._first = self.step
@@ -319,9 +332,10 @@ class ElasticRun:
                 raise SaveFailed(f"the checkpoint after step {self.step} could not be written: {outcome.get('failed')}")
             if complete and broken_off:
                 rundir.mark_broken_off(saver.last)
-        if self._journal is not None:
-            self._journal.write("end", step=self.step, why="complete" if complete else "asked to leave")
-            self._journal.close()
+        if self._log is not None:
+            why = "complete" if complete else "asked to leave"
+            self._log.append(records.TrainingEnd(time=time.time(), step=self.step, why=why))
+            self._log.close()
         group.barrier()
         return ExitCode.DONE if complete else ExitCode.PREEMPTED
 
@@ -353,8 +367,9 @@ class ElasticRun:
                 raise Superseded(f"generation {self._context.generation} was superseded")
             if not verdict.busy:
                 self._save()
-            elif self._journal is not None:
-                self._journal.write("skipped", step=step, why="the checkpoint before is still being written")
+            elif self._log is not None:
+                why = "the checkpoint before is still being written"
+                self._log.append(records.NotSaved(time=time.time(), step=step, why=why))
             self._last_save = time.monotonic()
 
     def _save(self) -> None:
@@ -382,14 +397,14 @@ class ElasticRun:
         rewind = decide(self._rewinds, generation, bad_step, finite, steps, known)
         code, why = decision(rewind, bad_step, loss, len(self._rewinds))
         self.meter.close()
-        if self._journal is not None:
+        if self._log is not None:
             if rewind is None:
                 self._context.rundir.mark_failed("Diverged", why, code)
             else:
                 self._context.rundir.record_rewind(rewind)
-                self._journal.write("rewind", **rewind.dump())
-            self._journal.write("end", step=bad_step, why=why)
-            self._journal.close()
+                self._log.append(records.Rewound(time=time.time(), **rewind.model_dump()))
+            self._log.append(records.TrainingEnd(time=time.time(), step=bad_step, why=why))
+            self._log.close()
             log.error("%s", why)
         self._context.group.barrier()
         raise WentBack(code, why)
@@ -436,14 +451,23 @@ def _rewinds_of_all(rundir: RunDir, group: Group) -> list[Rewind]:
     return [Rewind.parse(rewind) for rewind in group.tell({"rewinds": mine})["rewinds"]]
 
 
-def _tell_of_save(journal: Journal, troubles: Troubles, outcome: Outcome) -> None:
-    facts = {"name": outcome["name"], "step": outcome["step"], "stallSeconds": round(outcome["stallSeconds"], 6)}
+def _tell_of_save(writer: LogWriter, troubles: Troubles, outcome: Outcome) -> None:
+    name, step, stall = outcome["name"], outcome["step"], round(outcome["stallSeconds"], 6)
     if "committed" in outcome:
-        journal.write("checkpoint", **facts, commitSeconds=round(outcome["seconds"], 6), bytes=outcome["bytes"])
+        writer.append(
+            records.Saved(
+                time=time.time(),
+                name=name,
+                step=step,
+                stall_seconds=stall,
+                commit_seconds=round(outcome["seconds"], 6),
+                bytes=outcome["bytes"],
+            )
+        )
         troubles.save_went_well()
     else:
         why = outcome.get("failed") or outcome["superseded"]
-        journal.write("skipped", **facts, why=why)
+        writer.append(records.NotSaved(time=time.time(), name=name, step=step, stall_seconds=stall, why=str(why)))
         log.warning("checkpoint=%s not written: %s", outcome["name"], why)
         if "failed" in outcome:
             troubles.save_failed(str(why))

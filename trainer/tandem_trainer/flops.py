@@ -6,6 +6,7 @@ runs on tensor cores, on a GPU that is listed here. In float32, convolutions may
 """
 
 import re
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,15 +31,23 @@ PEAKS: tuple[tuple[str, float], ...] = (
 from NVIDIA's data sheets."""
 
 
-def costs(config: ImageClassification, samples: Samples, device: torch.device) -> dict[str, float]:
-    """`flopsPerSample` of a training step, and `peakFlops` of one GPU; nothing where they are not well defined."""
+class Cost(NamedTuple):
+    """None where it is not well defined."""
+
+    flops_per_sample: float | None = None
+    """Of a training step."""
+    peak_flops: float | None = None
+    """Of one GPU, a second."""
+
+
+def cost_of(config: ImageClassification, samples: Samples, device: torch.device) -> Cost:
+    """What training on these samples costs."""
     if device.type != "cuda" or config.precision == "float32":
-        return {}
+        return Cost()
     most = peak(torch.cuda.get_device_name(device))
     if most is None:
-        return {}
-    cost = per_sample(config, samples.channels, samples.image_size, samples.classes)
-    return {"flopsPerSample": cost, "peakFlops": most}
+        return Cost()
+    return Cost(per_sample(config, samples.channels, samples.image_size, samples.classes), most)
 
 
 def peak(name: str) -> float | None:

@@ -23,7 +23,7 @@ from tandem_trainer.data.order import Batches, Order, Passes
 from tandem_trainer.data.seed import mixed
 from tandem_trainer.elastic_run import ElasticRun, RankContext, StopRequest
 from tandem_trainer.errors import ConfigurationError, UnusableInput
-from tandem_trainer.flops import costs
+from tandem_trainer.flops import cost_of
 from tandem_trainer.models import build
 from tandem_trainer.models.dropout import key_dropout
 from tandem_trainer.optimization import build_optimizer, rate_factor
@@ -47,7 +47,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     samples = load(config.data, "train")
     elastic = ElasticRun(context, job.spec.checkpoint, stop, config.rewind_on)
     passes = Passes(order_of(config, len(samples)), config.epochs, config.max_steps)
-    cost = costs(config, samples, group.device)
+    cost = cost_of(config, samples, group.device)
     torch.manual_seed(mixed(config.seed))
     model = build(config.model, samples.channels, samples.image_size, samples.classes)
     draws = key_dropout(model)

@@ -1,48 +1,48 @@
 """Measures training as it goes: time by phase, throughput, losses; feeds the log and the pulse.
 
-Cheap enough for every step: clock reads and list appends; JSON and disk are the journal's thread's business.
+Cheap enough for every step: clock reads and list appends; JSON and disk are the business of the log's thread.
 """
 
 import contextlib
 import math
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from tandem.rundir import records
+from tandem.rundir.log import LogWriter
 from tandem_trainer.data.order import digest
 from tandem_trainer.gradients import GradientNorm
 from tandem_trainer.group import MOST_STEPS_BETWEEN_VOTES
-from tandem_trainer.journal import Journal
 from tandem_trainer.pulse import Pulse
 
-LEARNING_RATE, GRADIENT_NORM = "lr", "gradientNorm"
-"""In lines of the log: of each step, and of a step now and then; in lines of the rate the last that is known."""
 RATE_SECONDS = 0.5
 """Window over which throughput and phases are reported."""
 
 
 class Meter:
-    """The measurements of one rank; rank 0 has the journal."""
+    """The measurements of one rank; rank 0 writes the log."""
 
     def __init__(
         self,
         steps_per_epoch: int | None,
         world_size: int,
         total_steps: int | None,
-        journal: Journal | None,
+        writer: LogWriter | None,
         pulse: Pulse | None,
     ) -> None:
         self._steps_per_epoch, self._world_size, self._total_steps = steps_per_epoch, world_size, total_steps
-        self._journal, self._pulse = journal, pulse
-        self.gradients = GradientNorm() if journal is not None else None
+        self._log, self._pulse = writer, pulse
+        self.gradients = GradientNorm() if writer is not None else None
         """Where a log is written."""
         self._norms: list[Tensor | None] = []
-        self._learning: dict[str, float] = {}
+        self._learning_rate: float | None = None
+        self._gradient_norm: float | None = None
+        """The last that are known."""
         self._losses: list[Tensor] = []
-        self._steps: list[dict[str, Any]] = []
+        self._steps: list[records.Step] = []
         self._step = 0
         self._loss: float | None = None
         self._throughput: float | None = None
@@ -79,12 +79,13 @@ class Meter:
         self._losses.append(loss)
         self._step = step
         if learning_rate is not None:
-            self._learning[LEARNING_RATE] = learning_rate
+            self._learning_rate = learning_rate
         self._window_samples += len(ids)
         self._window_steps += 1
-        if self._journal is not None:
-            record = {"kind": "step", "time": time.time(), "step": step, "samples": len(ids), "ids": digest(ids)}
-            self._steps.append(record if learning_rate is None else record | {LEARNING_RATE: learning_rate})
+        if self._log is not None:
+            self._steps.append(
+                records.Step(time=time.time(), step=step, samples=len(ids), ids=digest(ids), lr=learning_rate)
+            )
             self._norms.append(None if self.gradients is None else self.gradients.take())
         if self._pulse is not None:
             self._beat("train")
@@ -114,12 +115,12 @@ class Meter:
         self._losses.clear()
         self._voted = time.perf_counter()
         self._loss = losses[-1]
-        if self._journal is not None:
-            self._journal.write_all(
-                [
-                    record | {"loss": loss} | self._norm(norm)
-                    for record, loss, norm in zip(self._steps, losses, self._norms, strict=True)
-                ]
+        if self._log is not None:
+            self._log.append(
+                *(
+                    made.model_copy(update={"loss": loss, "gradient_norm": self._norm(norm)})
+                    for made, loss, norm in zip(self._steps, losses, self._norms, strict=True)
+                )
             )
             self._steps.clear()
             self._norms.clear()
@@ -155,36 +156,37 @@ class Meter:
                 self._window_pause += seconds
 
     def _tell_rate(self, elapsed: float) -> None:
-        if self._journal is not None:
-            self._journal.write("rate", **self._rate(elapsed))
+        if self._log is not None:
+            self._log.append(self._rate(elapsed))
         self._window += elapsed
         self._window_samples = self._window_steps = 0
         self._data_seconds = self.checkpoint_seconds = self._window_pause = 0.0
 
-    def _rate(self, elapsed: float) -> dict[str, Any]:
+    def _rate(self, elapsed: float) -> records.Rate:
         stepping = elapsed - self._window_pause
         compute = max(0.0, stepping - self._data_seconds - self.checkpoint_seconds)
         phases = {"data": self._data_seconds, "compute": compute, "checkpoint": self.checkpoint_seconds}
-        return {
-            "step": self._step,
-            "epoch": self._epoch,
-            "throughput": self._window_samples / stepping,
-            "steps": self._window_steps,
-            "samples": self._window_samples,
-            "stepSeconds": stepping / self._window_steps,
-            "worldSize": self._world_size,
-            "phases": phases | ({"pause": self._window_pause} if self._window_pause else {}),
-        } | self._learning
+        return records.Rate(
+            time=time.time(),
+            step=self._step,
+            epoch=self._epoch,
+            throughput=self._window_samples / stepping,
+            steps=self._window_steps,
+            samples=self._window_samples,
+            step_seconds=stepping / self._window_steps,
+            world_size=self._world_size,
+            phases=phases | ({"pause": self._window_pause} if self._window_pause else {}),
+            lr=self._learning_rate,
+            gradient_norm=self._gradient_norm,
+        )
 
-    def _norm(self, norm: Tensor | None) -> dict[str, float]:
+    def _norm(self, norm: Tensor | None) -> float | None:
         """What is logged of a reading, which is of a step now and then."""
         if norm is None:
-            return {}
+            return None
         value = float(norm)
-        self._learning.pop(GRADIENT_NORM, None)
-        known = {GRADIENT_NORM: value} if math.isfinite(value) else {}
-        self._learning |= known
-        return known
+        self._gradient_norm = value if math.isfinite(value) else None
+        return self._gradient_norm
 
     @property
     def _epoch(self) -> float | None:

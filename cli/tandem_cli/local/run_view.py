@@ -3,7 +3,6 @@
 While it goes on, its coordinator is asked; afterwards, or if that does not answer, its files are read.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import Any
 from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
+from tandem.rundir.log import LogReader
 from tandem.rundir.ownership import ENDPOINT
+from tandem.rundir.records import COORDINATOR, Sample, Told
 from tandem.snapshot import MemberView, Snapshot
 from tandem.status import CheckpointRef, Progress, Score, Status, Troubles
 from tandem.times import rfc3339
@@ -51,17 +52,13 @@ def endpoint(path: Path) -> tuple[str, str] | None:
 def job_events(path: Path) -> tuple[JobEvent, ...]:
     """What the coordinator has said of a run, oldest first; what follows on itself is said once."""
     found: list[JobEvent] = []
-    for line in _lines(path / "log" / "coordinator.jsonl"):
-        if line.get("kind") != "event":
-            continue
-        at, text = line.get("time"), " ".join(str(line.get("text", "")).split())
-        if not isinstance(at, int | float):
-            continue
+    for told in _told(RunDir(path).coordinator_log):
+        at, text = told.time, " ".join((told.text or "").split())
         first, count = at, 1
         if found and found[-1].text == text:
             last = found.pop()
             first, count = last.first, last.count + 1
-        warning = line.get("level") != "info"
+        warning = told.level != "info"
         found.append(JobEvent(at=at, first=first, who="", reason="", text=text, count=count, warning=warning))
     return tuple(found)
 
@@ -147,13 +144,9 @@ def _best(rundir: RunDir) -> Score | None:
     return None
 
 
-def _lines(file: Path) -> Iterator[dict[str, Any]]:
-    with suppress(OSError), file.open("rb") as lines:
-        for line in lines:
-            with suppress(ValueError):
-                content = json.loads(line)
-                if isinstance(content, dict):
-                    yield content
+def _told(path: Path) -> Iterator[Told]:
+    with suppress(OSError):
+        yield from (record for record in LogReader(path, COORDINATOR, skip=Sample) if isinstance(record, Told))
 
 
 def _processes(snapshot: Snapshot) -> tuple[Pod, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from operator import itemgetter
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from tandem.rundir.layout import BAD, STALE, RunDir
 from tandem.rundir.ranking import deciding, held_out, rank
 from tandem_cli.report.folder import folders, listed
 from tandem_cli.report.lineage import Limits, counts
-from tandem_cli.report.lines import Record, mapping, moment, number, text, within
 from tandem_cli.report.logs import EvaluatorLog, TrainLog
 from tandem_cli.report.run import Checkpoint, Evaluation, Floats, Ints
+from tandem_cli.report.values import mapping, moment, number, text, within
 
 MOST_CLASSES = 4096
 """Larger confusion matrices are not read."""
@@ -39,7 +39,7 @@ def collect(
     for log in train:
         for save in log.saves:
             found[save.name, log.generation] = Checkpoint(
-                save.name, save.step, log.generation, save.at, save.size, save.stall_seconds, save.commit_seconds
+                save.name, save.step, log.generation, save.time, save.bytes, save.stall_seconds, save.commit_seconds
             )
     _add_folders(found, rundir)
     _add_evaluations(found, rundir, faults)
@@ -140,7 +140,7 @@ def _mark(
     found[key] = replace(found[key], **changes)  # type: ignore[arg-type]
 
 
-def _evaluation(data: Record) -> Evaluation | None:
+def _evaluation(data: dict[str, Any]) -> Evaluation | None:
     metrics = {name: number(value) for name, value in mapping(data.get("metrics")).items()}
     if not metrics:
         return None

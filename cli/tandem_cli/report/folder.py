@@ -3,7 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
-from tandem.rundir.layout import TRAIN_LOG, RunDir
+from tandem.rundir.layout import RunDir, generation_of_log
 
 
 class NoRun(Exception):  # noqa: N818 - it is what was found, and reads as such
@@ -46,4 +46,4 @@ def folders(folder: Path) -> list[Path]:
 
 
 def _has_logs(rundir: RunDir) -> bool:
-    return any(TRAIN_LOG.match(path.name) or path.name == "coordinator.jsonl" for path in listed(rundir.log))
+    return any(generation_of_log(path) is not None or path == rundir.coordinator_log for path in listed(rundir.log))

@@ -1,14 +1,16 @@
 """The memberships of a run, put together from three witnesses: records, the trainers' logs, the coordinator's log."""
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
-from tandem.numbers import whole
 from tandem.rundir.lineage import GenerationRecord
-from tandem_cli.report.lines import Record, text
+from tandem.rundir.records import Closed, Formed
 from tandem_cli.report.logs import CoordinatorLog, TrainLog
 from tandem_cli.report.run import Generation
 
 Records = Mapping[int, GenerationRecord]
+Known = TypeVar("Known")
+AnyOfGeneration = TypeVar("AnyOfGeneration", Formed, Closed)
 
 
 def beginnings(records: Records, train: Sequence[TrainLog]) -> dict[int, int]:
@@ -27,14 +29,12 @@ def beginnings(records: Records, train: Sequence[TrainLog]) -> dict[int, int]:
 def collect(records: Records, train: Sequence[TrainLog], coordinator: CoordinatorLog) -> tuple[Generation, ...]:
     """All memberships anybody knows of, oldest first."""
     logs = {log.generation: log for log in train}
-    opened = _by_number(coordinator.opened)
+    formed = _by_number(coordinator.formed)
     closed = _by_number(coordinator.closed)
     began = beginnings(records, train)
     found = [
-        _membership(
-            number, records.get(number), logs.get(number), opened.get(number, {}), closed.get(number, {}), began
-        )
-        for number in sorted({*records, *logs, *opened})
+        _membership(number, records.get(number), logs.get(number), formed.get(number), closed.get(number), began)
+        for number in sorted({*records, *logs, *formed})
     ]
     return tuple(found)
 
@@ -43,21 +43,25 @@ def _membership(
     number: int,
     record: GenerationRecord | None,
     log: TrainLog | None,
-    opened: Record,
-    closed: Record,
+    formed: Formed | None,
+    closed: Closed | None,
     began: Mapping[int, int],
 ) -> Generation:
     steps = log.steps if log and len(log.steps) else None
-    moments = [opened.get("time"), record.started_at if record else None, log.first_at if log else None]
-    sizes = [whole(opened.get("worldSize")), record.world_size if record else None, log.world_size if log else None]
     return Generation(
         number=number,
-        opened_at=next((moment for moment in moments if moment is not None), None),
-        closed_at=closed.get("time"),
-        world_size=next((size for size in sizes if size is not None), None),
-        members=_members(opened.get("members")) or tuple(record.members if record else ()),
-        reason=text(opened.get("reason")),
-        detail=text(opened.get("detail")),
+        opened_at=_first(
+            formed.time if formed else None, record.started_at if record else None, log.first_at if log else None
+        ),
+        closed_at=closed.time if closed else None,
+        world_size=_first(
+            formed.world_size if formed else None,
+            record.world_size if record else None,
+            log.world_size if log else None,
+        ),
+        members=tuple((formed and formed.members) or (record.members if record else ())),
+        reason=(formed and formed.reason) or "",
+        detail=(formed and formed.detail) or "",
         resumed_step=began.get(number),
         first_step_at=float(steps.time.min()) if steps else None,
         last_step=int(steps.step.max()) if steps else None,
@@ -67,23 +71,19 @@ def _membership(
     )
 
 
-def _ended(log: TrainLog | None, closed: Record) -> str:
+def _ended(log: TrainLog | None, closed: Closed | None) -> str:
     own = log.ended if log else ""
-    return own or text(closed.get("detail")) or text(closed.get("reason"))
+    return own or (closed and (closed.detail or closed.reason)) or ""
 
 
-def _members(value: object) -> tuple[str, ...]:
-    """Names of members; the coordinator may list them as names or as objects with a name."""
-    if not isinstance(value, list):
-        return ()
-    names = (text(member.get("replica")) if isinstance(member, dict) else text(member) for member in value)
-    return tuple(name for name in names if name)
-
-
-def _by_number(lines: Sequence[Record]) -> dict[int, Record]:
+def _by_number(lines: Sequence[AnyOfGeneration]) -> dict[int, AnyOfGeneration]:
     """The first line of each generation: a coordinator that restarted may say it again."""
-    found: dict[int, Record] = {}
+    found: dict[int, AnyOfGeneration] = {}
     for line in lines:
-        if (number := whole(line.get("generation"))) is not None:
-            found.setdefault(number, line)
+        found.setdefault(line.generation, line)
     return found
+
+
+def _first(*values: Known | None) -> Known | None:
+    """The first that is known."""
+    return next((value for value in values if value is not None), None)

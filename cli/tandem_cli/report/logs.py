@@ -2,19 +2,19 @@
 
 import re
 from array import array
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from pydantic import ValidationError
 
 from tandem.charts.stories import GRADIENT_NORM, LEARNING_RATE
-from tandem.numbers import whole
+from tandem.rundir import records
+from tandem.rundir.log import LogReader
+from tandem.rundir.records import COORDINATOR, EVALUATOR, LATEST, TRAINING, AnyRecord, Kinds
 from tandem.status import Troubles
-from tandem_cli.report.lines import LATEST, Record, mapping, number, seconds, stream, text, within
 from tandem_cli.report.run import Event, Floats, Kind, OfRank, Rates, Steps, Use, Work, World
+from tandem_cli.report.values import number, within
 
 MOST_CORES = 10_000.0
 MOST_THROUGHPUT = 1e15
@@ -29,25 +29,13 @@ LOST_SECONDS = 12.0
 
 
 @dataclass(frozen=True)
-class Save:
-    """A `checkpoint` line of a trainer."""
-
-    name: str
-    step: int
-    at: float
-    stall_seconds: float | None
-    commit_seconds: float | None
-    size: int | None
-
-
-@dataclass(frozen=True)
 class TrainLog:
     """What rank 0 of one generation wrote."""
 
     generation: int
     steps: Steps
     rates: Rates
-    saves: tuple[Save, ...]
+    saves: tuple[records.Saved, ...]
     unsaved: tuple[tuple[int, str], ...]
     failed: tuple[str, ...]
     """Why saves that were begun have failed."""
@@ -73,8 +61,8 @@ class CoordinatorLog:
     evaluator_cpu: tuple[Use, ...] = ()
     busy: tuple[OfRank, ...] = ()
     memory: tuple[OfRank, ...] = ()
-    opened: tuple[Record, ...] = ()
-    closed: tuple[Record, ...] = ()
+    formed: tuple[records.Formed, ...] = ()
+    closed: tuple[records.Closed, ...] = ()
     events: tuple[Event, ...] = ()
     troubles: tuple[Troubles, ...] = ()
     """As the coordinator counted them, each time something was new."""
@@ -115,50 +103,41 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
     """Parse `log/train-g….jsonl`."""
     step, when, loss = array("q"), array("d"), array("d")
     measures = {name: array("d") for name in (LEARNING_RATE, GRADIENT_NORM)}
-    rates: list[tuple[float, float, float, Record]] = []
-    saves: list[Save] = []
+    rates: list[tuple[float, records.Rate]] = []
+    saves: list[records.Saved] = []
     unsaved: list[tuple[int, str]] = []
     failed: list[str] = []
     passed: list[tuple[float, str, str]] = []
-    start: Record = {}
+    start: records.Start | None = None
     ended, marks = "", _Marks()
     first = last = None
     previous_rate: float | None = None
-    for record in stream(path, faults):
-        time, kind = record["time"], record["kind"]
+    for record in _all(path, TRAINING, faults):
+        time = record.time
         marks.add(time)
         first, last = time if first is None else first, time
-        if kind == "step":
-            if (at := whole(record.get("step"))) is not None:
-                step.append(at)
+        match record:
+            case records.Step():
+                step.append(record.step)
                 when.append(time)
-                loss.append(number(record.get("loss")))
-                for name, values in measures.items():
-                    values.append(number(record.get(name)))
-        elif kind == "rate":
-            since = first if previous_rate is None else previous_rate
-            rates.append(
-                (
-                    time,
-                    within(record.get("throughput"), 0, MOST_THROUGHPUT),
-                    time - since,
-                    mapping(record.get("phases")),
-                )
-            )
-            previous_rate = time
-        elif kind == "checkpoint":
-            if (saved := _save(record)) is not None:
-                saves.append(saved)
-        elif kind == "skipped":
-            unsaved.append((whole(record.get("step")) or 0, text(record.get("why"))))
-            if "name" in record:  # it was begun
-                failed.append(text(record.get("why")))
-        elif kind == "passed":
-            passed.append((time, text(record.get("checkpoint")), text(record.get("why"))))
-        elif kind == "start":
-            start = start or record
-        elif kind == "end":
-            ended = text(record.get("why"))
+                loss.append(number(record.loss))
+                for values, value in zip(measures.values(), (record.lr, record.gradient_norm), strict=True):
+                    values.append(number(value))
+            case records.Rate():
+                rates.append((time - (first if previous_rate is None else previous_rate), record))
+                previous_rate = time
+            case records.Saved():
+                saves.append(record)
+            case records.NotSaved():
+                unsaved.append((record.step or 0, record.why or ""))
+                if record.name is not None:  # it was begun
+                    failed.append(record.why or "")
+            case records.PassedOver():
+                passed.append((time, record.checkpoint or "", record.why or ""))
+            case records.Start():
+                start = start or record
+            case records.TrainingEnd():
+                ended = record.why or ""
     return TrainLog(
         generation=generation,
         steps=Steps(np.array(step, np.int64), _floats(when), _floats(loss), _told(measures)),
@@ -167,10 +146,10 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
         unsaved=tuple(unsaved),
         failed=tuple(failed),
         passed=tuple(passed),
-        started_at=start.get("time"),
-        start_step=whole(start.get("step")),
-        total_steps=whole(start.get("totalSteps")),
-        world_size=whole(start.get("worldSize")),
+        started_at=start.time if start else None,
+        start_step=start.step if start else None,
+        total_steps=start.total_steps if start else None,
+        world_size=start.world_size if start else None,
         ended=ended,
         first_at=first,
         last_at=last,
@@ -183,34 +162,34 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
     when, size, throughput = array("d"), array("q"), array("d")
     trainers, gpus, evaluators = _Samples(), _Samples(), _Samples()
     busy, memory = _Samples(LATEST), _Samples(MOST_BYTES)
-    opened: list[Record] = []
-    closed: list[Record] = []
+    formed: list[records.Formed] = []
+    closed: list[records.Closed] = []
     events: list[Event] = []
     troubles: list[Troubles] = []
     marks, ended_at = _Marks(), None
-    for record in stream(path, faults):
-        time, kind = record["time"], record["kind"]
+    for record in _all(path, COORDINATOR, faults):
+        time = record.time
         marks.add(time)
-        ended_at = time if kind == "end" else None
-        if kind == "sample":
-            when.append(time)
-            size.append(whole(record.get("worldSize")) or 0)
-            throughput.append(within(record.get("throughput"), 0, MOST_THROUGHPUT))
-            before = mapping(record.get("usedBefore"))
-            trainers.add(len(when) - 1, mapping(record.get("trainerCpu")), before)
-            gpus.add(len(when) - 1, mapping(record.get("gpu")), before)
-            evaluators.add(len(when) - 1, mapping(record.get("evaluatorCpu")), before)
-            busy.add(len(when) - 1, mapping(record.get("busySeconds")), {})
-            memory.add(len(when) - 1, mapping(record.get("gpuMemory")), {})
-        elif kind == "generation":
-            opened.append(record)
-        elif kind == "closed":
-            closed.append(record)
-        elif kind == "troubles":
-            with suppress(ValidationError):
-                troubles.append(Troubles.read(record))
-        elif kind == "event":
-            events.append(Event(time, text(record.get("level")) or "info", text(record.get("text"))))
+        ended_at = time if isinstance(record, records.CoordinatorEnd) else None
+        match record:
+            case records.Sample():
+                when.append(time)
+                size.append(record.world_size or 0)
+                throughput.append(within(record.throughput, 0, MOST_THROUGHPUT))
+                before = record.used_before or {}
+                trainers.add(len(when) - 1, record.trainer_cpu, before)
+                gpus.add(len(when) - 1, record.gpu, before)
+                evaluators.add(len(when) - 1, record.evaluator_cpu, before)
+                busy.add(len(when) - 1, record.busy_seconds, {})
+                memory.add(len(when) - 1, record.gpu_memory, {})
+            case records.Formed():
+                formed.append(record)
+            case records.Closed():
+                closed.append(record)
+            case records.Troubled():
+                troubles.append(record)
+            case records.Told():
+                events.append(Event(time, record.level or "info", record.text or ""))
     times = _floats(when)
     return CoordinatorLog(
         world=World(times, np.array(size, np.int64), _floats(throughput)),
@@ -219,7 +198,7 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
         evaluator_cpu=evaluators.uses("evaluator", times),
         busy=tuple(OfRank(name, times, values) for name, values in busy.columns(times)),
         memory=tuple(OfRank(name, times, values) for name, values in memory.columns(times)),
-        opened=tuple(opened),
+        formed=tuple(formed),
         closed=tuple(closed),
         events=tuple(events),
         troubles=tuple(troubles),
@@ -235,20 +214,20 @@ def read_evaluator_log(path: Path, name: str, faults: list[str]) -> EvaluatorLog
     skipped: list[tuple[float, str]] = []
     bad: list[tuple[float, str, str]] = []
     marks = _Marks()
-    for record in stream(path, faults):
-        time, kind, checkpoint = record["time"], record["kind"], text(record.get("checkpoint"))
+    for record in _all(path, EVALUATOR, faults):
+        time = record.time
         marks.add(time)
-        if kind == "usage":
-            when.append(time)
-            spent.append(within(record.get("cpuSeconds"), 0, LATEST))
-        elif kind == "evaluated" and checkpoint:
-            took = seconds(record.get("seconds")) or 0.0
-            generation, step = whole(record.get("generation")), whole(record.get("step")) or 0
-            works.append(Work(name, checkpoint, generation, step, time - took, time))
-        elif kind == "skipped" and checkpoint:
-            skipped.append((time, checkpoint))
-        elif kind == "bad" and checkpoint:
-            bad.append((time, checkpoint, text(record.get("why"))))
+        match record:
+            case records.Usage():
+                when.append(time)
+                spent.append(number(record.cpu_seconds))
+            case records.Evaluated():
+                began = time - (record.seconds or 0.0)
+                works.append(Work(name, record.checkpoint, record.generation, record.step or 0, began, time))
+            case records.NotEvaluated():
+                skipped.append((time, record.checkpoint))
+            case records.Unusable():
+                bad.append((time, record.checkpoint, record.why or ""))
     times = _floats(when)
     use = Use(name, "evaluator", times, busy_cores(times, _floats(spent)))
     return EvaluatorLog(name, use, tuple(works), tuple(skipped), tuple(bad), marks.all())
@@ -278,18 +257,18 @@ class _Samples:
         self._most = most
         self._columns: dict[str, tuple[array[int], array[float], array[float]]] = {}
 
-    def add(self, sample: int, values: Record, before: Record) -> None:
+    def add(self, sample: int, values: Mapping[str, float | None] | None, before: Mapping[str, float | None]) -> None:
         """
         Args:
             before: by name, seconds from when a value was measured to the sample.
         """
-        for name, value in values.items():
+        for name, value in (values or {}).items():
             if name not in self._columns:
                 self._columns[name] = (array("q"), array("d"), array("d"))
             indices, column, ages = self._columns[name]
             indices.append(sample)
             column.append(within(value, 0, self._most))
-            ages.append(seconds(before.get(name)) or 0.0)
+            ages.append(min(before.get(name) or 0.0, LATEST))
 
     def uses(self, kind: Kind, time: Floats) -> tuple[Use, ...]:
         """One `Use` for each name, each value when it was measured. One that two samples tell is one."""
@@ -316,27 +295,31 @@ def natural(name: str) -> list[tuple[bool, int, str]]:
     return [(False, int(part), "") if part[0] in "0123456789" else (True, 0, part) for part in parts]
 
 
-def _save(record: Record) -> Save | None:
-    name, step = text(record.get("name")), whole(record.get("step"))
-    if not name or step is None:
-        return None
-    return Save(
-        name=name,
-        step=step,
-        at=record["time"],
-        stall_seconds=seconds(record.get("stallSeconds")),
-        commit_seconds=seconds(record.get("commitSeconds")),
-        size=whole(record.get("bytes")),
-    )
+def _all(path: Path, kinds: Kinds[AnyRecord], faults: list[str]) -> Iterator[AnyRecord]:
+    """The records of a log, in order. What cannot be read is counted, and one sentence about it is added to `faults`:
+    a page that silently leaves something out is worse than none."""
+    log = LogReader(path, kinds)
+    try:
+        yield from log
+    except OSError as error:
+        faults.append(f"log/{path.name} could not be read to its end: {error.strerror}")
+    if log.damaged:
+        what = "line that is" if log.damaged == 1 else "lines that are"
+        faults.append(f"log/{path.name} has {log.damaged:,} {what} not a record; passed over")
 
 
-def _rates(rows: list[tuple[float, float, float, Record]]) -> Rates:
-    names = list(dict.fromkeys(name for *_, phases in rows for name in phases))
+def _rates(rows: list[tuple[float, records.Rate]]) -> Rates:
+    names = list(dict.fromkeys(name for _, rate in rows for name in rate.phases or ()))
+
+    def spent(rate: records.Rate, name: str) -> float:
+        value = (rate.phases or {}).get(name)
+        return value if value is not None and value <= LATEST else 0.0
+
     return Rates(
-        time=np.array([row[0] for row in rows], np.float64),
-        throughput=np.array([row[1] for row in rows], np.float64),
-        seconds=np.array([row[2] for row in rows], np.float64),
-        phases={name: np.array([seconds(row[3].get(name)) or 0.0 for row in rows], np.float64) for name in names},
+        time=np.array([rate.time for _, rate in rows], np.float64),
+        throughput=np.array([within(rate.throughput, 0, MOST_THROUGHPUT) for _, rate in rows], np.float64),
+        seconds=np.array([length for length, _ in rows], np.float64),
+        phases={name: np.array([spent(rate, name) for _, rate in rows], np.float64) for name in names},
     )
 
 

@@ -6,7 +6,6 @@ folder with nothing of a run in it is refused. Writes nothing and holds no lease
 """
 
 import json
-import re
 import time as clock
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from tandem.formatting import moment as moment_of
 from tandem.gallery import gallery
 from tandem.job import DistributedTrainingJob
 from tandem.rundir.durable import read_json, read_json_or_none
-from tandem.rundir.layout import TRAIN_LOG, RunDir
+from tandem.rundir.layout import RunDir, evaluator_of_log, generation_of_log
 from tandem.rundir.lineage import GenerationRecord
 from tandem.rundir.ownership import LOCK
 from tandem.rundir.ranking import direction
@@ -30,7 +29,6 @@ from tandem.status import Troubles
 from tandem_cli.local.known import is_alive
 from tandem_cli.report import checkpoints, generations, lineage
 from tandem_cli.report.folder import expect_run, listed
-from tandem_cli.report.lines import mapping, moment, text
 from tandem_cli.report.logs import (
     CoordinatorLog,
     EvaluatorLog,
@@ -41,6 +39,7 @@ from tandem_cli.report.logs import (
     read_train_log,
 )
 from tandem_cli.report.run import Checkpoint, Floats, Generation, Rates, Result, Run, Use
+from tandem_cli.report.values import mapping, moment, text
 from tandem_cli.secrecy import hidden
 
 SILENT_SECONDS = 20.0
@@ -49,8 +48,6 @@ every second."""
 
 LEFT_SECONDS = 2.0
 """Clocks of two machines differ by less."""
-
-_EVALUATOR_LOG = re.compile(r"^evaluator-(.+)\.jsonl$")
 
 
 def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
@@ -64,7 +61,7 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
     faults: list[str] = []
     job, job_text = _job(rundir, faults)
     train = _train_logs(rundir, faults)
-    coordinator = read_coordinator_log(rundir.log / "coordinator.jsonl", faults)
+    coordinator = read_coordinator_log(rundir.coordinator_log, faults)
     evaluators = _evaluator_logs(rundir, faults)
     records = _records(rundir, faults)
 
@@ -139,14 +136,14 @@ def _job(rundir: RunDir, faults: list[str]) -> tuple[DistributedTrainingJob | No
 
 
 def _train_logs(rundir: RunDir, faults: list[str]) -> list[TrainLog]:
-    named = [(path, TRAIN_LOG.match(path.name)) for path in listed(rundir.log)]
-    found = [read_train_log(path, int(match[1]), faults) for path, match in named if match]
+    named = [(path, generation_of_log(path)) for path in listed(rundir.log)]
+    found = [read_train_log(path, number, faults) for path, number in named if number is not None]
     return sorted(found, key=lambda log: log.generation)
 
 
 def _evaluator_logs(rundir: RunDir, faults: list[str]) -> list[EvaluatorLog]:
-    named = [(path, _EVALUATOR_LOG.match(path.name)) for path in listed(rundir.log)]
-    found = [read_evaluator_log(path, match[1], faults) for path, match in named if match]
+    named = [(path, evaluator_of_log(path)) for path in listed(rundir.log)]
+    found = [read_evaluator_log(path, name, faults) for path, name in named if name is not None]
     return sorted(found, key=lambda log: natural(log.name))
 
 

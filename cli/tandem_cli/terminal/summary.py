@@ -1,21 +1,23 @@
 """How a run ended: read from its run directory, which is all that is left of it."""
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group
 from rich.text import Text
 
 from tandem.formatting import elapsed, metric_name, number, score, several
-from tandem.numbers import finite, whole
+from tandem.numbers import whole
 from tandem.printable import one_line
 from tandem.rundir import evaluations
-from tandem.rundir.durable import listed, read_json_or_none, read_lines
-from tandem.rundir.layout import TRAIN_LOG, RunDir
+from tandem.rundir.durable import read_json_or_none
+from tandem.rundir.layout import RunDir
+from tandem.rundir.log import LogReader
+from tandem.rundir.records import COORDINATOR, TRAINING, Sample, Start, Step, Troubled
 from tandem.rundir.rewind import batches_left_out
 from tandem.status import Troubles
 from tandem.troubles import told
@@ -25,7 +27,6 @@ TAIL_BYTES = 4 * 2**20
 """Of the coordinator's log: the last hours."""
 STEPS_BYTES, FIRST_BYTES = 2**18, 2**16
 """Of a log of training: its last thousand steps, and what it began with."""
-SAMPLE = b'{"kind": "sample"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +92,7 @@ def result(run_dir: RunDir) -> Result:
 def _trained(run_dir: RunDir) -> tuple[int | None, float | None, int | None]:
     """The last step that counts, its loss, and the steps of the whole run, as far as the logs of training tell."""
     with suppress(OSError, ValueError):
-        logs = {int(match[1]): path for path in listed(run_dir.log) if (match := TRAIN_LOG.match(path.name))}
+        logs = run_dir.training_logs()
         return *_last_step(run_dir, logs), _total(logs)
     return None, None, None
 
@@ -104,7 +105,8 @@ def _last_step(run_dir: RunDir, logs: Mapping[int, Path]) -> tuple[int | None, f
         if (path := logs.get(generation)) is not None:
             if (last := _last_until(path, most)) is not None:
                 return last
-            began.setdefault(generation, whole(_first_line(path).get("step")) or 0)
+            start = _start(path)
+            began.setdefault(generation, start.step if start else 0)
         most = min(began[generation], began[generation] if most is None else most)
     return most or None, None
 
@@ -113,23 +115,25 @@ def _last_until(path: Path, most: int | None) -> tuple[int, float | None] | None
     """The last step of a log that is not behind `most`, and its loss."""
     size = path.stat().st_size
     for start in sorted({max(0, size - STEPS_BYTES), 0}, reverse=True):
-        for line in reversed(read_lines(path, start)[0]):
-            step = whole(line.get("step")) if line.get("kind") == "step" else None
-            if step is not None and (most is None or step <= most):
-                return step, finite(line.get("loss"))
+        last: Step | None = None
+        for record in LogReader(path, TRAINING, start):
+            if isinstance(record, Step) and (most is None or record.step <= most):
+                last = record
+        if last is not None:
+            return last.step, last.loss if last.loss is not None and math.isfinite(last.loss) else None
     return None
 
 
 def _total(logs: Mapping[int, Path]) -> int | None:
     """Steps of the whole run, as the newest generation that knew it says."""
-    totals = (whole(_first_line(logs[generation]).get("totalSteps")) for generation in sorted(logs, reverse=True))
-    return next((total for total in totals if total), None)
+    starts = (_start(logs[generation]) for generation in sorted(logs, reverse=True))
+    return next((start.total_steps for start in starts if start and start.total_steps), None)
 
 
-def _first_line(path: Path) -> dict[str, Any]:
+def _start(path: Path) -> Start | None:
     """What a generation began with."""
-    records, _ = read_lines(path, most=FIRST_BYTES)
-    return records[0] if records else {}
+    begin = LogReader(path, TRAINING, bite=FIRST_BYTES).read() or ()
+    return next((record for record in begin if isinstance(record, Start)), None)
 
 
 def _restarts(run_dir: RunDir) -> int:
@@ -139,11 +143,12 @@ def _restarts(run_dir: RunDir) -> int:
 
 def troubles_of(run_dir: RunDir) -> Troubles | None:
     """The last word of the coordinator, and the rewinds of the whole run."""
-    path = run_dir.log / "coordinator.jsonl"
+    path = run_dir.coordinator_log
     found = Troubles()
     with suppress(OSError, ValueError):
-        records, _ = read_lines(path, max(0, path.stat().st_size - TAIL_BYTES), skip=SAMPLE)
-        found = next((Troubles.read(one) for one in reversed(records) if one.get("kind") == "troubles"), found)
+        for record in LogReader(path, COORDINATOR, max(0, path.stat().st_size - TAIL_BYTES), skip=Sample):
+            if isinstance(record, Troubled):
+                found = Troubles(**record.model_dump(include=set(Troubles.model_fields)))
         rewinds = run_dir.rewind_records()
         found = found.model_copy(update={"rewinds": len(rewinds), "batches_left_out": batches_left_out(rewinds)})
     return found

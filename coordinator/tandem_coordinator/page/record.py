@@ -8,25 +8,25 @@ Rejected: to keep the history on the coordinator's event loop as it happens (mem
 looks at, and nothing after a restart); a process of its own (a second Python in a pod of 128 MiB).
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from tandem.charts.gallery import Tile
 from tandem.charts.series import Series
-from tandem.charts.stories import GRADIENT_NORM, LEARNING_RATE
 from tandem.gallery import gallery
-from tandem.numbers import amount, finite, whole
-from tandem.rundir.durable import listed
-from tandem.rundir.layout import TRAIN_LOG, RunDir
+from tandem.rundir import records
+from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import Chain, counts
+from tandem.rundir.log import LogReader
+from tandem.rundir.records import COORDINATOR, TRAINING, AnyRecord, CoordinatorRecord, TrainingRecord
 from tandem.status import CheckpointRef
 from tandem_coordinator.page.results import Results
-from tandem_coordinator.page.tail import Tail
 
+BITE = 32 * 2**10
+"""Bytes that are read and parsed in one go: a millisecond or so, as heartbeats share the interpreter."""
 REST = 3.0
 """After a bite, so many times its own duration is left to everything else."""
 PAUSE_SECONDS = 120.0
@@ -103,8 +103,8 @@ class Record:
         self.results = Results(self.rundir)
         self.hurry = False
         """Set from another thread: the coordinator ends, so leave what is not read yet."""
-        self._told = Tail(self.rundir.log / "coordinator.jsonl")
-        self._train: dict[int, Tail] = {}
+        self._told = LogReader(self.rundir.coordinator_log, COORDINATOR, bite=BITE)
+        self._train: dict[int, LogReader[TrainingRecord]] = {}
         self._over: set[int] = set()
         self._stepped: dict[int, list[float]] = {}
         self._last: float | None = None
@@ -137,14 +137,13 @@ class Record:
             self._links, self._linked_up_to = self.rundir.chain(), newest
         return True
 
-    def _read(self, tail: Tail, take: Callable[[dict[str, Any]], None], until: float, rest: float) -> bool:
+    def _read(self, log: LogReader[AnyRecord], take: Callable[[AnyRecord], None], until: float, rest: float) -> bool:
         while True:
             began = time.monotonic()
-            if (records := tail.bite()) is None:
+            if (bite := log.read()) is None:
                 return True
-            for record in records:
-                with suppress(TypeError, ValueError, OverflowError, KeyError):  # damaged, or of another version
-                    take(record)
+            for record in bite:
+                take(record)
             if time.monotonic() > until or self.hurry:
                 return False
             time.sleep(rest * (time.monotonic() - began))
@@ -161,8 +160,8 @@ class Record:
     @property
     def share_read(self) -> float:
         """How much of the logs has been read, 0 to 1."""
-        tails = [self._told, *self._train.values()]
-        left, done = sum(tail.left for tail in tails), sum(tail.done for tail in tails)
+        left = self._told.left + sum(log.left for log in self._train.values())
+        done = self._told.offset + sum(log.offset for log in self._train.values())
         return done / (left + done) if left + done else 1.0
 
     def shown(self, at: float) -> float:
@@ -187,33 +186,32 @@ class Record:
             self.wrong, self._shown = [] if found is None else found.tiles(), changed
 
     def _find_logs(self) -> None:
-        for path in listed(self.rundir.log):
-            if (match := TRAIN_LOG.match(path.name)) and int(match[1]) not in self._train:
-                self._train[int(match[1])] = Tail(path)
+        for number, path in self.rundir.training_logs().items():
+            if number not in self._train:
+                self._train[number] = LogReader(path, TRAINING, bite=BITE)
 
     # The coordinator's log
 
-    def _take_told(self, record: dict[str, Any]) -> None:
-        kind, at = record.get("kind"), float(record["time"])
-        if kind == "event":
-            self.events.append((at, str(record.get("level")), str(record.get("text"))))
-        elif kind == "generation":
-            self._formed(record, at)
-        elif kind == "closed":
-            number = int(record["generation"])
-            if number in self.generations:
-                self.generations[number] = replace(self.generations[number], closed_at=at)
-        elif kind == "sample" and self.begun is not None:
-            self._sample(record, at)
+    def _take_told(self, record: CoordinatorRecord) -> None:
+        match record:
+            case records.Told():
+                self.events.append((record.time, record.level or "info", record.text or ""))
+            case records.Formed():
+                self._formed(record)
+            case records.Closed() if (known := self.generations.get(record.generation)) is not None:
+                self.generations[record.generation] = replace(known, closed_at=record.time)
+            case records.Sample() if self.begun is not None:
+                self._sample(record)
 
-    def _formed(self, record: Mapping[str, Any], at: float) -> None:
+    def _formed(self, record: records.Formed) -> None:
+        at = record.time
         formed = Formed(
-            number=int(record["generation"]),
+            number=record.generation,
             opened_at=at,
-            world_size=int(record["worldSize"]),
-            members=tuple(str(member) for member in record.get("members", ())),
-            reason=str(record.get("reason", "")),
-            detail=str(record.get("detail", "")),
+            world_size=record.world_size or 0,
+            members=tuple(record.members or ()),
+            reason=record.reason or "",
+            detail=record.detail or "",
         )
         self.begun = at if self.begun is None else self.begun
         self._tick(at)
@@ -222,38 +220,41 @@ class Record:
             self._stepped.pop(min(self.generations), None)
             del self.generations[min(self.generations)]
 
-    def _sample(self, record: Mapping[str, Any], at: float) -> None:
+    def _sample(self, record: records.Sample) -> None:
+        at = record.time
         self._tick(at)
         now = self.shown(at)
-        throughput, size = finite(record.get("throughput")), whole(record.get("worldSize"))
+        throughput, size = record.throughput, record.world_size
         self.throughput.add(now, throughput)
         self.rank_throughput.add(now, throughput / size if throughput is not None and size else None)
-        step, loss = record.get("step"), finite(record.get("loss"))
-        if isinstance(step, int) and loss is not None:
+        step, loss = record.step, record.loss
+        if step is not None and loss is not None:
             last = self.told_loss.last
             if last is not None and step < last.x:
                 self.told_loss.cut(step - 1)
             self.told_loss.add(step, loss)
-        for kind, name in (("trainer", "trainerCpu"), ("gpu", "gpu"), ("evaluator", "evaluatorCpu")):
-            given = record.get(name)
-            if isinstance(given, dict) and given:
-                self._used(self.use[kind], given, record.get("usedBefore"), at)
-        for known, name, unit in ((self.busy, "busySeconds", 1e-3), (self.memory, "gpuMemory", 1e9)):
-            given = record.get(name)
-            if isinstance(given, dict) and given:
-                self._used(known, given, None, at, unit)
+        for kind, used in (("trainer", record.trainer_cpu), ("gpu", record.gpu), ("evaluator", record.evaluator_cpu)):
+            if used:
+                self._used(self.use[kind], used, record.used_before or {}, at)
+        for known, used, unit in ((self.busy, record.busy_seconds, 1e-3), (self.memory, record.gpu_memory, 1e9)):
+            if used:
+                self._used(known, used, {}, at, unit)
 
     def _used(
-        self, known: dict[str, Series], given: Mapping[str, Any], before: object, at: float, unit: float = 1.0
+        self,
+        known: dict[str, Series],
+        given: Mapping[str, float | None],
+        before: Mapping[str, float | None],
+        at: float,
+        unit: float = 1.0,
     ) -> None:
         """Each value stands where it was measured; one that is told twice stands once."""
-        ages = before if isinstance(before, dict) else {}
         for process, value in given.items():
             if process in known or len(known) < MOST_PROCESSES:
-                series, told = known.setdefault(process, Series(STRETCHES)), finite(value)
-                place = self.shown(at - (amount(ages.get(process)) or 0.0))
+                series = known.setdefault(process, Series(STRETCHES))
+                place = self.shown(at - (before.get(process) or 0.0))
                 if series.last is None or place >= series.last.x + SAME_SECONDS:
-                    series.add(place, None if told is None else told / unit)
+                    series.add(place, None if value is None else value / unit)
         for process in known.keys() - given.keys():
             known[process].add(self.shown(at), None)
 
@@ -264,15 +265,15 @@ class Record:
 
     # The logs of the trainers
 
-    def _taker(self, generation: int) -> Callable[[dict[str, Any]], None]:
-        def take(record: dict[str, Any]) -> None:
-            kind = record.get("kind")
-            if kind == "step":
-                self._step(generation, record)
-            elif kind == "start":
-                self._started(int(record["step"]))
-            elif kind == "checkpoint":
-                self._saved(generation, record)
+    def _taker(self, generation: int) -> Callable[[TrainingRecord], None]:
+        def take(record: TrainingRecord) -> None:
+            match record:
+                case records.Step():
+                    self._step(generation, record)
+                case records.Start():
+                    self._started(record.step)
+                case records.Saved():
+                    self._saved(generation, record)
 
         return take
 
@@ -283,22 +284,19 @@ class Record:
         self.learning_rate.cut(step)
         self.gradient_norm.cut(step)
 
-    def _step(self, generation: int, record: Mapping[str, Any]) -> None:
-        step, loss = int(record["step"]), finite(record.get("loss"))
-        if loss is None:
+    def _step(self, generation: int, record: records.Step) -> None:
+        step, loss = record.step, record.loss
+        if loss is None or not math.isfinite(loss):
             self.not_finite.append(step)
         else:
             self.loss.add(step, loss)
-        for series, name in ((self.learning_rate, LEARNING_RATE), (self.gradient_norm, GRADIENT_NORM)):
-            if name in record:
-                series.add(step, finite(record[name]))
-        self._stepped.setdefault(generation, [float(record["time"])] * 2)[1] = float(record["time"])
+        for series, value in ((self.learning_rate, record.lr), (self.gradient_norm, record.gradient_norm)):
+            if value is not None:
+                series.add(step, value)
+        self._stepped.setdefault(generation, [record.time] * 2)[1] = record.time
 
-    def _saved(self, generation: int, record: Mapping[str, Any]) -> None:
-        name, size, stall = str(record["name"]), record.get("bytes"), finite(record.get("stallSeconds"))
-        reference = CheckpointRef(name=name, step=int(record["step"]), generation=generation)
-        self.saves[name, generation] = Save(
-            reference, float(record["time"]), size if isinstance(size, int) else None, stall
-        )
+    def _saved(self, generation: int, record: records.Saved) -> None:
+        reference = CheckpointRef(name=record.name, step=record.step, generation=generation)
+        self.saves[record.name, generation] = Save(reference, record.time, record.bytes, record.stall_seconds)
         while len(self.saves) > MOST_SAVES:
             del self.saves[next(iter(self.saves))]

@@ -182,13 +182,13 @@ class Lines:
         self._file = path.open("ab", buffering=0)
         self._torn = self._file.tell() > 0
 
-    def append(self, *records: dict[str, Any]) -> None:
-        """Append records, each as one line, with one write.
+    def append(self, *lines: bytes) -> None:
+        """Append lines, given without their ends, with one write.
 
         Raises:
             OSError: the disk is full or gone; what was torn is passed over by readers, and a later append stands alone.
         """
-        data = b"".join(json.dumps(record, allow_nan=True).encode() + b"\n" for record in records)
+        data = b"".join(line + b"\n" for line in lines)
         if self._torn:
             data = b"\n" + data
         self._torn = True
@@ -200,32 +200,3 @@ class Lines:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def read_lines(
-    path: Path, offset: int = 0, skip: bytes | None = None, most: int | None = None
-) -> tuple[list[dict[str, Any]], int]:
-    """Complete records from a byte offset on, and the offset to go on from. What is missing, or no file, has none.
-
-    Args:
-        skip: lines that begin so are passed over unread.
-        most: bytes that are read at a time, None for all; a longer line is passed over.
-    """
-    try:
-        with open_regular(path) as file:
-            file.seek(offset)
-            data = file.read(-1 if most is None else most)
-    except (FileNotFoundError, IsADirectoryError, ValueError):
-        return [], offset
-    end = data.rfind(b"\n") + 1
-    if not end and len(data) == most:
-        return [], offset + len(data)
-    records = []
-    for line in data[:end].splitlines():
-        if skip is not None and line.startswith(skip):
-            continue
-        with suppress(ValueError, RecursionError):
-            record = json.loads(line)
-            if isinstance(record, dict):
-                records.append(record)
-    return records, offset + end

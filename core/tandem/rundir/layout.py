@@ -40,8 +40,8 @@ from tandem.status import CheckpointRef
 FOLDERS = ("generations", "rewinds", "checkpoints", "evaluations", "leases", "log")
 EARLIER = ("previous", "attempt")
 """Folders of what was here before: a run that was begun anew, and an attempt that had saved nothing."""
-TRAIN_LOG = re.compile(r"^train-g([0-9]{6,9})\.jsonl$")
-"""What the log of a generation's rank 0 is called."""
+_TRAINING_LOG = re.compile(r"^train-g([0-9]{6,9})\.jsonl$")
+_EVALUATOR_LOG = re.compile(r"^evaluator-(.+)\.jsonl$")
 _STEP = re.compile(r"^step-([0-9]{9,15})$")
 _LEASE = re.compile(r"^([a-z]+)-(step-\d{9,})[-.]")
 _GENERATION = re.compile(r"^([0-9]{6,15})\.json$")
@@ -51,6 +51,18 @@ BAD = ".bad"
 STALE = ".stale"
 ASIDE = re.compile(rf"^step-(?P<step>\d{{9,}})(?P<mark>{re.escape(BAD)}|{re.escape(STALE)})(?:\.\d+)?$")
 """What a checkpoint is called that was set aside."""
+
+
+def generation_of_log(path: Path) -> int | None:
+    """The generation whose rank 0 writes this log; None if it is another file."""
+    match = _TRAINING_LOG.match(path.name)
+    return int(match[1]) if match else None
+
+
+def evaluator_of_log(path: Path) -> str | None:
+    """The evaluator that writes this log; None if it is another file."""
+    match = _EVALUATOR_LOG.match(path.name)
+    return match[1] if match else None
 
 
 def checkpoint_name(step: int) -> str:
@@ -84,6 +96,26 @@ class RunDir:
         """Make the folders that are missing."""
         for name in FOLDERS:
             (self.path / name).mkdir(parents=True, exist_ok=True)
+
+    # Logs
+
+    @property
+    def coordinator_log(self) -> Path:
+        """What the coordinator writes."""
+        return self.log / "coordinator.jsonl"
+
+    def training_log(self, generation: int) -> Path:
+        """What rank 0 of a generation writes."""
+        return self.log / f"train-g{generation:06d}.jsonl"
+
+    def training_logs(self) -> dict[int, Path]:
+        """Those that are there by generation, oldest first."""
+        found = {number: path for path in listed(self.log) if (number := generation_of_log(path)) is not None}
+        return dict(sorted(found.items()))
+
+    def evaluator_log(self, name: str) -> Path:
+        """What an evaluator writes."""
+        return self.log / f"evaluator-{name}.jsonl"
 
     # The job
 

@@ -13,11 +13,12 @@ import numpy as np
 from tandem.job import DistributedTrainingJob
 from tandem.measures import is_restart
 from tandem.rundir.checkpoint import FileEntry, Manifest
-from tandem.rundir.durable import Lines, replace_json
+from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tests.support import manifests
+from tests.support.lines import Lines
 
 T0 = 1_780_000_000.0
 """When every simulated run starts."""

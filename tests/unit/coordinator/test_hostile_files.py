@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tandem.rundir.layout import RunDir
+from tandem.rundir.log import LogReader
+from tandem.rundir.records import COORDINATOR, EVALUATOR, TRAINING
 from tandem.times import rfc3339
-from tandem_coordinator.page.tail import Tail
 from tandem_coordinator.run_watcher import MOST_REASON, MOST_WORDS, Observed, RunDirectory, RunWatcher
 from tandem_coordinator.state_store import StateStore
 from tests.support.waiting import until
@@ -105,7 +106,8 @@ def test_no_file_ends_the_observer(run: SmallRun, place: str, observed: Callable
         ending = told[0].ending
         assert ending is None or ending.at is None or rfc3339(ending.at)
         assert StateStore(run.rundir)._read() is None
-        Tail(path).bite()
+        for kinds in (COORDINATOR, EVALUATOR, TRAINING):
+            assert list(LogReader(path, kinds)) == []
 
 
 def test_what_is_damaged_is_told_and_looked_at_again(

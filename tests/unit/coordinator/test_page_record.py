@@ -10,7 +10,6 @@ from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_coordinator.page import results
 from tandem_coordinator.page.record import Record
-from tandem_coordinator.page.tail import BITE, LONGEST_LINE, Tail
 from tests.support.worlds.simulated_run import T0, make_run
 
 
@@ -146,26 +145,7 @@ class TestALogThatIsNotAsItShouldBe:
         )
         assert followed(tmp_path).generations.keys() == {1}
 
-    def test_is_left_alone_where_its_last_line_is_not_complete(self, tmp_path: Path) -> None:
-        file = tmp_path / "log.jsonl"
-        file.write_text('{"time": 1.0}\n{"time": 2')
-        tail = Tail(file)
-        assert tail.bite() == [{"time": 1.0}]
-        assert tail.bite() is None
-        file.write_text('{"time": 1.0}\n{"time": 2.0}\n')
-        assert tail.bite() == [{"time": 2.0}]
-
-    @pytest.mark.parametrize("size", [BITE + 10, 10 * BITE, LONGEST_LINE + 10, 2 * LONGEST_LINE])
-    def test_may_have_very_long_lines_and_goes_on_after_them(self, tmp_path: Path, size: int) -> None:
-        file = tmp_path / "log.jsonl"
-        file.write_text(json.dumps({"time": 1.0, "x": "y" * size}) + '\n{"time": 2.0}\n')
-        tail, found = Tail(file), []
-        while (records := tail.bite()) is not None:
-            found += [record["time"] for record in records]
-        assert found == ([1.0, 2.0] if size < LONGEST_LINE else [2.0])
-
     def test_is_waited_for_where_it_is_not_there(self, tmp_path: Path) -> None:
-        assert Tail(tmp_path / "log.jsonl").bite() is None
         record = Record(RunDir(tmp_path))
         assert record.follow(1.0)
         assert record.now == 0.0

@@ -10,7 +10,6 @@ from tandem import measures
 from tandem.charts.chart import WIDE
 from tandem.formatting import duration
 from tandem.job import DistributedTrainingJob
-from tandem.rundir.durable import Lines
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem.snapshot import Snapshot
@@ -30,6 +29,7 @@ from tandem_coordinator.page.record import Record
 from tandem_coordinator.prometheus import Figures, prometheus_text
 from tandem_coordinator.run_watcher import Observed, RunDirectory
 from tandem_coordinator.summary import Clock
+from tests.support.lines import Lines
 from tests.support.worlds.simulated_run import make_run
 
 NOW = 2_000_000_000.0

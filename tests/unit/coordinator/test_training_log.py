@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from tandem.rundir.durable import Lines
 from tandem_coordinator.training_log import Training, TrainingLogs
+from tests.support.lines import Lines
 
 
 class Folder:

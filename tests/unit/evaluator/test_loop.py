@@ -14,7 +14,7 @@ from tandem.rundir.durable import read_json_or_none
 from tandem.status import CheckpointRef
 from tandem_evaluator import loop
 from tandem_evaluator.evaluation import Evaluation
-from tandem_evaluator.journal import Journal
+from tandem_evaluator.log import EvaluatorLog
 from tandem_evaluator.loop import Evaluator
 from tandem_trainer.checkpoint.lending import Library
 from tests.support.evaluator_run import Run
@@ -30,8 +30,8 @@ def run(tmp_path: Path) -> Run:
 @pytest.fixture
 def evaluator(run: Run) -> Iterator[Evaluator]:
     evaluation = Evaluation.load(run.job.spec.trainer.settings)
-    with Journal(run.rundir, NAME) as journal:
-        yield Evaluator(run.rundir, run.job.spec.evaluation, NAME, evaluation, journal)
+    with EvaluatorLog(run.rundir, NAME) as log:
+        yield Evaluator(run.rundir, run.job.spec.evaluation, NAME, evaluation, log)
 
 
 def checkpoint(run: Run, step: int) -> CheckpointRef:
@@ -212,7 +212,7 @@ def test_best_is_there_even_if_the_process_that_merged_died_before_it_wrote_it(r
 
 
 def test_a_log_that_cannot_be_written_stops_nothing(
-    run: Run, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Run, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     final = checkpoint(run, 10)
     run.rundir.mark_done(final)
@@ -223,4 +223,4 @@ def test_a_log_that_cannot_be_written_stops_nothing(
     monkeypatch.setattr("tandem.rundir.durable.Lines.append", full)
     assert evaluator.run() == ExitCode.DONE
     assert run.merged(final)
-    assert capsys.readouterr().err.count("No space left") == 1
+    assert caplog.text.count("No space left") == 1

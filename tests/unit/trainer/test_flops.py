@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tandem.tasks import ImageClassification
 from tandem_trainer.data import Samples
-from tandem_trainer.flops import costs, peak, per_sample
+from tandem_trainer.flops import Cost, cost_of, peak, per_sample
 from tandem_trainer.models import BUILDERS, build
 
 
@@ -36,4 +36,4 @@ def test_nothing_is_said_where_it_is_not_well_defined() -> None:
     config = ImageClassification.model_validate({"model": "cnn", "data": {"name": "digits"}, "precision": "bfloat16"})
     images = torch.zeros(2, 1, 8, 8)
     samples = Samples(images, torch.zeros(2, dtype=torch.int64), 10)
-    assert costs(config, samples, torch.device("cpu")) == {}
+    assert cost_of(config, samples, torch.device("cpu")) == Cost()

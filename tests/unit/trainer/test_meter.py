@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.rundir.durable import read_lines
 from tandem.rundir.layout import RunDir
-from tandem_trainer.journal import Journal
+from tandem.rundir.log import LogWriter
 from tandem_trainer.meter import Meter
+from tests.support.lines import read_lines
 
 
 class Clock:
@@ -30,8 +30,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_the_time_of_a_pause_is_not_a_steps(tmp_path: Path, clock: Clock) -> None:
     rundir = RunDir(tmp_path)
     rundir.create()
-    journal = Journal(rundir, 1)
-    meter = Meter(None, 1, None, journal, None)
+    log = LogWriter(rundir.training_log(1))
+    meter = Meter(None, 1, None, log, None)
     for step in (1, 2):
         meter.begin_step()
         clock.passes(0.25)
@@ -45,7 +45,7 @@ def test_the_time_of_a_pause_is_not_a_steps(tmp_path: Path, clock: Clock) -> Non
         meter.end_step(step, torch.arange(8), None, torch.tensor(1.0))
     assert meter.mean_step_seconds() == pytest.approx(1.0)
     meter.agreed([1.0, 1.0], 0.0)
-    journal.close()
+    log.close()
     (rate,) = (line for line in read_lines(rundir.log / "train-g000001.jsonl")[0] if line["kind"] == "rate")
     assert rate["stepSeconds"] == pytest.approx(1.0)
     assert rate["throughput"] == pytest.approx(8.0)
@@ -69,8 +69,8 @@ def test_a_step_takes_as_long_as_the_gpu_and_not_as_the_cpu_that_runs_ahead(cloc
 def test_the_log_says_how_the_last_step_was_taken(tmp_path: Path, clock: Clock) -> None:
     rundir = RunDir(tmp_path)
     rundir.create()
-    journal = Journal(rundir, 1)
-    meter = Meter(None, 1, None, journal, None)
+    log = LogWriter(rundir.training_log(1))
+    meter = Meter(None, 1, None, log, None)
     assert meter.gradients is not None
     for step, norm in ((1, 3.0), (2, float("inf"))):
         meter.begin_step()
@@ -79,7 +79,7 @@ def test_the_log_says_how_the_last_step_was_taken(tmp_path: Path, clock: Clock) 
         meter.gradients.tell(torch.tensor(norm))
         meter.end_step(step, torch.arange(8), 0.1 / step, torch.tensor(1.0))
         meter.agreed([1.0], 0.0)
-    journal.close()
+    log.close()
     for kind in ("step", "rate"):
         lines = [line for line in read_lines(rundir.log / "train-g000001.jsonl")[0] if line["kind"] == kind]
         assert [(line["lr"], line.get("gradientNorm")) for line in lines] == [(0.1, 3.0), (0.05, None)]

@@ -1,23 +1,21 @@
 """What an evaluator process says: `log/evaluator-NAME.jsonl` for reports, one line for each event for people.
 
-The use of the processor is written by a small thread, so that it goes on during a long evaluation. Both logs are for
-looking at only: a disk that refuses them must not stop an evaluation, so that is said once and work goes on.
+The use of the processor is told by a small thread, so that it goes on during a long evaluation.
 """
 
 import json
-import sys
 import threading
 import time
-from typing import Any
 
-from tandem.rundir.durable import Lines
 from tandem.rundir.layout import RunDir
+from tandem.rundir.log import LogWriter
+from tandem.rundir.records import EvaluatorEnd, EvaluatorRecord, Usage
 
 BUSY_SECONDS = 1.0
 IDLE_SECONDS = 5.0
 
 
-class Journal:
+class EvaluatorLog:
     """The log of one evaluator process. Leaving the `with` block writes its end."""
 
     def __init__(self, rundir: RunDir, name: str) -> None:
@@ -25,9 +23,9 @@ class Journal:
         Raises:
             OSError: the log cannot be opened.
         """
-        self._lines = Lines(rundir.log / f"evaluator-{name}.jsonl")
+        self._writer = LogWriter(rundir.evaluator_log(name))
+        self._writer.open()
         self._activity: tuple[str, str | None] = ("starting", None)
-        self._refused, self._lost = False, 0
         self._over = threading.Event()
         self._usage()
         self._thread = threading.Thread(target=self._watch, name="usage", daemon=True)
@@ -37,18 +35,18 @@ class Journal:
         """Say what the process is about from now on: `idle`, or `evaluating` a checkpoint."""
         self._activity = (state, checkpoint)
 
-    def event(self, kind: str, **facts: Any) -> None:
+    def event(self, record: EvaluatorRecord) -> None:
         """Write an event to the log and print it."""
-        self._append(kind, facts)
-        say(kind, **facts)
+        self._writer.append(record)
+        say(record.kind, **record.model_dump(exclude={"kind", "time"}, exclude_none=True))
 
     def close(self) -> None:
         """Write the end."""
         self._over.set()
         self._thread.join()
         self._usage()
-        self._append("end", {})
-        self._lines.close()
+        self._writer.append(EvaluatorEnd(time=time.time()))
+        self._writer.close()
 
     def _watch(self) -> None:
         """Once a second while evaluating, more rarely while idle, and soon after a change from one to the other."""
@@ -62,29 +60,17 @@ class Journal:
 
     def _usage(self) -> None:
         state, checkpoint = self._activity
-        self._append("usage", {"cpuSeconds": time.process_time(), "state": state, "checkpoint": checkpoint})
+        used = Usage(time=time.time(), cpu_seconds=time.process_time(), state=state, checkpoint=checkpoint)
+        self._writer.append(used)
 
-    def _append(self, kind: str, facts: dict[str, Any]) -> None:
-        records = [{"kind": kind, "time": time.time()} | facts]
-        if self._lost:
-            records.append({"kind": "lost", "time": time.time(), "lines": self._lost})
-        try:
-            self._lines.append(*records)
-            self._lost = 0
-        except OSError as error:
-            self._lost += 1
-            if not self._refused:
-                self._refused = True
-                print(f"the log cannot be written, going on without it: {error}", file=sys.stderr, flush=True)
-
-    def __enter__(self) -> "Journal":
+    def __enter__(self) -> "EvaluatorLog":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def say(kind: str, **facts: Any) -> None:
+def say(kind: str, **facts: object) -> None:
     """Print one event as a line with key=value fields, and when it was, as the other processes of a run do."""
     fields = (f"{key}={value if isinstance(value, int) else _word(value)}" for key, value in facts.items())
     now = time.time()

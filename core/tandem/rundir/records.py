@@ -1,0 +1,332 @@
+"""The lines of a run's logs, typed: what each says, in which unit, and who writes it (docs/architecture.md).
+
+Three processes write logs, each its own: rank 0 of a generation (`TrainingRecord`), the coordinator
+(`CoordinatorRecord`) and each evaluator (`EvaluatorRecord`). They are for people and reports alone.
+
+A reader meets logs that are damaged, of another version, or somebody else's. Without what makes a line what it is (its
+time, and for a step its number) it is no record. Any other value that is not what it should be counts as not there, so
+that one wrong number does not take a line with it. A kind that is unknown is of a newer version, and passed over.
+
+Rejected: dictionaries (four readers tested each value by hand, each in its own way, and no type checker knew what a
+line holds); one union for all logs (`skipped` and `end` say different things in different logs).
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import AllowInfNan, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, core_schema
+
+from tandem.model import Model, PlainName, Whole
+from tandem.rundir.rewind import Rewind
+from tandem.status import Troubles
+
+LATEST = 1e11
+"""Seconds: the year 5138. A later time is damage."""
+
+
+class _OrNone:
+    """What is not of the type counts as not there."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_default_schema(handler(source), default=None, on_error="default")
+
+
+Moment = Annotated[float, Field(gt=0, le=LATEST)]
+"""Seconds since the epoch."""
+Number = Annotated[float | None, _OrNone()]
+"""Finite, or not there."""
+Amount = Annotated[Annotated[float, Field(ge=0)] | None, _OrNone()]
+"""Finite and not negative, or not there."""
+Seconds = Annotated[Annotated[float, Field(ge=0, le=LATEST)] | None, _OrNone()]
+"""A length of time, or not there."""
+Count = Annotated[Whole | None, _OrNone()]
+"""A whole number that is not negative, or not there."""
+Text = Annotated[str | None, _OrNone()]
+"""Of any length and content: whoever prints it makes it printable."""
+Texts = Annotated[list[str] | None, _OrNone()]
+Amounts = Annotated[Mapping[str, Amount] | None, _OrNone()]
+"""By name."""
+Anything = Annotated[Annotated[float, AllowInfNan(True)] | None, _OrNone()]
+"""A number that may be NaN or infinite."""
+
+
+class Record(Model):
+    """One line."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    kind: str
+    time: Moment
+    """When it was written, or measured."""
+
+
+class Lost(Record):
+    """Lines before this one that the disk did not take."""
+
+    kind: Literal["lost"] = "lost"
+    lines: Count = None
+
+
+# Rank 0 of a generation
+
+
+class Start(Record):
+    """A generation begins to train."""
+
+    kind: Literal["start"] = "start"
+    step: Whole
+    """The step that it goes on after."""
+    total_steps: Count = None
+    """Of the whole run, where that has an end."""
+    world_size: Count = None
+    resumed_from: Text = None
+    """A checkpoint's name; absent where there was none."""
+    flops_per_sample: Amount = None
+    peak_flops: Amount = None
+    """Of one rank's GPU a second. Both are absent where they are not well defined."""
+
+
+class Step(Record):
+    """A step, once the ranks have agreed on its loss."""
+
+    kind: Literal["step"] = "step"
+    step: Whole
+    samples: Count = None
+    """Of the global batch."""
+    ids: Text = None
+    """A digest of the ids of its samples."""
+    lr: Number = None
+    loss: Anything = None
+    """The mean over the global batch."""
+    gradient_norm: Number = None
+    """Twice a second at most."""
+
+
+class Rate(Record):
+    """What the time since the rate before went into. Sums over these lines are exact."""
+
+    kind: Literal["rate"] = "rate"
+    step: Count = None
+    epoch: Number = None
+    throughput: Amount = None
+    """Samples a second, over all ranks."""
+    steps: Count = None
+    samples: Count = None
+    step_seconds: Amount = None
+    """The mean."""
+    world_size: Count = None
+    phases: Amounts = None
+    """Seconds by what rank 0 did: data, compute, checkpoint, and pause where there was one."""
+    lr: Number = None
+    gradient_norm: Number = None
+
+
+class Saved(Record):
+    """A checkpoint was committed."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    name: PlainName
+    step: Whole
+    stall_seconds: Seconds = None
+    """For which training stood still."""
+    commit_seconds: Seconds = None
+    """From then until it was durable."""
+    bytes: Count = None
+
+
+class NotSaved(Record):
+    """A save that was due was not made, or was begun and failed."""
+
+    kind: Literal["skipped"] = "skipped"
+    step: Count = None
+    why: Text = None
+    name: Text = None
+    """Of the checkpoint; only where it was begun."""
+    stall_seconds: Seconds = None
+
+
+class PassedOver(Record):
+    """A checkpoint that this generation could not resume from."""
+
+    kind: Literal["passed"] = "passed"
+    checkpoint: Text = None
+    why: Text = None
+
+
+class Rewound(Record, Rewind):
+    """The loss became useless: the decision that later generations obey."""
+
+    kind: Literal["rewind"] = "rewind"
+
+
+class TrainingEnd(Record):
+    """The generation stops to train, in good order."""
+
+    kind: Literal["end"] = "end"
+    step: Count = None
+    why: Text = None
+
+
+TrainingRecord = Start | Step | Rate | Saved | NotSaved | PassedOver | Rewound | TrainingEnd | Lost
+
+
+# The coordinator
+
+
+class Sample(Record):
+    """The job as it is, once a second."""
+
+    kind: Literal["sample"] = "sample"
+    generation: Count = None
+    world_size: Count = None
+    workers: Count = None
+    """That are ready."""
+    step: Count = None
+    loss: Number = None
+    throughput: Amount = None
+    """Samples a second, over all ranks."""
+    trainer_cpu: Amounts = None
+    """Busy cores by rank."""
+    used_before: Amounts = None
+    """Seconds by process: how long before this line its use was measured."""
+    gpu: Amounts = None
+    """The busy share of a GPU by rank, 0 to 1."""
+    busy_seconds: Amounts = None
+    """A rank's own work in a step."""
+    gpu_memory: Amounts = None
+    """Bytes in use by rank."""
+    evaluator_cpu: Amounts = None
+    """Busy cores by evaluator."""
+
+
+class Formed(Record):
+    """A generation was formed."""
+
+    kind: Literal["generation"] = "generation"
+    generation: Whole
+    world_size: Count = None
+    members: Texts = None
+    """Names of replicas."""
+    reason: Text = None
+    detail: Text = None
+
+
+class Closed(Record):
+    """A generation is over."""
+
+    kind: Literal["closed"] = "closed"
+    generation: Whole
+    reason: Text = None
+    detail: Text = None
+
+
+class Told(Record):
+    """What people are told."""
+
+    kind: Literal["event"] = "event"
+    level: Text = None
+    """info, warning or error."""
+    text: Text = None
+
+
+class Troubled(Record, Troubles):
+    """All that went wrong so far, whenever something new did."""
+
+    kind: Literal["troubles"] = "troubles"
+
+
+class CoordinatorEnd(Record):
+    """The coordinator leaves in good order."""
+
+    kind: Literal["end"] = "end"
+
+
+CoordinatorRecord = Sample | Formed | Closed | Told | Troubled | CoordinatorEnd | Lost
+
+
+# An evaluator
+
+
+class Usage(Record):
+    """A sign of life: once a second while it evaluates, every 5 s otherwise."""
+
+    kind: Literal["usage"] = "usage"
+    cpu_seconds: Seconds = None
+    """Of this process, since it began."""
+    state: Text = None
+    """starting, idle or evaluating."""
+    checkpoint: Text = None
+    """That is being evaluated."""
+
+
+class Evaluated(Record):
+    """A shard of a checkpoint was evaluated."""
+
+    kind: Literal["evaluated"] = "evaluated"
+    checkpoint: Annotated[str, Field(min_length=1)]
+    step: Count = None
+    generation: Count = None
+    shard: Count = None
+    seconds: Seconds = None
+
+
+class NotEvaluated(Record):
+    """A checkpoint is left out, as the policy says."""
+
+    kind: Literal["skipped"] = "skipped"
+    checkpoint: Annotated[str, Field(min_length=1)]
+    step: Count = None
+
+
+class Unusable(Record):
+    """A checkpoint cannot be evaluated."""
+
+    kind: Literal["bad"] = "bad"
+    checkpoint: Annotated[str, Field(min_length=1)]
+    why: Text = None
+
+
+class EvaluatorEnd(Record):
+    """The evaluator leaves in good order."""
+
+    kind: Literal["end"] = "end"
+
+
+EvaluatorRecord = Usage | Evaluated | NotEvaluated | Unusable | EvaluatorEnd | Lost
+
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+
+class Kinds(Generic[AnyRecord]):
+    """The kinds of record of one log."""
+
+    def __init__(self, records: Any) -> None:
+        self._records = records
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[AnyRecord]:
+        """Made when a line is read: processes that only write have no use for it."""
+        union: Any = Annotated[self._records, Field(discriminator="kind")]
+        return TypeAdapter(union)
+
+    def parse(self, line: bytes) -> AnyRecord | None:
+        """The record of a line; None for a kind that is not known here.
+
+        Raises:
+            ValueError: the line is no record.
+        """
+        try:
+            return self._adapter.validate_json(line, by_alias=True, by_name=False, extra="ignore")
+        except ValidationError as error:
+            if error.errors(include_url=False, include_input=False, include_context=False)[0]["type"] == UNKNOWN_KIND:
+                return None
+            raise ValueError("not a record") from error
+
+
+UNKNOWN_KIND = "union_tag_invalid"
+TRAINING = Kinds[TrainingRecord](TrainingRecord)
+COORDINATOR = Kinds[CoordinatorRecord](CoordinatorRecord)
+EVALUATOR = Kinds[EvaluatorRecord](EvaluatorRecord)
