@@ -55,7 +55,9 @@ Anything = Annotated[Annotated[float, AllowInfNan(True)] | None, _OrNone()]
 class Record(Model):
     """One line."""
 
-    model_config = ConfigDict(ser_json_inf_nan="constants")
+    # Ranks start often, and each writes a few kinds: those are built when they are first used. What is written below a
+    # field is for people, and for the page that is made of it.
+    model_config = ConfigDict(ser_json_inf_nan="constants", defer_build=True, use_attribute_docstrings=False)
 
     kind: str
     time: Moment
@@ -67,6 +69,7 @@ class Lost(Record):
 
     kind: Literal["lost"] = "lost"
     lines: Count = None
+    """How many."""
 
 
 # Rank 0 of a generation
@@ -81,11 +84,13 @@ class Start(Record):
     total_steps: Count = None
     """Of the whole run, where that has an end."""
     world_size: Count = None
+    """Ranks of this generation."""
     resumed_from: Text = None
     """A checkpoint's name; absent where there was none."""
     flops_per_sample: Amount = None
+    """Floating-point operations of a training step for one sample; absent where that is not well defined."""
     peak_flops: Amount = None
-    """Of one rank's GPU a second. Both are absent where they are not well defined."""
+    """Floating-point operations a second that the data sheet of a rank's GPU names; absent as above."""
 
 
 class Step(Record):
@@ -93,15 +98,17 @@ class Step(Record):
 
     kind: Literal["step"] = "step"
     step: Whole
+    """Its number, from 1 over the whole run."""
     samples: Count = None
     """Of the global batch."""
     ids: Text = None
     """A digest of the ids of its samples."""
     lr: Number = None
+    """The learning rate that it was taken with."""
     loss: Anything = None
     """The mean over the global batch."""
     gradient_norm: Number = None
-    """Twice a second at most."""
+    """Measured twice a second at most."""
 
 
 class Rate(Record):
@@ -109,18 +116,25 @@ class Rate(Record):
 
     kind: Literal["rate"] = "rate"
     step: Count = None
+    """The last one."""
     epoch: Number = None
+    """Epochs that are complete, with the part of the present one; absent where data has no length."""
     throughput: Amount = None
     """Samples a second, over all ranks."""
     steps: Count = None
+    """Since the rate before."""
     samples: Count = None
+    """Since the rate before."""
     step_seconds: Amount = None
-    """The mean."""
+    """The mean of these steps."""
     world_size: Count = None
+    """Ranks of this generation."""
     phases: Amounts = None
     """Seconds by what rank 0 did: data, compute, checkpoint, and pause where there was one."""
     lr: Number = None
+    """The last one."""
     gradient_norm: Number = None
+    """The last one that was measured."""
 
 
 class Saved(Record):
@@ -128,12 +142,15 @@ class Saved(Record):
 
     kind: Literal["checkpoint"] = "checkpoint"
     name: PlainName
+    """Its folder's name."""
     step: Whole
+    """After which it was taken."""
     stall_seconds: Seconds = None
     """For which training stood still."""
     commit_seconds: Seconds = None
     """From then until it was durable."""
     bytes: Count = None
+    """Its size."""
 
 
 class NotSaved(Record):
@@ -141,10 +158,13 @@ class NotSaved(Record):
 
     kind: Literal["skipped"] = "skipped"
     step: Count = None
+    """After which it would have been taken."""
     why: Text = None
+    """A sentence."""
     name: Text = None
     """Of the checkpoint; only where it was begun."""
     stall_seconds: Seconds = None
+    """For which training stood still; only where it was begun."""
 
 
 class PassedOver(Record):
@@ -152,7 +172,9 @@ class PassedOver(Record):
 
     kind: Literal["passed"] = "passed"
     checkpoint: Text = None
+    """Its name."""
     why: Text = None
+    """A sentence."""
 
 
 class Rewound(Record, Rewind):
@@ -166,7 +188,9 @@ class TrainingEnd(Record):
 
     kind: Literal["end"] = "end"
     step: Count = None
+    """The last one."""
     why: Text = None
+    """A sentence."""
 
 
 TrainingRecord = Start | Step | Rate | Saved | NotSaved | PassedOver | Rewound | TrainingEnd | Lost
@@ -180,11 +204,15 @@ class Sample(Record):
 
     kind: Literal["sample"] = "sample"
     generation: Count = None
+    """The one that trains, or trained last."""
     world_size: Count = None
+    """Its ranks; 0 while none trains."""
     workers: Count = None
     """That are ready."""
     step: Count = None
+    """The last one."""
     loss: Number = None
+    """Of that step."""
     throughput: Amount = None
     """Samples a second, over all ranks."""
     trainer_cpu: Amounts = None
@@ -206,11 +234,15 @@ class Formed(Record):
 
     kind: Literal["generation"] = "generation"
     generation: Whole
+    """Its number."""
     world_size: Count = None
+    """Its ranks."""
     members: Texts = None
-    """Names of replicas."""
+    """Names of its replicas, in the order of their ranks."""
     reason: Text = None
+    """A word, as in the job's status."""
     detail: Text = None
+    """The same as a sentence."""
 
 
 class Closed(Record):
@@ -218,8 +250,11 @@ class Closed(Record):
 
     kind: Literal["closed"] = "closed"
     generation: Whole
+    """Its number."""
     reason: Text = None
+    """A word, as in the job's status."""
     detail: Text = None
+    """The same as a sentence."""
 
 
 class Told(Record):
@@ -229,6 +264,7 @@ class Told(Record):
     level: Text = None
     """info, warning or error."""
     text: Text = None
+    """A sentence."""
 
 
 class Troubled(Record, Troubles):
@@ -266,10 +302,15 @@ class Evaluated(Record):
 
     kind: Literal["evaluated"] = "evaluated"
     checkpoint: Annotated[str, Field(min_length=1)]
+    """Its name."""
     step: Count = None
+    """After which it was taken."""
     generation: Count = None
+    """That wrote it."""
     shard: Count = None
+    """The part of the test data, from 0."""
     seconds: Seconds = None
+    """What that took."""
 
 
 class NotEvaluated(Record):
@@ -277,7 +318,9 @@ class NotEvaluated(Record):
 
     kind: Literal["skipped"] = "skipped"
     checkpoint: Annotated[str, Field(min_length=1)]
+    """Its name."""
     step: Count = None
+    """After which it was taken."""
 
 
 class Unusable(Record):
@@ -285,7 +328,9 @@ class Unusable(Record):
 
     kind: Literal["bad"] = "bad"
     checkpoint: Annotated[str, Field(min_length=1)]
+    """Its name."""
     why: Text = None
+    """A sentence."""
 
 
 class EvaluatorEnd(Record):

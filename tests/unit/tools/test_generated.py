@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -18,6 +18,7 @@ from tests.support import ROOT
 from tools import FILES
 from tools.crd import COLUMNS, crd
 from tools.editor import editor_schema
+from tools.logs import LOGS, described
 from tools.reference import exits_page, job_page
 
 SCHEMA: dict[str, Any] = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -173,3 +174,11 @@ def test_the_job_page_names_every_field_and_its_links_lead_somewhere() -> None:
     links = {part.split(")")[0] for part in page.split("](#")[1:]}
     assert links
     assert links <= anchors
+
+
+def test_every_field_of_every_line_of_a_log_says_what_it_is() -> None:
+    for _, _, union in LOGS:
+        for record in get_args(union):
+            fields = {field.name: field.meaning for field in described(record)}
+            assert set(fields) == {field.alias for field in record.model_fields.values()} - {"kind", "time"}
+            assert all(fields.values()), f"{record.__name__}: {fields}"
