@@ -24,7 +24,7 @@ from tandem.job import Evaluators
 from tandem.numbers import amount, finite, whole
 from tandem.rundir.checkpoint import Broken
 from tandem.rundir.durable import listed, read_json_or_none
-from tandem.rundir.evaluations import MERGED, SKIPPED
+from tandem.rundir.evaluations import last_word
 from tandem.rundir.layout import EARLIER, FOLDERS, RunDir, evaluator_of_log
 from tandem.rundir.lineage import Chain, counts
 from tandem.rundir.ranking import Rank, deciding, rank
@@ -289,12 +289,12 @@ class RunDirectory:
             if not stat.S_ISDIR(status.st_mode) or self._listed.get(folder.name) == changed:
                 continue
             self._evaluated = max(self._evaluated or 0.0, changed / 1e9)
-            for path in listed(folder):
-                if (match := MERGED.match(path.name)) and (found := self._score(path, folder.name, int(match[1]))):
+            for word in filter(None, map(last_word, listed(folder))):
+                if word.is_note:
+                    self._skipped.add((folder.name, word.generation))
+                elif found := self._score(word.path, folder.name, word.generation):
                     self._scores[found[0]] = found[1:]
                     self._published = max(self._published or 0.0, changed / 1e9)
-                elif match := SKIPPED.match(path.name):
-                    self._skipped.add((folder.name, int(match[1])))
             if time.time_ns() - changed > 2_000_000_000:
                 self._listed[folder.name] = changed
 

@@ -14,7 +14,9 @@ from pydantic import Field, ValidationError
 from tandem.charts.gallery import Tile
 from tandem.formatting import share
 from tandem.model import Model, PlainName, Whole
+from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json_or_none
+from tandem.rundir.evaluations import Best
 from tandem.rundir.layout import RunDir
 
 LARGEST = 32
@@ -69,14 +71,14 @@ class Gallery(Model):
 
 def gallery(rundir: RunDir) -> Gallery | None:
     """That of the best checkpoint; None if there is none that can be read, or one of another checkpoint."""
-    best, data = read_json_or_none(rundir.best_file), read_json_or_none(rundir.wrong_file, MOST_BYTES)
+    best, data = evaluations.best(rundir), read_json_or_none(rundir.wrong_file, MOST_BYTES)
     try:
         found = Gallery.read(data)
     except ValidationError:
         return None
-    return found if isinstance(best, dict) and shows(found, best) else None
+    return found if best is not None and shows(found, best) else None
 
 
-def shows(found: Gallery, best: dict[str, object]) -> bool:
+def shows(found: Gallery, best: Best) -> bool:
     """Whether it is of the checkpoint that best.json names."""
-    return (found.name, found.generation) == (best.get("name"), best.get("generation"))
+    return (found.name, found.generation) == (best.name, best.generation)

@@ -1,16 +1,16 @@
 """Puts pictures of the best checkpoint's wrong samples beside best.json (tandem.gallery)."""
 
 import base64
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional as F
 
 from tandem.gallery import LARGEST, MOST, MOST_BYTES, Gallery, WrongPicture, shows
+from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json_or_none, replace_json
-from tandem.rundir.evaluations import folder, merged_name
+from tandem.rundir.evaluations import Best, folder, merged_name
 from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef
 from tandem_evaluator.result import MergedResult, WrongSample
@@ -29,8 +29,8 @@ def update(rundir: RunDir, images: Tensor, names: Sequence[str]) -> None:
         OSError: the run directory cannot be read or written.
     """
     while True:
-        best = read_json_or_none(rundir.best_file)
-        if not isinstance(best, dict) or (result := _result(rundir, best)) is None:
+        best = evaluations.best(rundir)
+        if best is None or (result := _result(rundir, best)) is None:
             rundir.wrong_file.unlink(missing_ok=True)
             return
         try:
@@ -77,9 +77,9 @@ def _small(images: Tensor) -> Tensor:
     return ((grey - low) / (high - low).clamp_min(1e-9) * 255).nan_to_num().round().byte()[:, 0]
 
 
-def _result(rundir: RunDir, best: Mapping[str, Any]) -> MergedResult | None:
+def _result(rundir: RunDir, best: Best) -> MergedResult | None:
     try:
-        reference = CheckpointRef(name=best["name"], step=best["step"], generation=best["generation"])
+        reference = CheckpointRef.read(best.dump())
         return MergedResult.read(read_json_or_none(folder(rundir, reference) / merged_name(reference)))
-    except (KeyError, ValidationError):
+    except ValidationError:
         return None

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tandem.job import Evaluators
 from tandem.rundir import evaluations
 from tandem.rundir.durable import create_json, read_json, read_json_or_none, replace_json, sync_folder
-from tandem.rundir.evaluations import MERGED, folder, merged_name, shard_name
+from tandem.rundir.evaluations import folder, last_word, merged_name, shard_name
 from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef
 from tandem_evaluator.best import best
@@ -85,7 +85,7 @@ class Publication:
     def _merged(self) -> list[MergedResult]:
         """All merged results, of checkpoints that are deleted too. Each file is read once in this process's life."""
         for path in self._rundir.evaluations.glob("step-*/g*.json"):
-            if MERGED.match(path.name) and path not in self._known:
+            if path not in self._known and (word := last_word(path)) and not word.is_note:
                 try:
                     self._known[path] = MergedResult.read(read_json(path))
                 except (ValueError, ValidationError) as error:

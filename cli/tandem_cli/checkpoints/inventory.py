@@ -41,8 +41,8 @@ def look(rundir: RunDir) -> Inventory:
     lineage = _lineage(rundir, faults)
     records, rewinds = lineage or ([], [])
     job = _job(rundir, faults)
-    best = _mapping(read_json_or_none(rundir.best_file))
-    metric = job.spec.evaluation.metric if job else str(best.get("metric") or "accuracy")
+    best = evaluations.best(rundir)
+    metric = job.spec.evaluation.metric if job else (best and best.metric) or "accuracy"
     final = _mapping(_mapping(rundir.done()).get("final")).get("name")
     resumed = records[-1].resumed_from if records else None
     readers = rundir.readers(by_own_clock=True)
@@ -65,7 +65,7 @@ def look(rundir: RunDir) -> Inventory:
         resumed_from=resumed.name if resumed else None,
         reach=far,
         final=final if isinstance(final, str) else None,
-        lost_best=str(best["name"]) if "name" in best and best["name"] not in names else None,
+        lost_best=best.name if best and best.name not in names else None,
         leftovers=tuple(leftovers),
         faults=tuple(faults),
         free=_free(rundir.path),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
+from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogReader
@@ -138,10 +139,10 @@ def _progress(step: int, total: int | None) -> Progress:
 
 
 def _best(rundir: RunDir) -> Score | None:
-    best = read_json_or_none(rundir.best_file)
-    with suppress(TypeError, ValueError):
-        return Score.read({key: best[key] for key in ("name", "step", "metric", "value")}) if best else None
-    return None
+    best = evaluations.best(rundir)
+    if best is None or best.step is None or best.metric is None or best.value is None:
+        return None
+    return Score(name=best.name, step=best.step, metric=best.metric, value=best.value)
 
 
 def _told(path: Path) -> Iterator[Told]:

@@ -12,7 +12,8 @@ import numpy as np
 from tandem.numbers import whole
 from tandem.rundir.checkpoint import Broken
 from tandem.rundir.durable import read_json_or_none
-from tandem.rundir.layout import BAD, STALE, RunDir
+from tandem.rundir.evaluations import last_word
+from tandem.rundir.layout import BAD, STALE, RunDir, step_of
 from tandem.rundir.ranking import deciding, held_out, rank
 from tandem_cli.report.folder import folders, listed
 from tandem_cli.report.lineage import Limits, counts
@@ -24,8 +25,6 @@ MOST_CLASSES = 4096
 """Larger confusion matrices are not read."""
 
 _FOLDER = re.compile(r"^(step-([0-9]{9,}))(?:(\.bad|\.stale)(?:\.[0-9]+)?)?$")
-_RESULT = re.compile(r"^g([0-9]{6,})\.json$")
-_SKIPPED = re.compile(r"^g([0-9]{6,})\.skipped\.json$")
 
 Key = tuple[str, int | None]
 Found = dict[Key, Checkpoint]
@@ -100,22 +99,19 @@ def _add_committed(found: Found, rundir: RunDir, name: str, step: int) -> None:
 
 def _add_evaluations(found: Found, rundir: RunDir, faults: list[str]) -> None:
     for folder in folders(rundir.evaluations):
-        match = _FOLDER.match(folder.name)
-        if match is None:
+        step = step_of(folder.name)
+        if step is None:
             continue
-        for path in listed(folder):
-            if result := _RESULT.match(path.name):
-                evaluation = _evaluation(mapping(read_json_or_none(path)))
-                if evaluation is None:
-                    faults.append(f"evaluations/{folder.name}/{path.name} is not an evaluation; passed over")
-                    continue
-                key = (folder.name, int(result[1]))
-                known = found.get(key) or Checkpoint(folder.name, int(match[2]), int(result[1]))
+        for word in filter(None, map(last_word, listed(folder))):
+            key = (folder.name, word.generation)
+            known = found.get(key) or Checkpoint(folder.name, step, word.generation)
+            content = mapping(read_json_or_none(word.path))
+            if word.is_note:
+                found[key] = replace(known, skipped=text(content.get("why")) or "passed over")
+            elif (evaluation := _evaluation(content)) is not None:
                 found[key] = replace(known, evaluation=evaluation)
-            elif skip := _SKIPPED.match(path.name):
-                key = (folder.name, int(skip[1]))
-                known = found.get(key) or Checkpoint(folder.name, int(match[2]), int(skip[1]))
-                found[key] = replace(known, skipped=text(mapping(read_json_or_none(path)).get("why")) or "passed over")
+            else:
+                faults.append(f"evaluations/{folder.name}/{word.path.name} is not an evaluation; passed over")
 
 
 def _mark(

@@ -11,7 +11,8 @@ import numpy as np
 from tandem.charts.stories import GRADIENT_NORM, LEARNING_RATE
 from tandem.rundir import records
 from tandem.rundir.log import LogReader
-from tandem.rundir.records import COORDINATOR, EVALUATOR, LATEST, TRAINING, AnyRecord, Kinds
+from tandem.rundir.records import COORDINATOR, EVALUATOR, TRAINING, AnyRecord, Kinds
+from tandem.rundir.values import LATEST
 from tandem.status import Troubles
 from tandem_cli.report.run import Event, Floats, Kind, OfRank, Rates, Steps, Use, Work, World
 from tandem_cli.report.values import number, within

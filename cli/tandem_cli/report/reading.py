@@ -19,6 +19,7 @@ from tandem.formatting import elapsed
 from tandem.formatting import moment as moment_of
 from tandem.gallery import gallery
 from tandem.job import DistributedTrainingJob
+from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json, read_json_or_none
 from tandem.rundir.layout import RunDir, evaluator_of_log, generation_of_log
 from tandem.rundir.lineage import GenerationRecord
@@ -39,7 +40,7 @@ from tandem_cli.report.logs import (
     read_train_log,
 )
 from tandem_cli.report.run import Checkpoint, Floats, Generation, Rates, Result, Run, Use
-from tandem_cli.report.values import mapping, moment, text
+from tandem_cli.report.values import moment, text
 from tandem_cli.secrecy import hidden
 
 SILENT_SECONDS = 20.0
@@ -67,8 +68,8 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
 
     bounds = lineage.limits(generations.beginnings(records, train))
     counted, superseded = lineage.resolve({log.generation: log.steps for log in train}, bounds)
-    metric = job.spec.evaluation.metric if job else text(mapping(read_json_or_none(rundir.best_file)).get("metric"))
-    metric = metric or "accuracy"
+    told = evaluations.best(rundir)
+    metric = (job.spec.evaluation.metric if job else told and told.metric) or "accuracy"
     written = checkpoints.collect(rundir, train, evaluators, bounds, faults)
     memberships = generations.collect(records, train, coordinator)
 

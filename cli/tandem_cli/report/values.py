@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from tandem.rundir.records import LATEST
+from tandem.rundir.values import LATEST
 
 LARGEST = 3.5e38
 """What no float32 can hold is infinite."""

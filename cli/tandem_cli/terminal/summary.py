@@ -66,10 +66,8 @@ def result(run_dir: RunDir) -> Result:
     saved = run_dir.committed()
     done = run_dir.done() or {}
     final = done.get("final") or {}
-    names = [path.name for path in run_dir.evaluations.glob("step-*/*.json")]
-    best = read_json_or_none(run_dir.best_file)
-    best = best if isinstance(best, dict) else {}
-    value = best.get("value")
+    words = [word for path in run_dir.evaluations.glob("step-*/*.json") if (word := evaluations.last_word(path))]
+    best = evaluations.best(run_dir)
     step = final.get("step", saved[0].step if saved else None)
     logged, loss, total = _trained(run_dir)
     return Result(
@@ -78,11 +76,11 @@ def result(run_dir: RunDir) -> Result:
         total=total,
         loss=loss,
         checkpoint=final.get("name", saved[0].name if saved else ""),
-        best=str(best.get("name", "")),
-        metric=str(best.get("metric", "")),
-        value=float(value) if isinstance(value, int | float) else None,
-        evaluated=sum(bool(evaluations.MERGED.match(name)) for name in names),
-        skipped=sum(bool(evaluations.SKIPPED.match(name)) for name in names),
+        best=best.name if best else "",
+        metric=(best and best.metric) or "",
+        value=best.value if best else None,
+        evaluated=sum(not word.is_note for word in words),
+        skipped=sum(word.is_note for word in words),
         left=sum(evaluations.fate(run_dir, manifest.reference) in ("waits", "begun") for manifest in saved),
         troubles=troubles_of(run_dir),
         restarts=_restarts(run_dir),

@@ -1,6 +1,5 @@
 """The merged evaluations of a run, read once each."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,8 @@ from typing import Any
 
 from tandem.numbers import finite
 from tandem.rundir.durable import listed, read_json_or_none
-from tandem.rundir.layout import RunDir
+from tandem.rundir.evaluations import last_word
+from tandem.rundir.layout import RunDir, step_of
 from tandem.rundir.ranking import held_out
 from tandem.status import CheckpointRef
 
@@ -16,8 +16,6 @@ MOST_FOLDERS = 1000
 """The newest; what was evaluated before is left to `tandem report`."""
 SETTLED_SECONDS = 2.0
 """A folder that has not changed for so long is not looked into again until it does."""
-_FOLDER = re.compile(r"^step-(\d{9,15})$")
-_RESULT = re.compile(r"^g(\d{6,15})(\.skipped)?\.json$")
 
 
 Key = tuple[str, int]
@@ -51,7 +49,7 @@ class Results:
         Raises:
             OSError: the folder cannot be read.
         """
-        folders = [path for path in listed(self._rundir.evaluations) if _FOLDER.match(path.name)]
+        folders = [path for path in listed(self._rundir.evaluations) if step_of(path.name) is not None]
         for folder in folders[-MOST_FOLDERS:]:
             try:
                 changed = folder.stat().st_mtime_ns
@@ -71,15 +69,13 @@ class Results:
             self._settled.pop(oldest[0], None)
 
     def _of(self, folder: Path) -> Iterator[Result]:
-        match = _FOLDER.match(folder.name)
-        assert match is not None
-        for path in listed(folder):
-            if (name := _RESULT.match(path.name)) is None:
-                continue
-            reference = CheckpointRef(name=folder.name, step=int(match[1]), generation=int(name[1]))
-            content = read_json_or_none(path)
+        step = step_of(folder.name)
+        assert step is not None
+        for word in filter(None, map(last_word, listed(folder))):
+            reference = CheckpointRef(name=folder.name, step=step, generation=word.generation)
+            content = read_json_or_none(word.path)
             content = content if isinstance(content, dict) else {}
-            if name[2]:
+            if word.is_note:
                 yield Result(reference, {}, {}, finite(content.get("at")), skipped=True)
             elif metrics := _metrics(content.get("metrics")):
                 yield Result(reference, metrics, held_out(content), finite(content.get("finishedAt")))

@@ -8,18 +8,58 @@ counts whatever else is there.
 import re
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from tandem.rundir.durable import create_json, listed
+from pydantic import ValidationError
+
+from tandem.model import Model, PlainName
+from tandem.rundir.durable import create_json, listed, read_json_or_none
 from tandem.rundir.layout import RunDir
+from tandem.rundir.values import Count, Number, Text
 from tandem.status import CheckpointRef
 
 Fate = Literal["merged", "skipped", "begun", "waits"]
 """`begun`: a part is there, and the rest is not."""
 
-MERGED = re.compile(r"^g(\d{6,15})\.json$")
-SKIPPED = re.compile(r"^g(\d{6,15})\.skipped\.json$")
+_LAST_WORD = re.compile(r"^g(\d{6,15})(\.skipped)?\.json$")
 _SHARD = re.compile(r"^g(\d{6,15})\.shard-\d+-of-\d+\.json$")
+
+
+class LastWord(NamedTuple):
+    """A file that says that nothing more will come: the merged result of a checkpoint, or the note that it is passed
+    over."""
+
+    path: Path
+    generation: int
+    """That wrote the checkpoint."""
+    is_note: bool
+
+
+def last_word(path: Path) -> LastWord | None:
+    """What a file is by its name; None for every other one."""
+    match = _LAST_WORD.match(path.name)
+    return LastWord(path, int(match[1]), bool(match[2])) if match else None
+
+
+class Best(Model):
+    """What best.json says, for people: nobody decides by it. A checkpoint is the best by `tandem.rundir.ranking`."""
+
+    name: PlainName
+    """The checkpoint's."""
+    step: Count = None
+    generation: Count = None
+    metric: Text = None
+    """By which it is the best."""
+    value: Number = None
+    """Of that metric, on the test data."""
+
+
+def best(rundir: RunDir) -> Best | None:
+    """The best checkpoint, as evaluators have said; None while there is none."""
+    try:
+        return Best.read(read_json_or_none(rundir.best_file))
+    except ValidationError:
+        return None
 
 
 def folder(rundir: RunDir, reference: CheckpointRef) -> Path:

@@ -53,6 +53,12 @@ ASIDE = re.compile(rf"^step-(?P<step>\d{{9,}})(?P<mark>{re.escape(BAD)}|{re.esca
 """What a checkpoint is called that was set aside."""
 
 
+def step_of(name: str) -> int | None:
+    """The step of a checkpoint folder, or of the folder of its evaluations; None if it is another folder."""
+    match = _STEP.match(name)
+    return int(match[1]) if match else None
+
+
 def generation_of_log(path: Path) -> int | None:
     """The generation whose rank 0 writes this log; None if it is another file."""
     match = _TRAINING_LOG.match(path.name)
@@ -250,8 +256,8 @@ class RunDir:
 
     def checkpoint_names(self) -> list[str]:
         """Names of the committed checkpoint folders, lowest step first, on the chain or not, sound or not."""
-        found = (_STEP.match(path.name) for path in listed(self.checkpoints))
-        return [match[0] for match in sorted((match for match in found if match), key=lambda match: int(match[1]))]
+        found = ((step, path.name) for path in listed(self.checkpoints) if (step := step_of(path.name)) is not None)
+        return [name for _, name in sorted(found)]
 
     def set_aside(self, name: str, mark: str = BAD, why: str = "") -> Path | None:
         """Take a checkpoint out of the running by renaming it; None if another process was first."""

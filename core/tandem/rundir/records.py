@@ -11,45 +11,15 @@ Rejected: dictionaries (four readers tested each value by hand, each in its own 
 line holds); one union for all logs (`skipped` and `end` say different things in different logs).
 """
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import AllowInfNan, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
-from pydantic_core import CoreSchema, core_schema
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from tandem.model import Model, PlainName, Whole
 from tandem.rundir.rewind import Rewind
+from tandem.rundir.values import Amount, Amounts, Anything, Count, Moment, Number, Seconds, Text, Texts
 from tandem.status import Troubles
-
-LATEST = 1e11
-"""Seconds: the year 5138. A later time is damage."""
-
-
-class _OrNone:
-    """What is not of the type counts as not there."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.with_default_schema(handler(source), default=None, on_error="default")
-
-
-Moment = Annotated[float, Field(gt=0, le=LATEST)]
-"""Seconds since the epoch."""
-Number = Annotated[float | None, _OrNone()]
-"""Finite, or not there."""
-Amount = Annotated[Annotated[float, Field(ge=0)] | None, _OrNone()]
-"""Finite and not negative, or not there."""
-Seconds = Annotated[Annotated[float, Field(ge=0, le=LATEST)] | None, _OrNone()]
-"""A length of time, or not there."""
-Count = Annotated[Whole | None, _OrNone()]
-"""A whole number that is not negative, or not there."""
-Text = Annotated[str | None, _OrNone()]
-"""Of any length and content: whoever prints it makes it printable."""
-Texts = Annotated[list[str] | None, _OrNone()]
-Amounts = Annotated[Mapping[str, Amount] | None, _OrNone()]
-"""By name."""
-Anything = Annotated[Annotated[float, AllowInfNan(True)] | None, _OrNone()]
-"""A number that may be NaN or infinite."""
 
 
 class Record(Model):
