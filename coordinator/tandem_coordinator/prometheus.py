@@ -21,9 +21,9 @@ from tandem.labels import place
 from tandem.metrics import STEP_BUCKETS, Metric
 from tandem.snapshot import Snapshot
 from tandem.status import Phase, Troubles
+from tandem_coordinator.logs import Training
 from tandem_coordinator.run_watcher import Observed
 from tandem_coordinator.summary import Clock
-from tandem_coordinator.training_log import Training
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -31,9 +31,8 @@ from tandem.rundir.ranking import Rank, deciding, rank
 from tandem.rundir.rewind import Rewind, batches_left_out
 from tandem.snapshot import EvaluatorView
 from tandem.status import CheckpointRef, Score
-from tandem_coordinator.evaluator_log import EvaluatorLog
 from tandem_coordinator.foreign_checkpoints import ForeignCheckpoints
-from tandem_coordinator.training_log import Training, TrainingLogs
+from tandem_coordinator.logs import EvaluatorLog, Training, TrainingLogs
 
 SECONDS = 0.5
 """Between two looks."""

@@ -18,8 +18,8 @@ from tandem import launch
 from tandem.arrival import POLL_SECONDS, wait_for_job
 from tandem.departure import depart
 from tandem.exitcode import ExitCode
-from tandem.file_errors import may_pass
 from tandem.job import DistributedTrainingJob
+from tandem.rundir.durable import may_pass
 from tandem.rundir.layout import RunDir
 from tandem_evaluator.crew import run_crew
 from tandem_evaluator.log import EvaluatorLog

@@ -6,7 +6,10 @@ both can be made again by anybody at any time, and a process that dies between t
 does not complete.
 """
 
+from collections.abc import Iterable
+from operator import itemgetter
 from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -15,8 +18,9 @@ from tandem.rundir import evaluations
 from tandem.rundir.durable import create_json, read_json, read_json_or_none, replace_json, sync_folder
 from tandem.rundir.evaluations import folder, last_word, merged_name, shard_name
 from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import Chain, counts
+from tandem.rundir.ranking import METRICS, VALIDATION, Goal, deciding, rank
 from tandem.status import CheckpointRef
-from tandem_evaluator.best import best
 from tandem_evaluator.log import say
 from tandem_evaluator.result import MergedResult, ShardResult, merge, shard_samples
 
@@ -117,3 +121,23 @@ def _discard(path: Path, error: ValueError) -> None:
     """Remove a file that does not say what it must, so that the work is done again."""
     say("discarded", file=f"{path.parent.name}/{path.name}", why=error)
     path.unlink(missing_ok=True)
+
+
+Metric = Literal["loss", "accuracy", "macroF1"]
+
+
+def best(results: Iterable[MergedResult], links: Chain, metric: Metric, goal: Goal) -> dict[str, Any] | None:
+    """The content of best.json; None if no checkpoint qualifies.
+
+    Only checkpoints on the chain count. Its value is that on the test data, whatever has decided.
+    """
+    ranked = []
+    for result in results:
+        scores = deciding(result.model_dump(by_alias=True, include={METRICS, VALIDATION}))
+        place = rank(scores, metric, goal, result.step, result.generation)
+        if place is not None and counts(links, result.reference):
+            ranked.append((place, result))
+    if not ranked:
+        return None
+    _, winner = min(ranked, key=itemgetter(0))
+    return winner.reference.dump() | {"metric": metric, "value": winner.metrics.dump().get(metric)}

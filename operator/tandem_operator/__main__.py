@@ -39,9 +39,9 @@ from tandem_operator.cache import Cache
 from tandem_operator.controller import Controller
 from tandem_operator.coordinators import Coordinators
 from tandem_operator.gang_deadlock import PATIENCE_SECONDS
-from tandem_operator.gauges import Gauges
 from tandem_operator.health import serve_health
 from tandem_operator.lease import Leases
+from tandem_operator.metrics import OperatorMetrics
 from tandem_operator.objects import Peers, Volumes
 from tandem_operator.pods import Images
 from tandem_operator.reconcile import ANY_VOLUMES
@@ -70,7 +70,7 @@ class Options:
     patience: float
     """Seconds, see tandem_operator.gang_deadlock."""
     template_fields: tuple[str, ...] = ()
-    """See tandem_operator.allowed."""
+    """See tandem_operator.templates."""
     peers: Peers | None = None
     """Who reaches pods of jobs besides those; None: no NetworkPolicies are made."""
     identity: str = ""
@@ -99,7 +99,7 @@ def main() -> int:
 async def _operate(options: Options) -> None:
     begun = asyncio.Event()
     stop = asyncio.create_task(_told_to_stop(begun), name="stop")
-    cache, gauges = Cache(), Gauges()
+    cache, metrics = Cache(), OperatorMetrics()
     # Renewals of the Lease do not queue behind all that is made.
     async with (
         await ApiServer.connect() as api,
@@ -117,7 +117,7 @@ async def _operate(options: Options) -> None:
             coordinators,
             cache,
             options.images,
-            gauges,
+            metrics,
             key,
             options.volumes,
             options.patience,
@@ -126,10 +126,10 @@ async def _operate(options: Options) -> None:
         )
         isolates = options.peers is not None
         watching = Watching(api, cache, controller.workqueue.add, options.namespaces, isolates)
-        gauges.depth, gauges.requests = lambda: len(controller.workqueue), lambda: api.requests
+        metrics.depth, metrics.requests = lambda: len(controller.workqueue), lambda: api.requests
         if leases is not None:
-            gauges.leads = lambda: leases.held
-        gauges.age, gauges.unreadable = lambda: watching.age, lambda: cache.unreadable.counts
+            metrics.leads = lambda: leases.held
+        metrics.age, metrics.unreadable = lambda: watching.age, lambda: cache.unreadable.counts
         watch = asyncio.create_task(watching.watch(begun), name="watch")
         tasks = [
             watch,
@@ -137,7 +137,7 @@ async def _operate(options: Options) -> None:
             asyncio.create_task(watching.sweep(), name="sweep"),
             asyncio.create_task(_control(watching, controller), name="control"),
             asyncio.create_task(
-                serve_health(options.port, watching, gauges, lambda: leases.complaint if leases else ""), name="health"
+                serve_health(options.port, watching, metrics, lambda: leases.complaint if leases else ""), name="health"
             ),
             *([asyncio.create_task(leases.keep(), name="lease")] if leases else []),
         ]

@@ -15,16 +15,16 @@ from tandem.job import DistributedTrainingJob
 from tandem.launch import token_digest
 from tandem.status import Status
 from tandem.times import rfc3339, seconds
-from tandem_operator import allowed, jobs, kinds, names, objects, reporting, retry, tokens
+from tandem_operator import jobs, kinds, names, objects, reporting, retry, templates, tokens
 from tandem_operator.api import ApiServer, Refused, Unavailable
 from tandem_operator.attempts import MANY, ending, place, removing, tried, writing
 from tandem_operator.cache import Cache, Key
 from tandem_operator.claimants import Claimants
 from tandem_operator.coordinators import Coordinators
 from tandem_operator.gang_deadlock import PATIENCE_SECONDS, Claimant, starved_for
-from tandem_operator.gauges import Gauges, holding
 from tandem_operator.jobs import InvalidSpec, Object
 from tandem_operator.memory import Memory
+from tandem_operator.metrics import OperatorMetrics, holding
 from tandem_operator.objects import Peers, Volumes
 from tandem_operator.observed import Children, observe
 from tandem_operator.plan import Plan, Situation
@@ -82,7 +82,7 @@ class Controller:
         coordinators: Coordinators,
         cache: Cache,
         images: Images,
-        gauges: Gauges,
+        metrics: OperatorMetrics,
         key: bytes,
         volumes: Volumes = ANY_VOLUMES,
         patience: float = PATIENCE_SECONDS,
@@ -90,7 +90,7 @@ class Controller:
         peers: Peers | None = None,
     ) -> None:
         self._api, self._cache, self._questions = api, cache, Questions(coordinators, key)
-        self._images, self._gauges, self._key, self._volumes = images, gauges, key, volumes
+        self._images, self._metrics, self._key, self._volumes = images, metrics, key, volumes
         self._patience, self._template_fields, self._peers = patience, tuple(template_fields), peers
         self.workqueue: WorkQueue[Key] = WorkQueue(LEAST_SECONDS, SLOW_AT_ONCE, OF_A_NAMESPACE, lambda key: key[0])
         self._memories: dict[Key, Memory] = {}
@@ -120,7 +120,7 @@ class Controller:
             log.exception("event=look-broken job=%s/%s", *key)
             await self._admit(key, error)
         finally:
-            self._gauges.looked(time.monotonic() - began, failed)
+            self._metrics.looked(time.monotonic() - began, failed)
             self.workqueue.done(key, again_in, failed, self._questions.is_slow(key))
         if self._cache.job(key) is None:
             self.workqueue.forget(key)
@@ -136,7 +136,7 @@ class Controller:
             # Owner references take care of what is left, or another operator of all of it.
             self._memories.pop(key, None)
             self._questions.forget(key)
-            self._gauges.forget(key)
+            self._metrics.forget(key)
             return None
         uid = body["metadata"]["uid"]
         memory = self._memory(key, uid)
@@ -145,8 +145,8 @@ class Controller:
         except InvalidSpec as error:
             await self._stall(key, body, "InvalidSpec", str(error))
             return None
-        if (words := allowed.complaint(job, self._template_fields)) is not None and not _has_ended(job):
-            await self._stall(key, body, allowed.REASON, words)
+        if (words := templates.complaint(job, self._template_fields)) is not None and not _has_ended(job):
+            await self._stall(key, body, templates.REASON, words)
             return None
         if (words := jobs.changed(job, uid, self._cache.children(key))) is not None and not _has_ended(job):
             await self._stall(key, body, jobs.PROCESSES_CHANGED, words)
@@ -196,7 +196,7 @@ class Controller:
             then = reconcile(replace(situation, attempts=memory.attempts), self._images, self._volumes)
             plan = replace(then, notices=(*done, *(one for one in then.notices if not one.place and one not in done)))
         wrote = await self._report(key, job, plan, memory)
-        self._gauges.holds(key, holding(plan.status, job.spec.workers))
+        self._metrics.holds(key, holding(plan.status, job.spec.workers))
         if plan.expired:
             log.info("event=expired job=%s/%s", *key)
             await self._api.delete(kinds.JOB, *key, uid)
@@ -410,7 +410,7 @@ class Controller:
         if old.phase in ("Succeeded", "Failed"):
             return
         status = reporting.refused(old, body["metadata"].get("generation", 1), reason, message, time.time(), for_good)
-        self._gauges.holds(key, holding(status))
+        self._metrics.holds(key, holding(status))
         changes = reporting.patch(body.get("status") or {}, status.dump())
         if not changes:
             return

@@ -5,13 +5,15 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from tandem_operator.gauges import Gauges
+from tandem_operator.metrics import OperatorMetrics
 from tandem_operator.watching import Watching
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-async def serve_health(port: int, watching: Watching, gauges: Gauges, waits: Callable[[], str] = lambda: "") -> None:
+async def serve_health(
+    port: int, watching: Watching, numbers: OperatorMetrics, waits: Callable[[], str] = lambda: ""
+) -> None:
     """Answer until cancelled.
 
     Args:
@@ -31,7 +33,7 @@ async def serve_health(port: int, watching: Watching, gauges: Gauges, waits: Cal
         return web.Response(status=503 if complaint else 200, text=complaint or "ok")
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=gauges.text(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=numbers.text(), headers={"Content-Type": CONTENT_TYPE})
 
     app = web.Application()
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])

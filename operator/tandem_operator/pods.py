@@ -1,7 +1,7 @@
 """The pods of a job: what those of each role run and with which rights.
 
-All pass the `restricted` Pod Security Standard. A user's template is laid over (tandem_operator.overlay), and then what
-the operator relies on is put back: its labels, and that a worker's container is never restarted in place.
+All pass the `restricted` Pod Security Standard. A user's template is laid over (tandem_operator.templates), and then
+what the operator relies on is put back: its labels, and that a worker's container is never restarted in place.
 
 Everything a job must keep is in one folder of its volume, called like the job: one volume may serve several jobs.
 """
@@ -20,8 +20,8 @@ from tandem.job import DistributedTrainingJob
 from tandem.listening import EVERYWHERE
 from tandem.variables import EnvVar
 from tandem_operator import names
-from tandem_operator.overlay import overlay
 from tandem_operator.retry import incarnation
+from tandem_operator.templates import overlay
 
 USER = 65532
 """The user and group of the images."""

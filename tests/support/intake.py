@@ -11,8 +11,8 @@ from tandem.times import rfc3339
 from tandem_operator import kinds, names
 from tandem_operator.cache import Cache, Key
 from tandem_operator.controller import Controller
-from tandem_operator.gauges import Gauges
 from tandem_operator.kinds import Kind
+from tandem_operator.metrics import OperatorMetrics
 from tandem_operator.watching import Watching
 from tests.support import manifests
 from tests.support.hostile import unplaced
@@ -82,10 +82,10 @@ class Operator:
     """The part of an operator that takes in and decides. Make it inside a running event loop."""
 
     def __init__(self) -> None:
-        self.api, self.cache, self.gauges = Swallowing(), Cache(), Gauges()
+        self.api, self.cache, self.metrics = Swallowing(), Cache(), OperatorMetrics()
         api: Any = self.api
-        self.controller = Controller(api, api, self.cache, IMAGES, self.gauges, b"key", patience=0.0)
-        self.gauges.unreadable = lambda: self.cache.unreadable.counts
+        self.controller = Controller(api, api, self.cache, IMAGES, self.metrics, b"key", patience=0.0)
+        self.metrics.unreadable = lambda: self.cache.unreadable.counts
         self.watching = Watching(api, self.cache, lambda key: None, ())
         healthy = manifests.manifest(HEALTHY[1], HEALTHY[0], trainer=TASK, workers=WORKERS)
         healthy["metadata"] |= {"uid": "healthy", "resourceVersion": "1", "generation": 1}
@@ -118,5 +118,5 @@ class Operator:
         statuses = self.api.statuses.pop(HEALTHY)
         assert len(statuses) > before
         assert statuses[-1]["phase"] == "Pending"
-        assert b"tandem_operator_unreadable_objects_total" in self.gauges.text()
+        assert b"tandem_operator_unreadable_objects_total" in self.metrics.text()
         await asyncio.sleep(0)

@@ -10,8 +10,8 @@ import sys
 from pydantic import ValidationError
 
 from tandem.exitcode import ExitCode
-from tandem.file_errors import may_pass
 from tandem.launch import RUN_DIR
+from tandem.rundir.durable import may_pass
 from tandem.rundir.layout import RunDir
 from tandem_trainer.elastic_run import rank_context
 from tandem_trainer.ending import code_of, leave

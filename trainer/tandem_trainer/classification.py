@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from tandem.tasks import ImageClassification
 from tandem_trainer.busy import Busy
 from tandem_trainer.data import Samples
+from tandem_trainer.data.keyed import mixed, seed_torch
 from tandem_trainer.data.order import pieces, share
-from tandem_trainer.data.seed import mixed, seed_torch
 from tandem_trainer.errors import ConfigurationError
 from tandem_trainer.gradients import GradientNorm
 from tandem_trainer.group import Group

@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any
 
 from tandem.exitcode import ExitCode
-from tandem.file_errors import may_pass
 from tandem.messages import MOST_ERROR, MOST_TRACEBACK, MOST_WHERE, Failure
 from tandem.numbers import finite
 from tandem.printable import one_line
+from tandem.rundir.durable import may_pass
 from tandem_trainer.errors import ConfigurationError
 
 GLOO = re.compile(r"^\[[^\]]*\bgloo/[^\]]*:\d+\]|^Gloo connectFullMesh failed")

@@ -10,17 +10,17 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tandem.exitcode import ExitCode
-from tandem.file_errors import may_pass
 from tandem.job import DistributedTrainingJob
 from tandem.rundir.checkpoint import Broken
+from tandem.rundir.durable import may_pass
 from tandem.tasks import ImageClassification
 from tandem_trainer.checkpoint.format import parse
 from tandem_trainer.checkpoint.state import load_weights
 from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.classification import Stepper
 from tandem_trainer.data import load
+from tandem_trainer.data.keyed import mixed
 from tandem_trainer.data.order import Batches, Order, Passes
-from tandem_trainer.data.seed import mixed
 from tandem_trainer.elastic_run import ElasticRun, RankContext, StopRequest
 from tandem_trainer.errors import ConfigurationError, UnusableInput
 from tandem_trainer.flops import cost_of

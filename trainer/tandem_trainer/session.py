@@ -51,10 +51,10 @@ from tandem_trainer.checkpoint.state import unwrapped
 from tandem_trainer.checkpoint.train_state import Stateful, TrainState
 from tandem_trainer.data.feeding import Collate, Fed, Reading, Stream, feed, moved
 from tandem_trainer.data.given import check_data, has_indices, plain_order
+from tandem_trainer.data.keyed import mixed
 from tandem_trainer.data.listing import Listing
 from tandem_trainer.data.order import Passes
 from tandem_trainer.data.sampling import EpochOrder
-from tandem_trainer.data.seed import mixed
 from tandem_trainer.elastic_run import ElasticRun, StopRequest, rank_context
 from tandem_trainer.ending import code_of, leave
 from tandem_trainer.errors import ConfigurationError

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tandem.file_errors import may_pass
 from tandem.job import API_VERSION, KIND, Checkpoint, DistributedTrainingJob
+from tandem.rundir.durable import may_pass
 from tandem.rundir.layout import RunDir
 from tandem_trainer.errors import ConfigurationError
 from tandem_trainer.group import Group, PeerFault

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from tandem.errors import UserError, enumerated
 from tandem.rundir.checkpoint import Manifest
 from tandem.rundir.layout import checkpoint_name
-from tandem_cli.checkpoints.entry import Entry, Inventory
+from tandem_cli.checkpoints.inventory import Entry, Inventory
 
 WORDS = ("latest", "best", "final")
 

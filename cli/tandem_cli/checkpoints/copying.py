@@ -26,8 +26,8 @@ from tandem.rundir import lease
 from tandem.rundir.checkpoint import WEIGHTS, Manifest
 from tandem.rundir.durable import encode, sync_file, sync_folder, temporary_beside
 from tandem_cli.checkpoints.columns import plain
-from tandem_cli.checkpoints.entry import Entry, Inventory
 from tandem_cli.checkpoints.exporting import CONFIG, MODEL, Format, Order, config, refuse_to_overwrite
+from tandem_cli.checkpoints.inventory import Entry, Inventory
 
 MARGIN = 2**20
 """Bytes that a copy may take beyond its tensors: headers, names, a folder."""

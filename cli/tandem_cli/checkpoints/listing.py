@@ -7,7 +7,7 @@ from rich.text import Text
 
 from tandem.formatting import elapsed, metric_name, score, several, size
 from tandem_cli.checkpoints.columns import Cell, Column, paragraph, table
-from tandem_cli.checkpoints.entry import Entry, Inventory
+from tandem_cli.checkpoints.inventory import Entry, Inventory
 
 STATES = {
     "counts": ("counts", ""),

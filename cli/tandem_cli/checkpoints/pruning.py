@@ -22,8 +22,7 @@ from tandem.rundir.checkpoint import FILE, Broken, Manifest
 from tandem.rundir.durable import read_json_or_none, temporary_beside
 from tandem.rundir.layout import RunDir
 from tandem.rundir.retention import Keepers, reasons
-from tandem_cli.checkpoints.entry import Entry, Inventory
-from tandem_cli.checkpoints.inventory import begun_of, ranks_of
+from tandem_cli.checkpoints.inventory import Entry, Inventory, begun_of, ranks_of
 
 FORGOTTEN_SECONDS = 3600.0
 """Temporary names older than this belong to nobody any more."""

@@ -18,13 +18,12 @@ from tandem.formatting import several, size
 from tandem.job import Checkpoint
 from tandem.printable import one_line
 from tandem.rundir.checkpoint import Broken, Manifest
-from tandem_cli.checkpoints import contrast, copying, exporting, listing, naming, pruning, story, telling, verification
+from tandem_cli.checkpoints import contrast, copying, description, exporting, listing, pruning, verification
 from tandem_cli.checkpoints.choice import choose, sound
 from tandem_cli.checkpoints.columns import plain
-from tandem_cli.checkpoints.difference import facts
-from tandem_cli.checkpoints.entry import Entry, Inventory
+from tandem_cli.checkpoints.contrast import facts
 from tandem_cli.checkpoints.exporting import Dtype, Format, Order
-from tandem_cli.checkpoints.inventory import look
+from tandem_cli.checkpoints.inventory import Entry, Inventory, look
 from tandem_cli.echo import echo
 from tandem_cli.main import needing
 from tandem_cli.output import Output, OutputOption, emit
@@ -66,9 +65,9 @@ def show(run: RunArgument, name: NameArgument, output: OutputOption = Output.TEX
     inventory = _inventory(run)
     entry = choose(inventory, name)
     if output.is_data:
-        emit(story.as_json(entry, inventory), output)
+        emit(description.as_json(entry, inventory), output)
     else:
-        _say(lambda width: story.lines(entry, inventory, width), output)
+        _say(lambda width: description.lines(entry, inventory, width), output)
 
 
 @checkpoints.command()
@@ -93,9 +92,9 @@ def verify(
             verdict = verification.verify(inventory.rundir, entry.name, tick)
             verdicts.append(verdict)
             if not output.is_data:
-                tell(partial(telling.verdict, verdict))
+                tell(partial(description.verdict, verdict))
     if output.is_data:
-        emit([telling.verdict_json(verdict) for verdict in verdicts], output)
+        emit([description.verdict_json(verdict) for verdict in verdicts], output)
     if not all(verdict.is_good for verdict in verdicts):
         raise typer.Exit(1)
 
@@ -166,7 +165,7 @@ def export(
     inventory = _inventory(run)
     entry, manifest = sound(inventory, name)
     known = exporting.fields(entry, manifest, inventory)
-    filled = naming.filled(pattern, known) if pattern is not None else None
+    filled = exporting.filled(pattern, known) if pattern is not None else None
     path = exporting.target(
         to, form, filled, f"{known['job'] or inventory.rundir.path.resolve().name}-{entry.name}", inventory.rundir.path
     )
@@ -213,7 +212,7 @@ def prune(
         update={field: value for field, value in changed.items() if value is not None}
     )
     agreed = pruning.plan(inventory, policy, everything)
-    _say(lambda width: telling.plan(agreed, width))
+    _say(lambda width: description.plan(agreed, width))
     if not agreed.doomed or not (yes or _confirmed(agreed)):
         return
     freed, again = 0, pruning.plan(look(inventory.rundir), policy, everything)

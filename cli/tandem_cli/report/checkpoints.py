@@ -16,7 +16,7 @@ from tandem.rundir.evaluations import last_word
 from tandem.rundir.layout import BAD, STALE, RunDir, step_of
 from tandem.rundir.ranking import deciding, held_out, rank
 from tandem_cli.report.folder import folders, listed
-from tandem_cli.report.lineage import Limits, counts
+from tandem_cli.report.generations import Limits, counts
 from tandem_cli.report.logs import EvaluatorLog, TrainLog
 from tandem_cli.report.run import Checkpoint, Evaluation, Floats, Ints
 from tandem_cli.report.values import mapping, moment, number, text, within

@@ -28,7 +28,7 @@ from tandem.rundir.ranking import direction
 from tandem.rundir.rewind import batches_left_out
 from tandem.status import Troubles
 from tandem_cli.local.known import is_alive
-from tandem_cli.report import checkpoints, generations, lineage
+from tandem_cli.report import checkpoints, generations
 from tandem_cli.report.folder import expect_run, listed
 from tandem_cli.report.logs import (
     CoordinatorLog,
@@ -66,8 +66,8 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
     evaluators = _evaluator_logs(rundir, faults)
     records = _records(rundir, faults)
 
-    bounds = lineage.limits(generations.beginnings(records, train))
-    counted, superseded = lineage.resolve({log.generation: log.steps for log in train}, bounds)
+    bounds = generations.limits(generations.beginnings(records, train))
+    counted, superseded = generations.resolve({log.generation: log.steps for log in train}, bounds)
     told = evaluations.best(rundir)
     metric = (job.spec.evaluation.metric if job else told and told.metric) or "accuracy"
     written = checkpoints.collect(rundir, train, evaluators, bounds, faults)

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tandem.charts import chart, drawing, gallery
-from tandem_cli.report import clock, style, svg
+from tandem_cli.report import clock, style
 from tandem_cli.report.figures import Picture, pictures
 from tandem_cli.report.page import Drawn, page
 from tandem_cli.report.reading import read
@@ -86,8 +86,8 @@ def _drawn(picture: Picture) -> Drawn | None:
     return Drawn(
         picture.title,
         picture.finding,
-        svg.inline(wide, f"{picture.name}-wide", label),
-        svg.inline(narrow, f"{picture.name}-narrow", label),
+        style.inline(wide, f"{picture.name}-wide", label),
+        style.inline(narrow, f"{picture.name}-narrow", label),
     )
 
 

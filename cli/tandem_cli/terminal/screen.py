@@ -3,9 +3,12 @@
 In fewer columns words become shorter before any value is cut.
 """
 
+import math
 import shlex
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -21,7 +24,6 @@ from tandem.snapshot import Event, Snapshot
 from tandem.status import Phase, Score, Status
 from tandem.troubles import lasting
 from tandem_cli.terminal.scene import Scene
-from tandem_cli.terminal.sparkline import sparkline
 
 ENOUGH = 68
 """Columns in which whole words have room."""
@@ -271,3 +273,25 @@ def _foot(scene: Scene, room: _Room) -> RenderableType:
     row.add_column(no_wrap=True)
     row.add_row(Text(f"  {where}", "dim"), Text(hint, "dim"))
     return row
+
+
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """A curve of at most `width` characters, on a logarithmic scale where all values are positive.
+
+    Losses fall by powers of ten; on a linear scale everything after the first seconds is one flat line.
+    """
+    values = [value for value in values if math.isfinite(value)]
+    if len(values) < 2 or width < 2:
+        return ""
+    cells = min(width, len(values))
+    edges = [round(index * len(values) / cells) for index in range(cells + 1)]
+    means = [math.fsum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    if min(means) > 0:
+        means = [math.log(mean) for mean in means]
+    low, high = min(means), max(means)
+    if high - low < 1e-12:
+        return SPARKS[0] * cells
+    return "".join(SPARKS[round((mean - low) / (high - low) * (len(SPARKS) - 1))] for mean in means)

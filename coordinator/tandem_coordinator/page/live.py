@@ -14,7 +14,7 @@ from tandem.rundir.layout import RunDir
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.page import parts
 from tandem_coordinator.page.parts import Glance
-from tandem_coordinator.page.record import Record
+from tandem_coordinator.page.timeline import Timeline
 from tandem_coordinator.page.viewers import Viewers
 from tandem_coordinator.run_watcher import RunDirectory
 
@@ -42,7 +42,7 @@ class Live:
     def __init__(self, coordinator: Coordinator, rundir: RunDir) -> None:
         self.viewers = Viewers()
         self._coordinator, self._rundir = coordinator, rundir
-        self._record: Record | None = None
+        self._timeline: Timeline | None = None
         self._complaint = ""
         self._studio = ThreadPoolExecutor(1, thread_name_prefix="page")
         self._drawing: asyncio.Task[None] | None = None
@@ -57,8 +57,8 @@ class Live:
 
     async def close(self) -> None:
         """Show the end, or that this coordinator ends, and have all streams end."""
-        if self._record is not None:
-            self._record.hurry = True
+        if self._timeline is not None:
+            self._timeline.hurry = True
         if self._drawing is not None:
             self._drawing.cancel()
             with suppress(asyncio.CancelledError):
@@ -113,26 +113,26 @@ class Live:
 
     def _take_time(self) -> None:
         """The picture that was being drawn is done, so the last one may take what it needs."""
-        if self._record is not None:
-            self._record.hurry = False
+        if self._timeline is not None:
+            self._timeline.hurry = False
 
     def _drawn(self, glance: Glance, looks: set[str], with_charts: bool) -> dict[str, dict[str, str]]:
-        record = self._follow()
-        told = parts.words(glance, record, self._complaint)
+        timeline = self._follow()
+        told = parts.words(glance, timeline, self._complaint)
         drawn: dict[str, dict[str, str]] = {}
         for look in sorted(looks):
             drawn[look] = dict(told)
-            if record is not None and with_charts:
+            if timeline is not None and with_charts:
                 time.sleep(0.001)  # the loop may want the interpreter
-                drawn[look] |= parts.charts(glance, record, LOOKS[look])
+                drawn[look] |= parts.charts(glance, timeline, LOOKS[look])
         return drawn
 
-    def _follow(self) -> Record | None:
-        if self._record is None:
-            self._record = Record(self._rundir)
+    def _follow(self) -> Timeline | None:
+        if self._timeline is None:
+            self._timeline = Timeline(self._rundir)
         try:
-            self._record.follow(FOLLOW_SECONDS)
+            self._timeline.follow(FOLLOW_SECONDS)
             self._complaint = ""
         except (OSError, ValueError) as error:
             self._complaint = str(error)
-        return self._record
+        return self._timeline

@@ -27,8 +27,8 @@ from tandem.snapshot import GenerationView, MemberView, Snapshot
 from tandem.status import Status
 from tandem.troubles import told
 from tandem_coordinator.page import pictures
-from tandem_coordinator.page.record import Formed, Record
 from tandem_coordinator.page.results import Key, Result
+from tandem_coordinator.page.timeline import Formed, Timeline
 
 MOST_ROWS = 30
 """Rows of a table; of more the newest are shown."""
@@ -50,35 +50,35 @@ class Glance:
     """How many members there are."""
 
 
-def words(glance: Glance, record: Record | None, complaint: str = "") -> dict[str, str]:
+def words(glance: Glance, timeline: Timeline | None, complaint: str = "") -> dict[str, str]:
     """All parts without charts.
 
     Args:
-        record: None while nothing was read yet.
+        timeline: None while nothing was read yet.
         complaint: why the run directory cannot be read, if so.
     """
     snapshot = glance.snapshot
     return {
         "head": _head(snapshot),
-        "note": _note(record, complaint),
-        "tiles": _tiles(snapshot.status, record),
+        "note": _note(timeline, complaint),
+        "tiles": _tiles(snapshot.status, timeline),
         "members": _members(glance),
-        "generations": _generations(snapshot, record),
-        "checkpoints": _checkpoints(snapshot.status, record),
-        "events": _events(snapshot, record),
+        "generations": _generations(snapshot, timeline),
+        "checkpoints": _checkpoints(snapshot.status, timeline),
+        "events": _events(snapshot, timeline),
     }
 
 
-def charts(glance: Glance, record: Record, look: Look) -> dict[str, str]:
+def charts(glance: Glance, timeline: Timeline, look: Look) -> dict[str, str]:
     """All charts for one kind of screen."""
     status = glance.snapshot.status
     return {
-        "losses": _figure(pictures.losses(record, status, look), "No step was logged yet."),
-        "speed": _figure(pictures.speed(record, look), "No generation was formed yet."),
-        "optimization": _figure(pictures.optimization(record, look)),
-        "ranks": _figure(pictures.ranks(record, look)),
-        "wrong": _figure(pictures.wrong(record, look)),
-        "use": _figure(pictures.use(record, glance.snapshot, look), "No process has told its use yet."),
+        "losses": _figure(pictures.losses(timeline, status, look), "No step was logged yet."),
+        "speed": _figure(pictures.speed(timeline, look), "No generation was formed yet."),
+        "optimization": _figure(pictures.optimization(timeline, look)),
+        "ranks": _figure(pictures.ranks(timeline, look)),
+        "wrong": _figure(pictures.wrong(timeline, look)),
+        "use": _figure(pictures.use(timeline, glance.snapshot, look), "No process has told its use yet."),
     }
 
 
@@ -112,17 +112,17 @@ def _progress(status: Status) -> str:
     return f'{bar}<p class="lead">{_text(" · ".join(said))}</p>'
 
 
-def _note(record: Record | None, complaint: str) -> str:
+def _note(timeline: Timeline | None, complaint: str) -> str:
     if complaint:
         return f'<p class="why bad">The run directory cannot be read: {_text(complaint)}</p>'
-    if record is None:
+    if timeline is None:
         return '<p class="note">Reading what was logged so far…</p>'
-    if record.share_read < 0.999:
-        return f'<p class="note">Reading what was logged so far: {share(record.share_read)}</p>'
+    if timeline.share_read < 0.999:
+        return f'<p class="note">Reading what was logged so far: {share(timeline.share_read)}</p>'
     return ""
 
 
-def _tiles(status: Status, record: Record | None) -> str:
+def _tiles(status: Status, timeline: Timeline | None) -> str:
     best, newest, workers, use = (
         status.best_checkpoint,
         status.latest_checkpoint,
@@ -136,7 +136,7 @@ def _tiles(status: Status, record: Record | None) -> str:
             "best",
             f"Best test {metric_name(best.metric)}" if best else "Best score",
             score(best.metric, best.value) if best else "–",
-            f"at step {best.step:,}{_on_validation(status, record)}" if best else "nothing evaluated yet",
+            f"at step {best.step:,}{_on_validation(status, timeline)}" if best else "nothing evaluated yet",
         ),
         ("", "Training loss", number(status.loss), ""),
         ("", "Throughput", number(status.throughput), "samples a second"),
@@ -167,12 +167,12 @@ def _tiles(status: Status, record: Record | None) -> str:
     )
 
 
-def _on_validation(status: Status, record: Record | None) -> str:
+def _on_validation(status: Status, timeline: Timeline | None) -> str:
     """By which score the best was chosen, where data is held out."""
-    if status.best_checkpoint is None or record is None:
+    if status.best_checkpoint is None or timeline is None:
         return ""
-    results = record.results.found.items()
-    scores = next((one.validation for key, one in results if _is_best(key, status, record)), {})
+    results = timeline.results.found.items()
+    scores = next((one.validation for key, one in results if _is_best(key, status, timeline)), {})
     return on_validation(status.best_checkpoint.metric, scores)
 
 
@@ -220,9 +220,9 @@ def _member(member: MemberView, slow: float | None) -> str:
     )
 
 
-def _generations(snapshot: Snapshot, record: Record | None) -> str:
+def _generations(snapshot: Snapshot, timeline: Timeline | None) -> str:
     known: dict[int, Formed | GenerationView] = {one.generation: one for one in snapshot.generations}
-    known = {**(record.generations if record is not None else {}), **known}
+    known = {**(timeline.generations if timeline is not None else {}), **known}
     if not known:
         return '<p class="note">None was formed yet.</p>'
     shown = sorted(known, reverse=True)[:MOST_ROWS]
@@ -250,36 +250,36 @@ def _generation(one: Formed | GenerationView) -> str:
     )
 
 
-def _checkpoints(status: Status, record: Record | None) -> str:
-    if record is None or not (record.saves or record.results.found):
+def _checkpoints(status: Status, timeline: Timeline | None) -> str:
+    if timeline is None or not (timeline.saves or timeline.results.found):
         return '<p class="note">None was written yet.</p>'
-    keys = sorted({*record.saves, *record.results.found}, reverse=True)
+    keys = sorted({*timeline.saves, *timeline.results.found}, reverse=True)
     scored = status.best_checkpoint or status.latest_evaluation
     metric = scored.metric if scored is not None else "accuracy"
     shown = keys[:MOST_CHECKPOINTS]
-    shown += [key for key in keys[MOST_CHECKPOINTS:] if _is_best(key, status, record)][:1]
-    holds_out = any(one.validation for one in record.results.found.values())
-    rows = "".join(_checkpoint(key, metric, status, record, holds_out) for key in shown)
+    shown += [key for key in keys[MOST_CHECKPOINTS:] if _is_best(key, status, timeline)][:1]
+    holds_out = any(one.validation for one in timeline.results.found.values())
+    rows = "".join(_checkpoint(key, metric, status, timeline, holds_out) for key in shown)
     heads = _heads(("Step", True), ("At", True), (metric_name(metric).capitalize(), True),
                    *([("Validation", True)] if holds_out else []), ("Loss", True), ("Size", True), ("Stall", True),
                    ("Generation", True), ("Evaluation", False))  # fmt: skip
     return _table(heads, rows) + _left_out(len(keys) - len(shown))
 
 
-def _is_best(key: Key, status: Status, record: Record) -> bool:
-    best, result = status.best_checkpoint, record.results.found.get(key)
-    return best is not None and result is not None and key[0] == best.name and record.counts(result.checkpoint)
+def _is_best(key: Key, status: Status, timeline: Timeline) -> bool:
+    best, result = status.best_checkpoint, timeline.results.found.get(key)
+    return best is not None and result is not None and key[0] == best.name and timeline.counts(result.checkpoint)
 
 
-def _checkpoint(key: Key, metric: str, status: Status, record: Record, holds_out: bool) -> str:
-    save, result = record.saves.get(key), record.results.found.get(key)
+def _checkpoint(key: Key, metric: str, status: Status, timeline: Timeline, holds_out: bool) -> str:
+    save, result = timeline.saves.get(key), timeline.results.found.get(key)
     reference = save.checkpoint if save else result.checkpoint if result else None
     assert reference is not None, "a key is of one of the two"
-    counting = record.counts(reference)
+    counting = timeline.counts(reference)
     metrics = result.metrics if result else {}
     value, loss = metrics.get(metric), metrics.get("loss")
     validation = result.validation.get(metric) if result else None
-    kind = "best" if _is_best(key, status, record) else "" if counting else "off"
+    kind = "best" if _is_best(key, status, timeline) else "" if counting else "off"
     return (
         f'<tr class="{kind}">'
         + _number(f"{reference.step:,}")
@@ -303,10 +303,10 @@ def _fate(result: Result | None, counting: bool, status: Status) -> str:
     return "waits to be evaluated" if status.evaluators and status.evaluators.desired else "–"
 
 
-def _events(snapshot: Snapshot, record: Record | None) -> str:
+def _events(snapshot: Snapshot, timeline: Timeline | None) -> str:
     told = [(event.at, event.kind, event.text) for event in snapshot.events]
     before = min((at for at, _, _ in told), default=float("inf"))
-    earlier = [entry for entry in (record.events if record is not None else ()) if entry[0] < before - 0.01]
+    earlier = [entry for entry in (timeline.events if timeline is not None else ()) if entry[0] < before - 0.01]
     every = [*earlier, *told][-MOST_EVENTS:]
     if not every:
         return '<p class="note">Nothing yet.</p>'

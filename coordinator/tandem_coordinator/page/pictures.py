@@ -1,4 +1,4 @@
-"""The page's charts: what a record holds, told by the stories that the report tells as well. Pure."""
+"""The page's charts: what a timeline holds, told by the stories that the report tells as well. Pure."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -13,8 +13,8 @@ from tandem.formatting import cores, duration, reason, share
 from tandem.measures import outages
 from tandem.snapshot import Snapshot
 from tandem.status import Score, Status
-from tandem_coordinator.page.record import Record
 from tandem_coordinator.page.results import Result
+from tandem_coordinator.page.timeline import Timeline
 
 SMOOTH_FROM = 100
 """Fewer losses are drawn as they are."""
@@ -27,13 +27,13 @@ KINDS: tuple[tuple[str, str, Role, str], ...] = (
 )
 
 
-def losses(record: Record, status: Status, look: Look) -> str:
+def losses(timeline: Timeline, status: Status, look: Look) -> str:
     """Training loss and scores over steps; empty while there is nothing of them."""
-    found = record.loss if len(record.loss) else record.told_loss
-    results = sorted(record.results.found.values(), key=lambda result: result.checkpoint.step)
+    found = timeline.loss if len(timeline.loss) else timeline.told_loss
+    results = sorted(timeline.results.found.values(), key=lambda result: result.checkpoint.step)
     metric = (status.best_checkpoint or status.latest_evaluation or _NO_SCORE).metric
-    counting = [result for result in results if record.counts(result.checkpoint) and not result.skipped]
-    off = [result for result in results if not record.counts(result.checkpoint)]
+    counting = [result for result in results if timeline.counts(result.checkpoint) and not result.skipped]
+    off = [result for result in results if not timeline.counts(result.checkpoint)]
     if not len(found) and not counting:
         return ""
     best = status.best_checkpoint
@@ -42,14 +42,14 @@ def losses(record: Record, status: Status, look: Look) -> str:
         each=found.envelope(),
         mean=found.smoothed() if smooth else (),
         mean_of="mean of a 50th of the run",
-        redone=tuple(record.redone),
+        redone=tuple(timeline.redone),
         tested=_of(counting, "loss"),
         scored=_of(counting, metric),
         off=_of(off, metric),
         best=None if best is None else (float(best.step), best.value),
         best_at="" if best is None else f"at step {best.step:,}",
         metric=metric,
-        not_finite=tuple(float(step) for step in record.not_finite),
+        not_finite=tuple(float(step) for step in timeline.not_finite),
     )
     last = max([found.last.x if found.last else 0.0, *(float(result.checkpoint.step) for result in counting), 1.0])
     axis = Axis(low=0.0, high=last, label="step", whole=True)
@@ -57,17 +57,17 @@ def losses(record: Record, status: Status, look: Look) -> str:
     return drawing.draw(f"losses-{_name(look)}", "Loss and score", description, [training(told, axis)], look)
 
 
-def speed(record: Record, look: Look) -> str:
+def speed(timeline: Timeline, look: Look) -> str:
     """Throughput and the size of the group over time; empty while nothing was formed."""
-    if record.begun is None:
+    if timeline.begun is None:
         return ""
-    unit, scale = _unit(record.now)
+    unit, scale = _unit(timeline.now)
     story = pace(
-        _scaled(record.throughput.means(), scale),
-        _scaled(_sizes(record), scale),
-        _axis(record, unit, scale),
-        _bands(record, scale),
-        spread=_scaled(record.throughput.envelope(), scale) if len(record.throughput) > 400 else (),
+        _scaled(timeline.throughput.means(), scale),
+        _scaled(_sizes(timeline), scale),
+        _axis(timeline, unit, scale),
+        _bands(timeline, scale),
+        spread=_scaled(timeline.throughput.envelope(), scale) if len(timeline.throughput) > 400 else (),
     )
     return drawing.draw(
         f"speed-{_name(look)}",
@@ -78,9 +78,9 @@ def speed(record: Record, look: Look) -> str:
     )
 
 
-def optimization(record: Record, look: Look) -> str:
+def optimization(timeline: Timeline, look: Look) -> str:
     """Learning rate and gradient norm over steps; empty where neither is logged."""
-    rates, norms = record.learning_rate, record.gradient_norm
+    rates, norms = timeline.learning_rate, timeline.gradient_norm
     last = max([1.0, *(series.last.x for series in (rates, norms) if series.last)])
     smooth = len(norms) >= SMOOTH_FROM
     story = stories.optimization(
@@ -92,15 +92,15 @@ def optimization(record: Record, look: Look) -> str:
     return _drawn("optimization", "Learning rate and gradient norm", "Of each step.", story, look)
 
 
-def ranks(record: Record, look: Look) -> str:
+def ranks(timeline: Timeline, look: Look) -> str:
     """Throughput by rank, the ranks' own work and GPU memory, over time; empty where nothing is known of them."""
-    unit, scale = _unit(record.now)
+    unit, scale = _unit(timeline.now)
     known = Ranks(
-        throughput=_scaled(record.rank_throughput.means(), scale),
-        busy={name: _scaled(series.means(), scale) for name, series in record.busy.items()},
-        memory={name: _scaled(series.means(), scale) for name, series in record.memory.items()},
+        throughput=_scaled(timeline.rank_throughput.means(), scale),
+        busy={name: _scaled(series.means(), scale) for name, series in timeline.busy.items()},
+        memory={name: _scaled(series.means(), scale) for name, series in timeline.memory.items()},
     )
-    story = stories.ranks(known, _axis(record, unit, scale), _bands(record, scale))
+    story = stories.ranks(known, _axis(timeline, unit, scale), _bands(timeline, scale))
     return _drawn(
         "ranks",
         "Throughput and work, rank by rank",
@@ -114,18 +114,18 @@ def _drawn(name: str, title: str, description: str, story: Chart | None, look: L
     return drawing.draw(f"{name}-{_name(look)}", title, description, [story], look) if story is not None else ""
 
 
-def wrong(record: Record, look: Look) -> str:
+def wrong(timeline: Timeline, look: Look) -> str:
     """Samples that the best checkpoint takes for something else; empty where none are known."""
-    return gallery.draw(f"wrong-{_name(look)}", "Wrong samples", record.wrong, look) if record.wrong else ""
+    return gallery.draw(f"wrong-{_name(look)}", "Wrong samples", timeline.wrong, look) if timeline.wrong else ""
 
 
-def use(record: Record, snapshot: Snapshot, look: Look) -> str:
+def use(timeline: Timeline, snapshot: Snapshot, look: Look) -> str:
     """A row for each process; empty while none has told its use."""
-    unit, scale = _unit(record.now)
+    unit, scale = _unit(timeline.now)
     slow = {str(straggler.rank): straggler.ratio for straggler in snapshot.status.stragglers}
     groups = []
     for kind, caption, color, word in KINDS:
-        known = record.use[kind]
+        known = timeline.use[kind]
         found = tuple(
             Row(
                 label=f"{word} {name.removeprefix('evaluator-')}",
@@ -136,20 +136,20 @@ def use(record: Record, snapshot: Snapshot, look: Look) -> str:
                 alert=f"{slow[name]:.1f}× slow" if kind == "trainer" and name in slow else "",
             )
             for name in sorted(known, key=_natural)
-            if _is_there(known[name], record.now)
+            if _is_there(known[name], timeline.now)
         )
         if found:
             groups.append(Rows(caption=caption, rows=found))
     if not groups:
         return ""
-    marks = [record.shown(save.at) / scale for save in record.saves.values()]
+    marks = [timeline.shown(save.at) / scale for save in timeline.saves.values()]
     return rows.draw(
         f"use-{_name(look)}",
         "Processor use",
         "Busy cores of each process over time, and when checkpoints were written.",
         groups,
         marks,
-        _axis(record, unit, scale),
+        _axis(timeline, unit, scale),
         look,
     )
 
@@ -176,32 +176,32 @@ def _unit(seconds: float) -> tuple[str, float]:
     return next((name, length) for name, length, longest in UNITS if seconds < longest)
 
 
-def _axis(record: Record, unit: str, scale: float) -> Axis:
-    pauses = tuple((record.shown(at) / scale, duration(length)) for at, length in record.pauses)
-    return Axis(low=0.0, high=max(record.now, 1.0) / scale, label=f"time ({unit})", pauses=pauses)
+def _axis(timeline: Timeline, unit: str, scale: float) -> Axis:
+    pauses = tuple((timeline.shown(at) / scale, duration(length)) for at, length in timeline.pauses)
+    return Axis(low=0.0, high=max(timeline.now, 1.0) / scale, label=f"time ({unit})", pauses=pauses)
 
 
-def _sizes(record: Record) -> list[Point]:
+def _sizes(timeline: Timeline) -> list[Point]:
     found: list[Point] = []
-    formed = record.formed
+    formed = timeline.formed
     for one in formed:
-        found.append((record.shown(one.opened_at), float(one.world_size)))
+        found.append((timeline.shown(one.opened_at), float(one.world_size)))
         if one.closed_at is not None:
-            found.append((record.shown(one.closed_at), 0.0))
+            found.append((timeline.shown(one.closed_at), 0.0))
     if formed and formed[-1].closed_at is None:
-        found.append((record.now, float(formed[-1].world_size)))
+        found.append((timeline.now, float(formed[-1].world_size)))
     return found
 
 
-def _bands(record: Record, scale: float) -> list[Band]:
+def _bands(timeline: Timeline, scale: float) -> list[Band]:
     """The time without a step around each change of the group."""
     return [
         Band(
-            begin=record.shown(outage.begin) / scale,
-            end=record.shown(outage.end) / scale,
+            begin=timeline.shown(outage.begin) / scale,
+            end=timeline.shown(outage.end) / scale,
             words=(reason(outage.reason) or "restarted", f"{duration(outage.seconds)} without a step"),
         )
-        for outage in outages(record.formed)
+        for outage in outages(timeline.formed)
     ]
 
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.file_errors import may_pass
 from tandem.idx import FILES, NotIdx, Split, find, opened, raw_folder, shape
 from tandem.job import DistributedTrainingJob
 from tandem.prerequisites.folder import fault_of_folder
 from tandem.prerequisites.site import CONFIG, Site
+from tandem.rundir.durable import may_pass
 from tandem.tasks import CLASSES, LEAST_FOR_CNN, SYNTHETIC_SIZE, ImageClassification
 from tandem.unmet import Unmet
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from tandem.file_errors import may_pass
+from tandem.rundir.durable import may_pass
 
 
 def nearest_there(path: Path) -> Path:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.cache import data_folder
-from tandem.file_errors import may_pass
 from tandem.job import DistributedTrainingJob
 from tandem.manifest.reading import similar_file
+from tandem.rundir.durable import may_pass
 from tandem.rundir.layout import RunDir
 
 CONFIG = ("spec", "trainer", "config")

@@ -11,10 +11,10 @@ from pathlib import Path
 from tandem import tensor_header
 from tandem.architectures import Shapes, plain, shapes
 from tandem.errors import enumerated
-from tandem.file_errors import may_pass
 from tandem.job import DistributedTrainingJob
 from tandem.prerequisites.dataset import known
 from tandem.prerequisites.site import CONFIG, Site, fault_of_file, is_folder
+from tandem.rundir.durable import may_pass
 from tandem.tasks import CLASSES
 from tandem.unmet import Unmet
 

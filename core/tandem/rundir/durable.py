@@ -5,6 +5,7 @@ finds one of another size than it hoped for, has met a normal moment of a shared
 """
 
 import errno
+import gzip
 import json
 import os
 import secrets
@@ -200,3 +201,12 @@ class Lines:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+LASTING = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError, gzip.BadGzipFile)
+LASTING_NUMBERS = (errno.ELOOP, errno.ENAMETOOLONG)
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether it is of the disk, the network or the machine, and not of the file that was asked for."""
+    return isinstance(error, OSError) and not isinstance(error, LASTING) and error.errno not in LASTING_NUMBERS

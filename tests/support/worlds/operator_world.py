@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tandem_operator import kinds, names
 from tandem_operator.cache import Cache
 from tandem_operator.controller import Controller
-from tandem_operator.gauges import Gauges
+from tandem_operator.metrics import OperatorMetrics
 from tandem_operator.objects import Peers
 from tests.support import manifests
 from tests.support.worlds.operator_cluster import NAMESPACE, Cluster, Died, merged
@@ -42,7 +42,7 @@ class World:
         """A new operator, which knows nothing."""
         self.cache = Cache()
         api: Any = self.cluster
-        self.controller = Controller(api, api, self.cache, IMAGES, Gauges(), b"key", peers=self.peers)
+        self.controller = Controller(api, api, self.cache, IMAGES, OperatorMetrics(), b"key", peers=self.peers)
         self.relist()
 
     def relist(self) -> None:

@@ -11,8 +11,7 @@ from tandem.rundir import checkpoint
 from tandem.rundir.checkpoint import FILE, Broken
 from tandem_cli.checkpoints import chunks, comparison, contrast
 from tandem_cli.checkpoints.comparison import compare
-from tandem_cli.checkpoints.contrast import Contrast
-from tandem_cli.checkpoints.difference import FileDifference, TensorDifference, facts
+from tandem_cli.checkpoints.contrast import Contrast, FileDifference, TensorDifference, facts
 from tests.support.hashing import hash_file
 from tests.support.worlds.small_run import SmallRun
 

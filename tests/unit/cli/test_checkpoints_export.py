@@ -16,9 +16,8 @@ from tandem.job import DistributedTrainingJob
 from tandem_cli.checkpoints import copying
 from tandem_cli.checkpoints.choice import sound
 from tandem_cli.checkpoints.copying import copy
-from tandem_cli.checkpoints.exporting import Dtype, Format, Order, config, fields, refuse_to_overwrite, target
+from tandem_cli.checkpoints.exporting import Dtype, Format, Order, config, fields, filled, refuse_to_overwrite, target
 from tandem_cli.checkpoints.inventory import look
-from tandem_cli.checkpoints.naming import filled
 from tandem_trainer.export import Refused, cast, export
 from tests.support.worlds.small_run import SmallRun
 

@@ -11,10 +11,9 @@ from tandem.errors import UserError
 from tandem.rundir.checkpoint import FILE
 from tandem.rundir.durable import replace_json
 from tandem.rundir.rewind import Rewind
-from tandem_cli.checkpoints import listing, story
+from tandem_cli.checkpoints import description, listing
 from tandem_cli.checkpoints.choice import choose, sound
-from tandem_cli.checkpoints.entry import Entry, Inventory
-from tandem_cli.checkpoints.inventory import look
+from tandem_cli.checkpoints.inventory import Entry, Inventory, look
 from tests.support.worlds.small_run import SmallRun, messy
 
 WIDTHS = [20, 40, 60, 80, 100, 160, None]
@@ -197,7 +196,7 @@ class TestWhatCannotBeRead:
         inventory = look(run.rundir)
         assert inventory.faults == ("job.json is missing, so nobody can tell what the job's policy keeps",)
         assert by_name(inventory)["100"].is_best
-        assert text(story.lines(inventory.entries[0], inventory, 80))
+        assert text(description.lines(inventory.entries[0], inventory, 80))
 
     def test_a_checkpoint_that_vanishes_while_it_is_listed_is_no_fault(
         self, run: SmallRun, monkeypatch: pytest.MonkeyPatch
@@ -277,7 +276,7 @@ class TestTheTable:
         run.rundir.set_aside(run.save(100).name, why="\x1b[2J\nbad")
         inventory = look(run.rundir)
         shown = [line.plain for line in listing.lines(inventory, None)]
-        shown += [line.plain for line in story.lines(inventory.entries[0], inventory, None)]
+        shown += [line.plain for line in description.lines(inventory.entries[0], inventory, None)]
         assert not any("\x1b" in line or "\n" in line for line in shown)
 
     def test_a_clock_that_is_behind_gives_no_age(self, run: SmallRun) -> None:
@@ -298,7 +297,7 @@ class TestTheTable:
 class TestTheStory:
     def test_tells_position_lineage_scores_and_files(self, tmp_path: Path) -> None:
         inventory = look(messy(tmp_path).rundir)
-        told = text(story.lines(choose(inventory, "400"), inventory, None))
+        told = text(description.lines(choose(inventory, "400"), inventory, None))
         assert "4 epochs complete; order of seed 0" in told
         assert "step 400 by generation 2 with 2 ranks, from step-000000300 of generation 1" in told
         assert "step 300 by generation 1 with 2 ranks, from the beginning" in told
@@ -313,10 +312,10 @@ class TestTheStory:
             run.evaluate(run.save(step), accuracy, validation={"metrics": {"accuracy": held_out, "loss": 1.0}})
         run.save(300, accuracy=0.5)
         inventory = look(run.rundir)
-        told = text(story.lines(choose(inventory, "200"), inventory, None))
+        told = text(description.lines(choose(inventory, "200"), inventory, None))
         assert "accuracy 70.00 %, loss 0.5000, macro F1 70.00 % over 20 samples; the best accuracy there is" in told
         assert "validation   accuracy 80.00 %, loss 1.000, by which the best is chosen" in told
-        assert "validation" not in text(story.lines(choose(inventory, "300"), inventory, None))
+        assert "validation" not in text(description.lines(choose(inventory, "300"), inventory, None))
         shown = {one["step"]: one["validation"] for one in listing.as_json(inventory)["checkpoints"]}
         assert shown == {100: {"accuracy": 0.6, "loss": 1.0}, 200: {"accuracy": 0.8, "loss": 1.0}, 300: None}
 
@@ -324,7 +323,7 @@ class TestTheStory:
         run = messy(tmp_path)
         (run.rundir.generations / "000001.json").unlink()
         inventory = look(run.rundir)
-        told = text(story.lines(choose(inventory, "400"), inventory, None))
+        told = text(description.lines(choose(inventory, "400"), inventory, None))
         assert "step 300 by generation 1; its record is not there" in told
 
     def test_a_long_lineage_is_told_by_its_ends(self, run: SmallRun) -> None:
@@ -334,17 +333,17 @@ class TestTheStory:
             run.begin(generation, parent)
             parent = run.save(generation, generation=generation)
         inventory = look(run.rundir)
-        told = text(story.lines(choose(inventory, "latest"), inventory, None))
+        told = text(description.lines(choose(inventory, "latest"), inventory, None))
         assert "… 28 generations more …" in told
         assert "step 1 by generation 1 with 2 ranks, from the beginning" in told
-        assert len(story.lineage(sound(inventory, "latest")[1], inventory.records)) == 40
+        assert len(description.lineage(sound(inventory, "latest")[1], inventory.records)) == 40
 
     def test_every_checkpoint_can_be_shown_in_every_width(self, tmp_path: Path) -> None:
         inventory = look(messy(tmp_path).rundir)
         for entry in inventory.entries:
             for width in WIDTHS:
-                assert entry.name in text(story.lines(entry, inventory, width))
-            json.dumps(story.as_json(entry, inventory))
+                assert entry.name in text(description.lines(entry, inventory, width))
+            json.dumps(description.as_json(entry, inventory))
 
     def test_a_format_of_another_version_is_called_so(self, run: SmallRun) -> None:
         run.begin(1)

@@ -14,7 +14,7 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.ranking import Rank
 from tandem.rundir.retention import Keepers, expendable, reasons
 from tandem.status import CheckpointRef
-from tandem_cli.checkpoints import pruning, telling
+from tandem_cli.checkpoints import description, pruning
 from tandem_cli.checkpoints.inventory import look
 from tandem_cli.checkpoints.pruning import Plan, carry_out, plan
 from tests.support.worlds.small_run import SmallRun, messy
@@ -105,7 +105,7 @@ class TestThePlan:
             planned(run)
 
     def test_is_told(self, tmp_path: Path) -> None:
-        lines = [line.plain for line in telling.plan(planned(messy(tmp_path)), 80)]
+        lines = [line.plain for line in description.plan(planned(messy(tmp_path)), 80)]
         assert lines[0].split() == ["TO", "DELETE", "SIZE", "WHY"]
         assert "  total  2 folders to delete, 528 B to come free" in lines
         assert any("--all deletes it, too" in line for line in lines)

@@ -10,10 +10,10 @@ import torch
 
 from tandem.rundir import checkpoint
 from tandem.rundir.checkpoint import FILE, WEIGHTS, Broken
-from tandem_cli.checkpoints import chunks, telling, verification
+from tandem_cli.checkpoints import chunks, description, verification
 from tandem_cli.checkpoints.chunks import ChunkedFile
 from tandem_cli.checkpoints.verification import verify
-from tandem_trainer.checkpoint.names import OPTIMIZER
+from tandem_trainer.checkpoint.contents import OPTIMIZER
 from tests.support.worlds.small_run import SmallRun
 
 NAME = "step-000000100"
@@ -61,7 +61,7 @@ class TestVerify:
         assert verdict.outcome == "damaged"
         assert "weights.safetensors: 2 of" in verdict.faults[0]
         assert verdict.faults[1] == f"{NAME} lacks {OPTIMIZER}"
-        lines = [line.plain for line in telling.verdict(verdict, None)]
+        lines = [line.plain for line in description.verdict(verdict, None)]
         assert [line.split()[0] for line in lines] == [NAME, NAME]
         assert all("damaged" in line for line in lines[:1])
 

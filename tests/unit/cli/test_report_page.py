@@ -17,7 +17,7 @@ from PIL import Image
 from tandem import charts
 from tandem.charts import chart, drawing
 from tandem.charts.palette import DARK, LIGHT
-from tandem_cli.report import clock, style, svg
+from tandem_cli.report import clock, style
 from tandem_cli.report.figures import pictures, processors, training
 from tandem_cli.report.reading import read
 from tandem_cli.report.run import Run, Steps, Use, Work
@@ -289,7 +289,7 @@ class TestLongRuns:
         with style.drawing():
             figure = processors.draw(run, ticks, WIDE)
             assert figure is not None
-            assert len(svg.inline(figure, "long", "long")) < 300_000
+            assert len(style.inline(figure, "long", "long")) < 300_000
         assert len(drawing.draw("long", "long", "", training.charts(run, ticks), chart.WIDE)) < 100_000
 
     def test_many_checkpoints_get_a_closer_look(self, tmp_path: Path) -> None:
@@ -312,14 +312,14 @@ def test_the_style_of_the_users_own_matplotlib_does_not_show(report: Report) -> 
     with style.drawing():
         plain = processors.draw(report.run, ticks, WIDE)
         assert plain is not None
-        expected = svg.inline(plain, "a", "a")
+        expected = style.inline(plain, "a", "a")
     before = rcParams["axes.facecolor"], rcParams["font.size"]
     try:
         rcParams["axes.facecolor"], rcParams["font.size"] = "yellow", 30
         with style.drawing():
             drawn = processors.draw(report.run, ticks, WIDE)
             assert drawn is not None
-            assert svg.inline(drawn, "a", "a") == expected
+            assert style.inline(drawn, "a", "a") == expected
         assert rcParams["font.size"] == 30
     finally:
         rcParams["axes.facecolor"], rcParams["font.size"] = before

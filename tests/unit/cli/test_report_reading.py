@@ -20,7 +20,7 @@ from tandem.rundir.lineage import GenerationRecord
 from tandem.rundir.ownership import LOCK
 from tandem.status import CheckpointRef
 from tandem.troubles import told as told_of
-from tandem_cli.report import clock, lineage
+from tandem_cli.report import clock, generations
 from tandem_cli.report.figures import optimization, pictures, processors
 from tandem_cli.report.folder import NoRun
 from tandem_cli.report.logs import busy_cores, natural
@@ -362,11 +362,11 @@ def histories(draw: st.DrawFn) -> list[GenerationRecord]:
 def test_the_steps_that_count_are_those_of_the_lineage(records: list[GenerationRecord]) -> None:
     links = authority.chain(records)
     began = {record.generation: record.resumed_from.step if record.resumed_from else 0 for record in records}
-    bounds = lineage.limits(began)
+    bounds = generations.limits(began)
     for generation, first in began.items():
         for step in range(first + 1, first + 8):
             reference = CheckpointRef(name="c", step=step, generation=generation)
-            assert lineage.counts(bounds, generation, step) == authority.counts(links, reference)
+            assert generations.counts(bounds, generation, step) == authority.counts(links, reference)
 
 
 def test_a_generation_that_died_before_its_first_step_takes_no_step_away() -> None:
@@ -374,7 +374,7 @@ def test_a_generation_that_died_before_its_first_step_takes_no_step_away() -> No
         1: Steps(np.arange(1, 31), np.arange(30.0), np.ones(30)),
         3: Steps(np.arange(21, 41), np.arange(20.0), np.ones(20)),
     }
-    counted, lost = lineage.resolve(steps, lineage.limits({1: 0, 2: 20, 3: 20}))
+    counted, lost = generations.resolve(steps, generations.limits({1: 0, 2: 20, 3: 20}))
     assert counted.step.tolist() == list(range(1, 41))
     assert [part.step.tolist() for part in lost] == [list(range(21, 31))]
 
@@ -384,7 +384,7 @@ def test_what_else_was_logged_of_steps_goes_with_them_and_is_nan_where_it_was_no
         1: Steps(np.arange(1, 4), np.arange(3.0), np.ones(3)),
         2: Steps(np.arange(3, 5), np.arange(2.0), np.ones(2), {"lr": np.array([0.5, 0.25])}),
     }
-    counted, lost = lineage.resolve(steps, lineage.limits({1: 0, 2: 2}))
+    counted, lost = generations.resolve(steps, generations.limits({1: 0, 2: 2}))
     assert counted.step.tolist() == [1, 2, 3, 4]
     assert counted.measures["lr"].tolist() == pytest.approx([np.nan, np.nan, 0.5, 0.25], nan_ok=True)
     assert [part.measures for part in lost] == [{}]

@@ -14,8 +14,7 @@ from tandem.status import CheckpointRef, Members, Progress, Score, Status, Troub
 from tandem_cli.local.display import Written
 from tandem_cli.terminal.lines import event_line, state_line
 from tandem_cli.terminal.scene import MOST_POINTS, Scene, Trail, merged
-from tandem_cli.terminal.screen import screen
-from tandem_cli.terminal.sparkline import sparkline
+from tandem_cli.terminal.screen import screen, sparkline
 
 NOON = 1_700_000_000.0
 EVENTS = (

@@ -13,7 +13,7 @@ from tandem.snapshot import Event, GenerationView, MemberView, RankView, Snapsho
 from tandem.status import CheckpointRef, Members, Progress, Score, Status, Straggler
 from tandem_coordinator.page import parts
 from tandem_coordinator.page.parts import Glance
-from tandem_coordinator.page.record import Record
+from tandem_coordinator.page.timeline import Timeline
 from tests.support.worlds.simulated_run import T0, make_run
 
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
@@ -59,24 +59,24 @@ def snapshot(name: str = "digits", text: str = "the job starts", **status: objec
     )
 
 
-def everything(glance: Glance, record: Record | None) -> str:
-    said = parts.words(glance, record)
-    if record is not None:
-        said |= parts.charts(glance, record, WIDE) | parts.charts(glance, record, NARROW)
+def everything(glance: Glance, timeline: Timeline | None) -> str:
+    said = parts.words(glance, timeline)
+    if timeline is not None:
+        said |= parts.charts(glance, timeline, WIDE) | parts.charts(glance, timeline, NARROW)
     return "\n".join(said.values())
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+def timeline(tmp_path_factory: pytest.TempPathFactory) -> Timeline:
     path = make_run(tmp_path_factory.mktemp("run") / "run", steps=400, kills={230: "WorkerFailed"})
-    found = Record(RunDir(path))
+    found = Timeline(RunDir(path))
     found.follow(60.0, rest=0.0)
     return found
 
 
 class TestThePage:
-    def test_says_how_it_gets_on(self, record: Record) -> None:
-        said = Elements(everything(Glance(snapshot(), 1), record)).words.replace("\u00a0", " ")
+    def test_says_how_it_gets_on(self, timeline: Timeline) -> None:
+        said = Elements(everything(Glance(snapshot(), 1), timeline)).words.replace("\u00a0", " ")
         for words in (
             *("digits", "Running", "step 400 of 1,000", "epoch 2.5", "about 1 min 30 s left", "0.2500", "1,234"),
             *(
@@ -94,24 +94,24 @@ class TestThePage:
             assert words in said, words
 
     def test_says_by_which_score_on_validation_data_the_best_was_chosen(self, tmp_path: Path) -> None:
-        record = Record(RunDir(make_run(tmp_path / "run", steps=100, every=50, holds_out=True)))
-        record.follow(60.0, rest=0.0)
+        timeline = Timeline(RunDir(make_run(tmp_path / "run", steps=100, every=50, holds_out=True)))
+        timeline.follow(60.0, rest=0.0)
         best = Score(name="step-000000050", step=50, metric="accuracy", value=0.9)
-        said = parts.words(Glance(snapshot(best_checkpoint=best), 1), record)
+        said = parts.words(Glance(snapshot(best_checkpoint=best), 1), timeline)
         assert "at step 50 · 70.00 % on validation data" in Elements(said["tiles"]).words
         table = " ".join(Elements(said["checkpoints"]).words.split())
         assert "Accuracy Validation Loss" in table
         assert re.search(r"\d % 50\.00 % \d", table), "of the last one, too"
 
-    def test_without_validation_data_says_nothing_of_it(self, record: Record) -> None:
-        assert "alidation" not in Elements(everything(Glance(snapshot(), 1), record)).words
+    def test_without_validation_data_says_nothing_of_it(self, timeline: Timeline) -> None:
+        assert "alidation" not in Elements(everything(Glance(snapshot(), 1), timeline)).words
 
     def test_has_a_chart_of_what_is_logged_and_none_of_what_is_not(self, tmp_path: Path) -> None:
         path = make_run(tmp_path / "run", steps=60, gpus=True)
         glance = Glance(snapshot(), 1)
-        record = Record(RunDir(path))
-        record.follow(60.0, rest=0.0)
-        drawn = parts.charts(glance, record, WIDE)
+        timeline = Timeline(RunDir(path))
+        timeline.follow(60.0, rest=0.0)
+        drawn = parts.charts(glance, timeline, WIDE)
         assert "Learning rate" in drawn["optimization"]
         assert "Gradient norm" in drawn["optimization"]
         for title in ("Throughput per rank (samples/s)", "Own work in a step (ms)", "GPU memory (GB)"):
@@ -120,41 +120,41 @@ class TestThePage:
             file.write_text(
                 re.sub(r'"(lr|gradientNorm|busySeconds|gpuMemory|throughput)":', '"not":', file.read_text())
             )
-        record = Record(RunDir(path))
-        record.follow(60.0, rest=0.0)
-        drawn = parts.charts(glance, record, WIDE)
+        timeline = Timeline(RunDir(path))
+        timeline.follow(60.0, rest=0.0)
+        drawn = parts.charts(glance, timeline, WIDE)
         assert (drawn["optimization"], drawn["ranks"]) == ("", "")
 
-    def test_names_a_straggler_and_who_is_silent(self, record: Record) -> None:
+    def test_names_a_straggler_and_who_is_silent(self, timeline: Timeline) -> None:
         told = snapshot(stragglers=[Straggler(rank=1, replica="digits", ratio=1.62)])
         told = told.model_copy(update={"members": [told.members[0].model_copy(update={"silent_seconds": 7.0})]})
-        said = Elements(everything(Glance(told, 1), record)).words
+        said = Elements(everything(Glance(told, 1), timeline)).words
         assert "1.6 times as slow as the others" in said
         assert "1.6× slow" in said
         assert "7 s" in said
 
     def test_before_anything_has_happened_says_so(self, tmp_path: Path) -> None:
         empty = Glance(Snapshot(job="new", time=T0, status=Status()), 0)
-        for record in (None, Record(RunDir(tmp_path))):
-            said = Elements(everything(empty, record)).words
+        for timeline in (None, Timeline(RunDir(tmp_path))):
+            said = Elements(everything(empty, timeline)).words
             assert "No worker has come yet." in said
             assert "Pending" in said
 
-    def test_after_the_end_does_not_speak_of_workers_to_come(self, record: Record) -> None:
+    def test_after_the_end_does_not_speak_of_workers_to_come(self, timeline: Timeline) -> None:
         told = snapshot(phase="Succeeded").model_copy(update={"members": []})
-        assert "No worker is here now." in parts.words(Glance(told, 0), record)["members"]
+        assert "No worker is here now." in parts.words(Glance(told, 0), timeline)["members"]
 
     def test_tells_that_the_run_directory_cannot_be_read(self) -> None:
         assert "Stale file handle" in parts.words(Glance(snapshot(), 1), None, "Stale file handle")["note"]
 
-    def test_has_a_bounded_number_of_rows_and_names_what_it_leaves_out(self, record: Record) -> None:
+    def test_has_a_bounded_number_of_rows_and_names_what_it_leaves_out(self, timeline: Timeline) -> None:
         views = [
             GenerationView(generation=n, world_size=2, members=["a"] * 5000, opened_at=T0, reason="MemberLost")
             for n in range(1, 101)
         ]
         member = snapshot().members[0]
         told = snapshot().model_copy(update={"generations": views, "members": [member] * 50})
-        said = parts.words(Glance(told, 10_000), record)
+        said = parts.words(Glance(told, 10_000), timeline)
         assert said["generations"].count("<tr") == 31
         assert "and 4994 more" in said["generations"]
         assert "And 9,950 more" in said["members"]
@@ -176,24 +176,24 @@ class TestWhatARunSays:
                     log.write(json.dumps(line) + "\n")
         with (path / "log" / "train-g000001.jsonl").open("a") as log:
             log.write(json.dumps({"kind": "checkpoint", "time": T0 + 52, "name": EVIL, "step": 100}) + "\n")
-        record = Record(RunDir(path))
-        record.follow(60.0, rest=0.0)
+        timeline = Timeline(RunDir(path))
+        timeline.follow(60.0, rest=0.0)
         evil = Score(name=EVIL, step=1, metric=EVIL, value=0.5)
-        html = everything(Glance(snapshot(EVIL, EVIL, best_checkpoint=evil), 1), record)
-        html += parts.words(Glance(snapshot(), 1), record, EVIL)["note"]
+        html = everything(Glance(snapshot(EVIL, EVIL, best_checkpoint=evil), 1), timeline)
+        html += parts.words(Glance(snapshot(), 1), timeline, EVIL)["note"]
         found = Elements(html)
         assert "alert(1)" in found.words
         assert not found.names & {"script", "img", "iframe", "style", "link", "a", "object", "base", "form"}
         assert not [name for name in found.attributes if name.startswith("on") or name in ("style", "href", "src")]
 
-    def test_is_cut_where_it_is_very_long(self, record: Record) -> None:
-        assert len(parts.words(Glance(snapshot(text="x" * 100_000), 1), record)["events"]) < 2_000 + 60 * 300
+    def test_is_cut_where_it_is_very_long(self, timeline: Timeline) -> None:
+        assert len(parts.words(Glance(snapshot(text="x" * 100_000), 1), timeline)["events"]) < 2_000 + 60 * 300
 
 
-def test_times_say_the_second_they_mean_and_are_read_in_utc_without_the_script(record: Record) -> None:
+def test_times_say_the_second_they_mean_and_are_read_in_utc_without_the_script(timeline: Timeline) -> None:
     found = re.search(
         r'<time data-at="([0-9.]+)" title="([^"]+) UTC">([0-9:]+)</time>',
-        parts.words(Glance(snapshot(), 1), record)["events"],
+        parts.words(Glance(snapshot(), 1), timeline)["events"],
     )
     assert found is not None
     assert found[2].endswith(found[3])

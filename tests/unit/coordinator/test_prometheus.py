@@ -11,10 +11,10 @@ from tandem import metrics
 from tandem.job import Checkpoint
 from tandem.snapshot import EvaluatorView, MemberView, RankView, Snapshot
 from tandem.status import CheckpointRef, Members, Progress, Score, Status, Straggler
+from tandem_coordinator.logs import Training
 from tandem_coordinator.prometheus import REASONS, Figures, Scrapes, prometheus_text
 from tandem_coordinator.run_watcher import MOST_EVALUATORS, Evaluations, Observed, Saved, Volume
 from tandem_coordinator.summary import Clock
-from tandem_coordinator.training_log import Training
 from tandem_operator import names
 from tests.support import ROOT
 

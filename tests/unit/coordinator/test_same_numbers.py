@@ -25,7 +25,7 @@ from tandem_cli.report.writing import write
 from tandem_cli.terminal import summary as ending
 from tandem_coordinator.page import parts, pictures
 from tandem_coordinator.page.parts import Glance
-from tandem_coordinator.page.record import Record
+from tandem_coordinator.page.timeline import Timeline
 from tandem_coordinator.prometheus import Figures, prometheus_text
 from tandem_coordinator.run_watcher import Observed, RunDirectory
 from tandem_coordinator.summary import Clock
@@ -44,8 +44,8 @@ class Views:
         self.run: Run = read(path)
         self.report: Summary = summarize(self.run, clock.of(self.run.marks))
         self.observed: Observed = RunDirectory(self.rundir, self.job.spec.evaluation).look(NOW)
-        self.record = Record(self.rundir)
-        assert self.record.follow(60.0, rest=0.0)
+        self.timeline = Timeline(self.rundir)
+        assert self.timeline.follow(60.0, rest=0.0)
         self.end = ending.result(self.rundir)
         self.status: Status = look_briefly(path).status
         snapshot = Snapshot(
@@ -74,12 +74,12 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> Views:
 def test_an_outage_has_one_length(views: Views) -> None:
     told = measures.outages(views.run.generations)
     assert [one.reason for one in told] == ["WorkerFailed", "MemberLost"]
-    assert measures.outages(views.record.formed) == told
+    assert measures.outages(views.timeline.formed) == told
     assert time_by_phase(views.run)["restart"] == pytest.approx(sum(one.seconds for one in told))
     (chart,) = world.charts(views.run, clock.of(views.run.marks))
     words = [band.words[1] for band in chart.panels[0].bands]
     assert words == [f"{duration(one.seconds)} without a step" for one in told]
-    drawn = pictures.speed(views.record, WIDE)
+    drawn = pictures.speed(views.timeline, WIDE)
     assert re.findall(r"[^<>]* without a step", drawn) == words
 
 
@@ -96,17 +96,17 @@ def test_no_curve_leads_through_an_outage(views: Views) -> None:
 
 
 def test_a_restart_is_counted_the_same(views: Views) -> None:
-    assert views.report.restarts == measures.restarts(views.record.formed) == 2
+    assert views.report.restarts == measures.restarts(views.timeline.formed) == 2
     assert views.end.restarts == views.status.restarts == 2
 
 
 def test_checkpoints_are_counted_the_same(views: Views) -> None:
     evaluations = views.observed.evaluations
-    results = list(views.record.results.found.values())
+    results = list(views.timeline.results.found.values())
     assert evaluations.merged == sum(not one.skipped for one in results) == views.end.evaluated
     assert evaluations.merged == views.metrics['tandem_evaluations_totalresult="merged"']
     assert evaluations.skipped == views.metrics['tandem_evaluations_totalresult="skipped"']
-    counting = [one for one in results if not one.skipped and views.record.counts(one.checkpoint)]
+    counting = [one for one in results if not one.skipped and views.timeline.counts(one.checkpoint)]
     assert views.report.evaluated == len(counting)
 
 
@@ -172,4 +172,4 @@ def test_troubles_are_told_of_a_run_that_has_ended_too(tmp_path: Path) -> None:
     red = '<p class="why bad">the last 8 saves have failed: no space</p>'
     assert red in write(path, png=False).page.read_text("utf-8")
     glance = Glance(Snapshot(job="digits", time=NOW, status=views.status), 0)
-    assert red in parts.words(glance, views.record)["head"]
+    assert red in parts.words(glance, views.timeline)["head"]

@@ -2,8 +2,8 @@
 
 from tandem.messages import RankReport, Trouble
 from tandem.status import CheckpointRef, Troubles
+from tandem_coordinator.logs import Training
 from tandem_coordinator.run_watcher import Evaluations, Observed
-from tandem_coordinator.training_log import Training
 from tandem_coordinator.trouble import TroubleWatch
 
 FULL = "[Errno 28] No space left on device"

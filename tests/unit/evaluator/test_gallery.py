@@ -13,7 +13,7 @@ from tandem.rundir.durable import read_json, replace_json
 from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef
 from tandem_cli.report.writing import write
-from tandem_coordinator.page.record import Record
+from tandem_coordinator.page.timeline import Timeline
 from tandem_evaluator.gallery import update
 from tests.support.worlds.small_run import SmallRun
 
@@ -123,7 +123,7 @@ def test_stand_on_the_report_and_on_the_live_page(run: SmallRun) -> None:
     page = write(run.rundir.path, png=False).page.read_text()
     assert "What the best checkpoint takes for something else" in page
     assert page.count("<title>sample 5: cat, taken for dog, 75 % sure</title>") == 2
-    record = Record(RunDir(run.rundir.path))
+    record = Timeline(RunDir(run.rundir.path))
     record.follow(10.0, rest=0.0)
     assert [tile.words for tile in record.wrong] == ["cat", "cat"]
     run.rundir.wrong_file.unlink()

@@ -27,11 +27,11 @@ from tandem.rundir.evaluations import merged_name
 from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
-from tandem_evaluator.best import best
 from tandem_evaluator.choice import Evaluate, Finished, Merge, Policy, Skip, Wait, choose
 from tandem_evaluator.claim import Claim
 from tandem_evaluator.evaluation import Tally
 from tandem_evaluator.loop import Evaluator
+from tandem_evaluator.publication import best
 from tandem_evaluator.result import MergedResult
 from tests.support.hashing import hash_file
 

@@ -9,7 +9,7 @@ from tandem.status import Condition, Status
 from tandem_operator import kinds, names
 from tandem_operator.cache import Cache
 from tandem_operator.controller import Controller
-from tandem_operator.gauges import Gauges
+from tandem_operator.metrics import OperatorMetrics
 from tandem_operator.observed import Pod
 from tandem_operator.plan import Plan
 from tandem_operator.reporting import OURS, refused
@@ -147,7 +147,7 @@ def test_conditions_of_other_writers_are_kept_as_they_are() -> None:
 async def test_a_condition_that_somebody_writes_meanwhile_is_not_lost() -> None:
     cluster, cache = Cluster(), Cache()
     api: Any = cluster
-    controller = Controller(api, api, cache, IMAGES, Gauges(), b"key")
+    controller = Controller(api, api, cache, IMAGES, OperatorMetrics(), b"key")
     cluster.put(kinds.JOB, manifests.manifest("digits", NAMESPACE, trainer=TASK))
     cache.see(kinds.JOB, cluster.objects[kinds.JOB, *KEY])
     await cluster.patch_status(kinds.JOB, *KEY, {"conditions": [FOREIGN]})

@@ -13,9 +13,9 @@ import pytest
 from tandem_operator import kinds, watching
 from tandem_operator.api import Page, Unavailable
 from tandem_operator.cache import Cache
-from tandem_operator.gauges import Gauges
 from tandem_operator.health import serve_health
 from tandem_operator.kinds import Kind
+from tandem_operator.metrics import OperatorMetrics
 from tandem_operator.watching import Watching
 
 SECONDS = 60.0
@@ -52,7 +52,7 @@ class Operator:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Operator":
-        work = (self.watching.sweep(), serve_health(0, self.watching, Gauges()))
+        work = (self.watching.sweep(), serve_health(0, self.watching, OperatorMetrics()))
         before = listening()
         self._tasks = [asyncio.create_task(one) for one in work]
         self._session = aiohttp.ClientSession()

@@ -10,7 +10,7 @@ from tandem.status import Condition, Status
 from tandem_operator import controller, kinds, pods
 from tandem_operator.cache import Cache
 from tandem_operator.controller import Controller
-from tandem_operator.gauges import Gauges
+from tandem_operator.metrics import OperatorMetrics
 from tandem_operator.plan import Plan
 from tandem_operator.replicas import HEALTHY_SECONDS, MOST_FAILURES
 from tests.support import manifests
@@ -147,7 +147,7 @@ class Operated:
     def __init__(self, spec: dict[str, Any], status: dict[str, Any] | None = None) -> None:
         self.cluster, self.cache = Cluster(), Cache()
         api: Any = self.cluster
-        self.controller = Controller(api, api, self.cache, IMAGES, Gauges(), b"key")
+        self.controller = Controller(api, api, self.cache, IMAGES, OperatorMetrics(), b"key")
         self.cluster.put(kinds.JOB, manifests.manifest("digits", NAMESPACE, status, trainer=TASK) | {"spec": spec})
 
     async def look(self) -> float | None:

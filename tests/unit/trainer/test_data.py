@@ -14,7 +14,7 @@ from tandem.idx import FILES
 from tandem.rundir import lease
 from tandem.tasks import Data
 from tandem_trainer.data import load
-from tandem_trainer.data.idx import read_idx
+from tandem_trainer.data.loading import read_idx
 from tandem_trainer.errors import ConfigurationError, UnusableInput
 from tests.support.failing_disk import unreadable
 

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_trainer.data import order as order_module
+from tandem_trainer.data.keyed import Permutation, mixed
 from tandem_trainer.data.order import Batches, Order, Passes, digest, share
-from tandem_trainer.data.permutation import Permutation
-from tandem_trainer.data.seed import mixed
 
 orders = st.builds(
     Order,

@@ -1,11 +1,15 @@
 """Find a data set: inside an installed package, in a folder, or on the network."""
 
 import errno
+import math
 import stat
 import tempfile
 import time
+import zlib
+from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Literal
 from urllib.error import URLError
 
 import numpy as np
@@ -13,15 +17,68 @@ import torch
 from torch import Tensor
 
 from tandem.cache import data_folder
-from tandem.file_errors import may_pass
-from tandem.idx import FILES, FOLDERS, find, raw_folder
+from tandem.idx import FILES, FOLDERS, NotIdx, find, opened, raw_folder, shape
 from tandem.idx import Split as Stored
 from tandem.rundir import lease
-from tandem.rundir.durable import TEMPORARY
+from tandem.rundir.durable import TEMPORARY, may_pass
 from tandem.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, Data
-from tandem_trainer.data.idx import read_idx
-from tandem_trainer.data.samples import Samples, Split
 from tandem_trainer.errors import ConfigurationError, UnusableInput
+
+
+def read_idx(path: Path) -> Tensor:
+    """Read an IDX file of unsigned bytes.
+
+    Returns:
+        uint8 tensor with the file's shape.
+
+    Raises:
+        UnusableInput: it is not there, is not one, or is cut short.
+        OSError: the disk fails.
+    """
+    try:
+        with opened(path) as file:
+            sizes = shape(file, path)
+            size = math.prod(sizes)
+            data = file.read(size)
+    except NotIdx as error:
+        raise UnusableInput(str(error)) from error
+    except (OSError, EOFError, zlib.error) as error:
+        if may_pass(error):
+            raise
+        raise UnusableInput(f"{path} cannot be read as an IDX file: {error}") from error
+    if len(data) != size:
+        raise UnusableInput(f"{path} is cut short: {len(data)} of {size} bytes")
+    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).reshape(sizes).copy())
+
+
+Split = Literal["train", "validation", "test"]
+"""`validation`: what the job holds out of the training data."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One split of a data set."""
+
+    images: Tensor
+    """[N, channels, size, size], float32, normalised."""
+    labels: Tensor
+    """[N], int64."""
+    classes: int
+    """Number of different labels."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def channels(self) -> int:
+        """Image channels."""
+        return self.images.shape[1]
+
+    @property
+    def image_size(self) -> int:
+        """Height and width, pixels."""
+        return self.images.shape[2]
+
 
 DOWNLOAD_SECONDS = 600.0
 """How long one process may download before others think it dead."""

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from tandem.rundir.checkpoint import DataPosition
-from tandem_trainer.data.permutation import Permutation
-from tandem_trainer.data.seed import mixed
+from tandem_trainer.data.keyed import Permutation, mixed
 
 MOST_LISTED = 2**22
 """Of more samples the order of an epoch is computed step by step, and not listed: 32 MB are enough."""

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tandem_trainer.data.seed import mixed
+from tandem_trainer.data.keyed import mixed
 
 EpochOrder = Callable[[int, int], Any]
 """(seed, epoch) → ids, [N] (a sequence, an array or a tensor of whole numbers), or a sequence of such, the batches."""

@@ -14,7 +14,7 @@ end), torch's hooks for saved tensors (they know the region, but not by a public
 In a compiled graph the calls are counted while it is traced, so a compiled model draws the same when it is called
 again in a step.
 
-The draw is a 32-bit hash of which the upper bits are compared (tandem_trainer.data.hashing). It costs a quarter of what
+The draw is a 32-bit hash of which the upper bits are compared (tandem_trainer.data.keyed). It costs a quarter of what
 torch's generator costs on a CPU. Rejected: a generator per sample (a kernel for each), Philox written in tensor
 operations (ten rounds, for a quality that dropout does not need).
 """
@@ -22,8 +22,7 @@ operations (ten rounds, for a quality that dropout does not need).
 import torch
 from torch import Tensor, nn
 
-from tandem_trainer.data.hashing import FIRST, LOWER, hash_in_place, signed, wrapped
-from tandem_trainer.data.seed import mixed
+from tandem_trainer.data.keyed import FIRST, LOWER, hash_in_place, mixed, signed, wrapped
 
 _ODD = 0x9E3779B1
 

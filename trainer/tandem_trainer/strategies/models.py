@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tandem_trainer.busy import Busy
-from tandem_trainer.data.seed import mixed, seed_everything
+from tandem_trainer.data.keyed import mixed, seed_everything
 from tandem_trainer.group import Group
 from tandem_trainer.models.dropout import Draws, key_dropout
 

@@ -67,7 +67,7 @@ class Save:
 
 
 @dataclass
-class Record:
+class Timeline:
     """One run. For one thread, but for what `follow` has left."""
 
     rundir: RunDir

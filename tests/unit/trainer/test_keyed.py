@@ -2,7 +2,7 @@
 
 import torch
 
-from tandem_trainer.data.permutation import Permutation
+from tandem_trainer.data.keyed import Permutation
 from tandem_trainer.models.dropout import Draws, SampleDropout
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from tandem.status import Status
 from tandem_operator import kinds
-from tandem_operator.allowed import complaint
 from tandem_operator.cache import Cache
 from tandem_operator.controller import Controller
-from tandem_operator.gauges import Gauges
+from tandem_operator.metrics import OperatorMetrics
+from tandem_operator.templates import complaint
 from tests.support import manifests
 from tests.support.worlds.operator_cluster import NAMESPACE, Cluster
 from tests.support.worlds.operator_job import IMAGES, TASK, job
@@ -69,7 +69,7 @@ def test_what_is_not_on_the_list_is_named(spec: dict[str, Any], where: str) -> N
 async def test_such_a_job_has_stalled_and_gets_no_pods_until_it_is_changed() -> None:
     cluster, cache = Cluster(), Cache()
     api: Any = cluster
-    controller = Controller(api, api, cache, IMAGES, Gauges(), b"key", template_fields=ALLOWED)
+    controller = Controller(api, api, cache, IMAGES, OperatorMetrics(), b"key", template_fields=ALLOWED)
     whole = manifests.manifest("digits", NAMESPACE, trainer=TASK, **asked(hostNetwork=True))
     cluster.put(kinds.JOB, whole)
     cache.see(kinds.JOB, cluster.objects[kinds.JOB, *KEY])

@@ -49,7 +49,7 @@ def holding(status: Status, workers: Workers | None = None) -> Holding:
     return Holding(status.phase, workers.gpus, workers.replicas, there, reason, since)
 
 
-class Gauges:
+class OperatorMetrics:
     """Counts what the operator does. Used on one event loop."""
 
     def __init__(self) -> None:

@@ -1,0 +1,68 @@
+"""What the operator tells of all jobs."""
+
+import time
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tandem.metrics import OPERATOR
+from tandem_operator.metrics import Holding, OperatorMetrics
+
+
+def told(metrics: OperatorMetrics) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(metrics.text().decode())
+        for sample in family.samples
+    }
+
+
+def test_jobs_and_their_gpus_are_summed_by_namespace() -> None:
+    metrics = OperatorMetrics()
+    metrics.holds(("lab", "a"), Holding("Running", gpus=4, workers=3, ready=2))
+    metrics.holds(("lab", "b"), Holding("Pending", gpus=1, workers=2, ready=0))
+    metrics.holds(("ops", "c"), Holding("Running"))
+    found = told(metrics)
+    assert found["tandem_operator_jobs", "lab", "Running"] == 1
+    assert found["tandem_operator_jobs", "lab", "Pending"] == 1
+    assert found["tandem_operator_jobs", "ops", "Running"] == 1
+    assert (found["tandem_operator_gpus_asked", "lab"], found["tandem_operator_gpus_ready", "lab"]) == (14, 8)
+    assert (found["tandem_operator_gpus_asked", "ops"], found["tandem_operator_gpus_ready", "ops"]) == (0, 0)
+
+
+def test_a_job_that_is_over_or_suspended_asks_for_nothing_and_one_that_is_gone_is_not_told() -> None:
+    metrics = OperatorMetrics()
+    for phase in ("Succeeded", "Failed", "Suspended"):
+        metrics.holds(("lab", phase), Holding(phase, gpus=4, workers=3, ready=3))
+    assert (told(metrics)["tandem_operator_gpus_asked", "lab"], told(metrics)["tandem_operator_gpus_ready", "lab"]) == (
+        0,
+        0,
+    )
+    for phase in ("Succeeded", "Failed", "Suspended"):
+        metrics.forget(("lab", phase))
+    assert not any(name.startswith(("tandem_operator_jobs", "tandem_operator_gpus")) for name, *_ in told(metrics))
+
+
+def test_looks_and_errors_are_counted_from_zero() -> None:
+    metrics = OperatorMetrics()
+    assert told(metrics)["tandem_operator_reconcile_errors_total",] == 0
+    metrics.looked(0.25, failed=False)
+    metrics.looked(0.5, failed=True)
+    found = told(metrics)
+    names = ("reconciles_total", "reconcile_errors_total", "reconcile_seconds_total")
+    assert [found[f"tandem_operator_{name}",] for name in names] == [2, 1, 0.75]
+
+
+def test_every_metric_of_the_list_is_told() -> None:
+    metrics = OperatorMetrics()
+    metrics.holds(("lab", "a"), Holding("Running", reason="Running", since=0.0))
+    metrics.unreadable = lambda: {"Pod": 0}
+    assert {name for name, *_ in told(metrics)} == {metric.name for metric in OPERATOR}
+
+
+def test_since_when_a_job_is_ready_or_is_not_is_told_with_the_reason() -> None:
+    metrics = OperatorMetrics()
+    metrics.holds(("lab", "a"), Holding("Failed", reason="DoesNotStart", since=time.time() - 90))
+    assert told(metrics)["tandem_operator_job_state_seconds", "a", "lab", "Failed", "DoesNotStart"] == pytest.approx(
+        90, abs=30
+    )
