@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem_trainer.data import seed
+from tandem_trainer.data import keyed
 
 
 def drawn(gpu: torch.Generator) -> list[float]:
@@ -23,19 +23,19 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.Generator:
 
 def test_on_a_gpu_what_is_drawn_on_the_cpu_follows_from_the_seed_too(gpu: torch.Generator) -> None:
     device = torch.device("cuda", 0)
-    seed.seed_everything(7, device)
+    keyed.seed_everything(7, device)
     first = drawn(gpu)
     assert drawn(gpu) != first
-    seed.seed_everything(7, device)
+    keyed.seed_everything(7, device)
     assert drawn(gpu) == first
-    seed.seed_everything(8, device)
+    keyed.seed_everything(8, device)
     assert all(now != before for now, before in zip(drawn(gpu), first, strict=True))
 
 
 def test_torch_alone_is_seeded_on_the_cpu_and_on_the_gpu(gpu: torch.Generator) -> None:
     for device in (torch.device("cpu"), torch.device("cuda", 0)):
-        seed.seed_torch(7, device)
+        keyed.seed_torch(7, device)
         first = torch.rand(()).item()
-        seed.seed_torch(7, device)
+        keyed.seed_torch(7, device)
         assert torch.rand(()).item() == first
     assert gpu.initial_seed() == 7
