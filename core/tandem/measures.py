@@ -6,7 +6,6 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 PACE_SECONDS = 60.0
 """Throughput and remaining time are those of the last minute: calm, and quick enough to follow a change."""
@@ -21,33 +20,46 @@ def is_restart(reason: str) -> bool:
     return reason not in PLANNED
 
 
-class Span(Protocol):
-    """A generation, as far as logs tell. Times are seconds since the epoch."""
+@dataclass(frozen=True)
+class Generation:
+    """One membership of the training group, as far as anybody knows it: the one shape that views work with. Times are
+    seconds since the epoch.
 
-    @property
-    def reason(self) -> str:
-        """Why it was formed."""
+    On the disk stands `tandem.rundir.lineage.GenerationRecord`, which says what counts; in the coordinator's log that
+    one was formed and closed; in its answers `tandem.snapshot.GenerationView`.
+    """
 
-    @property
-    def opened_at(self) -> float | None:
-        """When it was formed."""
+    number: int
+    """Its number."""
+    opened_at: float | None = None
+    """When it was formed."""
+    closed_at: float | None = None
+    """When it was closed; None while it runs, or when nobody lived to say so."""
+    world_size: int | None = None
+    """Ranks."""
+    members: tuple[str, ...] = ()
+    """Replicas in rank order."""
+    reason: str = ""
+    """Why it was formed, one CamelCase word."""
+    detail: str = ""
+    """Why it was formed, a sentence."""
+    resumed_step: int | None = None
+    """The step it went on from."""
+    first_step_at: float | None = None
+    """When its first step was logged."""
+    last_step: int | None = None
+    """The last step it logged."""
+    last_step_at: float | None = None
+    """When that was."""
+    last_line_at: float | None = None
+    """When its first rank wrote for the last time."""
+    ended: str = ""
+    """Why its training ended, in the words of its own log or of the coordinator."""
 
-    @property
-    def closed_at(self) -> float | None:
-        """When it was closed."""
 
-    @property
-    def first_step_at(self) -> float | None:
-        """When its first step was logged."""
-
-    @property
-    def last_step_at(self) -> float | None:
-        """When its last step was logged."""
-
-
-def restarts(spans: Sequence[Span]) -> int:
+def restarts(generations: Sequence[Generation]) -> int:
     """How many generations after the first were formed because something had failed or was lost."""
-    return sum(is_restart(span.reason) for span in spans[1:])
+    return sum(is_restart(one.reason) for one in generations[1:])
 
 
 @dataclass(frozen=True)
@@ -67,31 +79,31 @@ class Outage:
         return self.end - self.begin
 
 
-def outages(spans: Iterable[Span]) -> list[Outage]:
+def outages(generations: Iterable[Generation]) -> list[Outage]:
     """The time without a step around each change of the group.
 
     A generation that made no step lies within the outage around it. Where none logs steps, as with a script of the
     user's own, an outage is the time between two generations.
 
     Args:
-        spans: oldest first.
+        generations: oldest first.
     """
-    spans = list(spans)
-    stepless = all(span.first_step_at is None for span in spans)
+    generations = list(generations)
+    stepless = all(one.first_step_at is None for one in generations)
     found: list[Outage] = []
     stopped: float | None = None
     reason = ""
-    for index, span in enumerate(spans):
+    for index, one in enumerate(generations):
         if stopped is not None:
-            reason = reason or span.reason
-            last = index == len(spans) - 1
-            went_on = span.first_step_at if span.first_step_at is not None or not (stepless or last) else span.opened_at
+            reason = reason or one.reason
+            last = index == len(generations) - 1
+            went_on = one.first_step_at if one.first_step_at is not None or not (stepless or last) else one.opened_at
             if went_on is None:
                 continue
-            begin = stopped if span.opened_at is None else min(stopped, span.opened_at)
+            begin = stopped if one.opened_at is None else min(stopped, one.opened_at)
             found.append(Outage(reason, begin, max(begin, went_on)))
             reason = ""
-        ended = span.closed_at if stepless else span.last_step_at
+        ended = one.closed_at if stepless else one.last_step_at
         stopped = ended if ended is not None else stopped
     return found
 

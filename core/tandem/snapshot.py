@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from tandem.measures import Generation
 from tandem.model import Model, Whole, Words, cut
 from tandem.status import Status
 
@@ -62,6 +63,18 @@ class GenerationView(Model):
     """Why it was formed: Started, WorkerFailed, Hung, MemberLost, MemberLeft, Preempted, MemberJoined, …"""
     detail: Words = ""
     """The reason in a sentence."""
+
+    def seen(self) -> Generation:
+        """The generation as views work with it."""
+        return Generation(
+            number=self.generation,
+            opened_at=self.opened_at,
+            closed_at=self.closed_at,
+            world_size=self.world_size,
+            members=tuple(self.members),
+            reason=self.reason,
+            detail=self.detail,
+        )
 
 
 class EvaluatorView(Model):

@@ -14,10 +14,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from tandem.measures import Generation
 from tandem.rundir.lineage import GenerationRecord
 from tandem.rundir.records import Closed, Formed
 from tandem_cli.report.logs import CoordinatorLog, TrainLog
-from tandem_cli.report.run import Generation, Steps
+from tandem_cli.report.run import Steps
 
 Records = Mapping[int, GenerationRecord]
 Known = TypeVar("Known")

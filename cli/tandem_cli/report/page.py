@@ -17,8 +17,9 @@ from typing import NamedTuple, TypeVar
 from tandem import charts
 from tandem.charts import palette
 from tandem.formatting import duration, metric_name, moment, number, on_validation, reason, score, several, share, size
+from tandem.measures import Generation
 from tandem.troubles import told
-from tandem_cli.report.run import Checkpoint, Generation, Run
+from tandem_cli.report.run import Checkpoint, Run
 from tandem_cli.report.summary import Summary
 
 MOST_ROWS = 100

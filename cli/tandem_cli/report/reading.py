@@ -19,6 +19,7 @@ from tandem.formatting import elapsed
 from tandem.formatting import moment as moment_of
 from tandem.gallery import gallery
 from tandem.job import DistributedTrainingJob
+from tandem.measures import Generation
 from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json, read_json_or_none
 from tandem.rundir.layout import RunDir, evaluator_of_log, generation_of_log
@@ -39,7 +40,7 @@ from tandem_cli.report.logs import (
     read_evaluator_log,
     read_train_log,
 )
-from tandem_cli.report.run import Checkpoint, Floats, Generation, Rates, Result, Run, Use
+from tandem_cli.report.run import Checkpoint, Floats, Rates, Result, Run, Use
 from tandem_cli.report.values import moment, text
 from tandem_cli.secrecy import hidden
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from tandem.charts.gallery import Tile
 from tandem.job import DistributedTrainingJob
+from tandem.measures import Generation
 from tandem.status import Troubles
 
 Floats = npt.NDArray[np.float64]
@@ -166,38 +167,6 @@ class Checkpoint:
     """Why evaluators passed it over, if they did."""
     bad: str | None = None
     """What is wrong with it, if something is."""
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One membership of the training group."""
-
-    number: int
-    """Its number."""
-    opened_at: float | None = None
-    """When it was formed."""
-    closed_at: float | None = None
-    """When it was closed; None while it runs, or when nobody lived to say so."""
-    world_size: int | None = None
-    """Ranks."""
-    members: tuple[str, ...] = ()
-    """Replicas in rank order."""
-    reason: str = ""
-    """Why it was formed, one CamelCase word."""
-    detail: str = ""
-    """Why it was formed, a sentence."""
-    resumed_step: int | None = None
-    """The step it went on from."""
-    first_step_at: float | None = None
-    """When its first step was logged."""
-    last_step: int | None = None
-    """The last step it logged."""
-    last_step_at: float | None = None
-    """When that was."""
-    last_line_at: float | None = None
-    """When its first rank wrote for the last time."""
-    ended: str = ""
-    """Why its training ended, in the words of its own log or of the coordinator."""
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,13 @@ from tandem.formatting import (
     share,
     size,
 )
-from tandem.snapshot import GenerationView, MemberView, Snapshot
+from tandem.measures import Generation
+from tandem.snapshot import MemberView, Snapshot
 from tandem.status import Status
 from tandem.troubles import told
 from tandem_coordinator.page import pictures
 from tandem_coordinator.page.results import Key, Result
-from tandem_coordinator.page.timeline import Formed, Timeline
+from tandem_coordinator.page.timeline import Timeline
 
 MOST_ROWS = 30
 """Rows of a table; of more the newest are shown."""
@@ -221,8 +222,8 @@ def _member(member: MemberView, slow: float | None) -> str:
 
 
 def _generations(snapshot: Snapshot, timeline: Timeline | None) -> str:
-    known: dict[int, Formed | GenerationView] = {one.generation: one for one in snapshot.generations}
-    known = {**(timeline.generations if timeline is not None else {}), **known}
+    told = {one.generation: one.seen() for one in snapshot.generations}
+    known = {**(timeline.generations if timeline is not None else {}), **told}
     if not known:
         return '<p class="note">None was formed yet.</p>'
     shown = sorted(known, reverse=True)[:MOST_ROWS]
@@ -232,18 +233,17 @@ def _generations(snapshot: Snapshot, timeline: Timeline | None) -> str:
     return _table(heads, rows) + _left_out(len(known) - len(shown))
 
 
-def _generation(one: Formed | GenerationView) -> str:
-    if isinstance(one, Formed):
-        number_, opened, closed = one.number, one.opened_at, one.closed_at
-    else:
-        number_, opened, closed = one.generation, one.opened_at, one.closed_at
+def _generation(one: Generation) -> str:
+    opened, closed = one.opened_at, one.closed_at
     why = ": ".join(part for part in (reason(one.reason), one.detail) if part)
     names = ", ".join(one.members[:6]) + (f" and {len(one.members) - 6} more" if len(one.members) > 6 else "")
-    lasted = "goes on" if closed is None else duration(max(0.0, closed - opened))
+    lasted = (
+        "–" if one.opened_at is None else "goes on" if closed is None else duration(max(0.0, closed - one.opened_at))
+    )
     return (
         f'<tr class="{"best" if closed is None else ""}">'
-        + f'<td class="n">{number_}</td><td class="n">{_time(opened)}</td>'
-        + _number(str(one.world_size))
+        + f'<td class="n">{one.number}</td><td class="n">{_time(opened) if opened is not None else "–"}</td>'
+        + _number("–" if one.world_size is None else str(one.world_size))
         + f'<td class="long">{_text(why)}</td><td class="long">{_text(names)}</td>'
         + _number(lasted)
         + "</tr>"

@@ -183,13 +183,16 @@ def _axis(timeline: Timeline, unit: str, scale: float) -> Axis:
 
 def _sizes(timeline: Timeline) -> list[Point]:
     found: list[Point] = []
-    formed = timeline.formed
-    for one in formed:
-        found.append((timeline.shown(one.opened_at), float(one.world_size)))
+    size = 0.0
+    for one in timeline.formed:
+        if one.opened_at is not None:
+            size = float(one.world_size or 0)
+            found.append((timeline.shown(one.opened_at), size))
         if one.closed_at is not None:
-            found.append((timeline.shown(one.closed_at), 0.0))
-    if formed and formed[-1].closed_at is None:
-        found.append((timeline.now, float(formed[-1].world_size)))
+            size = 0.0
+            found.append((timeline.shown(one.closed_at), size))
+    if size:
+        found.append((timeline.now, size))
     return found
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from tandem.charts.gallery import Tile
 from tandem.charts.series import Series
 from tandem.gallery import gallery
+from tandem.measures import Generation
 from tandem.rundir import records
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import Chain, counts
@@ -38,22 +39,6 @@ STRETCHES = 240
 MOST_REDONE = 20
 SAME_SECONDS = 0.1
 """Values that were measured so shortly after one another are one, told twice."""
-
-
-@dataclass(frozen=True)
-class Formed:
-    """A generation, as far as the logs tell. Times are seconds since the epoch."""
-
-    number: int
-    opened_at: float
-    world_size: int
-    members: tuple[str, ...]
-    reason: str
-    detail: str
-    closed_at: float | None = None
-    first_step_at: float | None = None
-    """When its first step was logged."""
-    last_step_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +77,7 @@ class Timeline:
     """GB of GPU memory in use, by rank, over seconds of the run."""
     use: dict[str, dict[str, Series]] = field(default_factory=lambda: {"trainer": {}, "gpu": {}, "evaluator": {}})
     """Busy cores (of a GPU: its busy share) by kind and process, over seconds of the run."""
-    generations: dict[int, Formed] = field(default_factory=dict)
+    generations: dict[int, Generation] = field(default_factory=dict)
     saves: dict[tuple[str, int], Save] = field(default_factory=dict)
     events: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
     """When, how much it matters, what."""
@@ -149,7 +134,7 @@ class Timeline:
             time.sleep(rest * (time.monotonic() - began))
 
     @property
-    def formed(self) -> list[Formed]:
+    def formed(self) -> list[Generation]:
         """The generations, oldest first, with when they made their first and last step."""
         found = []
         for number, one in sorted(self.generations.items()):
@@ -205,10 +190,10 @@ class Timeline:
 
     def _formed(self, record: records.Formed) -> None:
         at = record.time
-        formed = Formed(
+        formed = Generation(
             number=record.generation,
             opened_at=at,
-            world_size=record.world_size or 0,
+            world_size=record.world_size,
             members=tuple(record.members or ()),
             reason=record.reason or "",
             detail=record.detail or "",

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.measures import Generation
 from tandem.rundir import lineage as authority
 from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir
@@ -25,7 +26,7 @@ from tandem_cli.report.figures import optimization, pictures, processors
 from tandem_cli.report.folder import NoRun
 from tandem_cli.report.logs import busy_cores, natural
 from tandem_cli.report.reading import read
-from tandem_cli.report.run import Generation, Run, Steps, Use
+from tandem_cli.report.run import Run, Steps, Use
 from tandem_cli.report.summary import summarize, time_by_phase
 from tests.support.worlds.simulated_run import T0, make_run
 

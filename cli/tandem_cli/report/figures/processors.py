@@ -18,9 +18,10 @@ from matplotlib.path import Path
 
 from tandem.charts.palette import LIGHT, Role
 from tandem.formatting import cores, duration, plain, share
+from tandem.measures import Generation
 from tandem_cli.report.clock import Clock
 from tandem_cli.report.figures.canvas import empty, shade_restarts, spread, time_axis
-from tandem_cli.report.run import Checkpoint, Floats, Generation, Ints, Kind, Run, Use, Work
+from tandem_cli.report.run import Checkpoint, Floats, Ints, Kind, Run, Use, Work
 from tandem_cli.report.series import means
 from tandem_cli.report.style import Look
 
