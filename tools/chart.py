@@ -76,15 +76,15 @@ FILES: Mapping[str, Callable[[], str]] = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class ChartValue:
     """One value of values.yaml, or a group of them."""
 
     comment: str
     default: Any
-    fields: "list[tuple[str, Entry]]"
+    fields: "list[tuple[str, ChartValue]]"
 
 
-def _entries(node: yaml.MappingNode, lines: list[str]) -> Iterator[tuple[str, Entry]]:
+def _entries(node: yaml.MappingNode, lines: list[str]) -> Iterator[tuple[str, ChartValue]]:
     for key, value in node.value:
         comment = _comment(lines, key.start_mark.line)
         if not comment:
@@ -93,7 +93,7 @@ def _entries(node: yaml.MappingNode, lines: list[str]) -> Iterator[tuple[str, En
             _comment(lines, inner.start_mark.line) for inner, _ in value.value
         )
         fields = list(_entries(value, lines)) if is_group else []
-        yield key.value, Entry(comment, yaml.safe_load(yaml.serialize(value)), fields)
+        yield key.value, ChartValue(comment, yaml.safe_load(yaml.serialize(value)), fields)
 
 
 def _comment(lines: list[str], line: int) -> str:
@@ -105,7 +105,7 @@ def _comment(lines: list[str], line: int) -> str:
     return " ".join(found)
 
 
-def _rows(path: str, entry: Entry) -> Iterator[str]:
+def _rows(path: str, entry: ChartValue) -> Iterator[str]:
     default = "" if entry.fields else f"`{json.dumps(entry.default, ensure_ascii=False)}`"
     name = f"*{path}*" if entry.fields else f"`{path}`"
     yield f"| {name} | {default} | {entry.comment} |"

@@ -16,7 +16,19 @@ as the first member is back (the rest may still be writing).
 from dataclasses import replace
 
 from tandem_coordinator.blame import cut_off, silent_members, strike
-from tandem_coordinator.group import Action, Cause, Close, Complete, Fail, Next, Saving, Say, State, is_inside, listed
+from tandem_coordinator.group import (
+    Action,
+    Cause,
+    Close,
+    Complete,
+    FailJob,
+    Next,
+    Saving,
+    Say,
+    State,
+    is_inside,
+    listed,
+)
 from tandem_coordinator.repetition import first_of, progress
 
 SAVE_SECONDS = 30.0
@@ -152,7 +164,7 @@ def count_failure(state: State, now: float) -> Next:
         f"training failed {state.failures} times and elasticity.maxRestarts is {state.rules.max_restarts}; "
         f"the last time because {state.cause.detail}",
     )
-    return replace(state, failing=cause), (Fail(cause, *(first_of(state) or ("", None))),)
+    return replace(state, failing=cause), (FailJob(cause, *(first_of(state) or ("", None))),)
 
 
 def _ask(state: State, saving: Saving) -> Next:

@@ -30,7 +30,7 @@ from tandem_coordinator.group import (
     Complaint,
     Complete,
     Disconnected,
-    Fail,
+    FailJob,
     Hung,
     Open,
     Over,
@@ -45,9 +45,16 @@ from tandem_coordinator.history import now as log_time
 from tandem_coordinator.progress import Reports
 from tandem_coordinator.prometheus import Figures
 from tandem_coordinator.run_watcher import Observed, RunDirectory, RunWatcher
-from tandem_coordinator.state_store import HISTORY, Page, Remembered, StateStore, TakenOver, remembered_left_out
+from tandem_coordinator.state_store import (
+    HISTORY,
+    CoordinatorState,
+    Remembered,
+    StateStore,
+    TakenOver,
+    remembered_left_out,
+)
 from tandem_coordinator.straggler import StragglerWatch
-from tandem_coordinator.summary import Clock, about, snapshot, status
+from tandem_coordinator.summary import Instant, about, snapshot, status
 from tandem_coordinator.trouble import TroubleWatch
 
 TICK_SECONDS = 0.05
@@ -161,7 +168,7 @@ class Coordinator:
             observed: what stands in the run directory, if somebody knows it better.
             most: of so many members alone, those that need attention first.
         """
-        clock, seen, told = Clock(time.time(), time.monotonic()), observed or self._observed, self._history
+        clock, seen, told = Instant(time.time(), time.monotonic()), observed or self._observed, self._history
         now = self._status(clock, seen)
         return snapshot(self.job, now, self.state, clock, self._reports, seen, told.generations, told.events, most=most)
 
@@ -183,7 +190,7 @@ class Coordinator:
             idle_seconds=self._hangs.idle_seconds() if self.state.open else None,
             finishing=self._reports.finishing,
             started_at=self._started_at,
-            clock=Clock(time.time(), time.monotonic()),
+            clock=Instant(time.time(), time.monotonic()),
             observed=self._observed,
             troubles=self._troubles.troubles or Troubles(),
         )
@@ -192,7 +199,7 @@ class Coordinator:
         worked = self._observed.training.seconds
         self._goodput.look(time.monotonic(), about(self.state, self._reports, self._observed), worked)
 
-    def _status(self, clock: Clock, observed: Observed) -> Status:
+    def _status(self, clock: Instant, observed: Observed) -> Status:
         stragglers = self._stragglers.stragglers
         found = status(self.job, self.state, clock, self._reports, observed, self._started_at, stragglers)
         return found.model_copy(update={"troubles": self._troubles.troubles, "restarts": self._history.all_restarts})
@@ -300,7 +307,7 @@ class Coordinator:
             worse = self._troubles.look(self._observed, self._history.lines_lost, time.monotonic())
             if worse and (found := self._troubles.troubles):
                 self._history.write(records.Troubled(time=log_time(), **found.model_dump()))
-            clock, observed = Clock(time.time(), time.monotonic()), self._observed
+            clock, observed = Instant(time.time(), time.monotonic()), self._observed
             now, evaluators = self._status(clock, observed), observed.evaluators
             owed -= RANKS_IN_SAMPLES
             trainer_cpu = self._reports.trainer_cpu() if owed <= 0 else {}
@@ -377,7 +384,7 @@ class Coordinator:
                 self._history.closed(generation, cause, is_last=self.state.end is not None)
             case Say(text, warning):
                 self._history.say(text, "warning" if warning else "info")
-            case Fail(cause, replica, complaint):
+            case FailJob(cause, replica, complaint):
                 self._history.say(cause.detail, "error")
                 self._loop.create_task(self._mark_failed(cause, replica, complaint))
             case Complete(cause):
@@ -428,8 +435,8 @@ class Coordinator:
             self._history.say(observed.ending.message, "error" if observed.ending.failed else "info")
             self._apply(Over(Cause(observed.ending.reason, observed.ending.message)))
 
-    def _page(self) -> Page:
-        return Page(
+    def _page(self) -> CoordinatorState:
+        return CoordinatorState(
             owner=self._state_store.owner,
             generation=self.state.number,
             membership=self.state.latest,

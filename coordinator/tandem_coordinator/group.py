@@ -359,7 +359,7 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class FailJob:
     """The job has failed for good. Say so in the run directory, so that agents find it there, and then `Over`."""
 
     cause: Cause
@@ -376,7 +376,7 @@ class Complete:
     cause: Cause
 
 
-Action = Open | Close | Say | Fail | Complete
+Action = Open | Close | Say | FailJob | Complete
 
 Next = tuple[State, tuple[Action, ...]]
 """What follows from an event."""

@@ -204,7 +204,7 @@ _LAST_BYTES = 64 * 2**10
 """A coordinator that finds a long log begins so far before its end."""
 
 
-class EvaluatorLog:
+class EvaluatorFollower:
     """Follows one evaluator's log."""
 
     def __init__(self, path: Path) -> None:

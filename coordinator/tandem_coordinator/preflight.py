@@ -46,7 +46,7 @@ times."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Suspect:
     """Something is wrong with a member."""
 
     replica: str
@@ -57,7 +57,7 @@ class Finding:
     """`unfit`: the group cannot work with it. `slow`: it can. `failed`: another try may succeed."""
 
 
-def judge(members: Sequence[str], reports: Mapping[str, PreflightReport], places: Mapping[str, str]) -> list[Finding]:
+def judge(members: Sequence[str], reports: Mapping[str, PreflightReport], places: Mapping[str, str]) -> list[Suspect]:
     """What is wrong with whom; nothing if all are sound.
 
     Args:
@@ -67,9 +67,9 @@ def judge(members: Sequence[str], reports: Mapping[str, PreflightReport], places
     """
     told = {name: reports[name] for name in members if name in reports}
     return (
-        [Finding(name, report.wrong) for name, report in told.items() if report.wrong]
+        [Suspect(name, report.wrong) for name, report in told.items() if report.wrong]
         or _unreached(members, told)
-        or [Finding(name, "did not tell what its pre-flight found", "failed") for name in members if name not in told]
+        or [Suspect(name, "did not tell what its pre-flight found", "failed") for name in members if name not in told]
         or _miscounted(told)
         or _slow_products(told)
         or _slow_pairs(told, places)
@@ -171,7 +171,7 @@ def _is_due(known: Preflight, members: int, now: float) -> bool:
 # Of reports
 
 
-def _unreached(members: Sequence[str], told: Mapping[str, PreflightReport]) -> list[Finding]:
+def _unreached(members: Sequence[str], told: Mapping[str, PreflightReport]) -> list[Suspect]:
     # Everybody has to reach the store of the first member.
     asked: dict[str, set[str]] = {name: set() for name in members}
     asked[members[0]].update(members[1:])
@@ -188,7 +188,7 @@ def _unreached(members: Sequence[str], told: Mapping[str, PreflightReport]) -> l
         lacks = {name: [pair for pair in broken if name in pair] for name in members}
         worst = max(members, key=lambda name: (_share(lacks[name], asked[name]), members.index(name)))
         peers = listed(peer for pair in lacks[worst] for peer in pair - {worst})
-        findings.append(Finding(worst, f"and {peers} do not reach each other"))
+        findings.append(Suspect(worst, f"and {peers} do not reach each other"))
         broken -= set(lacks[worst])
     return findings
 
@@ -197,24 +197,24 @@ def _share(lacks: Sequence[frozenset[str]], asked: set[str]) -> tuple[int, float
     return len(lacks), len(lacks) / max(1, len(asked))
 
 
-def _miscounted(told: Mapping[str, PreflightReport]) -> list[Finding]:
+def _miscounted(told: Mapping[str, PreflightReport]) -> list[Suspect]:
     wrong = [name for name, report in told.items() if report.all_reduce == "wrong"]
     if wrong and len(wrong) < len(told):
-        return [Finding(name, "got a wrong sum over all ranks, and others the right one") for name in wrong]
+        return [Suspect(name, "got a wrong sum over all ranks, and others the right one") for name in wrong]
     if wrong:
-        return [Finding("", "the sum over all ranks is wrong everywhere", "failed")]
+        return [Suspect("", "the sum over all ranks is wrong everywhere", "failed")]
     if failed := [name for name, report in told.items() if report.all_reduce == "failed"]:
-        return [Finding("", f"the sum over all ranks did not come about on {listed(failed)}", "failed")]
+        return [Suspect("", f"the sum over all ranks did not come about on {listed(failed)}", "failed")]
     return []
 
 
-def _slow_products(told: Mapping[str, PreflightReport]) -> list[Finding]:
+def _slow_products(told: Mapping[str, PreflightReport]) -> list[Suspect]:
     seconds = {name: report.product_seconds for name, report in told.items() if report.product_seconds}
     if len(seconds) < COMPARED:
         return []
     usual = median_low(seconds.values())
     return [
-        Finding(
+        Suspect(
             name,
             f"took {_milliseconds(took)} for a matrix product, {took / usual:.1f} times as long as the median of "
             f"{_milliseconds(usual)}",
@@ -225,7 +225,7 @@ def _slow_products(told: Mapping[str, PreflightReport]) -> list[Finding]:
     ]
 
 
-def _slow_pairs(told: Mapping[str, PreflightReport], places: Mapping[str, str]) -> list[Finding]:
+def _slow_pairs(told: Mapping[str, PreflightReport], places: Mapping[str, str]) -> list[Suspect]:
     one_place = len({places[name] for name in told}) == 1
     rates: dict[str, dict[str, float]] = {name: {} for name in told}
     for name, report in told.items():
@@ -242,7 +242,7 @@ def _slow_pairs(told: Mapping[str, PreflightReport], places: Mapping[str, str]) 
         return []
     usual = median(own.values())
     return [
-        Finding(
+        Suspect(
             name,
             f"exchanges {_rate(rate)} with most of the others, {usual / rate:.1f} times less than the median of "
             f"{_rate(usual)}",

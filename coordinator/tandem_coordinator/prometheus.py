@@ -23,7 +23,7 @@ from tandem.snapshot import Snapshot
 from tandem.status import Phase, Troubles
 from tandem_coordinator.logs import Training
 from tandem_coordinator.run_watcher import Observed
-from tandem_coordinator.summary import Clock
+from tandem_coordinator.summary import Instant
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -45,7 +45,7 @@ Sample = tuple[Metric, tuple[str, ...], float | int | None]
 class Figures:
     """What Prometheus is told and no snapshot has."""
 
-    clock: Clock
+    clock: Instant
     """Now."""
     checkpoints: Checkpoint = field(default_factory=Checkpoint)
     """When the job wants them."""

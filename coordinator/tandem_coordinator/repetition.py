@@ -30,7 +30,7 @@ from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, Signals
 
 from tandem.messages import WORDLESS, Failure, Sync
 from tandem_coordinator.blame import leave_out
-from tandem_coordinator.group import Cause, Complaint, Fail, LeftOut, Next, Say, State
+from tandem_coordinator.group import Cause, Complaint, FailJob, LeftOut, Next, Say, State
 
 FIRST_SECONDS, LONGEST_SECONDS = 1.0, 60.0
 """Between the end of a group that made no progress, not the first in a row, and the start of the next."""
@@ -162,7 +162,7 @@ def _give_up(state: State) -> Next:
     before = "Tandem heard of a step or saw a checkpoint" if _is_silent(state) else "it made a step or saved anything"
     cause = Cause("RepeatedFailure", f"{state.cause.detail}; twice, before {before}")
     first = first_of(state)
-    return replace(state, failing=cause), (Fail(cause, *(first or ("", None))),)
+    return replace(state, failing=cause), (FailJob(cause, *(first or ("", None))),)
 
 
 def _signature(state: State, replica: str, complaint: Complaint) -> Signature | None:

@@ -32,7 +32,7 @@ from tandem.rundir.rewind import Rewind, batches_left_out
 from tandem.snapshot import EvaluatorView
 from tandem.status import CheckpointRef, Score
 from tandem_coordinator.foreign_checkpoints import ForeignCheckpoints
-from tandem_coordinator.logs import EvaluatorLog, Training, TrainingLogs
+from tandem_coordinator.logs import EvaluatorFollower, Training, TrainingLogs
 
 SECONDS = 0.5
 """Between two looks."""
@@ -69,7 +69,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedCheckpoint:
     """The newest checkpoint, as a thing on the disk."""
 
     at: float
@@ -120,7 +120,7 @@ class Observed:
     evaluators: tuple[EvaluatorView, ...] = ()
     final_is_evaluated: bool = False
     training: Training = field(default_factory=Training)
-    saved: Saved | None = None
+    saved: SavedCheckpoint | None = None
     evaluations: Evaluations = field(default_factory=Evaluations)
     evaluated_at: float | None = None
     """When an evaluator last published a result, also of a part, seconds since the epoch."""
@@ -172,7 +172,7 @@ class RunDirectory:
         self._links: Chain = {}
         self._linked_up_to = -1
         self._manifests: dict[str, CheckpointRef | None] = {}
-        self._saved: dict[CheckpointRef, Saved] = {}
+        self._saved: dict[CheckpointRef, SavedCheckpoint] = {}
         self._scores: dict[CheckpointRef, tuple[Rank, Score]] = {}
         self._skipped: set[tuple[str, int]] = set()
         self._published: float | None = None
@@ -180,7 +180,7 @@ class RunDirectory:
         self._listed: dict[str, int] = {}
         self._unsettled: frozenset[str] = frozenset()
         self._old_folders, self._old_logs = Rarely(), Rarely()
-        self._logs: dict[str, EvaluatorLog] = {}
+        self._logs: dict[str, EvaluatorFollower] = {}
         self._training = TrainingLogs(rundir.log)
         self._rewinds = 0, 0
         self._volume: tuple[float, Volume | None] = (float("-inf"), None)
@@ -259,7 +259,7 @@ class RunDirectory:
             manifest = self._rundir.manifest(name)
         except Broken:
             return None
-        self._saved[manifest.reference] = Saved(manifest.created_at, manifest.size)
+        self._saved[manifest.reference] = SavedCheckpoint(manifest.created_at, manifest.size)
         return manifest.reference
 
     def _find_scores(
@@ -344,7 +344,7 @@ class RunDirectory:
                 continue
             with suppress(FileNotFoundError):
                 if name not in self._logs and len(self._logs) < MOST_EVALUATORS:
-                    self._logs[name] = EvaluatorLog(path)
+                    self._logs[name] = EvaluatorFollower(path)
                 if name not in self._logs:
                     continue
                 log = self._logs[name]

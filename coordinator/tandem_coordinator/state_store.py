@@ -56,7 +56,7 @@ def remembered_left_out(state: State, now: float) -> list[Absent]:
     return [Absent(replica=one.replica, node=one.node, why=one.why, seconds=now - one.at) for one in state.left_out]
 
 
-class Page(Model):
+class CoordinatorState(Model):
     """The content of `coordinator.json`."""
 
     owner: str
@@ -163,7 +163,7 @@ class StateStore:
                 history=page.history,
             )
         self._write(
-            Page(
+            CoordinatorState(
                 owner=self.owner,
                 generation=remembered.generation,
                 membership=remembered.membership,
@@ -179,7 +179,7 @@ class StateStore:
         )
         return remembered
 
-    def record(self, page: Page) -> None:
+    def record(self, page: CoordinatorState) -> None:
         """Make a page durable.
 
         Raises:
@@ -191,14 +191,14 @@ class StateStore:
             raise TakenOver(f"coordinator {current.owner} has taken over this job")
         self._write(page)
 
-    def _read(self) -> Page | None:
-        page = _read(Page, self._rundir.coordinator_file)
+    def _read(self) -> CoordinatorState | None:
+        page = _read(CoordinatorState, self._rundir.coordinator_file)
         beside = None if page is None else _read(Beside, self._rundir.beside_coordinator_file)
         if page is None or beside is None or beside.owner != page.owner:
             return page
         return page.model_copy(update={name: getattr(beside, name) for name in BESIDE})
 
-    def _write(self, page: Page) -> None:
+    def _write(self, page: CoordinatorState) -> None:
         beside = Beside(
             owner=page.owner,
             pod=self._pod,
@@ -221,13 +221,13 @@ def _read(model: type[M], path: Path) -> M | None:
         return None
 
 
-def _restarts(page: Page) -> int:
+def _restarts(page: CoordinatorState) -> int:
     """Of a page of an earlier version, those that its history still tells of."""
     told = sum(is_restart(one.reason) for one in page.history[1:])
     return told if page.restarts is None else page.restarts
 
 
-def _taken_from(page: Page | None, pod: str | None) -> list[str] | None:
+def _taken_from(page: CoordinatorState | None, pod: str | None) -> list[str] | None:
     if page is None:
         return None
     before = page.taken_from or []

@@ -23,7 +23,7 @@ MOST_WORDS = 200
 
 
 @dataclass(frozen=True)
-class Clock:
+class Instant:
     """One moment on both clocks."""
 
     wall: float
@@ -36,7 +36,7 @@ def snapshot(
     job: DistributedTrainingJob,
     status: Status,
     state: State,
-    clock: Clock,
+    clock: Instant,
     reports: Reports,
     observed: Observed,
     generations: Iterable[GenerationView],
@@ -90,7 +90,7 @@ def brief(whole: Snapshot) -> Snapshot:
 def status(
     job: DistributedTrainingJob,
     state: State,
-    clock: Clock,
+    clock: Instant,
     reports: Reports,
     observed: Observed,
     started_at: float | None,
@@ -175,7 +175,7 @@ def _all_run(state: State) -> bool:
     return running >= len(state.inside)
 
 
-def _message(state: State, clock: Clock, observed: Observed) -> str | None:
+def _message(state: State, clock: Instant, observed: Observed) -> str | None:
     if observed.ending is not None:
         return observed.ending.message if observed.ending.failed else None
     if state.completing is None and (end := state.end or state.failing) is not None:
@@ -191,7 +191,7 @@ def _message(state: State, clock: Clock, observed: Observed) -> str | None:
     return None
 
 
-def _member(agent: Agent, clock: Clock, reports: Reports) -> MemberView:
+def _member(agent: Agent, clock: Instant, reports: Reports) -> MemberView:
     member = agent.member
     return MemberView(
         replica=member.replica,

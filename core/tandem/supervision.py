@@ -97,7 +97,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartChild:
     """Start this child, for the first time or again."""
 
     name: str
@@ -118,7 +118,7 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Fail:
+class FailRun:
     """Record that the run has failed for good."""
 
     reason: str
@@ -132,7 +132,7 @@ class Finish:
     """Nothing is running and nothing will be."""
 
 
-Action = Start | Ask | Kill | Fail | Finish
+Action = StartChild | Ask | Kill | FailRun | Finish
 
 
 def decide(children: Sequence[Child], facts: Facts, now: float) -> list[Action]:
@@ -177,15 +177,17 @@ def _train(children: Sequence[Child], facts: Facts, now: float) -> list[Action]:
         if child.role == "agent" and is_through(child):
             late = child.ended_at is not None and now - child.ended_at > RESULT_SECONDS
             if late and facts.own_command and facts.begins_again:
-                actions.append(Start(child.name))
+                actions.append(StartChild(child.name))
             elif late and not facts.own_command:
                 return [
-                    Fail("NoResult", f"{child.name} ended, but training is not complete", child.name, ExitCode.FAILED)
+                    FailRun(
+                        "NoResult", f"{child.name} ended, but training is not complete", child.name, ExitCode.FAILED
+                    )
                 ]
         elif child.role == "evaluator" and (is_through(child) or is_given_up(child)):
             continue
         elif is_due(child, now):
-            actions.append(Start(child.name))
+            actions.append(StartChild(child.name))
     return actions
 
 
@@ -196,10 +198,10 @@ def _drain(children: Sequence[Child], facts: Facts, now: float) -> list[Action]:
     if now - since > ENDING_SECONDS:
         actions += _stop(agents, now)
     open_work = [child for child in evaluators if not is_through(child) and not is_given_up(child)]
-    actions += [Start(child.name) for child in open_work if is_due(child, now)]
+    actions += [StartChild(child.name) for child in open_work if is_due(child, now)]
     if open_work or any(agent.running for agent in agents):
         coordinator = _of("coordinator", children)
-        return actions + [Start(c.name) for c in coordinator if is_due(c, now) and not is_given_up(c)]
+        return actions + [StartChild(c.name) for c in coordinator if is_due(c, now) and not is_given_up(c)]
     return _leave(children, now)
 
 
@@ -229,16 +231,16 @@ def is_due(child: Child, now: float) -> bool:
     return child.ended_at is None or now - child.ended_at >= pause(child.failures)
 
 
-def _failure(child: Child) -> Fail:
+def _failure(child: Child) -> FailRun:
     if child.code == ExitCode.CONFIGURATION:
-        return Fail(
+        return FailRun(
             "InvalidConfiguration",
             f"{child.name} cannot work as the job is written",
             child.name,
             ExitCode.CONFIGURATION,
         )
     times = f"{child.failures} times in a row soon after its start"
-    return Fail("DoesNotStart", f"{child.name} ended {times}, {ending(child.code)}", child.name, ExitCode.FAILED)
+    return FailRun("DoesNotStart", f"{child.name} ended {times}, {ending(child.code)}", child.name, ExitCode.FAILED)
 
 
 def ending(code: int | None) -> str:

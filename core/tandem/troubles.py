@@ -19,7 +19,7 @@ FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
 
 
 @dataclass(frozen=True)
-class Told:
+class Sentence:
     """One kind of trouble."""
 
     reason: str
@@ -31,30 +31,32 @@ class Told:
     """Whether it is so now, and not only in the past."""
 
 
-def told(troubles: Troubles | None) -> Iterator[Told]:
+def told(troubles: Troubles | None) -> Iterator[Sentence]:
     """Each kind of trouble there was, the gravest first."""
     if troubles is None:
         return
     if row := troubles.saves_failed_in_a_row:
         saves = "the last save has failed" if row == 1 else f"the last {number(row)} saves have failed"
-        yield Told(SAVES_FAIL, "error", explained(saves, troubles.save_message), lasts=True)
+        yield Sentence(SAVES_FAIL, "error", explained(saves, troubles.save_message), lasts=True)
     elif troubles.saves_failed:
-        yield Told(SAVES_FAIL, "warning", _have(troubles.saves_failed, "save", "failed"))
+        yield Sentence(SAVES_FAIL, "warning", _have(troubles.saves_failed, "save", "failed"))
     if troubles.evaluations_failed:
         text = f"{several(troubles.evaluations_failed, 'checkpoint')} could not be evaluated"
         lasts = bool(troubles.evaluation_message)
-        yield Told(EVALUATION_FAILED, "error", explained(text, troubles.evaluation_message), lasts)
+        yield Sentence(EVALUATION_FAILED, "error", explained(text, troubles.evaluation_message), lasts)
     if troubles.lines_lost:
-        yield Told(LINES_LOST, "error", _have(troubles.lines_lost, "log line", "been lost: the disk did not take them"))
+        yield Sentence(
+            LINES_LOST, "error", _have(troubles.lines_lost, "log line", "been lost: the disk did not take them")
+        )
     if troubles.rewinds:
         times = "once" if troubles.rewinds == 1 else f"{troubles.rewinds} times"
         left = several(troubles.batches_left_out, "batch", "batches")
-        yield Told(REWOUND, "warning", f"the loss became useless: training went back {times} and left out {left}")
+        yield Sentence(REWOUND, "warning", f"the loss became useless: training went back {times} and left out {left}")
     if troubles.evaluations_skipped:
-        yield Told(SKIPPED, "info", _have(troubles.evaluations_skipped, "checkpoint", "been skipped by evaluators"))
+        yield Sentence(SKIPPED, "info", _have(troubles.evaluations_skipped, "checkpoint", "been skipped by evaluators"))
 
 
-def lasting(troubles: Troubles | None) -> Told | None:
+def lasting(troubles: Troubles | None) -> Sentence | None:
     """The gravest trouble that the job is in now."""
     return next((one for one in told(troubles) if one.lasts), None)
 

@@ -27,7 +27,7 @@ from tandem_evaluator.log import EvaluatorLog
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
 
-class Refused(Exception):  # noqa: N818 - it says what happened
+class CannotEvaluate(Exception):  # noqa: N818 - it says what happened
     """This process cannot do its work; carries the exit code and one line for the user."""
 
     def __init__(self, code: ExitCode, line: str) -> None:
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         rundir, name = _whereabouts(index)
         job = _wait_for_job(rundir)
         return ExitCode.DONE if job is None else _evaluate(rundir, name, job)
-    except Refused as error:
+    except CannotEvaluate as error:
         print(f"tandem evaluator: {error}", file=sys.stderr, flush=True)
         return error.code
 
@@ -63,10 +63,12 @@ def _whereabouts(index: int) -> tuple[RunDir, str]:
     """The run directory and the name of this process."""
     missing = [variable for variable in (launch.RUN_DIR, launch.REPLICA) if not os.environ.get(variable)]
     if missing:
-        raise Refused(ExitCode.USAGE, f"the variable {' and '.join(missing)} must be set; `tandem run` does that")
+        raise CannotEvaluate(
+            ExitCode.USAGE, f"the variable {' and '.join(missing)} must be set; `tandem run` does that"
+        )
     replica = os.environ[launch.REPLICA]
     if index < 0 or not _NAME.match(replica):
-        raise Refused(ExitCode.USAGE, f"{replica}-{index} cannot be the name of an evaluator process")
+        raise CannotEvaluate(ExitCode.USAGE, f"{replica}-{index} cannot be the name of an evaluator process")
     return RunDir(os.environ[launch.RUN_DIR]), f"{replica}-{index}"
 
 
@@ -75,18 +77,18 @@ def _wait_for_job(rundir: RunDir) -> DistributedTrainingJob | None:
         return wait_for_job(rundir, lambda line: print(line, flush=True), os.environ.get(launch.UID, ""))
     except ValueError as error:
         why = " ".join(str(error).split())
-        raise Refused(ExitCode.CONFIGURATION, f"{rundir.job_file} is no job that we can read: {why}") from error
+        raise CannotEvaluate(ExitCode.CONFIGURATION, f"{rundir.job_file} is no job that we can read: {why}") from error
     except OSError as error:
-        raise Refused(ExitCode.FAILED, f"{rundir.job_file} cannot be read: {error}") from error
+        raise CannotEvaluate(ExitCode.FAILED, f"{rundir.job_file} cannot be read: {error}") from error
 
 
 def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCode:
     if job.spec.trainer.task is None:
-        raise Refused(
+        raise CannotEvaluate(
             ExitCode.CONFIGURATION, f"{job.metadata.name} trains by a command; evaluators know the tasks alone"
         )
     if job.spec.evaluation.processes == 0:
-        raise Refused(
+        raise CannotEvaluate(
             ExitCode.CONFIGURATION, f"evaluation is turned off in {job.metadata.name}: evaluators.replicas is 0"
         )
 
@@ -94,7 +96,7 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
         log = EvaluatorLog(rundir, name)
     except OSError as error:
         code = ExitCode.FAILED if may_pass(error) else ExitCode.CONFIGURATION
-        raise Refused(code, f"the run directory cannot be written: {error}") from error
+        raise CannotEvaluate(code, f"the run directory cannot be written: {error}") from error
     with log:
         _wait_for_training(rundir)
         # These load torch.
@@ -105,9 +107,9 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
         try:
             evaluation = Evaluation.load(job.spec.trainer.settings)
         except ConfigurationError as error:
-            raise Refused(ExitCode.CONFIGURATION, str(error)) from error
+            raise CannotEvaluate(ExitCode.CONFIGURATION, str(error)) from error
         except OSError as error:
-            raise Refused(ExitCode.FAILED, f"the data cannot be read: {error}") from error
+            raise CannotEvaluate(ExitCode.FAILED, f"the data cannot be read: {error}") from error
         evaluator = Evaluator(rundir, job.spec.evaluation, name, evaluation, log)
         interrupted = False
 

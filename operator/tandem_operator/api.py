@@ -18,7 +18,7 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from tandem_operator import kinds
-from tandem_operator.bounded import MOST_COST, SMALL, UNREAD, Lines, cost, without_items
+from tandem_operator.bounded import MOST_COST, SMALL, UNREAD, BoundedLines, cost, without_items
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import version
 
@@ -45,7 +45,7 @@ class Unavailable(Exception):  # noqa: N818 - it is a state of the API server, a
     """It did not answer, or not now. Worth trying again."""
 
 
-class Refused(Exception):  # noqa: N818 - reads as the sentence it is
+class RequestRefused(Exception):  # noqa: N818 - reads as the sentence it is
     """The API server said no, and why."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
@@ -54,7 +54,7 @@ class Refused(Exception):  # noqa: N818 - reads as the sentence it is
 
 
 @dataclass(frozen=True)
-class Page:
+class ListPart:
     """A part of a list."""
 
     items: list[Object]
@@ -112,12 +112,12 @@ class ApiServer:
         """
         try:
             return await self._request("GET", kind.path(namespace, name))
-        except Refused as error:
+        except RequestRefused as error:
             if error.code == 404:
                 return None
             raise
 
-    async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[Page]:
+    async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[ListPart]:
         """All objects, some dozens at a time.
 
         Raises:
@@ -141,7 +141,7 @@ class ApiServer:
             # Items of a list do not say what they are.
             said = {"apiVersion": kind.api, "kind": kind.name}
             items = [{**one, **said, **unread} for one in found.get("items") or []]
-            yield Page(items, version(metadata), whole)
+            yield ListPart(items, version(metadata), whole)
             if not metadata.get("continue"):
                 return
             query["continue"] = metadata["continue"]
@@ -172,7 +172,7 @@ class ApiServer:
             with closing(answer):
                 if answer.status >= 400:
                     _understood("GET", path, answer.status, await _content(answer))
-                async for piece in Lines(answer.content).iter_chunked(SMALL):
+                async for piece in BoundedLines(answer.content).iter_chunked(SMALL):
                     for line in piece.splitlines():
                         told = _parsed("GET", path, answer.status, line)
                         what, found = told.get("type"), told.get("object")
@@ -237,7 +237,7 @@ class ApiServer:
         except TooLarge:
             # It is written; what it is a status of, the next list tells.
             return None
-        except Refused as error:
+        except RequestRefused as error:
             if error.code == 404:
                 return None
             raise
@@ -253,7 +253,7 @@ class ApiServer:
         body = {"metadata": {"uid": uid}, "spec": {"activeDeadlineSeconds": 1}}
         try:
             await self._request("PATCH", kind.path(namespace, name), {"fieldManager": MANAGER}, body, MERGE)
-        except Refused as error:
+        except RequestRefused as error:
             if error.code not in (404, 409):
                 raise
 
@@ -267,7 +267,7 @@ class ApiServer:
         options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         try:
             await self._request("DELETE", kind.path(namespace, name), body=options)
-        except Refused as error:
+        except RequestRefused as error:
             # Gone, or another one has its name by now.
             if error.code not in (404, 409):
                 raise
@@ -352,7 +352,7 @@ def _judge(method: str, path: str, status: int, found: Object) -> NoReturn:
     said = str(found.get("message", ""))
     if status == 429 or (status >= 500 and WEBHOOK not in said):
         raise Unavailable(f"{method} {path}: {status} {said}")
-    raise Refused(status, found.get("reason", ""), said or str(status))
+    raise RequestRefused(status, found.get("reason", ""), said or str(status))
 
 
 def _proxy(host: str) -> str | None:

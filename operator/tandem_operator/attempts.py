@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tandem_operator import names, replicas
 from tandem_operator.kinds import Kind
-from tandem_operator.reporting import Trouble
+from tandem_operator.reporting import Want
 
 MANY = 8
 """Pods of a job that are made side by side. Where a quota or a webhook refuses so many of a role, it would refuse the
@@ -32,7 +32,7 @@ class Attempt:
     count: int
     at: float
     """The last one, seconds since the epoch."""
-    trouble: Trouble | None = None
+    trouble: Want | None = None
     """What was answered, if that was a refusal."""
 
     @property
@@ -81,6 +81,6 @@ def role_waits(attempts: Attempts, role: str, now: float) -> float | None:
     return min(refused) if len(refused) >= MANY else None
 
 
-def tried(before: Attempt | None, now: float, trouble: Trouble | None = None) -> Attempt:
+def tried(before: Attempt | None, now: float, trouble: Want | None = None) -> Attempt:
     """After one more try."""
     return Attempt(1 if before is None else before.count + 1, now, trouble)

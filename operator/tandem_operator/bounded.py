@@ -53,7 +53,7 @@ def without_items(text: bytes) -> bytes:
     return json.dumps({**json.loads(head), **json.loads(tail), "items": []}).encode()
 
 
-class Lines:
+class BoundedLines:
     """The content of a watch, without the lines that cost too much."""
 
     def __init__(self, content: aiohttp.StreamReader) -> None:
@@ -85,7 +85,7 @@ class Response(aiohttp.ClientResponse):
         """Its headers have come."""
         await super().start(connection)
         if self.url.query.get("watch") == "true":
-            self.content: Any = Lines(self.content)
+            self.content: Any = BoundedLines(self.content)
         return self
 
     async def read(self) -> bytes:

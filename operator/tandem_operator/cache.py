@@ -16,7 +16,7 @@ from tandem_operator.bounded import UNREAD
 from tandem_operator.jobs import Object
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import Children, Thing, children, job_of, observe, version
-from tandem_operator.unreadable import Unreadable
+from tandem_operator.unreadable import UnreadableObjects
 
 Key = tuple[str, str]
 """Namespace and name of a job."""
@@ -32,7 +32,7 @@ class Cache:
     """The cache."""
 
     def __init__(self) -> None:
-        self.unreadable = Unreadable()
+        self.unreadable = UnreadableObjects()
         """What could not be taken in."""
         self._jobs: dict[Key, Object] = {}
         self._entries: dict[tuple[Kind, str, str], _Entry] = {}

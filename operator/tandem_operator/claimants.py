@@ -17,7 +17,7 @@ from tandem_operator import names
 from tandem_operator.cache import Cache, Key
 from tandem_operator.gang_deadlock import GAVE_WAY, Claimant, claimant, is_partly_placed, starved_for, way_ends
 from tandem_operator.jobs import InvalidSpec
-from tandem_operator.memory import Memory
+from tandem_operator.memory import JobMemory
 
 FRESH_SECONDS = 2.0
 """So long what was found serves all who ask."""
@@ -34,7 +34,7 @@ class Claimants:
         memory: what is kept of a job, by its key and its UID; what was read of its spec among it.
     """
 
-    def __init__(self, cache: Cache, memory: Callable[[Key, str], Memory]) -> None:
+    def __init__(self, cache: Cache, memory: Callable[[Key, str], JobMemory]) -> None:
         self._cache, self._memory = cache, memory
         self._found: list[tuple[Key, Claimant]] = []
         self._due = 0.0

@@ -16,14 +16,14 @@ from tandem.launch import token_digest
 from tandem.status import Status
 from tandem.times import rfc3339, seconds
 from tandem_operator import jobs, kinds, names, objects, reporting, retry, templates, tokens
-from tandem_operator.api import ApiServer, Refused, Unavailable
+from tandem_operator.api import ApiServer, RequestRefused, Unavailable
 from tandem_operator.attempts import MANY, ending, place, removing, tried, writing
 from tandem_operator.cache import Cache, Key
 from tandem_operator.claimants import Claimants
 from tandem_operator.coordinators import Coordinators
 from tandem_operator.gang_deadlock import PATIENCE_SECONDS, Claimant, starved_for
 from tandem_operator.jobs import InvalidSpec, Object
-from tandem_operator.memory import Memory
+from tandem_operator.memory import JobMemory
 from tandem_operator.metrics import OperatorMetrics, holding
 from tandem_operator.objects import Peers, Volumes
 from tandem_operator.observed import Children, observe
@@ -32,7 +32,7 @@ from tandem_operator.pods import Images
 from tandem_operator.questions import Questions
 from tandem_operator.reasons import name_taken
 from tandem_operator.reconcile import ANY_VOLUMES, HASTY_SECONDS, is_ours, lively, reconcile
-from tandem_operator.reporting import Notice, Trouble
+from tandem_operator.reporting import Notice, Want
 from tandem_operator.workqueue import WorkQueue
 
 AT_ONCE = 96
@@ -93,7 +93,7 @@ class Controller:
         self._images, self._metrics, self._key, self._volumes = images, metrics, key, volumes
         self._patience, self._template_fields, self._peers = patience, tuple(template_fields), peers
         self.workqueue: WorkQueue[Key] = WorkQueue(LEAST_SECONDS, SLOW_AT_ONCE, OF_A_NAMESPACE, lambda key: key[0])
-        self._memories: dict[Key, Memory] = {}
+        self._memories: dict[Key, JobMemory] = {}
         self._claimants = Claimants(cache, self._memory)
 
     async def run(self) -> None:
@@ -113,7 +113,7 @@ class Controller:
         try:
             again_in = await self.look(key)
             failed = False
-        except (Unavailable, Refused) as error:
+        except (Unavailable, RequestRefused) as error:
             log.warning("event=look-failed job=%s/%s error=%r", *key, str(error))
         except Exception as error:
             # A defect, or a job that nobody thought of, must not stop the other jobs.
@@ -209,11 +209,11 @@ class Controller:
         since = starved_for(job, self._cache.children(key).pods(names.WORKER, uid), time.time())
         return [] if since is None or since < self._patience else await self._claimants.besides(key)
 
-    def _memory(self, key: Key, uid: str) -> Memory:
+    def _memory(self, key: Key, uid: str) -> JobMemory:
         """What is kept of a job; of an earlier one of its name, nothing is."""
         memory = self._memories.get(key)
         if memory is None or memory.uid != uid:
-            memory = self._memories[key] = Memory(uid)
+            memory = self._memories[key] = JobMemory(uid)
         return memory
 
     async def _retry(self, key: Key, body: Object, old: Status, children: Children, again: str) -> float | None:
@@ -232,12 +232,12 @@ class Controller:
 
     # Doing
 
-    async def _carry_out(self, key: Key, plan: Plan, at: Situation, memory: Memory) -> set[str]:
+    async def _carry_out(self, key: Key, plan: Plan, at: Situation, memory: JobMemory) -> set[str]:
         """Returns what was tried in vain (tandem_operator.attempts); what was answered is in the memory then."""
         attempts = {what: one for what, one in at.attempts.items() if what not in plan.settled}
         memory.attempts, vain = attempts, set[str]()
 
-        def note(what: str, trouble: Trouble | None, done: bool = True) -> None:
+        def note(what: str, trouble: Want | None, done: bool = True) -> None:
             attempts[what] = tried(attempts.get(what), at.now, trouble)
             if not done:
                 vain.add(what)
@@ -276,14 +276,14 @@ class Controller:
         for one in plan.remove:
             try:
                 await self._api.delete(one.kind, key[0], one.name, one.uid)
-            except Refused as error:
+            except RequestRefused as error:
                 note(removing(one.name), _trouble(one.kind, one.name, error), done=False)
             else:
                 log.info("event=removed job=%s/%s kind=%s name=%s", *key, one.kind.name, one.name)
         for pod in plan.end:
             try:
                 await self._api.terminate(kinds.POD, key[0], pod.name, pod.uid)
-            except Refused as error:
+            except RequestRefused as error:
                 note(ending(pod.name), _trouble(pod.kind, pod.name, error), done=False)
             else:
                 note(ending(pod.name), None)
@@ -292,12 +292,12 @@ class Controller:
             await self._questions.tell(key, plan.target)
         return vain
 
-    async def _create(self, kind: kinds.Kind, manifest: Object) -> tuple[bool, Trouble | None]:
+    async def _create(self, kind: kinds.Kind, manifest: Object) -> tuple[bool, Want | None]:
         """Whether it was made, and if not what speaks against it."""
         metadata = manifest["metadata"]
         try:
             made = await self._api.create(kind, manifest)
-        except Refused as error:
+        except RequestRefused as error:
             if error.code != 409:
                 return False, _trouble(kind, metadata["name"], error, _place(manifest) if kind is kinds.POD else "")
             # The next look gives a pod another name. A Secret is not read: what is there serves the job's own pods.
@@ -317,12 +317,12 @@ class Controller:
         log.info("event=made job=%s/%s kind=%s name=%s", *_job(metadata), kind.name, metadata["name"])
         return True, None
 
-    async def _update(self, key: Key, manifest: Object) -> tuple[bool, Trouble | None]:
+    async def _update(self, key: Key, manifest: Object) -> tuple[bool, Want | None]:
         """Whether it is now as it should be, and if not what speaks against it."""
         kind, metadata = _kind(manifest), manifest["metadata"]
         try:
             self._cache.see(kind, await self._api.apply(kind, manifest))
-        except Refused as error:
+        except RequestRefused as error:
             if error.code != 409:
                 return False, _trouble(kind, metadata["name"], error)
             # It is not the one that we know any more; the next look finds out what is there.
@@ -330,7 +330,7 @@ class Controller:
             return False, None
         return True, None
 
-    async def _take_in(self, kind: kinds.Kind, manifest: Object, there: Object) -> Trouble | None:
+    async def _take_in(self, kind: kinds.Kind, manifest: Object, there: Object) -> Want | None:
         """Know an object of the job's. A claim that was made beforehand has none of the labels that we watch for."""
         metadata = manifest["metadata"]
         if not metadata["labels"].items() <= _labels(there).items():
@@ -338,14 +338,14 @@ class Controller:
             named.pop("spec", None)
             try:
                 there = await self._api.apply(kind, named)
-            except Refused as error:
+            except RequestRefused as error:
                 return _trouble(kind, metadata["name"], error)
         self._cache.see(kind, there)
         return None
 
     # Telling
 
-    async def _report(self, key: Key, job: DistributedTrainingJob, plan: Plan, memory: Memory) -> bool:
+    async def _report(self, key: Key, job: DistributedTrainingJob, plan: Plan, memory: JobMemory) -> bool:
         """Write the status if it is worth it; False if it will be later."""
         body = self._cache.job(key)
         if body is None or body["metadata"]["uid"] != memory.uid:
@@ -362,7 +362,7 @@ class Controller:
             memory.written = now
             try:
                 wrote = await self._write(key, body, changes)
-            except Refused as error:
+            except RequestRefused as error:
                 log.warning("event=status-refused job=%s/%s error=%r", *key, str(error))
                 return False
             if not wrote:
@@ -385,7 +385,7 @@ class Controller:
             event = objects.event(body, notice, now, secrets.token_hex(8))
             try:
                 await self._api.create(kinds.EVENT, event)
-            except (Refused, Unavailable) as error:
+            except (RequestRefused, Unavailable) as error:
                 # The status says the same; an Event is a courtesy.
                 log.warning("event=not-told job=%s/%s error=%r", *key, str(error))
 
@@ -424,7 +424,7 @@ class Controller:
         version = body["metadata"]["resourceVersion"] if "conditions" in changes else ""
         try:
             written = await self._api.patch_status(kinds.JOB, *key, changes, version)
-        except Refused as error:
+        except RequestRefused as error:
             if error.code == 409:
                 return False
             raise
@@ -443,14 +443,14 @@ def _is_new(at: Situation) -> bool:
     return not theirs and at.now - at.created < LEFT_SECONDS
 
 
-def _trouble(kind: kinds.Kind, name: str, error: Refused, shown: str = "") -> Trouble:
+def _trouble(kind: kinds.Kind, name: str, error: RequestRefused, shown: str = "") -> Want:
     """What was refused, and why.
 
     Args:
         shown: what a pod is called instead, whose name is another one at each try.
     """
-    reason = "QuotaExceeded" if error.code == 403 and "exceeded quota" in str(error) else "Refused"
-    return Trouble(reason, f"{kind.name} {name}: {error}".replace(name, shown or name))
+    reason = "QuotaExceeded" if error.code == 403 and "exceeded quota" in str(error) else "RequestRefused"
+    return Want(reason, f"{kind.name} {name}: {error}".replace(name, shown or name))
 
 
 def _kind(manifest: Object) -> kinds.Kind:

@@ -68,7 +68,7 @@ class Coordinators:
         """
         try:
             return understood(await self._get(f"http://{endpoint}{BRIEF}", token))
-        except Unreadable as error:
+        except UnreadableAnswer as error:
             log.warning("event=coordinator-unreadable endpoint=%s error=%r", endpoint, str(error))
             raise
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -88,7 +88,7 @@ class Coordinators:
                     why = (await _read(answer, MOST_REFUSAL_BYTES)).decode(errors="replace")[:MOST_WORDS]
                     log.warning("event=target-refused endpoint=%s why=%r", endpoint, why)
                 return answer.status == 200
-        except Unreadable as error:
+        except UnreadableAnswer as error:
             log.warning("event=target-refused endpoint=%s why=%r", endpoint, str(error))
             return False
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -104,7 +104,7 @@ class Coordinators:
         assert self._session is not None
         async with self._session.get(where, headers=_headers(token), allow_redirects=False) as answer:
             if answer.status != 200:
-                raise Unreadable(f"HTTP status {answer.status}")
+                raise UnreadableAnswer(f"HTTP status {answer.status}")
             return await _read(answer, MOST_BRIEF_BYTES)
 
 
@@ -115,11 +115,11 @@ def understood(body: bytes) -> Snapshot:
         Unreadable: it says nothing.
     """
     if cost(body) > MOST_COST:
-        raise Unreadable("it takes more to parse than any coordinator's")
+        raise UnreadableAnswer("it takes more to parse than any coordinator's")
     try:
         heard = _Heard.read_json(body)
     except ValidationError as error:
-        raise Unreadable(f"{error.error_count()} mistakes") from None
+        raise UnreadableAnswer(f"{error.error_count()} mistakes") from None
     return Snapshot(
         job=heard.job, time=heard.time, status=heard.status, finished=heard.finished, generations=heard.generations
     )
@@ -129,7 +129,7 @@ class Unreached(Exception):  # noqa: N818 - it is a state of the network
     """Nobody took the connection, and nobody refused it: what a dead node looks like."""
 
 
-class Unreadable(Exception):  # noqa: N818 - it is the answer
+class UnreadableAnswer(Exception):  # noqa: N818 - it is the answer
     """An answer that no coordinator gives. It is larger, means nothing, or is packed, which nobody has asked for. Or it
     is an error, or a redirection, which is not followed."""
 
@@ -146,12 +146,12 @@ async def _read(answer: aiohttp.ClientResponse, most: int) -> bytes:
         Unreadable: it is longer than `most` bytes, or compressed.
     """
     if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
-        raise Unreadable(f"it is packed: {packed[:MOST_WORDS]}")
+        raise UnreadableAnswer(f"it is packed: {packed[:MOST_WORDS]}")
     found = bytearray()
     async for piece in answer.content.iter_any():
         found += piece
         if len(found) > most:
-            raise Unreadable(f"more than {most} bytes")
+            raise UnreadableAnswer(f"more than {most} bytes")
     return bytes(found)
 
 

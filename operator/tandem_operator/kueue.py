@@ -21,10 +21,10 @@ from collections.abc import Sequence
 
 from tandem.job import DistributedTrainingJob
 from tandem_operator import names
-from tandem_operator.observed import Group, Pod
+from tandem_operator.observed import Pod, PodGroup
 
 
-def group_of(job: DistributedTrainingJob, workers: Sequence[Pod], entropy: str) -> Group | None:
+def group_of(job: DistributedTrainingJob, workers: Sequence[Pod], entropy: str) -> PodGroup | None:
     """The group that workers belong to now; None if they are not queued.
 
     Args:
@@ -36,7 +36,7 @@ def group_of(job: DistributedTrainingJob, workers: Sequence[Pod], entropy: str) 
         return None
     begun = (pod.group for pod in workers if pod.group is not None and _lasts(pod))
     fitting = (group for group in begun if (group.queue, group.size) == (queue, size))
-    return next(fitting, Group(queue, names.group(job.metadata.name, entropy), size))
+    return next(fitting, PodGroup(queue, names.group(job.metadata.name, entropy), size))
 
 
 def _lasts(pod: Pod) -> bool:

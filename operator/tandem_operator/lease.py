@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tandem_operator import kinds
-from tandem_operator.api import ApiServer, Refused, Unavailable
+from tandem_operator.api import ApiServer, RequestRefused, Unavailable
 
 NAME = "tandem-operator"
 """Of each Lease, whatever a release is called: two releases have to find each other."""
@@ -45,7 +45,7 @@ MOST_WORDS = 200
 log = logging.getLogger("tandem.operator")
 
 
-class Lease:
+class LeaderLease:
     """One Lease.
 
     Args:
@@ -80,7 +80,7 @@ class Lease:
         began = _now()
         try:
             mine = await self._take(began)
-        except (Unavailable, Refused) as error:
+        except (Unavailable, RequestRefused) as error:
             if not self.trouble:
                 log.warning("event=no-lease namespace=%s error=%r", self._namespace, str(error))
             # What was held stays so until its deadline: the API server may be away for moments.
@@ -99,7 +99,7 @@ class Lease:
             found = await self._api.get(kinds.LEASE, self._namespace, NAME)
             if found is not None and _holder(found) == self._identity:
                 await self._api.replace(kinds.LEASE, {**found, "spec": {**found["spec"], "holderIdentity": ""}})
-        except (Unavailable, Refused) as error:
+        except (Unavailable, RequestRefused) as error:
             log.warning("event=lease-kept namespace=%s error=%r", self._namespace, str(error))
 
     async def _take(self, began: float) -> bool:
@@ -116,7 +116,7 @@ class Lease:
                     return False
                 # By its resource version, another one that takes it meanwhile is seen.
                 await self._api.replace(kinds.LEASE, {**found, "spec": self._spec(found)})
-        except Refused as error:
+        except RequestRefused as error:
             if error.code == CONFLICT:
                 return False
             raise
@@ -159,7 +159,7 @@ class Leases:
         self, api: ApiServer, namespaces: Sequence[str], home: str, identity: str, changed: Callable[[str], None]
     ) -> None:
         self._leases = {
-            namespace: Lease(api, namespace or home, identity) for namespace in dict.fromkeys(namespaces or ("",))
+            namespace: LeaderLease(api, namespace or home, identity) for namespace in dict.fromkeys(namespaces or ("",))
         }
         self._changed = changed
         self._acted: dict[str, bool] = dict.fromkeys(self._leases, False)

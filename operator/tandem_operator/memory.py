@@ -44,7 +44,7 @@ class Memo:
 
 
 @dataclass
-class Memory:
+class JobMemory:
     """Of one job."""
 
     uid: str

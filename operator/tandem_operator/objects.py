@@ -11,7 +11,7 @@ from tandem.job import API_VERSION, KIND, DistributedTrainingJob
 from tandem.launch import INCARNATION
 from tandem_operator import kinds, names, pods
 from tandem_operator.kinds import Kind
-from tandem_operator.observed import Group
+from tandem_operator.observed import PodGroup
 from tandem_operator.pods import Images
 from tandem_operator.replicas import New
 from tandem_operator.reporting import Notice
@@ -175,7 +175,7 @@ def worker(
     uid: str,
     template: Template,
     endpoint: str,
-    group: Group | None,
+    group: PodGroup | None,
     new: New,
     entropy: str,
 ) -> Manifest:

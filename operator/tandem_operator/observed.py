@@ -57,7 +57,7 @@ class Thing:
 
 
 @dataclass(frozen=True)
-class Group:
+class PodGroup:
     """Pods that are queued and start together."""
 
     queue: str
@@ -81,7 +81,7 @@ class Pod(Thing):
     """The nodes of its last forerunners in a row that failed soon after their start, oldest first."""
     endpoint: str = ""
     """Where it was told that the coordinator is, if it is a worker."""
-    group: Group | None = None
+    group: PodGroup | None = None
     """The queued group that it belongs to."""
     abandoned: bool = False
     """It waits in a queue that has done with its group: nothing will start it."""
@@ -138,7 +138,7 @@ class Service(Thing):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim(Thing):
+class VolumeClaim(Thing):
     """A claim on a volume."""
 
     kind: Kind = kinds.CLAIM
@@ -210,7 +210,7 @@ def observe(kind: Kind, body: Mapping[str, Any]) -> Thing:
         return Service(**common, address=_short((body.get("spec") or {}).get("clusterIP")))
     if kind is kinds.CLAIM:
         adoptable = annotations.get(names.ADOPT) == "true"
-        return Claim(**common, phase=_short(status.get("phase")) or "Pending", adoptable=adoptable)
+        return VolumeClaim(**common, phase=_short(status.get("phase")) or "Pending", adoptable=adoptable)
     if kind is kinds.CONFIG_MAP:
         return JobFile(**common, processes=_number(annotations.get(names.PROCESSES)))
     return Thing(kind=kind, **common)
@@ -292,10 +292,10 @@ def _nodes(text: object) -> tuple[str, ...]:
     return tuple(node for node in given[:MOST_AVOIDED] if 0 < len(node) < MOST_LETTERS)
 
 
-def _group(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Group | None:
+def _group(labels: Mapping[str, str], annotations: Mapping[str, str]) -> PodGroup | None:
     if names.GROUP not in labels:
         return None
-    return Group(
+    return PodGroup(
         _short(labels.get(names.QUEUE)), _short(labels[names.GROUP]), _number(annotations.get(names.GROUP_SIZE))
     )
 

@@ -13,7 +13,7 @@ from tandem.listening import endpoint
 from tandem.snapshot import Snapshot
 from tandem_operator import pods, tokens
 from tandem_operator.cache import Key
-from tandem_operator.coordinators import LEAST_PATIENCE, Coordinators, Unreached, Unreadable
+from tandem_operator.coordinators import LEAST_PATIENCE, Coordinators, Unreached, UnreadableAnswer
 from tandem_operator.lifecycle import Idle, idle
 from tandem_operator.liveness import Liveness
 from tandem_operator.observed import Pod
@@ -75,7 +75,7 @@ class Questions:
             heard = await self._coordinators.ask(partner.endpoint, tokens.token(self._key, partner.uid))
         except Unreached:
             reached = False
-        except Unreadable:
+        except UnreadableAnswer:
             partner.is_unreadable = True
         partner.waited = time.monotonic() - asked
         self._liveness.note(key, pod.uid, asked, heard is not None, reached)

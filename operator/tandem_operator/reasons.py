@@ -11,7 +11,7 @@ from tandem_operator.lifecycle import Lifecycle, condition, is_initialized
 from tandem_operator.observed import BROKEN_WAITING, Pod
 from tandem_operator.plan import Situation
 from tandem_operator.replicas import HEALTHY_SECONDS, New
-from tandem_operator.reporting import Notice, Trouble
+from tandem_operator.reporting import Notice, Want
 
 NO_FAILURE = (None, ExitCode.DONE, ExitCode.PREEMPTED)
 """Exit codes of evaluators that did not fail."""
@@ -19,7 +19,7 @@ PLACING_SECONDS = 5.0
 """A pod that has no node for so long is worth a word; before, its volume may just be in the making."""
 
 
-def name_taken(kind: Kind, name: str, owner: str) -> Trouble:
+def name_taken(kind: Kind, name: str, owner: str) -> Want:
     """Somebody else has an object of that name, which is left alone.
 
     Args:
@@ -28,11 +28,11 @@ def name_taken(kind: Kind, name: str, owner: str) -> Trouble:
     words = f"{kind.name} {name} exists and is not this job's"
     if kind is kinds.CLAIM and not owner:
         given = f'to have this job train on it, annotate it with {names.ADOPT}="true"'
-        return Trouble("NameTaken", f"{words}; {given}; else remove it, or give the job another name")
-    return Trouble("NameTaken", f"{words}; remove or rename it, or give the job another name")
+        return Want("NameTaken", f"{words}; {given}; else remove it, or give the job another name")
+    return Want("NameTaken", f"{words}; remove or rename it, or give the job another name")
 
 
-def giving_way(at: Situation, lifecycle: Lifecycle, workers: Sequence[Pod]) -> Trouble | None:
+def giving_way(at: Situation, lifecycle: Lifecycle, workers: Sequence[Pod]) -> Want | None:
     """Whether to do without workers for the sake of another job, and why."""
     # A job whose coordinator has never answered has no group that could train.
     answered = at.heard is not None or is_initialized(at.job.status)
@@ -42,7 +42,7 @@ def giving_way(at: Situation, lifecycle: Lifecycle, workers: Sequence[Pod]) -> T
     if until is not None and at.now < until:
         before = condition(at.job.status, "Running")
         assert before is not None
-        return Trouble(GAVE_WAY, before.message)
+        return Want(GAVE_WAY, before.message)
     starved = starved_for(at.job, workers, at.now)
     if starved is None:
         return None
@@ -53,22 +53,22 @@ def giving_way(at: Situation, lifecycle: Lifecycle, workers: Sequence[Pod]) -> T
     # Who works elsewhere is nobody's business here.
     name = other.name if other.namespace == me.namespace else "a job of another namespace"
     words = f"gave its workers back to {name}, which waits for them; tries again in {WAY_SECONDS:.0f} s"
-    return Trouble(GAVE_WAY, words)
+    return Want(GAVE_WAY, words)
 
 
-def waiting(at: Situation) -> Iterator[Trouble]:
+def waiting(at: Situation) -> Iterator[Want]:
     """Why pods do not start, in the words of Kubernetes."""
     for pod in all_pods(at):
         lasting = pod.waiting in BROKEN_WAITING or at.now - pod.created > PLACING_SECONDS
         if pod.waiting and lasting and not pod.ended and not pod.deleting:
-            yield Trouble(pod.waiting, f"{pod.name}: {pod.words or pod.waiting}")
+            yield Want(pod.waiting, f"{pod.name}: {pod.words or pod.waiting}")
     evaluators = at.pods(names.EVALUATOR)
     # A pod that failed stays for its logs; it is no trouble any more once the one after it has started well.
     well = {pod.index for pod in evaluators if pod.live and at.now - (pod.started or at.now) >= HEALTHY_SECONDS}
     for pod in evaluators:
         failed = pod.ended and not pod.disrupted and not pod.deleting and pod.code not in NO_FAILURE
         if failed and pod.index not in well:
-            yield Trouble("EvaluatorFailed", f"{pod.name} ended with exit code {pod.code}: {pod.words}")
+            yield Want("EvaluatorFailed", f"{pod.name} ended with exit code {pod.code}: {pod.words}")
 
 
 def all_pods(at: Situation) -> list[Pod]:

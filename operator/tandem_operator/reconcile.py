@@ -54,12 +54,12 @@ from tandem_operator.kinds import Kind
 from tandem_operator.kueue import group_of
 from tandem_operator.lifecycle import Lifecycle, begins_again, deadline, drained, is_initialized, lifecycle_of
 from tandem_operator.objects import Manifest, Template, Volumes
-from tandem_operator.observed import BROKEN_WAITING, NO_CONFIGURATION, Claim, Pod, Service, Thing
+from tandem_operator.observed import BROKEN_WAITING, NO_CONFIGURATION, Pod, Service, Thing, VolumeClaim
 from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
 from tandem_operator.reasons import PLACING_SECONDS, all_pods, giving_way, name_taken, replacements, waiting
 from tandem_operator.replicas import RolePlan
-from tandem_operator.reporting import Trouble, notices, status
+from tandem_operator.reporting import Want, notices, status
 from tandem_operator.retry import incarnation
 
 STEADY_SECONDS = 1.0, 5.0
@@ -210,7 +210,7 @@ class _Needed:
     update: tuple[Manifest, ...] = ()
     token: bool = False
     """The Secret is to be made."""
-    taken: tuple[Trouble, ...] = ()
+    taken: tuple[Want, ...] = ()
     """Names that somebody else has taken."""
     settled: tuple[str, ...] = ()
     """Which are as they should be."""
@@ -222,7 +222,7 @@ def _needed(at: Situation) -> _Needed:
     """How the objects are, beside what they should be."""
     create: list[Manifest] = []
     update: list[Manifest] = []
-    taken: list[Trouble] = []
+    taken: list[Want] = []
     settled: list[str] = []
     secret = writing(kinds.SECRET, names.token(at.job.metadata.name))
     lacks_token = _lacks_token(at)
@@ -378,7 +378,7 @@ def _unwanted(at: Situation) -> list[Thing]:
 def is_ours(thing: Thing, manifest: Manifest) -> bool:
     """Whether an object that has the name of the one we want is this job's. A claim that nobody owns is, if an earlier
     job of that name has left it, or if it says that it may be taken."""
-    if isinstance(thing, Claim) and not thing.owner and not (thing.applied or thing.adoptable):
+    if isinstance(thing, VolumeClaim) and not thing.owner and not (thing.applied or thing.adoptable):
         return False
     return thing.owner in _owners(manifest)
 

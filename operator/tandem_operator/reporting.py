@@ -52,7 +52,7 @@ class Notice:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class Want:
     """Something that keeps the job from getting what it needs."""
 
     reason: str
@@ -66,7 +66,7 @@ def status(
     heard: Snapshot | None,
     lifecycle: Lifecycle,
     workers: Sequence[Pod],
-    troubles: Sequence[Trouble],
+    troubles: Sequence[Want],
     now: float,
 ) -> Status:
     """The status as it should be.
@@ -218,7 +218,7 @@ def _conditions(
     heard: Snapshot | None,
     lifecycle: Lifecycle,
     phase: Phase,
-    troubles: Sequence[Trouble],
+    troubles: Sequence[Want],
     now: float,
 ) -> list[Condition]:
     report = _report(old, heard, lifecycle, phase, troubles)
@@ -238,10 +238,10 @@ def _merged(
 
 
 def _report(
-    old: Status, heard: Snapshot | None, lifecycle: Lifecycle, phase: Phase, troubles: Sequence[Trouble]
+    old: Status, heard: Snapshot | None, lifecycle: Lifecycle, phase: Phase, troubles: Sequence[Want]
 ) -> Iterator[tuple[str, tuple[bool, str, str]]]:
     initialized = heard is not None or is_initialized(old)
-    trouble = troubles[0] if troubles else Trouble("", "")
+    trouble = troubles[0] if troubles else Want("", "")
     yield (
         "Initialized",
         (initialized, "CoordinatorAnswered", "the coordinator has taken the job up")

@@ -13,7 +13,7 @@ import hmac
 import secrets
 
 from tandem_operator import kinds
-from tandem_operator.api import ApiServer, Refused
+from tandem_operator.api import ApiServer, RequestRefused
 
 KEY_BYTES = 32
 FIELD = "key"
@@ -44,12 +44,12 @@ async def operator_key(api: ApiServer, namespace: str, name: str) -> bytes:
             whole = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "immutable": True, "data": data}
             try:
                 found = await api.create(kinds.SECRET, {**whole, "metadata": metadata})
-            except Refused as error:
+            except RequestRefused as error:
                 if error.reason != "AlreadyExists":
                     raise
                 # Another one was faster.
                 found = await api.get(kinds.SECRET, namespace, name)
-    except Refused as error:
+    except RequestRefused as error:
         raise NoKey(f"the Secret {namespace}/{name} with the operator's key: {error}") from error
     try:
         key = base64.b64decode(((found or {}).get("data") or {})[FIELD], validate=True)

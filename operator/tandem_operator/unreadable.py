@@ -22,7 +22,7 @@ MOST_WORDS = 200
 log = logging.getLogger("tandem.operator")
 
 
-class Unreadable:
+class UnreadableObjects:
     """Counts and tells of them.
 
     Args:

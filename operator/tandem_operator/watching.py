@@ -21,7 +21,7 @@ from typing import Any
 import kopf
 
 from tandem_operator import kinds, names
-from tandem_operator.api import EXPIRED, ApiServer, Refused, Unavailable
+from tandem_operator.api import EXPIRED, ApiServer, RequestRefused, Unavailable
 from tandem_operator.bounded import Login
 from tandem_operator.cache import Cache, Key
 from tandem_operator.kinds import Kind
@@ -111,8 +111,8 @@ class Watching:
                     since = await self._hear(kind, namespace, since)
                     if _now() - began < RETRY_SECONDS:
                         await asyncio.sleep(RETRY_SECONDS)
-            except (Unavailable, Refused) as error:
-                expired = isinstance(error, Refused) and error.code == EXPIRED
+            except (Unavailable, RequestRefused) as error:
+                expired = isinstance(error, RequestRefused) and error.code == EXPIRED
                 log.log(
                     logging.INFO if expired else logging.WARNING, "event=not-watched kind=%s error=%r", kind.name, error
                 )
@@ -133,7 +133,7 @@ class Watching:
         while True:
             try:
                 await self._list_all()
-            except (Unavailable, Refused) as error:
+            except (Unavailable, RequestRefused) as error:
                 log.warning("event=not-listed error=%r", str(error))
                 await asyncio.sleep(RETRY_SECONDS)
             else:
@@ -162,7 +162,7 @@ class Watching:
             for namespace in self._namespaces or ("",):
                 try:
                     found |= await self._list(kind, namespace)
-                except Refused as error:
+                except RequestRefused as error:
                     if error.code != FORBIDDEN or kind not in self._unwatched:
                         raise
                     log.info("event=not-listed kind=%s error=%r", kind.name, str(error))

@@ -140,7 +140,7 @@ def _metadata_of(body: Any) -> Any:
 async def _answers(soak: Soak, operator: Operator, real: list[tuple[Any, Any]], chance: Random, which: str) -> None:
     which, text = f"answer {which}", mutated(ANSWER.dump(), chance, most=MOST_BRIEF_BYTES)
     soak.counts["answer"] += 1
-    with soak.measuring("read an answer", which), suppress(coordinators.Unreadable):
+    with soak.measuring("read an answer", which), suppress(coordinators.UnreadableAnswer):
         operator.api.heard = coordinators.understood(text)
     with soak.measuring("look at its job", which):
         await operator.attend(*real[0])

@@ -43,7 +43,7 @@ from tandem_trainer.group import Group
 from tandem_trainer.loss_spikes import LossSpikes
 from tandem_trainer.meter import Meter
 from tandem_trainer.pulse import Pulse
-from tandem_trainer.trouble import Troubles
+from tandem_trainer.trouble import TroubleCounts
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def rank_context(rundir: RunDir, group: Group, pulse: Pulse | None) -> RankConte
     return RankContext(rundir, group, number, list(dict.fromkeys(members)), pulse)
 
 
-class Data(Protocol):
+class DataSteps(Protocol):
     """The data of a run, counted in data steps: the steps of a run that leaves nothing out."""
 
     @property
@@ -181,7 +181,7 @@ class ElasticRun:
     def begin(
         self,
         kept: TrainState,
-        data: Data,
+        data: DataSteps,
         fresh: Callable[[], None] = lambda: None,
         cost: Cost = NO_COST,
     ) -> Manifest | None:
@@ -219,7 +219,7 @@ class ElasticRun:
         rounds = self._checkpoints.weights_precision == "bfloat16"
         author = Author(context.generation, parent, group.world_size, group.rank, rounds)
         if group.rank == 0:
-            troubles = Troubles(context.pulse)
+            troubles = TroubleCounts(context.pulse)
             writer = self._log = LogWriter(context.rundir.training_log(context.generation), troubles.lines_lost)
             self._saver = Saver(
                 context.rundir, author, writer.settle, lambda outcome: _tell_of_save(writer, troubles, outcome)
@@ -451,7 +451,7 @@ def _rewinds_of_all(rundir: RunDir, group: Group) -> list[Rewind]:
     return [Rewind.parse(rewind) for rewind in group.tell({"rewinds": mine})["rewinds"]]
 
 
-def _tell_of_save(writer: LogWriter, troubles: Troubles, outcome: Outcome) -> None:
+def _tell_of_save(writer: LogWriter, troubles: TroubleCounts, outcome: Outcome) -> None:
     name, step, stall = outcome["name"], outcome["step"], round(outcome["stallSeconds"], 6)
     if "committed" in outcome:
         writer.append(

@@ -25,7 +25,7 @@ FORMS = ("safetensors", "state-dict")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class Refused(Exception):  # noqa: N818 - it is what happened
+class CannotExport(Exception):  # noqa: N818 - it is what happened
     """The weights cannot be written like that; says why."""
 
 
@@ -43,23 +43,23 @@ def export(checkpoint: Path, digest: str, to: Path, form: str, dtype: torch.dtyp
     try:
         manifest = Manifest.load(checkpoint)
         if manifest.digest != digest:
-            raise Refused(f"{checkpoint.name} was replaced by another checkpoint meanwhile; try again")
+            raise CannotExport(f"{checkpoint.name} was replaced by another checkpoint meanwhile; try again")
         weights = read_for(dtype)(checkpoint, manifest)
     except FileNotFoundError as error:
-        raise Refused(
+        raise CannotExport(
             f"{checkpoint.name} was deleted while it was read, as retention does; take a newer one"
         ) from error
     except Broken as error:
-        raise Refused(f"{checkpoint.name} is damaged and was not exported: {error}") from error
+        raise CannotExport(f"{checkpoint.name} is damaged and was not exported: {error}") from error
     except OSError as error:
-        raise Refused(f"{checkpoint.name} cannot be read: {error.strerror or error}") from error
+        raise CannotExport(f"{checkpoint.name} cannot be read: {error.strerror or error}") from error
     if dtype is not None:
         weights = {name: cast(name, tensor, dtype) for name, tensor in weights.items()}
     try:
         write(weights, to, form)
     except (OSError, SafetensorError, RuntimeError) as error:
         # torch and safetensors have errors of their own for a full disk.
-        raise Refused(f"{to.parent} does not take the copy: {error}") from error
+        raise CannotExport(f"{to.parent} does not take the copy: {error}") from error
     return {
         "tensors": len(weights),
         "parameters": sum(tensor.numel() for tensor in weights.values()),
@@ -86,7 +86,9 @@ def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     converted = tensor.to(dtype)
     if not torch.equal(tensor.isfinite(), converted.isfinite()):
         largest = tensor[tensor.isfinite()].abs().max().item()
-        raise Refused(f"{name} holds {largest:.4g}, which {str(dtype).removeprefix('torch.')} cannot; take bfloat16")
+        raise CannotExport(
+            f"{name} holds {largest:.4g}, which {str(dtype).removeprefix('torch.')} cannot; take bfloat16"
+        )
     return converted
 
 
@@ -115,7 +117,7 @@ def main() -> None:
     try:
         dtype = DTYPES[given.dtype] if given.dtype else None
         answer = export(given.checkpoint, given.digest, given.to, given.form, dtype)
-    except Refused as error:
+    except CannotExport as error:
         answer = {"refused": str(error)}
     print(json.dumps(answer), flush=True)
 

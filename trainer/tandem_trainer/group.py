@@ -36,7 +36,7 @@ class PeerFault(Exception):  # noqa: N818 - it says what happened
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Vote:
     """What all ranks agreed on in one vote."""
 
     losses: list[float]
@@ -85,7 +85,7 @@ class Group:
             )
         return cls(rank, world_size, local_rank, device)
 
-    def vote(self, losses: Tensor, stop: bool, save: bool, busy: bool, step_seconds: float) -> Verdict:
+    def vote(self, losses: Tensor, stop: bool, save: bool, busy: bool, step_seconds: float) -> Vote:
         """Agree with all other ranks. Collective.
 
         Args:
@@ -104,7 +104,7 @@ class Group:
         mean_seconds = seconds / self.world_size
         due = round(VOTE_SECONDS / mean_seconds) if mean_seconds > 0 else MOST_STEPS_BETWEEN_VOTES
         steps_to_next = max(1, min(due, MOST_STEPS_BETWEEN_VOTES))
-        return Verdict(agreed, stops > 0, saves > 0, busies > 0, mean_seconds, steps_to_next)
+        return Vote(agreed, stops > 0, saves > 0, busies > 0, mean_seconds, steps_to_next)
 
     def gather(self, value: dict[str, Any]) -> list[dict[str, Any]]:
         """Every rank's small JSON value, in rank order, on every rank. Collective."""

@@ -27,7 +27,7 @@ from typing import Literal
 from tandem.exitcode import ExitCode
 from tandem.messages import SCRIPT, STARTING, STOPPED, Failure, RankReport
 from tandem_trainer.failure import read
-from tandem_trainer.pulse import Order, PulseView, Usage
+from tandem_trainer.pulse import Order, ProcessorUse, PulseView
 from tandem_trainer.stacks import Subject, is_stopped
 
 log = logging.getLogger("tandem.agent")
@@ -65,7 +65,7 @@ class LocalRanks:
         self._views = [PulseView(self.folder, local_rank) for local_rank in range(processes)]
         self._pidfds: dict[int, int] = {}
         self._seen: set[int] = set()
-        self._usage: dict[int, tuple[Usage, float | None]] = {}
+        self._usage: dict[int, tuple[ProcessorUse, float | None]] = {}
         self._codes: dict[int, int | None] = {}
         self._ended_at: dict[int, float] = {}
         self._abort_at: float | None = None
@@ -251,7 +251,7 @@ class LocalRanks:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         self._abort_at = time.monotonic()
 
-    def _used(self, local_rank: int, view: PulseView) -> tuple[Usage | None, float | None]:
+    def _used(self, local_rank: int, view: PulseView) -> tuple[ProcessorUse | None, float | None]:
         """The newest sample of processor use, and the busy cores since the one reported before, or the first."""
         usage = view.usage()
         before, cpu = self._usage.get(local_rank, (None, None))

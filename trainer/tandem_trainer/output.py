@@ -44,7 +44,7 @@ class RankOutput(DefaultLogsSpecs):
 
 
 @dataclass
-class Stream:
+class RankStream:
     """One stream of one rank."""
 
     label: bytes
@@ -84,7 +84,7 @@ class _Pump:
             for to in (1, 2):
                 reads, writes = os.pipe()
                 self._ours[to, local] = writes
-                self._selector.register(reads, selectors.EVENT_READ, Stream(f"[rank {rank}] ".encode(), to))
+                self._selector.register(reads, selectors.EVENT_READ, RankStream(f"[rank {rank}] ".encode(), to))
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -115,7 +115,7 @@ class _Pump:
         while len(streams := self._selector.get_map()) > (0 if is_closing else 1):
             ready = self._selector.select(QUIET_SECONDS if is_closing else None)
             for key, _ in ready:
-                stream: Stream | None = key.data
+                stream: RankStream | None = key.data
                 content = b"" if stream is None else os.read(key.fd, READ_BYTES)
                 if stream is None:
                     is_closing = True

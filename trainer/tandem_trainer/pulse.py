@@ -113,7 +113,7 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ProcessorUse:
     """What a rank has used of its processors."""
 
     at: float
@@ -388,13 +388,13 @@ class PulseView:
             at=at,
         )
 
-    def usage(self) -> Usage | None:
+    def usage(self) -> ProcessorUse | None:
         """The newest sample of processor use; None before the first one."""
         record = self._usage.read()
         if record is None:
             return None
         at, cpu_seconds, first_at, first_cpu_seconds, gpu, memory = record
-        return Usage(at, cpu_seconds, first_at, first_cpu_seconds, _known(gpu), None if memory < 0 else memory)
+        return ProcessorUse(at, cpu_seconds, first_at, first_cpu_seconds, _known(gpu), None if memory < 0 else memory)
 
     def trouble(self) -> Trouble | None:
         """What went wrong in the rank so far; None if nothing did."""

@@ -9,7 +9,7 @@ from tandem.messages import Trouble
 from tandem_trainer.pulse import Pulse
 
 
-class Troubles:
+class TroubleCounts:
     """Counts from the start of the process on. Any thread may count.
 
     Args:

@@ -26,7 +26,7 @@ from tandem.rundir import lease
 from tandem.rundir.checkpoint import WEIGHTS, Manifest
 from tandem.rundir.durable import encode, sync_file, sync_folder, temporary_beside
 from tandem_cli.checkpoints.columns import plain
-from tandem_cli.checkpoints.exporting import CONFIG, MODEL, Format, Order, config, refuse_to_overwrite
+from tandem_cli.checkpoints.exporting import CONFIG, MODEL, ExportOrder, Format, config, refuse_to_overwrite
 from tandem_cli.checkpoints.inventory import Entry, Inventory
 
 MARGIN = 2**20
@@ -51,7 +51,7 @@ class Exported:
     """What the user should know."""
 
 
-def copy(inventory: Inventory, entry: Entry, manifest: Manifest, order: Order) -> Exported:
+def copy(inventory: Inventory, entry: Entry, manifest: Manifest, order: ExportOrder) -> Exported:
     """Write the copy.
 
     Raises:
@@ -76,7 +76,7 @@ def copy(inventory: Inventory, entry: Entry, manifest: Manifest, order: Order) -
         raise UserError(f"{order.path} cannot be written: {error.strerror or error}") from error
 
 
-def _written(inventory: Inventory, entry: Entry, manifest: Manifest, order: Order, aside: Path) -> Exported:
+def _written(inventory: Inventory, entry: Entry, manifest: Manifest, order: ExportOrder, aside: Path) -> Exported:
     """Write everything aside, synced."""
     rundir, file = inventory.rundir, aside / MODEL
     with _leased(rundir.leases / f"export-{entry.name}-{lease.default_holder()}.json") as held:
@@ -93,7 +93,7 @@ def _written(inventory: Inventory, entry: Entry, manifest: Manifest, order: Orde
     )
 
 
-def _place(aside: Path, order: Order) -> None:
+def _place(aside: Path, order: ExportOrder) -> None:
     """Give the copy its name."""
     refuse_to_overwrite(order)
     if order.form is not Format.FOLDER:
@@ -105,7 +105,9 @@ def _place(aside: Path, order: Order) -> None:
     sync_folder(order.path.parent)
 
 
-def _converted(folder: Path, manifest: Manifest, file: Path, order: Order, held: lease.Lease | None) -> dict[str, Any]:
+def _converted(
+    folder: Path, manifest: Manifest, file: Path, order: ExportOrder, held: lease.Lease | None
+) -> dict[str, Any]:
     """Have the weights written; what was written."""
     command = [sys.executable, "-m", "tandem_trainer.export", "--checkpoint", str(folder), "--digest", manifest.digest]
     command += ["--to", str(file), "--form", "state-dict" if order.form is Format.STATE_DICT else "safetensors"]

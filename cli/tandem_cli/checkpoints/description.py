@@ -13,8 +13,8 @@ from tandem.rundir.lineage import GenerationRecord
 from tandem_cli.checkpoints.columns import Column, paragraph, plain, table
 from tandem_cli.checkpoints.inventory import Entry, Inventory
 from tandem_cli.checkpoints.listing import STATES, age, entry_json, state
-from tandem_cli.checkpoints.pruning import Doomed, Plan
-from tandem_cli.checkpoints.verification import Verdict
+from tandem_cli.checkpoints.pruning import Doomed, Pruning
+from tandem_cli.checkpoints.verification import Verification
 
 MOST_ANCESTORS = 12
 """Longer lineages are shown by their ends."""
@@ -156,7 +156,7 @@ def _files(manifest: Manifest) -> list[tuple[str, str]]:
 OUTCOMES = {"sound": "green", "damaged": "bold red", "unreadable": "bold red", "vanished": "dim"}
 
 
-def verdict(found: Verdict, width: int | None) -> list[Text]:
+def verdict(found: Verification, width: int | None) -> list[Text]:
     """One checkpoint: a line, and one more for each further fault."""
     if found.outcome == "sound":
         texts = [f"{several(found.files, 'file')}, {size(found.size)}"]
@@ -171,7 +171,7 @@ def verdict(found: Verdict, width: int | None) -> list[Text]:
     return lines
 
 
-def verdict_json(found: Verdict) -> dict[str, Any]:
+def verdict_json(found: Verification) -> dict[str, Any]:
     """The same for programs."""
     return {
         "name": found.name,
@@ -182,7 +182,7 @@ def verdict_json(found: Verdict) -> dict[str, Any]:
     }
 
 
-def plan(found: Plan, width: int | None) -> list[Text]:
+def plan(found: Pruning, width: int | None) -> list[Text]:
     """What would be deleted, and what stays."""
     lines = []
     if found.doomed:

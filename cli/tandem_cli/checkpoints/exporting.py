@@ -100,7 +100,7 @@ SUFFIXES = {Format.SAFETENSORS: ".safetensors", Format.STATE_DICT: ".pt", Format
 
 
 @dataclass(frozen=True)
-class Order:
+class ExportOrder:
     """What the user wants."""
 
     path: Path
@@ -155,7 +155,7 @@ def target(to: Path, form: Format, name: str | None, default: str, rundir: Path)
     return found
 
 
-def refuse_to_overwrite(order: Order) -> None:
+def refuse_to_overwrite(order: ExportOrder) -> None:
     """
     Raises:
         UserError: something is there, and must not or cannot be replaced.

@@ -43,7 +43,7 @@ class Doomed:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Pruning:
     """What would be done."""
 
     doomed: tuple[Doomed, ...]
@@ -59,7 +59,7 @@ class Plan:
         return sum(one.size for one in self.doomed)
 
 
-def plan(inventory: Inventory, policy: Checkpoint, everything: bool = False) -> Plan:
+def plan(inventory: Inventory, policy: Checkpoint, everything: bool = False) -> Pruning:
     """What may be deleted.
 
     Args:
@@ -85,10 +85,12 @@ def plan(inventory: Inventory, policy: Checkpoint, everything: bool = False) -> 
             doomed.append(_doomed(entry, "not kept by the policy"))
     others = [*_useless(inventory), *_forgotten(inventory)]
     doomed.reverse()
-    return Plan(tuple([*doomed, *others] if everything else doomed), tuple(kept), () if everything else tuple(others))
+    return Pruning(
+        tuple([*doomed, *others] if everything else doomed), tuple(kept), () if everything else tuple(others)
+    )
 
 
-def carry_out(rundir: RunDir, agreed: Plan, again: Plan) -> Iterator[tuple[Doomed, str]]:
+def carry_out(rundir: RunDir, agreed: Pruning, again: Pruning) -> Iterator[tuple[Doomed, str]]:
     """Delete what two plans have in common: each with "", or with why it is spared.
 
     Args:

@@ -10,7 +10,7 @@ from tandem_cli.checkpoints.chunks import ChunkedFile
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verification:
     """What became of one checkpoint."""
 
     name: str
@@ -30,7 +30,7 @@ class Verdict:
         return self.outcome in ("sound", "vanished")
 
 
-def verify(rundir: RunDir, name: str, tick: Callable[[int], None] = lambda count: None) -> Verdict:
+def verify(rundir: RunDir, name: str, tick: Callable[[int], None] = lambda count: None) -> Verification:
     """Read a whole checkpoint, chunk by chunk.
 
     Args:
@@ -44,16 +44,16 @@ def verify(rundir: RunDir, name: str, tick: Callable[[int], None] = lambda count
             read += size
             faults += [fault] if fault else []
     except FileNotFoundError:
-        return Verdict(name, "vanished", size=read)
+        return Verification(name, "vanished", size=read)
     except Broken as error:
-        return Verdict(name, "damaged", (str(error),))
+        return Verification(name, "damaged", (str(error),))
     except OSError as error:
-        return Verdict(name, "unreadable", (f"{name} cannot be read: {error.strerror or error}",), size=read)
+        return Verification(name, "unreadable", (f"{name} cannot be read: {error.strerror or error}",), size=read)
     if not faults:
-        return Verdict(name, "sound", files=len(manifest.files), size=read)
+        return Verification(name, "sound", files=len(manifest.files), size=read)
     if not _is_still(rundir, manifest):
-        return Verdict(name, "vanished", size=read)
-    return Verdict(name, "damaged", tuple(faults), len(manifest.files), read)
+        return Verification(name, "vanished", size=read)
+    return Verification(name, "damaged", tuple(faults), len(manifest.files), read)
 
 
 def _check(rundir: RunDir, manifest: Manifest, entry: FileEntry, tick: Callable[[int], None]) -> tuple[int, str]:

@@ -22,7 +22,7 @@ from tandem_cli.checkpoints import contrast, copying, description, exporting, li
 from tandem_cli.checkpoints.choice import choose, sound
 from tandem_cli.checkpoints.columns import plain
 from tandem_cli.checkpoints.contrast import facts
-from tandem_cli.checkpoints.exporting import Dtype, Format, Order
+from tandem_cli.checkpoints.exporting import Dtype, ExportOrder, Format
 from tandem_cli.checkpoints.inventory import Entry, Inventory, look
 from tandem_cli.echo import echo
 from tandem_cli.main import needing
@@ -169,7 +169,7 @@ def export(
     path = exporting.target(
         to, form, filled, f"{known['job'] or inventory.rundir.path.resolve().name}-{entry.name}", inventory.rundir.path
     )
-    written = copying.copy(inventory, entry, manifest, Order(path, form, dtype, force))
+    written = copying.copy(inventory, entry, manifest, ExportOrder(path, form, dtype, force))
     echo(f"exported  {written.path}")
     echo(
         f"          {entry.name}, verified: {several(written.tensors, 'tensor')}, "
@@ -253,7 +253,7 @@ def _side(run: Path, word: str) -> tuple[Path, Manifest]:
     return inventory.rundir.checkpoint(entry.name), manifest
 
 
-def _confirmed(plan: pruning.Plan) -> bool:
+def _confirmed(plan: pruning.Pruning) -> bool:
     if not sys.stdin.isatty():
         echo("nothing was deleted; --yes deletes them")
         return False

@@ -10,7 +10,7 @@ from rich.console import Console
 from tandem.errors import UserError
 from tandem.printable import printable
 from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption
-from tandem_cli.commands.status import WATCH_SECONDS, Source, source_of
+from tandem_cli.commands.status import WATCH_SECONDS, Watched, source_of
 from tandem_cli.echo import echo
 from tandem_cli.kubernetes import tables
 from tandem_cli.kubernetes.events import JobEvent, news
@@ -50,7 +50,7 @@ def events(
         raise typer.Exit(_followed(source, console, seen, wide))
 
 
-def _followed(source: Source, console: Console, seen: JobView, wide: bool) -> int:
+def _followed(source: Watched, console: Console, seen: JobView, wide: bool) -> int:
     """Until it ends, is deleted, or Ctrl-C."""
     away = False
     try:

@@ -15,7 +15,7 @@ from tandem_cli.report.reading import read
 from tandem_cli.runs import RunArgument, opened
 
 
-class Format(StrEnum):
+class TableFormat(StrEnum):
     """What can be written."""
 
     CSV = "csv"
@@ -25,8 +25,8 @@ class Format(StrEnum):
 def export(
     run: RunArgument,
     format_: Annotated[
-        Format, typer.Option("--format", help="CSV files, or a log that `tensorboard --logdir` reads.")
-    ] = Format.CSV,
+        TableFormat, typer.Option("--format", help="CSV files, or a log that `tensorboard --logdir` reads.")
+    ] = TableFormat.CSV,
     to: Annotated[
         Path | None,
         typer.Option(
@@ -44,11 +44,11 @@ def export(
     rundir = opened(run)
     found = read(rundir.path)
     try:
-        if format_ == Format.CSV:
-            written = write_csv(found, to or rundir.path / Format.CSV)
+        if format_ == TableFormat.CSV:
+            written = write_csv(found, to or rundir.path / TableFormat.CSV)
             echo("\n".join(str(path) for path in written))
             return
-        folder = _emptied(rundir.path / Format.TENSORBOARD) if to is None else _empty(to)
+        folder = _emptied(rundir.path / TableFormat.TENSORBOARD) if to is None else _empty(to)
         count = write_tensorboard(found, folder)
     except OSError as error:
         raise UserError(f"the numbers cannot be written to {error.filename}: {error.strerror}") from error

@@ -34,9 +34,9 @@ from tandem_cli.local.crew import HOST, Crew
 from tandem_cli.local.display import display_for
 from tandem_cli.local.known import remember
 from tandem_cli.local.placement import Placement, place, refuse_unpinnable, share_gpus, usable_cores, visible_gpus
-from tandem_cli.local.prepare import Claim, claim
+from tandem_cli.local.prepare import HeldFolder, claim
 from tandem_cli.local.process import last_lines
-from tandem_cli.local.session import Requests, Session
+from tandem_cli.local.session import LocalRun, Requests
 from tandem_cli.terminal import summary
 from tandem_cli.terminal.console import PrintableConsole
 from tandem_cli.terminal.lines import event_line
@@ -162,7 +162,7 @@ class _Run:
         refuse(found, self._source, self._command.overrides)
         return [one.message for one in found]
 
-    def _with_claim(self, mine: Claim, placement: Placement, cores: int, gpus: Sequence[str] | None) -> ExitCode:
+    def _with_claim(self, mine: HeldFolder, placement: Placement, cores: int, gpus: Sequence[str] | None) -> ExitCode:
         before = summary.result(mine.run_dir)
         done = mine.run_dir.done() is not None
         evaluates = self._job.spec.evaluation.processes > 0
@@ -183,7 +183,7 @@ class _Run:
         if placement.others:
             psutil.Process().cpu_affinity(list(placement.others))
         started = time.monotonic()
-        session = Session(
+        session = LocalRun(
             crew, mine, display_for(self._console), self._requests, self._command.port, not done, str(self._path)
         )
         session.run()
@@ -194,7 +194,7 @@ class _Run:
         resumes = self._job.spec.checkpoint.on_existing == "Resume"
         return self._command.again(*(() if resumes else ("--set", "checkpoint.onExisting=Resume")))
 
-    def _end(self, session: Session, crew: Crew, seconds: float, before: int | None) -> ExitCode:
+    def _end(self, session: LocalRun, crew: Crew, seconds: float, before: int | None) -> ExitCode:
         name, run_dir, found = self._job.metadata.name, crew.run_dir, summary.result(crew.run_dir)
         evaluates = self._job.spec.evaluation.processes > 0
         failed = run_dir.failed()
@@ -220,7 +220,7 @@ class _Run:
             return ExitCode.FAILED
         return ExitCode.DONE
 
-    def _failed(self, session: Session, crew: Crew, failed: dict[str, object]) -> ExitCode:
+    def _failed(self, session: LocalRun, crew: Crew, failed: dict[str, object]) -> ExitCode:
         code = _exit_code(failed.get("exitCode"))
         mistake = code == ExitCode.USAGE
         replica = failed.get("replica")

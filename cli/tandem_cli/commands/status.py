@@ -94,7 +94,7 @@ def status(
 
 
 @dataclass(frozen=True)
-class Source:
+class Watched:
     """Where a job or a run is looked at."""
 
     look: Callable[[tuple[JobEvent, ...] | None], JobView]
@@ -106,13 +106,15 @@ class Source:
     """Why nothing may be told of it, as the end of a sentence."""
 
 
-def source_of(name: str, namespace: str, context: str) -> Source:
+def source_of(name: str, namespace: str, context: str) -> Watched:
     """The run or job that is meant."""
     path = local(name, namespace, context)
     if path is not None:
-        return Source(lambda known: run_view.look(path), lambda _: not is_alive(path), "Ctrl-C leaves; the run goes on")
+        return Watched(
+            lambda known: run_view.look(path), lambda _: not is_alive(path), "Ctrl-C leaves; the run goes on"
+        )
     kubectl, job = Kubectl(namespace, context), named(name)
-    return Source(
+    return Watched(
         lambda known: look(kubectl, job, known),
         lambda seen: seen.job.ended,
         "Ctrl-C leaves; the job goes on",
@@ -120,7 +122,7 @@ def source_of(name: str, namespace: str, context: str) -> Source:
     )
 
 
-def _watched(source: Source, seen: JobView, console: Console) -> int:
+def _watched(source: Watched, seen: JobView, console: Console) -> int:
     """Until it ends, is deleted, or Ctrl-C. A cluster that is away for a while is waited for."""
     notice, events_at = "", time.monotonic()
     show, close = _drawn(console, source.hint) if can_draw(console) else _written(console)
@@ -149,7 +151,7 @@ def _watched(source: Source, seen: JobView, console: Console) -> int:
     return 0 if seen.job.status.phase == "Succeeded" else 1
 
 
-def _look_again(source: Source, before: JobView, with_events: bool) -> JobView:
+def _look_again(source: Watched, before: JobView, with_events: bool) -> JobView:
     """The next look; the last one has everything."""
     seen = source.look(None if with_events else before.job_events)
     return source.look(None) if source.is_over(seen) and not with_events else seen

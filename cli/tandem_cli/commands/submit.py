@@ -14,7 +14,7 @@ from tandem_cli.cluster import ContextOption, NamespaceOption
 from tandem_cli.commands.validate import summary, warnings
 from tandem_cli.echo import echo
 from tandem_cli.kubernetes.job_view import RESOURCE
-from tandem_cli.kubernetes.kubectl import Answer, Kubectl
+from tandem_cli.kubernetes.kubectl import Kubectl, KubectlResult
 from tandem_cli.kubernetes.references import missing
 from tandem_cli.mistakes import tell
 
@@ -113,7 +113,7 @@ def _kubectl(data: dict[str, Any], namespace: str, context: str) -> Kubectl:
     return Kubectl(namespace or str(data["metadata"].get("namespace") or ""), context)
 
 
-def _applied(kubectl: Kubectl, data: dict[str, Any], dry_run: bool, force: bool) -> Answer:
+def _applied(kubectl: Kubectl, data: dict[str, Any], dry_run: bool, force: bool) -> KubectlResult:
     more = ["--dry-run=server"] if dry_run else []
     more += ["--force-conflicts"] if force else []
     return kubectl.ask(

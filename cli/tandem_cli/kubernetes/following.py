@@ -24,7 +24,7 @@ from tandem_cli.kubernetes.kubectl import Kubectl
 from tandem_cli.kubernetes.kubectl_errors import ClusterError, NotFound
 from tandem_cli.kubernetes.lines import Line
 from tandem_cli.kubernetes.pods import Pod
-from tandem_cli.kubernetes.streams import MOST_PODS, Choice, Source, Tell, chosen, first_line
+from tandem_cli.kubernetes.streams import MOST_PODS, Choice, ContainerLog, Tell, chosen, first_line
 
 LOOK_SECONDS = 2.0
 HOLD_SECONDS = 0.4
@@ -205,7 +205,7 @@ class _Reader:
         self._pod, self._after, self._put = pod, after, put
         self._was_last = pod.state in _ENDED
         since = [f"--since-time={_rfc3339(after)}"] if after else []
-        self._source = Source(kubectl, pod, [*since, *([] if self._was_last else ["--follow"])], silence=None)
+        self._source = ContainerLog(kubectl, pod, [*since, *([] if self._was_last else ["--follow"])], silence=None)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:

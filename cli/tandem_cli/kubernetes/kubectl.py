@@ -35,7 +35,7 @@ _CHUNK = 2**16
 
 
 @dataclass(frozen=True)
-class Answer:
+class KubectlResult:
     """What a question brought."""
 
     text: str
@@ -51,7 +51,7 @@ class Kubectl:
     context: str = ""
     program: str = "kubectl"
 
-    def ask(self, *arguments: str, given: str = "", seconds: float = ANSWER_SECONDS) -> Answer:
+    def ask(self, *arguments: str, given: str = "", seconds: float = ANSWER_SECONDS) -> KubectlResult:
         """Run it to its end.
 
         Args:
@@ -76,7 +76,7 @@ class Kubectl:
             errors = errors_of(said)
         if failed:
             raise self._with_contexts(complaint(errors))
-        return Answer(output.decode(errors="replace"), tuple(warnings(errors)))
+        return KubectlResult(output.decode(errors="replace"), tuple(warnings(errors)))
 
     def json(self, *arguments: str) -> Any:
         """The same, for an answer in JSON.

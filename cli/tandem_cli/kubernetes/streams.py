@@ -80,7 +80,7 @@ def whole(kubectl: Kubectl, pods: Sequence[Pod], tail: int | None, seen: dict[st
         ClusterError: none of the logs can be read.
     """
     limit = [] if tail is None else [f"--tail={tail}"]
-    sources = [Source(kubectl, pod, [*limit, *more]) for pod in pods for more in _containers(pod)]
+    sources = [ContainerLog(kubectl, pod, [*limit, *more]) for pod in pods for more in _containers(pod)]
     try:
         for source in sources:
             source.start()
@@ -100,7 +100,7 @@ def whole(kubectl: Kubectl, pods: Sequence[Pod], tail: int | None, seen: dict[st
         tell(f"{source.pod.name}: {first_line(source.trouble)}")
 
 
-class Source:
+class ContainerLog:
     """The log of one container, from one kubectl."""
 
     def __init__(

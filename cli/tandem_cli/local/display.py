@@ -37,10 +37,10 @@ class Display(Protocol):
 
 def display_for(console: Console) -> Display:
     """A screen on a terminal that can draw it, else lines."""
-    return Drawn(console) if can_draw(console) else Written(console)
+    return FullScreen(console) if can_draw(console) else Written(console)
 
 
-class Drawn:
+class FullScreen:
     """A picture that fills the terminal, gone when it is closed."""
 
     def __init__(self, console: Console) -> None:

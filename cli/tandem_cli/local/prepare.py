@@ -47,7 +47,7 @@ MOST_DIFFERENCES = 8
 
 
 @dataclass
-class Claim:
+class HeldFolder:
     """A run directory that belongs to this process until `release`."""
 
     run_dir: RunDir
@@ -78,7 +78,7 @@ class Claim:
         os.close(self.lock)
 
 
-def claim(path: Path, job: DistributedTrainingJob, fresh: bool, again: str) -> Claim:
+def claim(path: Path, job: DistributedTrainingJob, fresh: bool, again: str) -> HeldFolder:
     """Make the directory ready for this job, new or as an earlier run left it.
 
     Args:
@@ -106,7 +106,7 @@ def claim(path: Path, job: DistributedTrainingJob, fresh: bool, again: str) -> C
     except BaseException:
         os.close(lock)
         raise
-    return Claim(run_dir, lock, tuple(notes))
+    return HeldFolder(run_dir, lock, tuple(notes))
 
 
 def _make(path: Path) -> None:

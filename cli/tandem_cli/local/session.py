@@ -18,11 +18,24 @@ from typing import Self
 
 from tandem.exitcode import ExitCode
 from tandem.snapshot import Event, Snapshot
-from tandem.supervision import Action, Ask, Child, Facts, Fail, Finish, Kill, Start, decide, ending, is_given_up, pause
+from tandem.supervision import (
+    Action,
+    Ask,
+    Child,
+    Facts,
+    FailRun,
+    Finish,
+    Kill,
+    StartChild,
+    decide,
+    ending,
+    is_given_up,
+    pause,
+)
 from tandem_cli.local.crew import COORDINATOR, HOST, Crew
 from tandem_cli.local.display import Display
 from tandem_cli.local.guardian import NO_PICTURE, PICTURE, SWEEP_SECONDS
-from tandem_cli.local.prepare import Claim
+from tandem_cli.local.prepare import HeldFolder
 from tandem_cli.local.process import OF_AGENT, Process, last_lines
 from tandem_cli.local.run_view import over
 from tandem_cli.local.waiting import Asked, leaving_for, members_at_work, waiting_for
@@ -60,7 +73,7 @@ class Requests:
                 signal.signal(number, handler)
 
 
-class Session:
+class LocalRun:
     """One local run from the first process to the last.
 
     Args:
@@ -69,13 +82,13 @@ class Session:
     """
 
     def __init__(
-        self, crew: Crew, claim: Claim, display: Display, requests: Requests, port: int, trains: bool, shown: str
+        self, crew: Crew, claim: HeldFolder, display: Display, requests: Requests, port: int, trains: bool, shown: str
     ) -> None:
         self._crew, self._claim, self._display, self._requests = crew, claim, display, requests
         self._port = port
         self._port_known = False
         self._shown = shown
-        self.failure: Fail | None = None
+        self.failure: FailRun | None = None
         """Why supervision gave up, if it did."""
         self.children = {name: Child(name=name, role=role) for name, role in crew.roles(trains).items()}
         self._processes: dict[str, Process] = {}
@@ -151,7 +164,7 @@ class Session:
 
     def _do(self, action: Action, now: float) -> None:
         match action:
-            case Start(name):
+            case StartChild(name):
                 if name not in self._processes:
                     self._processes[name] = self._build(name)
                 self._processes[name].start()
@@ -164,7 +177,7 @@ class Session:
                 self.children[name] = self.children[name].asked(now)
             case Kill(name):
                 self._processes[name].kill()
-            case Fail(reason, message, _, code):
+            case FailRun(reason, message, _, code):
                 self.failure = action
                 self._crew.run_dir.mark_failed(reason, message, code)
             case Finish():

@@ -17,8 +17,8 @@ from tandem.rundir.layout import BAD, STALE, RunDir, step_of
 from tandem.rundir.ranking import deciding, held_out, rank
 from tandem_cli.report.folder import folders, listed
 from tandem_cli.report.generations import Limits, counts
-from tandem_cli.report.logs import EvaluatorLog, TrainLog
-from tandem_cli.report.run import Checkpoint, Evaluation, Floats, Ints
+from tandem_cli.report.logs import ReadEvaluatorLog, TrainLog
+from tandem_cli.report.run import Floats, Ints, RunCheckpoint, RunEvaluation
 from tandem_cli.report.values import mapping, moment, number, text, within
 
 MOST_CLASSES = 4096
@@ -27,17 +27,17 @@ MOST_CLASSES = 4096
 _FOLDER = re.compile(r"^(step-([0-9]{9,}))(?:(\.bad|\.stale)(?:\.[0-9]+)?)?$")
 
 Key = tuple[str, int | None]
-Found = dict[Key, Checkpoint]
+Found = dict[Key, RunCheckpoint]
 
 
 def collect(
-    rundir: RunDir, train: Sequence[TrainLog], evaluators: Sequence[EvaluatorLog], bounds: Limits, faults: list[str]
-) -> tuple[Checkpoint, ...]:
+    rundir: RunDir, train: Sequence[TrainLog], evaluators: Sequence[ReadEvaluatorLog], bounds: Limits, faults: list[str]
+) -> tuple[RunCheckpoint, ...]:
     """All checkpoints anybody knows of, by step and generation."""
     found: Found = {}
     for log in train:
         for save in log.saves:
-            found[save.name, log.generation] = Checkpoint(
+            found[save.name, log.generation] = RunCheckpoint(
                 save.name, save.step, log.generation, save.time, save.bytes, save.stall_seconds, save.commit_seconds
             )
     _add_folders(found, rundir)
@@ -57,7 +57,7 @@ def collect(
     return tuple(replace(c, counts=c.counts and counts(bounds, c.generation, c.step)) for c in ordered)
 
 
-def best(found: Sequence[Checkpoint], metric: str, goal: Literal["Maximize", "Minimize"]) -> Checkpoint | None:
+def best(found: Sequence[RunCheckpoint], metric: str, goal: Literal["Maximize", "Minimize"]) -> RunCheckpoint | None:
     """The best of those that count."""
     ranked = [
         (place, c)
@@ -92,7 +92,7 @@ def _add_committed(found: Found, rundir: RunDir, name: str, step: int) -> None:
         return
     known = found.get((name, manifest.generation))
     if known is None:
-        known = Checkpoint(name, manifest.step, manifest.generation, manifest.created_at, manifest.size)
+        known = RunCheckpoint(name, manifest.step, manifest.generation, manifest.created_at, manifest.size)
     size = known.size if known.size is not None else manifest.size
     found[name, manifest.generation] = replace(known, on_disk=True, size=size)
 
@@ -104,7 +104,7 @@ def _add_evaluations(found: Found, rundir: RunDir, faults: list[str]) -> None:
             continue
         for word in filter(None, map(last_word, listed(folder))):
             key = (folder.name, word.generation)
-            known = found.get(key) or Checkpoint(folder.name, step, word.generation)
+            known = found.get(key) or RunCheckpoint(folder.name, step, word.generation)
             content = mapping(read_json_or_none(word.path))
             if word.is_note:
                 found[key] = replace(known, skipped=text(content.get("why")) or "passed over")
@@ -129,18 +129,18 @@ def _mark(
             if match is None:
                 return
             step = int(match[2])
-        found[name, None] = Checkpoint(name, step, None)
+        found[name, None] = RunCheckpoint(name, step, None)
         known = [(name, None)]
     before = [key for key in known if at is None or (found[key].at or 0.0) <= at]
     key = max(before or known, key=lambda key: key[1] or 0)
     found[key] = replace(found[key], **changes)  # type: ignore[arg-type]
 
 
-def _evaluation(data: dict[str, Any]) -> Evaluation | None:
+def _evaluation(data: dict[str, Any]) -> RunEvaluation | None:
     metrics = {name: number(value) for name, value in mapping(data.get("metrics")).items()}
     if not metrics:
         return None
-    return Evaluation(
+    return RunEvaluation(
         metrics=metrics,
         deciding=deciding(data),
         validation=held_out(data),

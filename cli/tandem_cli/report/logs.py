@@ -14,7 +14,7 @@ from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, EVALUATOR, TRAINING, AnyRecord, Kinds
 from tandem.rundir.values import LATEST
 from tandem.status import Troubles
-from tandem_cli.report.run import Event, Floats, Kind, OfRank, Rates, Steps, Use, Work, World
+from tandem_cli.report.run import Floats, Kind, OfRank, Rates, RunEvent, Steps, Use, Work, World
 from tandem_cli.report.values import number, within
 
 MOST_CORES = 10_000.0
@@ -64,7 +64,7 @@ class CoordinatorLog:
     memory: tuple[OfRank, ...] = ()
     formed: tuple[records.Formed, ...] = ()
     closed: tuple[records.Closed, ...] = ()
-    events: tuple[Event, ...] = ()
+    events: tuple[RunEvent, ...] = ()
     troubles: tuple[Troubles, ...] = ()
     """As the coordinator counted them, each time something was new."""
     ended_at: float | None = None
@@ -73,7 +73,7 @@ class CoordinatorLog:
 
 
 @dataclass(frozen=True)
-class EvaluatorLog:
+class ReadEvaluatorLog:
     """What one evaluator wrote."""
 
     name: str
@@ -165,7 +165,7 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
     busy, memory = _Samples(LATEST), _Samples(MOST_BYTES)
     formed: list[records.Formed] = []
     closed: list[records.Closed] = []
-    events: list[Event] = []
+    events: list[RunEvent] = []
     troubles: list[Troubles] = []
     marks, ended_at = _Marks(), None
     for record in _all(path, COORDINATOR, faults):
@@ -190,7 +190,7 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
             case records.Troubled():
                 troubles.append(record)
             case records.Told():
-                events.append(Event(time, record.level or "info", record.text or ""))
+                events.append(RunEvent(time, record.level or "info", record.text or ""))
     times = _floats(when)
     return CoordinatorLog(
         world=World(times, np.array(size, np.int64), _floats(throughput)),
@@ -208,7 +208,7 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
     )
 
 
-def read_evaluator_log(path: Path, name: str, faults: list[str]) -> EvaluatorLog:
+def read_evaluator_log(path: Path, name: str, faults: list[str]) -> ReadEvaluatorLog:
     """Parse `log/evaluator-NAME.jsonl`."""
     when, spent = array("d"), array("d")
     works: list[Work] = []
@@ -231,7 +231,7 @@ def read_evaluator_log(path: Path, name: str, faults: list[str]) -> EvaluatorLog
                 bad.append((time, record.checkpoint, record.why or ""))
     times = _floats(when)
     use = Use(name, "evaluator", times, busy_cores(times, _floats(spent)))
-    return EvaluatorLog(name, use, tuple(works), tuple(skipped), tuple(bad), marks.all())
+    return ReadEvaluatorLog(name, use, tuple(works), tuple(skipped), tuple(bad), marks.all())
 
 
 def busy_cores(time: Floats, cpu_seconds: Floats) -> Floats:

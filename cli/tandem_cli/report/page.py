@@ -19,7 +19,7 @@ from tandem.charts import palette
 from tandem.formatting import duration, metric_name, moment, number, on_validation, reason, score, several, share, size
 from tandem.measures import Generation
 from tandem.troubles import told
-from tandem_cli.report.run import Checkpoint, Run
+from tandem_cli.report.run import Run, RunCheckpoint
 from tandem_cli.report.summary import Summary
 
 MOST_ROWS = 100
@@ -32,7 +32,7 @@ MOST_EVENTS = 200
 Entry = TypeVar("Entry")
 
 
-class Drawn(NamedTuple):
+class DrawnPicture(NamedTuple):
     """A picture, ready for the page."""
 
     title: str
@@ -43,7 +43,7 @@ class Drawn(NamedTuple):
     """An svg element."""
 
 
-def page(run: Run, summary: Summary, pictures: Sequence[Drawn], source: str, version: str) -> str:
+def page(run: Run, summary: Summary, pictures: Sequence[DrawnPicture], source: str, version: str) -> str:
     """The whole page.
 
     Args:
@@ -148,7 +148,7 @@ def _tiles(run: Run, summary: Summary) -> Iterable[tuple[str, str, str, str]]:
     yield "", "Checkpoints", f"{summary.checkpoints:,}", f"{summary.evaluated:,} evaluated{passed}"
 
 
-def _picture(picture: Drawn) -> str:
+def _picture(picture: DrawnPicture) -> str:
     finding = f'<p class="finding">{escape(picture.finding)}</p>' if picture.finding else ""
     charted = ' class="charted"' if 'class="chart"' in picture.wide else ""
     return (
@@ -158,7 +158,7 @@ def _picture(picture: Drawn) -> str:
     )
 
 
-def _nothing_yet(run: Run, pictures: Sequence[Drawn]) -> str:
+def _nothing_yet(run: Run, pictures: Sequence[DrawnPicture]) -> str:
     if pictures:
         return ""
     return '<section><p class="finding">Nothing was logged yet: no step, no evaluation, no processor use.</p></section>'
@@ -182,7 +182,7 @@ def _checkpoints(run: Run) -> str:
     )
 
 
-def _checkpoint(checkpoint: Checkpoint, run: Run, best: bool, holds_out: bool) -> str:
+def _checkpoint(checkpoint: RunCheckpoint, run: Run, best: bool, holds_out: bool) -> str:
     metrics = checkpoint.evaluation.metrics if checkpoint.evaluation else {}
     validation = checkpoint.evaluation.validation if checkpoint.evaluation else {}
     at = duration(checkpoint.at - run.started_at) if checkpoint.at is not None else "–"
@@ -205,7 +205,7 @@ def _checkpoint(checkpoint: Checkpoint, run: Run, best: bool, holds_out: bool) -
     )
 
 
-def _fate(checkpoint: Checkpoint) -> str:
+def _fate(checkpoint: RunCheckpoint) -> str:
     """What became of a checkpoint."""
     if checkpoint.bad is not None:
         return f'<span class="bad">bad</span>: {escape(checkpoint.bad)}'

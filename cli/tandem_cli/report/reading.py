@@ -33,14 +33,14 @@ from tandem_cli.report import checkpoints, generations
 from tandem_cli.report.folder import expect_run, listed
 from tandem_cli.report.logs import (
     CoordinatorLog,
-    EvaluatorLog,
+    ReadEvaluatorLog,
     TrainLog,
     natural,
     read_coordinator_log,
     read_evaluator_log,
     read_train_log,
 )
-from tandem_cli.report.run import Checkpoint, Floats, Rates, Result, Run, Use
+from tandem_cli.report.run import Floats, Rates, Result, Run, RunCheckpoint, Use
 from tandem_cli.report.values import moment, text
 from tandem_cli.secrecy import hidden
 
@@ -143,7 +143,7 @@ def _train_logs(rundir: RunDir, faults: list[str]) -> list[TrainLog]:
     return sorted(found, key=lambda log: log.generation)
 
 
-def _evaluator_logs(rundir: RunDir, faults: list[str]) -> list[EvaluatorLog]:
+def _evaluator_logs(rundir: RunDir, faults: list[str]) -> list[ReadEvaluatorLog]:
     named = [(path, evaluator_of_log(path)) for path in listed(rundir.log)]
     found = [read_evaluator_log(path, name, faults) for path, name in named if name is not None]
     return sorted(found, key=lambda log: natural(log.name))
@@ -193,8 +193,8 @@ def _troubles(
     rundir: RunDir,
     train: list[TrainLog],
     coordinator: CoordinatorLog,
-    evaluators: list[EvaluatorLog],
-    written: tuple[Checkpoint, ...],
+    evaluators: list[ReadEvaluatorLog],
+    written: tuple[RunCheckpoint, ...],
 ) -> Troubles:
     """What went wrong: what the coordinator heard, and what stands in the logs of the others; the larger number, as a
     full disk takes no lines."""
@@ -231,7 +231,7 @@ def _joined_rates(train: list[TrainLog]) -> Rates:
     )
 
 
-def _evaluator_uses(coordinator: CoordinatorLog, evaluators: list[EvaluatorLog]) -> Iterator[Use]:
+def _evaluator_uses(coordinator: CoordinatorLog, evaluators: list[ReadEvaluatorLog]) -> Iterator[Use]:
     """What evaluators say of themselves; for one that left no log, what the coordinator saw."""
     own = {log.name: log.use for log in evaluators if len(log.use.time)}
     seen = {use.name: use for use in coordinator.evaluator_cpu if use.name not in own}
@@ -239,7 +239,7 @@ def _evaluator_uses(coordinator: CoordinatorLog, evaluators: list[EvaluatorLog])
         yield own.get(name) or seen[name]
 
 
-def _marks(train: list[TrainLog], coordinator: CoordinatorLog, evaluators: list[EvaluatorLog]) -> Floats:
+def _marks(train: list[TrainLog], coordinator: CoordinatorLog, evaluators: list[ReadEvaluatorLog]) -> Floats:
     logs = [coordinator.marks, *(log.marks for log in train), *(log.marks for log in evaluators)]
     return np.unique(np.concatenate(logs))
 
@@ -247,7 +247,7 @@ def _marks(train: list[TrainLog], coordinator: CoordinatorLog, evaluators: list[
 def _span(
     marks: Floats,
     train: list[TrainLog],
-    evaluators: list[EvaluatorLog],
+    evaluators: list[ReadEvaluatorLog],
     memberships: tuple[Generation, ...],
     end: float | None,
     ended: bool,

@@ -118,7 +118,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class RunEvaluation:
     """The merged evaluation of one checkpoint."""
 
     metrics: dict[str, float]
@@ -140,7 +140,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class RunCheckpoint:
     """A checkpoint that was written, whatever became of it."""
 
     name: str
@@ -161,7 +161,7 @@ class Checkpoint:
     """Whether it is still there."""
     counts: bool = True
     """Whether it lies on the lineage of the newest generation."""
-    evaluation: Evaluation | None = None
+    evaluation: RunEvaluation | None = None
     """Its scores."""
     skipped: str | None = None
     """Why evaluators passed it over, if they did."""
@@ -170,7 +170,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Event:
+class RunEvent:
     """A line of the coordinator for people."""
 
     at: float
@@ -219,9 +219,9 @@ class Run:
     """Bytes of GPU memory that each rank has in use."""
     works: tuple[Work, ...]
     """What evaluators did, in order of time."""
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[RunCheckpoint, ...]
     """All that were written, by step and generation."""
-    best: Checkpoint | None
+    best: RunCheckpoint | None
     """The best that was evaluated."""
     wrong: tuple[Tile, ...]
     """Samples that the best takes for something else."""
@@ -229,7 +229,7 @@ class Run:
     """What the best is best in."""
     generations: tuple[Generation, ...]
     """Memberships, oldest first."""
-    events: tuple[Event, ...]
+    events: tuple[RunEvent, ...]
     """What the coordinator told people."""
     unsaved: tuple[tuple[int, str], ...]
     """Saves that were skipped: step and why."""

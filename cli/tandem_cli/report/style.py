@@ -20,7 +20,7 @@ from tandem.charts.palette import LIGHT
 
 
 @dataclass(frozen=True)
-class Look:
+class Theme:
     """For which place a figure is drawn."""
 
     width: float
@@ -32,9 +32,9 @@ class Look:
     dots_per_inch: int = 72
 
 
-WIDE = Look(width=11.2)
-NARROW = Look(width=4.3, narrow=True)
-PICTURE = Look(width=11.2, titled=True, dots_per_inch=160)
+WIDE = Theme(width=11.2)
+NARROW = Theme(width=4.3, narrow=True)
+PICTURE = Theme(width=11.2, titled=True, dots_per_inch=160)
 
 SETTINGS: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],

@@ -7,7 +7,7 @@ import numpy as np
 
 from tandem.measures import outages, restarts
 from tandem_cli.report.clock import Clock
-from tandem_cli.report.run import Checkpoint, Run
+from tandem_cli.report.run import Run, RunCheckpoint
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def time_by_phase(run: Run) -> dict[str, float]:
     return found
 
 
-def _lag(checkpoint: Checkpoint, run: Run) -> tuple[float, int] | None:
+def _lag(checkpoint: RunCheckpoint, run: Run) -> tuple[float, int] | None:
     evaluation = checkpoint.evaluation
     if not checkpoint.counts or evaluation is None or evaluation.finished_at is None or checkpoint.at is None:
         return None

@@ -10,7 +10,7 @@ from pathlib import Path
 from tandem.charts import chart, drawing, gallery
 from tandem_cli.report import clock, style
 from tandem_cli.report.figures import Picture, pictures
-from tandem_cli.report.page import Drawn, page
+from tandem_cli.report.page import DrawnPicture, page
 from tandem_cli.report.reading import read
 from tandem_cli.report.run import Run
 from tandem_cli.report.summary import Summary, summarize
@@ -69,9 +69,9 @@ def _target(run_dir: Path, output: Path | None) -> Path:
     return output if output.suffix.lower() in (".html", ".htm") and not output.is_dir() else output / FILE
 
 
-def _drawn(picture: Picture) -> Drawn | None:
+def _drawn(picture: Picture) -> DrawnPicture | None:
     if picture.charts:
-        return Drawn(
+        return DrawnPicture(
             picture.title,
             picture.finding,
             *(
@@ -83,7 +83,7 @@ def _drawn(picture: Picture) -> Drawn | None:
     if wide is None or narrow is None:
         return None
     label = f"{picture.title}. {picture.finding}".strip()
-    return Drawn(
+    return DrawnPicture(
         picture.title,
         picture.finding,
         style.inline(wide, f"{picture.name}-wide", label),
@@ -91,14 +91,14 @@ def _drawn(picture: Picture) -> Drawn | None:
     )
 
 
-def _gallery(run: Run) -> Drawn:
+def _gallery(run: Run) -> DrawnPicture:
     title = "What the best checkpoint takes for something else"
     finding = "The wrong samples of which it is most sure: what each is → what it was taken for, and how sure it was."
     wide, narrow = (
         gallery.draw(f"wrong-{name}", title, run.wrong, look)
         for name, look in (("wide", chart.WIDE), ("narrow", chart.NARROW))
     )
-    return Drawn(title, finding, wide, narrow)
+    return DrawnPicture(title, finding, wide, narrow)
 
 
 def _png(picture: Picture, folder: Path) -> Path:

@@ -30,7 +30,7 @@ STEPS_BYTES, FIRST_BYTES = 2**18, 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class RunResult:
     """What a run directory holds in the end."""
 
     step: int | None = None
@@ -61,7 +61,7 @@ class Result:
     """Generations that were formed because something had failed or was lost."""
 
 
-def result(run_dir: RunDir) -> Result:
+def result(run_dir: RunDir) -> RunResult:
     """Look at what is there."""
     saved = run_dir.committed()
     done = run_dir.done() or {}
@@ -70,7 +70,7 @@ def result(run_dir: RunDir) -> Result:
     best = evaluations.best(run_dir)
     step = final.get("step", saved[0].step if saved else None)
     logged, loss, total = _trained(run_dir)
-    return Result(
+    return RunResult(
         step=step,
         made=max((one for one in (step, logged) if one is not None), default=None),
         total=total,
@@ -153,7 +153,7 @@ def troubles_of(run_dir: RunDir) -> Troubles | None:
 
 
 def complete(
-    name: str, found: Result, shown: str, seconds: float | None, evaluates: bool, before: int | None = None
+    name: str, found: RunResult, shown: str, seconds: float | None, evaluates: bool, before: int | None = None
 ) -> Group:
     """A run that is complete.
 
@@ -197,7 +197,9 @@ def saved_words(step: int | None, own_command: bool) -> str:
     return "what it has saved itself stays as it is" if own_command else "nothing was saved yet"
 
 
-def interrupted(name: str, found: Result, shown: str, again: str, evaluates: bool, own_command: bool = False) -> Group:
+def interrupted(
+    name: str, found: RunResult, shown: str, again: str, evaluates: bool, own_command: bool = False
+) -> Group:
     """A run that the user stopped."""
     rows = [("saved", f"{shown}/checkpoints/{found.checkpoint}")] if found.checkpoint else []
     rows += _troubled(found.troubles)

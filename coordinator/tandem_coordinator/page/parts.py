@@ -28,7 +28,7 @@ from tandem.snapshot import MemberView, Snapshot
 from tandem.status import Status
 from tandem.troubles import told
 from tandem_coordinator.page import pictures
-from tandem_coordinator.page.results import Key, Result
+from tandem_coordinator.page.results import Key, ShownResult
 from tandem_coordinator.page.timeline import Timeline
 
 MOST_ROWS = 30
@@ -295,7 +295,7 @@ def _checkpoint(key: Key, metric: str, status: Status, timeline: Timeline, holds
     )
 
 
-def _fate(result: Result | None, counting: bool, status: Status) -> str:
+def _fate(result: ShownResult | None, counting: bool, status: Status) -> str:
     if not counting:
         return "superseded after a restart"
     if result is not None:

@@ -13,7 +13,7 @@ from tandem.formatting import cores, duration, reason, share
 from tandem.measures import outages
 from tandem.snapshot import Snapshot
 from tandem.status import Score, Status
-from tandem_coordinator.page.results import Result
+from tandem_coordinator.page.results import ShownResult
 from tandem_coordinator.page.timeline import Timeline
 
 SMOOTH_FROM = 100
@@ -161,7 +161,7 @@ def _name(look: Look) -> str:
     return "narrow" if look.narrow else "wide"
 
 
-def _of(results: Sequence[Result], metric: str) -> list[Point]:
+def _of(results: Sequence[ShownResult], metric: str) -> list[Point]:
     return [(float(r.checkpoint.step), r.metrics[metric]) for r in results if isfinite(r.metrics.get(metric, _NAN))]
 
 

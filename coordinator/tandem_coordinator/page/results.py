@@ -23,7 +23,7 @@ Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Result:
+class ShownResult:
     """What evaluators made of one checkpoint."""
 
     checkpoint: CheckpointRef
@@ -41,7 +41,7 @@ class Results:
     def __init__(self, rundir: RunDir) -> None:
         self._rundir = rundir
         self._settled: dict[str, int] = {}
-        self.found: dict[Key, Result] = {}
+        self.found: dict[Key, ShownResult] = {}
 
     def look(self, now: float) -> None:
         """Read what is new.
@@ -68,7 +68,7 @@ class Results:
             del self.found[oldest]
             self._settled.pop(oldest[0], None)
 
-    def _of(self, folder: Path) -> Iterator[Result]:
+    def _of(self, folder: Path) -> Iterator[ShownResult]:
         step = step_of(folder.name)
         assert step is not None
         for word in filter(None, map(last_word, listed(folder))):
@@ -76,9 +76,9 @@ class Results:
             content = read_json_or_none(word.path)
             content = content if isinstance(content, dict) else {}
             if word.is_note:
-                yield Result(reference, {}, {}, finite(content.get("at")), skipped=True)
+                yield ShownResult(reference, {}, {}, finite(content.get("at")), skipped=True)
             elif metrics := _metrics(content.get("metrics")):
-                yield Result(reference, metrics, held_out(content), finite(content.get("finishedAt")))
+                yield ShownResult(reference, metrics, held_out(content), finite(content.get("finishedAt")))
 
 
 def _metrics(value: Any) -> dict[str, float]:

@@ -8,7 +8,7 @@ from tandem_coordinator.group import (
     Close,
     Complete,
     Event,
-    Fail,
+    FailJob,
     Open,
     Over,
     Rules,
@@ -66,7 +66,7 @@ class Job:
         self.state, actions = step(self.state, event, self.now)
         self.actions += actions
         for action in actions:
-            if isinstance(action, Fail | Complete):
+            if isinstance(action, FailJob | Complete):
                 self.tell(Over(action.cause))
 
     def say(self, replica: str, state: str, **more: Any) -> Answer:
@@ -164,7 +164,7 @@ class Job:
         return [action for action in self.actions if isinstance(action, Open)]
 
     def failed(self) -> bool:
-        return any(isinstance(action, Fail) for action in self.actions)
+        return any(isinstance(action, FailJob) for action in self.actions)
 
 
 def message(replica: str, state: str, **more: Any) -> Sync:

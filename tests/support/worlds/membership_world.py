@@ -15,7 +15,7 @@ from tandem_coordinator.group import (
     Close,
     Disconnected,
     Event,
-    Fail,
+    FailJob,
     Hung,
     Open,
     Over,
@@ -123,7 +123,7 @@ class World(RuleBasedStateMachine):
                 if saved:
                     at_work = [agent for agent in self.agents.values() if agent.state == "running"]
                     assert action.generation not in {agent.generation for agent in at_work}, "somebody still saves"
-            elif isinstance(action, Fail):
+            elif isinstance(action, FailJob):
                 assert self.state.failures > RULES.max_restarts
                 self.over = True
                 self.state, _ = step(self.state, Over(action.cause), self.now)

@@ -13,7 +13,7 @@ from typing import Any
 from tandem.snapshot import GenerationView, Snapshot
 from tandem.status import Status
 from tandem_operator import kinds, names
-from tandem_operator.api import Object, Page, Refused
+from tandem_operator.api import ListPart, Object, RequestRefused
 from tandem_operator.kinds import Kind
 
 Place = tuple[Kind, str, str]
@@ -66,9 +66,9 @@ class Cluster:
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         return copy.deepcopy(self.objects.get((kind, namespace, name)))
 
-    async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[Page]:
+    async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[ListPart]:
         found = [copy.deepcopy(body) for place, body in self.objects.items() if place[0] is kind]
-        yield Page(
+        yield ListPart(
             [body for body in found if not selector or selector in body["metadata"].get("labels", {})], self.version
         )
 
@@ -79,7 +79,7 @@ class Cluster:
         place = (kind, NAMESPACE, manifest["metadata"]["name"])
         with_effect = self._before("create", place, manifest)
         if place in self.objects:
-            raise Refused(409, "AlreadyExists", f"{place[2]} exists")
+            raise RequestRefused(409, "AlreadyExists", f"{place[2]} exists")
         owners = manifest["metadata"].get("ownerReferences", [])
         uids = [body["metadata"]["uid"] for body in self.objects.values()]
         if with_effect and all(owner["uid"] in uids for owner in owners):
@@ -97,7 +97,7 @@ class Cluster:
         with_effect = self._before("apply", place, manifest)
         body = self.objects.get(place)
         if body is None or body["metadata"]["uid"] != manifest["metadata"]["uid"]:
-            raise Refused(409, "Conflict", "no such object")
+            raise RequestRefused(409, "Conflict", "no such object")
         if with_effect:
             new = copy.deepcopy(body)
             new["metadata"] |= {"annotations": manifest["metadata"]["annotations"]}
@@ -118,7 +118,7 @@ class Cluster:
         if body is None:
             return None
         if version and version != body["metadata"]["resourceVersion"]:
-            raise Refused(409, "Conflict", "the object has been modified")
+            raise RequestRefused(409, "Conflict", "the object has been modified")
         if with_effect:
             new = copy.deepcopy(body)
             new["status"] = merged(new.get("status") or {}, changes)

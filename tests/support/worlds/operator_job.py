@@ -10,7 +10,7 @@ from tandem.status import Status
 from tandem_operator import kinds, names, objects
 from tandem_operator.lifecycle import IDLE_ANSWERS, IDLE_SECONDS, Idle
 from tandem_operator.objects import Manifest
-from tandem_operator.observed import Children, Claim, Pod, Service, Thing, children
+from tandem_operator.observed import Children, Pod, Service, Thing, VolumeClaim, children
 from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
 from tandem_operator.reconcile import reconcile
@@ -82,7 +82,7 @@ def surroundings(of: DistributedTrainingJob, *more: Thing, evaluators: Sequence[
     sitting = [evaluator(of, index) for index in range(of.spec.evaluation.replicas)]
     found: list[Thing] = [
         _thing(objects.job_file(of, UID), Thing(kind=kinds.CONFIG_MAP, name="")),
-        _thing(objects.claim(of, UID), Claim(name="", phase="Bound")),
+        _thing(objects.claim(of, UID), VolumeClaim(name="", phase="Bound")),
         _thing(objects.service(of, UID), Service(name="", address="10.0.0.7")),
         *(sitting if evaluators is None else evaluators),
         coordinator(of),

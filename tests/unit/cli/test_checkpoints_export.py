@@ -16,9 +16,18 @@ from tandem.job import DistributedTrainingJob
 from tandem_cli.checkpoints import copying
 from tandem_cli.checkpoints.choice import sound
 from tandem_cli.checkpoints.copying import copy
-from tandem_cli.checkpoints.exporting import Dtype, Format, Order, config, fields, filled, refuse_to_overwrite, target
+from tandem_cli.checkpoints.exporting import (
+    Dtype,
+    ExportOrder,
+    Format,
+    config,
+    fields,
+    filled,
+    refuse_to_overwrite,
+    target,
+)
 from tandem_cli.checkpoints.inventory import look
-from tandem_trainer.export import Refused, cast, export
+from tandem_trainer.export import CannotExport, cast, export
 from tests.support.worlds.small_run import SmallRun
 
 WEIGHTS = {"a": torch.randn(5, 3), "norm.count": torch.tensor(7), "half": torch.ones(2).bfloat16()}
@@ -123,11 +132,11 @@ class TestPlaces:
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine" / "thesis.tex").touch()
         with pytest.raises(UserError, match="is no exported folder"):
-            refuse_to_overwrite(Order(tmp_path / "mine", Format.FOLDER, force=True))
+            refuse_to_overwrite(ExportOrder(tmp_path / "mine", Format.FOLDER, force=True))
         with pytest.raises(UserError, match="is not a file"):
-            refuse_to_overwrite(Order(tmp_path / "mine", force=True))
+            refuse_to_overwrite(ExportOrder(tmp_path / "mine", force=True))
         with pytest.raises(UserError, match="--force replaces it"):
-            refuse_to_overwrite(Order(tmp_path / "mine", Format.FOLDER))
+            refuse_to_overwrite(ExportOrder(tmp_path / "mine", Format.FOLDER))
 
 
 class TestWeights:
@@ -167,7 +176,7 @@ class TestWeights:
         assert torch.equal(load_file(tmp_path / "x")["a"], full.to(dtype or torch.bfloat16))
 
     def test_a_value_that_does_not_fit_is_refused(self) -> None:
-        with pytest.raises(Refused, match=r"a holds 7e\+04, which float16 cannot; take bfloat16"):
+        with pytest.raises(CannotExport, match=r"a holds 7e\+04, which float16 cannot; take bfloat16"):
             cast("a", torch.tensor([1.0, 70000.0]), torch.float16)
         nan = torch.tensor([float("nan"), float("inf")])
         assert cast("a", nan, torch.float16).isnan()[0]
@@ -175,12 +184,12 @@ class TestWeights:
     def test_damage_and_another_checkpoint_of_that_name_are_refused(self, run: SmallRun, tmp_path: Path) -> None:
         manifest = run.rundir.manifest("step-000000250")
         folder = run.rundir.checkpoint(manifest.name)
-        with pytest.raises(Refused, match="was replaced by another checkpoint meanwhile"):
+        with pytest.raises(CannotExport, match="was replaced by another checkpoint meanwhile"):
             export(folder, "0" * 64, tmp_path / "x", "safetensors", None)
         run.damage(manifest.name)
-        with pytest.raises(Refused, match=r"is damaged and was not exported: .* does not match its checksum"):
+        with pytest.raises(CannotExport, match=r"is damaged and was not exported: .* does not match its checksum"):
             self.exported(run, tmp_path / "x")
-        with pytest.raises(Refused, match="was deleted while it was read"):
+        with pytest.raises(CannotExport, match="was deleted while it was read"):
             export(folder.with_name("step-000000999"), manifest.digest, tmp_path / "x", "safetensors", None)
         assert not (tmp_path / "x").exists()
 
@@ -219,7 +228,7 @@ class TestCopying:
 
     def copied(self, run: SmallRun, path: Path, form: Format = Format.SAFETENSORS, force: bool = False) -> Path:
         inventory = look(run.rundir)
-        return copy(inventory, *sound(inventory, "250"), Order(path, form, Dtype.BFLOAT16, force)).path
+        return copy(inventory, *sound(inventory, "250"), ExportOrder(path, form, Dtype.BFLOAT16, force)).path
 
     def test_makes_folders_leaves_nothing_beside_and_gives_the_lease_back(
         self, run: SmallRun, tmp_path: Path, program: list[str]
@@ -255,7 +264,7 @@ class TestCopying:
 
         monkeypatch.setattr(copying.lease, "acquire", refuse)
         inventory = look(run.rundir)
-        done = copy(inventory, *sound(inventory, "250"), Order(tmp_path / "x"))
+        done = copy(inventory, *sound(inventory, "250"), ExportOrder(tmp_path / "x"))
         assert "no lease could be taken" in done.note
 
     def test_a_folder_has_weights_and_config(self, run: SmallRun, tmp_path: Path, program: list[str]) -> None:

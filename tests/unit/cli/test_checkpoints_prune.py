@@ -16,7 +16,7 @@ from tandem.rundir.retention import Keepers, expendable, reasons
 from tandem.status import CheckpointRef
 from tandem_cli.checkpoints import description, pruning
 from tandem_cli.checkpoints.inventory import look
-from tandem_cli.checkpoints.pruning import Plan, carry_out, plan
+from tandem_cli.checkpoints.pruning import Pruning, carry_out, plan
 from tests.support.worlds.small_run import SmallRun, messy
 
 POLICY = Checkpoint(keep_last=2, keep_every=300)
@@ -32,19 +32,21 @@ def run(tmp_path: Path) -> SmallRun:
     return made
 
 
-def planned(run: SmallRun, policy: Checkpoint = POLICY, everything: bool = False) -> Plan:
+def planned(run: SmallRun, policy: Checkpoint = POLICY, everything: bool = False) -> Pruning:
     return plan(look(run.rundir), policy, everything)
 
 
-def doomed(found: Plan) -> list[str]:
+def doomed(found: Pruning) -> list[str]:
     return [one.name for one in found.doomed]
 
 
-def carried_out(run: SmallRun, agreed: Plan, policy: Checkpoint = POLICY, everything: bool = False) -> dict[str, str]:
+def carried_out(
+    run: SmallRun, agreed: Pruning, policy: Checkpoint = POLICY, everything: bool = False
+) -> dict[str, str]:
     return spared(run, agreed, planned(run, policy, everything))
 
 
-def spared(run: SmallRun, agreed: Plan, again: Plan) -> dict[str, str]:
+def spared(run: SmallRun, agreed: Pruning, again: Pruning) -> dict[str, str]:
     """Delete what was agreed on: of each why it was spared, if it was."""
     return {one.name: why for one, why in carry_out(run.rundir, agreed, again)}
 

@@ -149,7 +149,7 @@ def test_that_none_can_be_read_is_an_error(fake: FakeKubectl) -> None:
 
 
 def test_a_node_that_is_silent_does_not_hold_up_the_rest(fake: FakeKubectl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams.Source.__init__, "__defaults__", (1.0,))
+    monkeypatch.setattr(streams.ContainerLog.__init__, "__defaults__", (1.0,))
     fake.answers("logs", "digits-worker-0-abcde", stays=True)
     fake.answers("logs", "digits-worker-1-abcde", says=at(2, "b"))
     lines, told, _ = read(fake, fakes.pod("worker", 0), fakes.pod("worker", 1))

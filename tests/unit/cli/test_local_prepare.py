@@ -18,7 +18,7 @@ from tandem.rundir.difference import differences
 from tandem.rundir.layout import RunDir
 from tandem_cli.commands.run import Command, ways_on
 from tandem_cli.local import prepare
-from tandem_cli.local.prepare import Claim, claim
+from tandem_cli.local.prepare import HeldFolder, claim
 from tests.support import manifests
 
 AGAIN = "tandem run digits.yaml --fresh"
@@ -28,7 +28,7 @@ def job(name: str = "digits", workers: int = 2, **trainer: Any) -> DistributedTr
     return manifests.job(name, trainer=trainer or {"task": "image-classification"}, workers={"replicas": workers})
 
 
-def prepared(path: Path, given: DistributedTrainingJob | None = None, fresh: bool = False) -> Claim:
+def prepared(path: Path, given: DistributedTrainingJob | None = None, fresh: bool = False) -> HeldFolder:
     return claim(path, given or job(), fresh, AGAIN)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tandem.errors import UserError
-from tandem_cli.commands.export import Format, export
+from tandem_cli.commands.export import TableFormat, export
 from tandem_cli.report.exporting import _points, write_csv, write_tensorboard
 from tandem_cli.report.reading import read
 from tandem_cli.report.run import Run
@@ -81,7 +81,7 @@ def test_a_folder_with_something_in_it_is_not_mixed_with_a_log(tmp_path: Path) -
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "events.out.tfevents.1").touch()
     with pytest.raises(UserError, match="mine is not empty"):
-        export(path, Format.TENSORBOARD, tmp_path / "mine")
+        export(path, TableFormat.TENSORBOARD, tmp_path / "mine")
     for _ in range(2):
-        export(path, Format.TENSORBOARD, None)
+        export(path, TableFormat.TENSORBOARD, None)
     assert len(list((path / "tensorboard").iterdir())) == 1, "a second export takes the place of the first"

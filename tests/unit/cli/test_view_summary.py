@@ -5,10 +5,10 @@ import io
 import pytest
 from rich.console import Console, Group
 
-from tandem_cli.terminal.summary import Result, complete
+from tandem_cli.terminal.summary import RunResult, complete
 
 
-def first_line(found: Result, seconds: float | None, before: int | None = None) -> str:
+def first_line(found: RunResult, seconds: float | None, before: int | None = None) -> str:
     told = complete("digits", found, "runs/digits", seconds, evaluates=True, before=before)
     return words(told).splitlines()[0]
 
@@ -20,8 +20,8 @@ def words(shown: Group) -> str:
 
 
 def test_what_is_to_be_typed_is_quoted_where_a_path_has_a_space() -> None:
-    assert "tandem report 'runs/a b'\n" in words(complete("digits", Result(step=1), "runs/a b", 1.0, evaluates=True))
-    assert "tandem report runs/ab\n" in words(complete("digits", Result(step=1), "runs/ab", 1.0, evaluates=True))
+    assert "tandem report 'runs/a b'\n" in words(complete("digits", RunResult(step=1), "runs/a b", 1.0, evaluates=True))
+    assert "tandem report runs/ab\n" in words(complete("digits", RunResult(step=1), "runs/ab", 1.0, evaluates=True))
 
 
 @pytest.mark.parametrize(
@@ -38,4 +38,4 @@ def test_what_is_to_be_typed_is_quoted_where_a_path_has_a_space() -> None:
 def test_the_time_is_that_of_the_steps_it_is_told_with(
     steps: int | None, seconds: float | None, before: int | None, words: str
 ) -> None:
-    assert first_line(Result(step=steps), seconds, before) == words
+    assert first_line(RunResult(step=steps), seconds, before) == words

@@ -9,7 +9,7 @@ import pytest
 from tandem.messages import Pair, PreflightReport
 from tandem_coordinator.group import Synced
 from tandem_coordinator.membership import answer
-from tandem_coordinator.preflight import LIMIT_SECONDS, SETTLE_SECONDS, Finding, judge
+from tandem_coordinator.preflight import LIMIT_SECONDS, SETTLE_SECONDS, Suspect, judge
 from tests.support.worlds.membership_job import RULES, Job, message
 
 FOUR = ("worker-0", "worker-1", "worker-2", "worker-3")
@@ -42,7 +42,7 @@ def reports(
     return found
 
 
-def judged(found: Reports, members: tuple[str, ...] = FOUR, places: Mapping[str, str] | None = None) -> list[Finding]:
+def judged(found: Reports, members: tuple[str, ...] = FOUR, places: Mapping[str, str] | None = None) -> list[Suspect]:
     return judge(members, found, places or dict.fromkeys(members, "here"))
 
 
@@ -59,7 +59,7 @@ def test_a_wrong_result_is_its_members_fault_whatever_the_others_say() -> None:
         rates={("worker-1", "worker-2"): None},
         worker_2={"wrong": "computed a matrix product with 3 of 512 rows wrong (rank 2)"},
     )
-    assert judged(found) == [Finding("worker-2", "computed a matrix product with 3 of 512 rows wrong (rank 2)")]
+    assert judged(found) == [Suspect("worker-2", "computed a matrix product with 3 of 512 rows wrong (rank 2)")]
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_of_pairs_that_do_not_reach_each_other_the_one_with_more_of_them_has_to_
     broken: list[tuple[int, int]], culprit: str, why: str
 ) -> None:
     rates: dict[tuple[str, str], float | None] = {(FOUR[a], FOUR[b]): None for a, b in broken}
-    assert judged(reports(rates=rates)) == [Finding(culprit, why)]
+    assert judged(reports(rates=rates)) == [Suspect(culprit, why)]
 
 
 def test_a_member_that_cannot_reach_the_store_is_at_fault_while_the_others_have_not_told_anything_yet() -> None:
     lonely = report(pairs=[Pair(replica="worker-0")], product_seconds=None, all_reduce=None)
-    assert judged({"worker-3": lonely}) == [Finding("worker-3", "and worker-0 do not reach each other")]
+    assert judged({"worker-3": lonely}) == [Suspect("worker-3", "and worker-0 do not reach each other")]
     three = dict.fromkeys(FOUR[1:], lonely)
     assert [found.replica for found in judged(three)] == ["worker-0"], "nobody reaches its store"
 
@@ -88,13 +88,13 @@ def test_a_member_that_cannot_reach_the_store_is_at_fault_while_the_others_have_
 def test_a_member_that_tells_nothing_has_failed() -> None:
     found = reports()
     del found["worker-1"]
-    assert judged(found) == [Finding("worker-1", "did not tell what its pre-flight found", "failed")]
+    assert judged(found) == [Suspect("worker-1", "did not tell what its pre-flight found", "failed")]
 
 
 def test_a_wrong_sum_is_the_fault_of_the_only_one_that_has_it() -> None:
     assert [found.replica for found in judged(reports(worker_1={"all_reduce": "wrong"}))] == ["worker-1"]
     everywhere = {name: report(all_reduce="wrong") for name in FOUR}
-    assert judged(everywhere) == [Finding("", "the sum over all ranks is wrong everywhere", "failed")]
+    assert judged(everywhere) == [Suspect("", "the sum over all ranks is wrong everywhere", "failed")]
     (nowhere,) = judged(reports(worker_3={"all_reduce": "failed"}))
     assert (nowhere.replica, nowhere.kind) == ("", "failed")
 
@@ -105,7 +105,7 @@ def test_three_times_the_median_is_slow(seconds: float, slow: bool) -> None:
     assert [one.replica for one in found] == (["worker-2"] if slow else [])
     if slow:
         why = "took 16 ms for a matrix product, 3.2 times as long as the median of 5 ms"
-        assert found == [Finding("worker-2", why, "slow")]
+        assert found == [Suspect("worker-2", why, "slow")]
 
 
 def test_of_two_nobody_knows_which_is_the_slow_one() -> None:
@@ -117,7 +117,7 @@ def test_of_two_nobody_knows_which_is_the_slow_one() -> None:
 def test_who_is_slow_with_all_of_its_peers_is_the_slow_one_and_not_they(members: tuple[str, ...]) -> None:
     found = judged(reports(members, {("worker-1", other): RATE / 10 for other in members}), members)
     why = "exchanges 100 MB/s with most of the others, 10.0 times less than the median of 1.0 GB/s"
-    assert found == [Finding("worker-1", why, "slow")]
+    assert found == [Suspect("worker-1", why, "slow")]
 
 
 def test_one_slow_pair_is_no_slow_member() -> None:

@@ -13,12 +13,12 @@ from tandem.snapshot import EvaluatorView, MemberView, RankView, Snapshot
 from tandem.status import CheckpointRef, Members, Progress, Score, Status, Straggler
 from tandem_coordinator.logs import Training
 from tandem_coordinator.prometheus import REASONS, Figures, Scrapes, prometheus_text
-from tandem_coordinator.run_watcher import MOST_EVALUATORS, Evaluations, Observed, Saved, Volume
-from tandem_coordinator.summary import Clock
+from tandem_coordinator.run_watcher import MOST_EVALUATORS, Evaluations, Observed, SavedCheckpoint, Volume
+from tandem_coordinator.summary import Instant
 from tandem_operator import names
 from tests.support import ROOT
 
-CLOCK = Clock(wall=1_000.0, steady=500.0)
+CLOCK = Instant(wall=1_000.0, steady=500.0)
 RUNNING = Status(phase="Running", evaluators=Members(desired=1, ready=1))
 
 
@@ -69,7 +69,7 @@ ALL_KNOWN: dict[str, Any] = {
             learning_rate=0.1,
             gradient_norm=2.0,
         ),
-        saved=Saved(at=940.0, size=4_096),
+        saved=SavedCheckpoint(at=940.0, size=4_096),
         volume=Volume(size=10_000, free=4_000),
     ),
 }
@@ -132,7 +132,7 @@ def test_step_times_are_a_histogram() -> None:
 
 
 def test_the_newest_checkpoint_has_a_size_an_age_and_a_time_when_the_next_is_due() -> None:
-    saved, training = Saved(at=940.0, size=4_096), Training(step_seconds=0.5)
+    saved, training = SavedCheckpoint(at=940.0, size=4_096), Training(step_seconds=0.5)
     observed = Observed(saved=saved, training=training, volume=Volume(size=10_000, free=4_000))
     found = scraped(observed=observed, stepped_at=497.5, checkpoints=Checkpoint(every_steps=100, every_seconds=90))
     assert (found["tandem_checkpoint_bytes",], found["tandem_checkpoint_age_seconds",]) == (4_096.0, 60.0)
@@ -164,7 +164,7 @@ def test_evaluators_that_keep_up_let_nothing_wait() -> None:
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed", "Draining"])
 def test_when_training_has_ended_nothing_grows_old(phase: Any) -> None:
-    saved = Saved(at=0.0, size=1)
+    saved = SavedCheckpoint(at=0.0, size=1)
     figures: dict[str, Any] = {"stepped_at": 0.0, "started_at": 0.0, "idle_seconds": 600.0}
     found = scraped(Status(phase=phase), observed=Observed(saved=saved), **figures)
     ages = {name for name, *_ in found if name.endswith(("age_seconds", "wait_seconds", "idle_seconds"))}
@@ -246,7 +246,7 @@ def test_what_is_made_in_no_time_is_made_anew_for_each_scrape_a_second() -> None
 
 
 def test_after_the_last_step_no_checkpoint_is_due() -> None:
-    observed = Observed(saved=Saved(at=0.0, size=1), training=Training(step_seconds=0.5))
+    observed = Observed(saved=SavedCheckpoint(at=0.0, size=1), training=Training(step_seconds=0.5))
     due = {("tandem_checkpoint_age_seconds",), ("tandem_checkpoint_interval_seconds",)}
     assert due <= scraped(observed=observed, stepped_at=499.0).keys()
     assert not due & scraped(observed=observed, stepped_at=499.0, finishing=True).keys()

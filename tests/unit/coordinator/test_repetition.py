@@ -7,7 +7,7 @@ import pytest
 
 from tandem.exitcode import ExitCode
 from tandem.messages import Failure, RankReport
-from tandem_coordinator.group import Fail, Open
+from tandem_coordinator.group import FailJob, Open
 from tests.support.worlds.membership_job import RULES, Job
 
 KEY = {"error": "KeyError: 'image'", "where": "train.py:5, in <module>", "traceback": "Traceback …"}
@@ -36,8 +36,8 @@ def _forms_again(job: Job, number: int) -> float:
     return job.now - began
 
 
-def _end(job: Job) -> Fail:
-    (fail,) = (action for action in job.actions if isinstance(action, Fail))
+def _end(job: Job) -> FailJob:
+    (fail,) = (action for action in job.actions if isinstance(action, FailJob))
     return fail
 
 

@@ -28,7 +28,7 @@ from tandem_coordinator.page.parts import Glance
 from tandem_coordinator.page.timeline import Timeline
 from tandem_coordinator.prometheus import Figures, prometheus_text
 from tandem_coordinator.run_watcher import Observed, RunDirectory
-from tandem_coordinator.summary import Clock
+from tandem_coordinator.summary import Instant
 from tests.support.lines import Lines
 from tests.support.worlds.simulated_run import make_run
 
@@ -57,7 +57,7 @@ class Views:
                 best_checkpoint=self.observed.best,
             ),
         )
-        figures = Figures(clock=Clock(NOW, 0.0), observed=self.observed)
+        figures = Figures(clock=Instant(NOW, 0.0), observed=self.observed)
         self.metrics = {
             line.split("{")[0] + "".join(re.findall(r'result="\w+"', line)): float(line.rsplit(" ", 1)[1])
             for line in prometheus_text(snapshot, "team", figures).decode().splitlines()

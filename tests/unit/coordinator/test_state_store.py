@@ -6,7 +6,7 @@ import pytest
 
 from tandem.rundir.durable import replace_json
 from tandem.snapshot import GenerationView
-from tandem_coordinator.state_store import Page, StateStore, TakenOver
+from tandem_coordinator.state_store import CoordinatorState, StateStore, TakenOver
 from tests.support.manifests import job, run_directory
 
 
@@ -18,10 +18,10 @@ def test_a_pod_that_was_taken_over_from_does_not_get_the_job_back_when_it_starts
     second = StateStore(rundir, "pod-2")
     second.claim(2)
     with pytest.raises(TakenOver):
-        first.record(Page(owner=first.owner, generation=1, replicas=2, target=2))
+        first.record(CoordinatorState(owner=first.owner, generation=1, replicas=2, target=2))
     with pytest.raises(TakenOver, match="pod-1"):
         StateStore(rundir, "pod-1").claim(2)
-    second.record(Page(owner=second.owner, generation=7, replicas=2, target=2))
+    second.record(CoordinatorState(owner=second.owner, generation=7, replicas=2, target=2))
     assert StateStore(rundir, "pod-2").claim(2).generation == 7
     StateStore(rundir, "pod-3").claim(2)
     for gone in ("pod-1", "pod-2"):
@@ -39,7 +39,7 @@ def test_restarts_are_counted_over_coordinators(tmp_path: Path) -> None:
     rundir = run_directory(tmp_path / "run", job())
     first = StateStore(rundir)
     assert first.claim(2).restarts == 0
-    first.record(Page(owner=first.owner, generation=5, restarts=3, replicas=2, target=2))
+    first.record(CoordinatorState(owner=first.owner, generation=5, restarts=3, replicas=2, target=2))
     assert StateStore(rundir).claim(2).restarts == 3
 
 
@@ -50,7 +50,7 @@ def test_of_a_page_of_an_earlier_version_those_count_that_it_tells_of(tmp_path: 
         GenerationView(generation=number, world_size=1, members=[], opened_at=float(number), reason=reason)
         for number, reason in enumerate(reasons, 1)
     ]
-    page = Page(owner="before", generation=4, replicas=2, target=2, history=history).dump()
+    page = CoordinatorState(owner="before", generation=4, replicas=2, target=2, history=history).dump()
     replace_json(rundir.coordinator_file, page)
     assert StateStore(rundir).claim(2).restarts == 2
 
@@ -59,11 +59,11 @@ def test_who_has_finished_is_remembered_for_as_long_as_its_generation_is_the_new
     rundir = run_directory(tmp_path / "run", job())
     first = StateStore(rundir)
     first.claim(2)
-    first.record(Page(owner=first.owner, generation=5, finished=["worker-0"], replicas=2, target=2))
+    first.record(CoordinatorState(owner=first.owner, generation=5, finished=["worker-0"], replicas=2, target=2))
     second = StateStore(rundir)
     assert second.claim(2).finished == ["worker-0"]
     assert StateStore(rundir).claim(2).finished == ["worker-0"], "nobody has said anything else"
     second = StateStore(rundir)
     second.claim(2)
-    second.record(Page(owner=second.owner, generation=6, replicas=2, target=2))
+    second.record(CoordinatorState(owner=second.owner, generation=6, replicas=2, target=2))
     assert StateStore(rundir).claim(2).finished == []

@@ -17,10 +17,10 @@ from tandem.supervision import (
     Ask,
     Child,
     Facts,
-    Fail,
+    FailRun,
     Finish,
     Kill,
-    Start,
+    StartChild,
     decide,
     ending,
     is_given_up,
@@ -49,18 +49,18 @@ def with_one(changed: Child, children: tuple[Child, ...] = ALL_RUNNING) -> list[
     return [changed if child.name == changed.name else child for child in children]
 
 
-def names(actions: list[Action], kind: type[Start] | type[Ask] | type[Kill]) -> list[str]:
+def names(actions: list[Action], kind: type[StartChild] | type[Ask] | type[Kill]) -> list[str]:
     return [action.name for action in actions if isinstance(action, kind)]
 
 
 class TestStarting:
     def test_agents_wait_for_the_coordinators_address_and_nobody_else_does(self) -> None:
         actions = decide([COORDINATOR, *WORKERS, EVALUATOR], Facts(), now=0.0)
-        assert actions == [Start("coordinator"), Start("evaluator-0-0")]
+        assert actions == [StartChild("coordinator"), StartChild("evaluator-0-0")]
 
     def test_agents_start_once_it_is_known(self) -> None:
         children = [running(COORDINATOR), *WORKERS, running(EVALUATOR)]
-        assert decide(children, TRAINING, now=1.0) == [Start("worker-0"), Start("worker-1")]
+        assert decide(children, TRAINING, now=1.0) == [StartChild("worker-0"), StartChild("worker-1")]
 
     def test_nothing_is_done_while_all_run(self) -> None:
         assert decide(ALL_RUNNING, TRAINING, now=1.0) == []
@@ -70,7 +70,7 @@ class TestAnUnexpectedEnd:
     @pytest.mark.parametrize("child", [COORDINATOR, WORKERS[1], EVALUATOR], ids=lambda child: child.name)
     @pytest.mark.parametrize("code", [1, 75, -9])
     def test_after_a_healthy_life_is_made_good_at_once(self, child: Child, code: int) -> None:
-        assert decide(with_one(over(child, code)), TRAINING, now=100.0) == [Start(child.name)]
+        assert decide(with_one(over(child, code)), TRAINING, now=100.0) == [StartChild(child.name)]
 
     def test_soon_after_the_start_waits_longer_each_time(self) -> None:
         child = WORKERS[0]
@@ -78,7 +78,7 @@ class TestAnUnexpectedEnd:
         for _ in range(MOST_FAILURES - 1):
             child = child.started(100.0).ended(1, 101.0)
             pauses.append(pause(child.failures))
-            assert decide(with_one(child), TRAINING, now=101.0 + pauses[-1]) == [Start(child.name)]
+            assert decide(with_one(child), TRAINING, now=101.0 + pauses[-1]) == [StartChild(child.name)]
             if pauses[-1]:
                 assert decide(with_one(child), TRAINING, now=101.0 + pauses[-1] - 0.01) == []
         assert pauses == sorted(pauses)
@@ -96,7 +96,7 @@ class TestAnUnexpectedEnd:
     def test_too_often_fails_the_run_and_says_whose_it_was(self, child: Child) -> None:
         broken = replace(over(child, 1), failures=MOST_FAILURES)
         (action,) = decide(with_one(broken), TRAINING, now=1000.0)
-        assert isinstance(action, Fail)
+        assert isinstance(action, FailRun)
         assert action.child == child.name
         assert action.code == ExitCode.FAILED
         assert "with exit code 1" in action.message
@@ -108,7 +108,7 @@ class TestAnUnexpectedEnd:
     @pytest.mark.parametrize("child", [COORDINATOR, WORKERS[1]], ids=lambda child: child.name)
     def test_for_a_configuration_error_is_never_retried(self, child: Child) -> None:
         (action,) = decide(with_one(over(child, ExitCode.CONFIGURATION)), TRAINING, now=1000.0)
-        assert isinstance(action, Fail)
+        assert isinstance(action, FailRun)
         assert action.code == ExitCode.CONFIGURATION
 
     def test_of_an_evaluator_for_a_configuration_error_is_not_retried_either(self) -> None:
@@ -122,7 +122,7 @@ class TestAnAgentThatEndsWell:
 
     def test_without_any_marker_is_an_error_not_a_loop(self) -> None:
         (action,) = decide(with_one(over(WORKERS[0], 0, at=100.0)), TRAINING, now=100.1 + RESULT_SECONDS)
-        assert isinstance(action, Fail)
+        assert isinstance(action, FailRun)
         assert action.child == "worker-0"
 
     def test_an_agent_of_a_script_that_ended_well_is_started_again_once_its_group_cannot_complete(self) -> None:
@@ -132,7 +132,7 @@ class TestAnAgentThatEndsWell:
         assert decide(children, own, later) == []
         again = replace(own, begins_again=True)
         assert decide(children, again, 100.0 + RESULT_SECONDS) == [], "the coordinator may not have said yet"
-        assert decide(children, again, later) == [Start("worker-0")]
+        assert decide(children, again, later) == [StartChild("worker-0")]
 
     def test_of_an_own_script_is_all_there_is_to_know(self) -> None:
         own = replace(TRAINING, own_command=True)
@@ -158,7 +158,7 @@ class TestWhenTrainingIsComplete:
 
     @pytest.mark.parametrize("child", [COORDINATOR, EVALUATOR], ids=lambda child: child.name)
     def test_whoever_dies_while_evaluators_drain_is_started_again(self, child: Child) -> None:
-        assert decide(with_one(over(child, -9)), DONE, now=101.0) == [Start(child.name)]
+        assert decide(with_one(over(child, -9)), DONE, now=101.0) == [StartChild(child.name)]
 
     def test_the_coordinator_stays_until_evaluators_are_through(self) -> None:
         gone = [running(COORDINATOR), *(over(worker, 0) for worker in WORKERS)]
@@ -175,7 +175,10 @@ class TestWhenTrainingIsComplete:
         assert decide([over(child, 0) for child in ALL_RUNNING], DONE, now=1000.0) == [Finish()]
 
     def test_evaluators_alone_start_when_nothing_else_is_left(self) -> None:
-        assert decide([COORDINATOR, EVALUATOR], DONE, now=0.0) == [Start("evaluator-0-0"), Start("coordinator")]
+        assert decide([COORDINATOR, EVALUATOR], DONE, now=0.0) == [
+            StartChild("evaluator-0-0"),
+            StartChild("coordinator"),
+        ]
 
 
 LEAVING = [replace(TRAINING, requests=1), replace(TRAINING, failed=True)]

@@ -14,7 +14,7 @@ from kubernetes.aio import client
 from kubernetes.aio.config import kube_config
 
 from tandem_operator import api, kinds
-from tandem_operator.api import ApiServer, Page, Refused, Unavailable
+from tandem_operator.api import ApiServer, ListPart, RequestRefused, Unavailable
 from tandem_operator.bounded import UNREAD
 
 Answer = Callable[[web.Request], web.Response]
@@ -37,7 +37,7 @@ async def listed(answer: Answer) -> list[Any]:
     return [one["name"] for page in await pages(answer) for one in page.items]
 
 
-async def pages(answer: Answer) -> list[Page]:
+async def pages(answer: Answer) -> list[ListPart]:
     """All pages of it."""
 
     async def pods(request: web.Request) -> web.Response:
@@ -140,7 +140,7 @@ async def made(status: int, message: str) -> None:
 async def test_a_webhook_that_does_not_answer_speaks_against_one_object_and_not_against_all() -> None:
     with pytest.raises(Unavailable):
         await made(500, "etcdserver: leader changed")
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         await made(500, 'Internal error occurred: failed calling webhook "pods.example.org": context deadline exceeded')
 
 
@@ -191,7 +191,7 @@ async def test_a_watch_tells_what_happens_and_passes_over_what_costs_too_much() 
 async def test_a_watch_that_begins_too_long_ago_is_refused(as_an_event: bool) -> None:
     said = {"kind": "Status", "code": api.EXPIRED, "reason": "Expired", "message": "too old resource version"}
     told = json.dumps({"type": "ERROR", "object": said} if as_an_event else said) + "\n"
-    with pytest.raises(Refused, match="too old") as refused:
+    with pytest.raises(RequestRefused, match="too old") as refused:
         await heard([told], 200 if as_an_event else api.EXPIRED)
     assert refused.value.code == api.EXPIRED
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tandem_operator import kinds, names
-from tandem_operator.api import Object, Refused, Unavailable
+from tandem_operator.api import Object, RequestRefused, Unavailable
 from tandem_operator.attempts import LONGEST_SECONDS, MANY
 from tandem_operator.reconcile import HASTY_SECONDS
 from tests.support.worlds.operator_cluster import NAMESPACE, Cluster, Place
@@ -17,7 +17,7 @@ from tests.support.worlds.operator_world import KEY, LOOP, NAME, World, live
 THEN = 1_767_225_600.0
 """When everything in the played cluster begins: 2026-01-01."""
 HOUR = 3600.0
-QUOTA = Refused(403, "Forbidden", "exceeded quota: few")
+QUOTA = RequestRefused(403, "Forbidden", "exceeded quota: few")
 
 
 class Clock:
@@ -131,7 +131,7 @@ def test_a_pod_that_may_not_be_deleted_holds_up_nothing_else(clock: Clock) -> No
     world = World()
     world.settle()
     world.cluster.refuses = refuses(
-        lambda verb, place: verb == "delete", Refused(403, "Forbidden", "a webhook says no")
+        lambda verb, place: verb == "delete", RequestRefused(403, "Forbidden", "a webhook says no")
     )
     world.cluster.edit(kinds.JOB, NAME, {"workers": {"replicas": 1}})
     passes(world, clock, HOUR)
@@ -190,7 +190,7 @@ class Ordered(Cluster):
 
 
 FAULTS = {
-    "refused": lambda: Refused(403, "Forbidden", "a webhook says no"),
+    "refused": lambda: RequestRefused(403, "Forbidden", "a webhook says no"),
     "unavailable": lambda: Unavailable("it does not answer"),
 }
 

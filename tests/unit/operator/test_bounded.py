@@ -11,7 +11,7 @@ import kopf
 import pytest
 
 from tandem_operator import bounded, kinds
-from tandem_operator.bounded import MOST_COST, SMALL, UNREAD, Lines, Login, cost, without_items
+from tandem_operator.bounded import MOST_COST, SMALL, UNREAD, BoundedLines, Login, cost, without_items
 from tandem_operator.cache import Cache
 from tandem_operator.interpreter import NESTING
 from tandem_operator.jobs import REFUSED
@@ -85,7 +85,7 @@ async def test_lines_of_a_watch_come_whole_but_for_those_that_cost_too_much(size
                 yield text[begin : begin + size]
 
     nobody: Any = Content()
-    found = b"".join([piece async for piece in Lines(nobody).iter_chunked(size)])
+    found = b"".join([piece async for piece in BoundedLines(nobody).iter_chunked(size)])
     assert found == b"".join(line for line in lines if size <= 7 or line is not wide)
 
 

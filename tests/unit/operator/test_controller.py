@@ -17,7 +17,7 @@ from tandem.snapshot import GenerationView, Snapshot
 from tandem.status import Status
 from tandem_operator import coordinators, pods
 from tandem_operator.controller import LEAST_SECONDS, soonest
-from tandem_operator.coordinators import Coordinators, Unreached, Unreadable
+from tandem_operator.coordinators import Coordinators, Unreached, UnreadableAnswer
 from tandem_operator.questions import Questions
 from tests.support.hostile import filled
 from tests.support.worlds.operator_job import UID, job
@@ -88,13 +88,13 @@ async def test_what_a_newer_coordinator_adds_is_passed_over() -> None:
 
 @pytest.mark.parametrize("body", [b"{}", b"not json", b"\xff" * 100, b"[" * 50_000, b"9" * 50_000])
 async def test_an_answer_that_is_none_is_not_read(body: bytes) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableAnswer):
         await asked(brief=says(body))
 
 
 async def test_an_answer_without_end_is_not_read_to_it() -> None:
     assert await asked(brief=says(WHOLE.ljust(MOST_BRIEF_BYTES))) is not None
-    with pytest.raises(Unreadable, match="more than"):
+    with pytest.raises(UnreadableAnswer, match="more than"):
         await asked(brief=says(WHOLE.ljust(MOST_BRIEF_BYTES + 1)))
 
 
@@ -104,12 +104,12 @@ async def test_an_answer_that_takes_long_to_parse_is_told_from_its_bytes(
 ) -> None:
     monkeypatch.setattr(coordinators._Heard, "read_json", None)
     body = WHOLE[:-1] + b',"x":' + filled(kind, MOST_BRIEF_BYTES - len(WHOLE) - 10).encode() + b"}"
-    with pytest.raises(Unreadable, match="takes more to parse"):
+    with pytest.raises(UnreadableAnswer, match="takes more to parse"):
         await asked(brief=says(body))
 
 
 async def test_nothing_but_the_brief_answer_is_asked_for() -> None:
-    with pytest.raises(Unreadable, match="404"):
+    with pytest.raises(UnreadableAnswer, match="404"):
         await asked(status=says(WHOLE))
 
 
@@ -156,7 +156,7 @@ async def test_an_error_without_end_is_not_read_to_it() -> None:
 
     async with asyncio.timeout(30):
         async with coordinator(brief=endless, target=endless) as endpoint, Coordinators() as pool:
-            with pytest.raises(Unreadable):
+            with pytest.raises(UnreadableAnswer):
                 await pool.ask(endpoint, "token")
             assert not await pool.tell(endpoint, "token", 2)
 
@@ -171,7 +171,7 @@ async def test_a_redirection_is_not_followed() -> None:
     async with coordinator(brief=elsewhere, target=elsewhere) as target:
         to = {"status": 307, "Location": f"http://{target}{BRIEF}"}
         async with coordinator(brief=says(b"", **to), target=says(b"", **to)) as endpoint, Coordinators() as pool:  # type: ignore[arg-type]
-            with pytest.raises(Unreadable):
+            with pytest.raises(UnreadableAnswer):
                 await pool.ask(endpoint, "token")
             assert not await pool.tell(endpoint, "token", 2)
     assert visited == []
@@ -184,7 +184,7 @@ async def test_an_answer_is_not_unpacked() -> None:
         asked_for.append(request.headers["Accept-Encoding"])
         return web.Response(body=gzip.compress(WHOLE), headers={"Content-Encoding": "gzip"})
 
-    with pytest.raises(Unreadable, match="packed"):
+    with pytest.raises(UnreadableAnswer, match="packed"):
         await asked(brief=packed)
     assert asked_for == ["identity"]
 
@@ -201,7 +201,7 @@ async def test_an_answer_is_not_unpacked() -> None:
 )
 async def test_numbers_and_names_that_no_coordinator_says_are_none(status: dict[str, Any]) -> None:
     body = json.dumps({**SNAPSHOT.dump(), "status": status}).encode()
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableAnswer):
         await asked(brief=says(body))
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from tandem_operator import kinds, names
-from tandem_operator.api import EXPIRED, Page, Refused, Unavailable
+from tandem_operator.api import EXPIRED, ListPart, RequestRefused, Unavailable
 from tandem_operator.cache import Cache, Key
 from tandem_operator.kinds import Kind
 from tandem_operator.watching import BOOKMARK, RETRY_SECONDS, SWEEP_SECONDS, Watching
@@ -33,9 +33,9 @@ class Api:
         """From which versions on claims were watched."""
         self.lists = 0
 
-    async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[Page]:
+    async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[ListPart]:
         self.lists += kind is kinds.CLAIM
-        yield Page(self.claims if kind is kinds.CLAIM else [], self.version)
+        yield ListPart(self.claims if kind is kinds.CLAIM else [], self.version)
 
     async def changes(self, kind: Kind, version: int, namespace: str = "", selector: str = "") -> AsyncIterator[Any]:
         assert selector == names.JOB
@@ -101,7 +101,7 @@ def test_the_next_answer_begins_where_the_last_has_ended_and_a_bookmark_is_no_ob
 
 def test_a_version_that_is_too_long_ago_is_listed_anew_at_once() -> None:
     api = Api()
-    api.answers = [[Refused(EXPIRED, "Expired", "too old resource version")]]
+    api.answers = [[RequestRefused(EXPIRED, "Expired", "too old resource version")]]
 
     async def story(cache: Cache, news: list[Key]) -> None:
         api.claims, api.version = [claim(19)], 20
@@ -119,7 +119,7 @@ def test_after_a_failure_it_goes_on_from_the_last_list() -> None:
     api.answers = [
         [("ADDED", claim(11)), Unavailable("it is away")],
         [Unavailable("it is away still")],
-        [Refused(403, "Forbidden", "not yet")],
+        [RequestRefused(403, "Forbidden", "not yet")],
         [("ADDED", claim(11)), ("ADDED", claim(13, "late"))],
     ]
 

@@ -16,7 +16,7 @@ from tandem.messages import MOST_BRIEF_BYTES
 from tandem.snapshot import GenerationView, Snapshot
 from tandem.status import Members, Status
 from tandem_operator import kinds
-from tandem_operator.coordinators import Unreadable, understood
+from tandem_operator.coordinators import UnreadableAnswer, understood
 from tests.support.hostile import mutated, real_objects
 from tests.support.intake import Operator
 
@@ -79,7 +79,7 @@ def test_no_answer_of_a_coordinator_harms_the_others(seed: int) -> None:
             operator.take(kind, "ADDED", body)
         try:
             operator.api.heard = understood(text)
-        except Unreadable:
+        except UnreadableAnswer:
             return
         for kind, body in real()[:1]:
             await operator.attend(kind, body)

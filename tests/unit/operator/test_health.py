@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tandem_operator import kinds, watching
-from tandem_operator.api import Page, Unavailable
+from tandem_operator.api import ListPart, Unavailable
 from tandem_operator.cache import Cache
 from tandem_operator.health import serve_health
 from tandem_operator.kinds import Kind
@@ -35,11 +35,11 @@ class Api:
         self.answers = asyncio.Event()
         self.refuses = False
 
-    async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[Page]:
+    async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[ListPart]:
         await self.answers.wait()
         if self.refuses:
             raise Unavailable("the API server is away")
-        yield Page([job(self.version)] if kind is kinds.JOB else [], self.version)
+        yield ListPart([job(self.version)] if kind is kinds.JOB else [], self.version)
 
 
 class Operator:

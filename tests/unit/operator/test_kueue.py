@@ -5,7 +5,7 @@ import pytest
 from tandem.job import DistributedTrainingJob
 from tandem_operator.kinds import POD
 from tandem_operator.kueue import group_of
-from tandem_operator.observed import Group, Pod, observe
+from tandem_operator.observed import Pod, PodGroup, observe
 from tests.support.worlds.operator_job import (
     decided,
     ended,
@@ -18,14 +18,14 @@ from tests.support.worlds.operator_job import (
     worker,
 )
 
-OURS = Group("gpus", "digits-11111", 2)
+OURS = PodGroup("gpus", "digits-11111", 2)
 
 
 def queued() -> DistributedTrainingJob:
     return job(status=initialized(), workers={"replicas": 2, "minReplicas": 1}, runPolicy={"queueName": "gpus"})
 
 
-def groups(*workers: Pod) -> set[Group | None]:
+def groups(*workers: Pod) -> set[PodGroup | None]:
     """Those of the workers that are made beside these."""
     of = queued()
     made = [observe(POD, one) for one in decided(of, surroundings(of, *workers), heard=heard()).make]
@@ -70,8 +70,8 @@ def test_who_joined_a_group_that_was_over_is_replaced_by_one_of_a_new_group() ->
     assert found not in (None, OURS)
 
 
-@pytest.mark.parametrize("other", [Group("gpus", "digits-11111", 1), Group("others", "digits-11111", 2)])
-def test_workers_of_another_size_or_queue_leave_and_are_queued_anew(other: Group) -> None:
+@pytest.mark.parametrize("other", [PodGroup("gpus", "digits-11111", 1), PodGroup("others", "digits-11111", 2)])
+def test_workers_of_another_size_or_queue_leave_and_are_queued_anew(other: PodGroup) -> None:
     of = queued()
     plan = decided(of, surroundings(of, worker(0, group=other), worker(1, group=other)), heard=heard())
     assert removed(plan) == ["digits-worker-1-aaaaa", "digits-worker-0-aaaaa"]

@@ -9,7 +9,7 @@ import pytest
 
 from tandem_operator import kinds
 from tandem_operator.__main__ import _options
-from tandem_operator.api import ApiServer, Object, Refused, Unavailable
+from tandem_operator.api import ApiServer, Object, RequestRefused, Unavailable
 from tandem_operator.kinds import Kind
 from tandem_operator.lease import DEADLINE_SECONDS, DURATION_SECONDS, HOME, LONGEST_SECONDS, NAME, Leases
 from tests.support.clock import jumping
@@ -35,7 +35,7 @@ class Api:
         if self.away:
             raise Unavailable("the API server is away")
         if self.forbidden:
-            raise Refused(403, "Forbidden", "leases is forbidden")
+            raise RequestRefused(403, "Forbidden", "leases is forbidden")
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         await self._answer()
@@ -45,7 +45,7 @@ class Api:
         await self._answer()
         place = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
         if place in self.found:
-            raise Refused(409, "AlreadyExists", "it is there")
+            raise RequestRefused(409, "AlreadyExists", "it is there")
         return self._keep(place, manifest, 1)
 
     async def replace(self, kind: Kind, manifest: Object) -> Object:
@@ -53,7 +53,7 @@ class Api:
         place = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
         there = self.found[place]["metadata"]["resourceVersion"]
         if there != manifest["metadata"]["resourceVersion"]:
-            raise Refused(409, "Conflict", "it has changed")
+            raise RequestRefused(409, "Conflict", "it has changed")
         return self._keep(place, manifest, int(there) + 1)
 
     def _keep(self, place: tuple[str, str], manifest: Object, version: int) -> Object:

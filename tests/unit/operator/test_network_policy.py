@@ -8,11 +8,11 @@ import pytest
 
 from tandem_operator import kinds, names, objects
 from tandem_operator.__main__ import _options
-from tandem_operator.api import Refused
+from tandem_operator.api import RequestRefused
 from tandem_operator.attempts import Attempt, removing
 from tandem_operator.objects import Manifest, Peers
 from tandem_operator.observed import Children, Thing
-from tandem_operator.reporting import Trouble
+from tandem_operator.reporting import Want
 from tests.support.worlds.operator_cluster import NAMESPACE
 from tests.support.worlds.operator_job import (
     NOW,
@@ -111,7 +111,7 @@ def test_a_job_that_has_ended_gets_none_keeps_its_own_and_loses_it(phase: str) -
 
 def test_a_removal_that_is_refused_is_tried_again_after_a_pause() -> None:
     of, there = running(there_is())
-    refused = Attempt(5, NOW, Trouble("Refused", "a webhook says no"))
+    refused = Attempt(5, NOW, Want("RequestRefused", "a webhook says no"))
     waits = {removing("digits-network"): refused}
     plan = decided(of, there, heard=heard(), attempts=waits)
     assert removed(plan) == []
@@ -146,7 +146,7 @@ def test_no_pod_is_made_before_it(isolated: World) -> None:
 
 
 def test_no_pod_is_made_without_it(isolated: World) -> None:
-    said = Refused(403, "Forbidden", "a webhook says no")
+    said = RequestRefused(403, "Forbidden", "a webhook says no")
     isolated.cluster.refuses = lambda verb, place, _: said if place[0] is kinds.NETWORK_POLICY else None
     for _ in range(5):
         isolated.relist()

@@ -9,10 +9,10 @@ from tandem.snapshot import GenerationView
 from tandem_operator import kinds, names
 from tandem_operator.attempts import Attempt, place, writing
 from tandem_operator.objects import Volumes
-from tandem_operator.observed import Children, Claim, Pod, Thing, children
+from tandem_operator.observed import Children, Pod, Thing, VolumeClaim, children
 from tandem_operator.reconcile import reconcile
 from tandem_operator.replicas import LONGEST_PAUSE
-from tandem_operator.reporting import Trouble
+from tandem_operator.reporting import Want
 from tests.support.worlds.operator_job import (
     IDLE,
     IMAGES,
@@ -161,7 +161,7 @@ def test_a_claim_that_is_there_stays_as_it_is_when_the_operator_is_told_somethin
 
 def test_a_volume_that_outlived_an_earlier_job_of_that_name_is_taken_up_again() -> None:
     of = job()
-    kept = Claim(name=names.checkpoints("digits"), owner="", applied="of an earlier one", phase="Bound")
+    kept = VolumeClaim(name=names.checkpoints("digits"), owner="", applied="of an earlier one", phase="Bound")
     plan = decided(of, children([kept]))
     assert "PersistentVolumeClaim digits-checkpoints" not in made(plan)
     assert not [trouble for trouble in plan.status.conditions if trouble.reason == "NameTaken"]
@@ -169,7 +169,7 @@ def test_a_volume_that_outlived_an_earlier_job_of_that_name_is_taken_up_again() 
 
 def test_a_claim_that_nobody_owns_and_no_job_has_left_is_taken_only_where_it_says_so() -> None:
     of = job()
-    theirs = Claim(name=names.checkpoints("digits"), phase="Bound")
+    theirs = VolumeClaim(name=names.checkpoints("digits"), phase="Bound")
     plan = decided(of, children([theirs]))
     assert made(plan) == ["ConfigMap digits-job", "Service digits-coordinator"], "no pod mounts it"
     (why,) = (one for one in plan.status.conditions if one.type == "Initialized")
@@ -183,8 +183,8 @@ def test_a_claim_that_nobody_owns_and_no_job_has_left_is_taken_only_where_it_say
 
 def test_a_claim_that_must_not_change_is_used_as_it_is() -> None:
     of = job(checkpoint={"storage": {"size": "20Gi"}})
-    kept = Claim(name=names.checkpoints("digits"), applied="of an earlier one", phase="Bound")
-    refused = Attempt(5, NOW, Trouble("Refused", "the size cannot change"))
+    kept = VolumeClaim(name=names.checkpoints("digits"), applied="of an earlier one", phase="Bound")
+    refused = Attempt(5, NOW, Want("Refused", "the size cannot change"))
     plan = decided(of, children([kept]), attempts={writing(kinds.CLAIM, kept.name): refused})
     assert ("coordinator 0" in made(plan), plan.update) == (True, ())
     assert plan.status.message == "the size cannot change"
@@ -340,7 +340,7 @@ def test_why_pods_do_not_start_stands_in_the_status() -> None:
 
 
 def test_what_the_api_server_refused_stands_in_the_status() -> None:
-    trouble = Trouble("QuotaExceeded", "Pod digits-worker-0-x: exceeded quota")
+    trouble = Want("QuotaExceeded", "Pod digits-worker-0-x: exceeded quota")
     attempts = {place(names.WORKER, 0): Attempt(3, NOW, trouble)}
     plan = decided(job(status=initialized()), attempts=attempts)
     assert (plan.status.message, made(plan)) == (trouble.message, ["worker 1"])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tandem_operator import kinds
-from tandem_operator.api import Refused
+from tandem_operator.api import RequestRefused
 from tandem_operator.tokens import FIELD, NoKey, operator_key, token
 from tests.support.worlds.operator_cluster import NAMESPACE, Cluster
 
@@ -50,7 +50,7 @@ async def test_a_secret_without_a_key_is_said_and_left_alone(data: dict[str, str
 async def test_rights_that_are_missing_are_said() -> None:
     class Strict(Cluster):
         async def get(self, kind: kinds.Kind, namespace: str, name: str) -> dict[str, Any] | None:
-            raise Refused(403, "Forbidden", "cannot get resource")
+            raise RequestRefused(403, "Forbidden", "cannot get resource")
 
     api: Any = Strict()
     with pytest.raises(NoKey, match="cannot get"):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tandem_operator import jobs, kinds, names
-from tandem_operator.api import Page
+from tandem_operator.api import ListPart
 from tandem_operator.cache import Cache, Key
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import Pod, observe
-from tandem_operator.unreadable import MOST_LINES, SECONDS, Unreadable
+from tandem_operator.unreadable import MOST_LINES, SECONDS, UnreadableObjects
 from tandem_operator.watching import Watching
 from tests.support import manifests
 from tests.support.worlds.operator_job import TASK
@@ -58,7 +58,7 @@ class Lists:
         self.objects, self.version = objects, 10
 
     async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> Any:
-        yield Page(self.objects.get(kind.plural, []), self.version)
+        yield ListPart(self.objects.get(kind.plural, []), self.version)
 
 
 async def listed(api: Any, cache: Cache) -> list[Key]:
@@ -100,7 +100,7 @@ def test_it_is_told_and_counted_once_for_each_version(caplog: pytest.LogCaptureF
 
 def test_thousands_of_them_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    told = Unreadable(lambda: now)
+    told = UnreadableObjects(lambda: now)
     for number in range(5_000):
         told.note(kinds.POD, pod(str(number)), "x" * 10_000)
     assert len(caplog.records) == MOST_LINES
@@ -259,7 +259,7 @@ async def test_a_list_does_not_undo_what_a_watch_told_meanwhile() -> None:
         async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> Any:
             cache.see(kinds.POD, pod("a", 12, **{names.FAILURES: "2"}))
             cache.see(kinds.POD, pod("new", 13))
-            yield Page(self.objects.get(kind.plural, []), 10)
+            yield ListPart(self.objects.get(kind.plural, []), 10)
 
     await listed(Slow(pods=[pod("a", 9)]), cache)
     found = {thing.name: thing for thing in cache.children(("n", "j")).things.values()}

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from tandem_operator import kinds, names
-from tandem_operator.api import Page, Refused, Unavailable
+from tandem_operator.api import ListPart, RequestRefused, Unavailable
 from tandem_operator.cache import Cache, Key
 from tandem_operator.kinds import Kind
 from tandem_operator.watching import STALE_SECONDS, SWEEP_SECONDS, Watching
@@ -34,12 +34,12 @@ class Api:
         self.fails = False
         self.forbidden: Kind | None = None
 
-    async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[Page]:
+    async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[ListPart]:
         if self.fails:
             raise Unavailable("the API server is away")
         if kind is self.forbidden:
-            raise Refused(403, "Forbidden", f"may not list {kind.plural}")
-        yield Page({kinds.JOB: self.jobs, kinds.NETWORK_POLICY: self.policies}.get(kind, []), self.version)
+            raise RequestRefused(403, "Forbidden", f"may not list {kind.plural}")
+        yield ListPart({kinds.JOB: self.jobs, kinds.NETWORK_POLICY: self.policies}.get(kind, []), self.version)
 
 
 def watched(story: Callable[[Api, Watching, list[Key]], Coroutine[Any, Any, None]], isolates: bool = False) -> None:

@@ -18,7 +18,7 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint import memory
 from tandem_trainer.checkpoint.digest import ReplicasDiffer, compare, digests, weighted_sum
-from tandem_trainer.checkpoint.memory import Memory
+from tandem_trainer.checkpoint.memory import FileMemory
 from tandem_trainer.checkpoint.restoring import NothingSound, Restored, restore
 from tandem_trainer.checkpoint.saving import Author, Saver
 from tandem_trainer.checkpoint.staging import shared_memory
@@ -209,8 +209,8 @@ def test_memory_that_all_have_passed_is_given_back(tmp_path: Path, monkeypatch: 
     (tmp_path / "large").write_bytes(os.urandom(8 * 2**20))
     entries = [hash_file(tmp_path / "large")]
     descriptor = shared_memory()
-    one = Memory(descriptor, entries, sharers=2, place=0)
-    other = Memory(os.dup(descriptor), entries, sharers=2, place=1)
+    one = FileMemory(descriptor, entries, sharers=2, place=0)
+    other = FileMemory(os.dup(descriptor), entries, sharers=2, place=1)
     one.sign()
     assert one.fill(tmp_path) is None
     assert other.fill(tmp_path) is None

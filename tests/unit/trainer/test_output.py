@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem_trainer.output import LONGEST_LINE, Stream
+from tandem_trainer.output import LONGEST_LINE, RankStream
 
 
 @pytest.mark.parametrize(
@@ -19,5 +19,5 @@ from tandem_trainer.output import LONGEST_LINE, Stream
     ],
 )
 def test_every_line_has_its_rank(pieces: list[bytes], expected: bytes) -> None:
-    stream = Stream(b"[rank 1] ", 1)
+    stream = RankStream(b"[rank 1] ", 1)
     assert b"".join(stream.lines(piece) for piece in pieces) + stream.last() == expected

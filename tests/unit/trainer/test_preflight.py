@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tandem.messages import Member, Membership
-from tandem_trainer.preflight import ROUNDS, Place, checks, opponents, processes
+from tandem_trainer.preflight import ROUNDS, ProcessPlace, checks, opponents, processes
 
 CPU = torch.device("cpu")
 
@@ -61,7 +61,7 @@ def test_a_unit_that_adds_wrong_is_found_by_its_sum(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_process_whose_agent_is_gone_does_nothing() -> None:
-    place = Place(0, 1, 0, 1, 0, "127.0.0.1", 1, "preflight/1", agent=os.getpid() + 1)
+    place = ProcessPlace(0, 1, 0, 1, 0, "127.0.0.1", 1, "preflight/1", agent=os.getpid() + 1)
     command = [sys.executable, "-m", "tandem_trainer.preflight", place.encoded()]
     assert subprocess.run(command, capture_output=True, check=True).stdout == b""
 

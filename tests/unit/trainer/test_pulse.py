@@ -14,7 +14,7 @@ import pytest
 from tandem.exitcode import ExitCode
 from tandem.messages import Trouble
 from tandem_trainer.pulse import Pulse, PulseView
-from tandem_trainer.trouble import Troubles
+from tandem_trainer.trouble import TroubleCounts
 from tests.support.processes import alive
 from tests.support.waiting import SECONDS, until
 
@@ -285,7 +285,7 @@ def test_a_pause_needs_a_name_that_can_be_shown_and_means_nothing_else(view: Pul
 def test_what_went_wrong_reaches_the_agent_in_any_letters(view: PulseView) -> None:
     pulse = Pulse(view.path, rank=0, generation=1)
     assert view.trouble() is None
-    troubles = Troubles(pulse)
+    troubles = TroubleCounts(pulse)
     troubles.save_failed("kein Platz: \x00\U0001f4be" * 60)
     troubles.save_failed("no space left on device")
     troubles.lines_lost(1_275)

@@ -60,7 +60,7 @@ class _Room:
     number: int
 
 
-class Memory:
+class FileMemory:
     """Room for the files of one checkpoint.
 
     Args:
@@ -87,7 +87,7 @@ class Memory:
         self._passed = dict.fromkeys(self._rooms, 0)
 
     @classmethod
-    def alone(cls, files: Iterable[FileEntry]) -> "Memory":
+    def alone(cls, files: Iterable[FileEntry]) -> "FileMemory":
         """Memory that nobody else uses."""
         return cls(shared_memory(), files)
 
@@ -175,13 +175,13 @@ class Memory:
         return _whole_pages(TOKEN_BYTES + _COUNTER.size * files * self._sharers)
 
 
-def shared_memory_of(group: Group, files: list[FileEntry]) -> Memory:
+def shared_memory_of(group: Group, files: list[FileEntry]) -> FileMemory:
     """Memory that the ranks of each node share. Collective."""
     node = node_of_this_process()
     views = group.gather({"node": node, "pid": os.getpid()})
     same = [rank for rank, view in enumerate(views) if view["node"] == node]
     leader, sharers = same[0], len(same)
-    memory = Memory(shared_memory(), files, sharers) if group.rank == leader and node else None
+    memory = FileMemory(shared_memory(), files, sharers) if group.rank == leader and node else None
     made = {} if memory is None else {"descriptor": memory._descriptor, "token": memory.sign().hex()}
     offer = group.gather(made)[leader]
     if memory is None and offer:
@@ -191,16 +191,16 @@ def shared_memory_of(group: Group, files: list[FileEntry]) -> Memory:
     if memory is None or not all(able[rank]["able"] for rank in same):
         if memory is not None:
             memory.close()
-        return Memory.alone(files)
+        return FileMemory.alone(files)
     return memory
 
 
-def _opened(pid: int, offer: dict[str, object], files: list[FileEntry], sharers: int, place: int) -> Memory | None:
+def _opened(pid: int, offer: dict[str, object], files: list[FileEntry], sharers: int, place: int) -> FileMemory | None:
     try:
         descriptor = os.open(f"/proc/{pid}/fd/{offer['descriptor']}", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
-    memory = Memory(descriptor, files, sharers, place)
+    memory = FileMemory(descriptor, files, sharers, place)
     if memory.token.hex() == offer["token"]:
         return memory
     memory.close()

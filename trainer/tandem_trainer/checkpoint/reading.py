@@ -10,7 +10,7 @@ from torch import Tensor
 from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest, verified_bytes
 from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.format import parse
-from tandem_trainer.checkpoint.memory import Memory
+from tandem_trainer.checkpoint.memory import FileMemory
 from tandem_trainer.checkpoint.names import AVERAGE, AVERAGED, FULL_WEIGHTS, NAMES_OF_TREES, OPTIMIZER, OTHERS, TREES
 
 FileBytes = Callable[[str], memoryview]
@@ -37,7 +37,7 @@ def read_contents(folder: Path, manifest: Manifest) -> Contents:
     return _contents(manifest, _from_disk(folder, manifest))
 
 
-def contents_in(memory: Memory, manifest: Manifest) -> Contents:
+def contents_in(memory: FileMemory, manifest: Manifest) -> Contents:
     """Everything that a run resumes, out of memory that holds the files.
 
     Raises:

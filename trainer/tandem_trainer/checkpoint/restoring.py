@@ -31,7 +31,7 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.lease import Lease, acquire, default_holder
 from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint.contents import Contents
-from tandem_trainer.checkpoint.memory import Memory, shared_memory_of
+from tandem_trainer.checkpoint.memory import FileMemory, shared_memory_of
 from tandem_trainer.checkpoint.reading import contents_in
 from tandem_trainer.checkpoint.state import DoesNotFit
 from tandem_trainer.checkpoint.writer import Superseded
@@ -71,7 +71,7 @@ class Restored:
     """Checkpoints that could not be used, each with a sentence that says why."""
     lease: Lease | None = None
     """Keeps the checkpoint taken from being deleted; to be released once the generation's record is written."""
-    memory: Memory | None = None
+    memory: FileMemory | None = None
     """Holds what was read."""
 
     def release(self) -> None:
@@ -156,7 +156,7 @@ def _held(rundir: RunDir, name: str) -> Lease | None:
     return None
 
 
-def _filled(rundir: RunDir, memory: Memory, manifest: Manifest) -> Verdict:
+def _filled(rundir: RunDir, memory: FileMemory, manifest: Manifest) -> Verdict:
     """Read this rank's part of the files."""
     name = manifest.name
     try:
@@ -171,7 +171,7 @@ def _filled(rundir: RunDir, memory: Memory, manifest: Manifest) -> Verdict:
 
 
 def _checked(
-    check: Callable[[Loaded], None], memory: Memory, manifest: Manifest
+    check: Callable[[Loaded], None], memory: FileMemory, manifest: Manifest
 ) -> tuple[Loaded | None, Exception | None]:
     """What all have read, or why it cannot be used."""
     try:
@@ -201,7 +201,7 @@ def _seen_by_first(rundir: RunDir, manifest: Manifest, verdicts: list[Verdict]) 
             if "path" in verdict:
                 damaged = is_damaged(folder, manifest.entry(verdict["path"]), verdict["chunk"])
             else:
-                memory = Memory.alone(manifest.files)
+                memory = FileMemory.alone(manifest.files)
                 damaged = memory.fill(folder) is not None
                 contents_in(memory, manifest)
                 memory.close()

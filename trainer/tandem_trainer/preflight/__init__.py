@@ -35,7 +35,7 @@ GIVE_UP = 2
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessPlace:
     """Where one process of a pre-flight stands."""
 
     replica: int
@@ -58,7 +58,7 @@ class Place:
         return json.dumps(asdict(self))
 
     @classmethod
-    def decoded(cls, argument: str) -> "Place":
+    def decoded(cls, argument: str) -> "ProcessPlace":
         """From an argument."""
         return cls(**json.loads(argument))
 

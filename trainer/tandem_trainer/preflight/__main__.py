@@ -11,13 +11,13 @@ import json
 import os
 import sys
 
-from tandem_trainer.preflight import Place
+from tandem_trainer.preflight import ProcessPlace
 from tandem_trainer.pulse import die_with_parent
 
 
 def main() -> None:
     """Be the process that the argument describes."""
-    place = Place.decoded(sys.argv[1])
+    place = ProcessPlace.decoded(sys.argv[1])
     die_with_parent()
     if os.getppid() != place.agent:
         return

@@ -16,7 +16,7 @@ from tandem_trainer.preflight import (
     PAIRS_SECONDS,
     READY_SECONDS,
     SUM_SECONDS,
-    Place,
+    ProcessPlace,
     opponents,
 )
 from tandem_trainer.preflight.checks import Wrong, add_up, compute, exchange
@@ -28,7 +28,7 @@ LOOK_SECONDS = 0.2
 """How often it is asked whether a pair was broken anywhere."""
 
 
-def check(place: Place, say: Say) -> None:
+def check(place: ProcessPlace, say: Say) -> None:
     """Do all checks that can be done."""
     device = torch.device("cpu")
     say(at="matrix product")
@@ -64,7 +64,7 @@ def check(place: Place, say: Say) -> None:
 
 
 class _Pairs:
-    def __init__(self, place: Place, store: Store, say: Say) -> None:
+    def __init__(self, place: ProcessPlace, store: Store, say: Say) -> None:
         self._mine, self._store, self._say = place.replica, store, say
         self._opponents = opponents(place.replica, place.replicas)
         self._replicas = place.replicas
@@ -112,7 +112,7 @@ class _Pairs:
         return _appears(self._store, key, max(0.01, until - time.monotonic()))
 
 
-def _all_were_reached(place: Place, store: Store) -> bool:
+def _all_were_reached(place: ProcessPlace, store: Store) -> bool:
     """Wait for the pairs of all others; False once one was broken: the sum would wait for it in vain."""
     if place.replicas == 1:
         return True
@@ -125,7 +125,7 @@ def _all_were_reached(place: Place, store: Store) -> bool:
     return False
 
 
-def _add_up(place: Place, store: Store, device: torch.device) -> str:
+def _add_up(place: ProcessPlace, store: Store, device: torch.device) -> str:
     on_gpu = device.type == "cuda"
     # A sum that does not come about is to be told of, and not to end the process.
     os.environ.update({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "1"})

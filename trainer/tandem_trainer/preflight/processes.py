@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, Literal
 
 from tandem.messages import Membership, Pair, PreflightReport
-from tandem_trainer.preflight import LIMIT_SECONDS, Place
+from tandem_trainer.preflight import LIMIT_SECONDS, ProcessPlace
 
 log = logging.getLogger("tandem.agent")
 
@@ -133,7 +133,7 @@ def _started(membership: Membership, index: int) -> Iterator[list[_Process]]:
     processes: list[_Process] = []
     try:
         for local_rank in range(own.processes):
-            place = Place(
+            place = ProcessPlace(
                 replica=index,
                 replicas=len(membership.members),
                 rank=before + local_rank,

@@ -12,7 +12,7 @@ from tandem.formatting import cores, duration, metric_name, number, reason, scor
 from tandem_cli.report.clock import Clock
 from tandem_cli.report.figures import confusion, optimization, painted, phases, processors, ranks, training, world
 from tandem_cli.report.run import Floats, Run
-from tandem_cli.report.style import Look
+from tandem_cli.report.style import Theme
 from tandem_cli.report.summary import Summary, time_by_phase
 
 
@@ -26,7 +26,7 @@ class Picture:
     """The heading above it."""
     finding: str
     """What this run's picture shows, in a sentence or two."""
-    draw: Callable[[Look], Figure | None]
+    draw: Callable[[Theme], Figure | None]
     """Draws it for a place; None when the run has nothing for it."""
     charts: tuple[Chart, ...] = ()
     """The same as charts, where the live page has it too: what stands on the page is drawn from these."""

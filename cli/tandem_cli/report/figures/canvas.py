@@ -11,13 +11,13 @@ from tandem.formatting import duration
 from tandem.measures import outages
 from tandem_cli.report.clock import Clock
 from tandem_cli.report.run import Run
-from tandem_cli.report.style import Look
+from tandem_cli.report.style import Theme
 
 MOST_MARKED = 400
 """More restarts than this are a smear; the table has them all."""
 
 
-def empty(look: Look, height: float, title: str) -> Figure:
+def empty(look: Theme, height: float, title: str) -> Figure:
     """A figure of a height in inches; with its title where the page around it does not say it."""
     figure = Figure(figsize=(look.width, height + (0.35 if look.titled else 0)))
     if look.titled:

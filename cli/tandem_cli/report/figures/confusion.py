@@ -13,7 +13,7 @@ from tandem.charts.palette import LIGHT
 from tandem.tasks import class_names
 from tandem_cli.report.figures.canvas import empty
 from tandem_cli.report.run import Floats, Ints, Run
-from tandem_cli.report.style import Look
+from tandem_cli.report.style import Theme
 
 MOST_LABELLED = 20
 """Classes that have room for a number in each cell."""
@@ -25,7 +25,7 @@ MOST_BARS = 20
 """Classes there is room for; of more classes the worst are shown."""
 
 
-def draw(run: Run, look: Look) -> Figure | None:
+def draw(run: Run, look: Theme) -> Figure | None:
     """Matrix beside bars (narrow: above them). None without an evaluation that has either."""
     evaluation = run.best.evaluation if run.best else None
     if evaluation is None or not (len(evaluation.confusion) or len(evaluation.per_class_f1)):

@@ -12,7 +12,7 @@ from tandem.charts import scale
 from tandem.charts.chart import Axis, Chart, Curve, Panel
 from tandem.charts.palette import LIGHT
 from tandem_cli.report.figures.canvas import empty
-from tandem_cli.report.style import Look
+from tandem_cli.report.style import Theme
 
 PANEL_INCHES = 2.35
 STYLES: dict[str, dict[str, Any]] = {
@@ -24,7 +24,7 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-def draw(charts: Sequence[Chart], look: Look, title: str) -> Figure:
+def draw(charts: Sequence[Chart], look: Theme, title: str) -> Figure:
     """All charts side by side, on a narrow figure one below the other."""
     heights = [panel.height for panel in charts[0].panels]
     across = 1 if look.narrow else len(charts)

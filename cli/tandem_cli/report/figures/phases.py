@@ -10,7 +10,7 @@ from tandem.formatting import duration, plain, share
 from tandem_cli.report.clock import Clock
 from tandem_cli.report.figures.canvas import empty, shade_restarts, time_axis
 from tandem_cli.report.run import Floats, Run
-from tandem_cli.report.style import Look
+from tandem_cli.report.style import Theme
 from tandem_cli.report.summary import time_by_phase
 
 COLORS = {
@@ -29,7 +29,7 @@ WORDS = {"compute": "in steps", "data": "waiting for data", "checkpoint": "savin
 ORDER = ("compute", "data", "checkpoint")
 
 
-def draw(run: Run, clock: Clock, look: Look) -> Figure | None:
+def draw(run: Run, clock: Clock, look: Theme) -> Figure | None:
     """One bar for the whole run above shares over time. None when no phases were logged."""
     total = time_by_phase(run)
     if not run.rates.phases or not total:
@@ -46,7 +46,7 @@ def _colors(names: list[str]) -> dict[str, str]:
     return {name: COLORS.get(name) or next(spare) for name in names}
 
 
-def _bar(axes: Axes, total: dict[str, float], look: Look) -> None:
+def _bar(axes: Axes, total: dict[str, float], look: Theme) -> None:
     colors, whole, left = _colors(list(total)), sum(total.values()), 0.0
     for name, seconds in total.items():
         axes.barh(
@@ -72,7 +72,7 @@ def _bar(axes: Axes, total: dict[str, float], look: Look) -> None:
     )
 
 
-def _shares(axes: Axes, run: Run, clock: Clock, look: Look) -> None:
+def _shares(axes: Axes, run: Run, clock: Clock, look: Theme) -> None:
     names = sorted(run.rates.phases, key=lambda name: (ORDER.index(name) if name in ORDER else 9, name))
     colors = _colors(names)
     edges = np.linspace(0, clock.length or 1.0, (90 if look.narrow else 160) + 1)

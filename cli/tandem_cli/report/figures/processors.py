@@ -21,9 +21,9 @@ from tandem.formatting import cores, duration, plain, share
 from tandem.measures import Generation
 from tandem_cli.report.clock import Clock
 from tandem_cli.report.figures.canvas import empty, shade_restarts, spread, time_axis
-from tandem_cli.report.run import Checkpoint, Floats, Ints, Kind, Run, Use, Work
+from tandem_cli.report.run import Floats, Ints, Kind, Run, RunCheckpoint, Use, Work
 from tandem_cli.report.series import means
-from tandem_cli.report.style import Look
+from tandem_cli.report.style import Theme
 
 MOST_ROWS = 12
 """Of one kind. More processes than this share rows, each the mean of neighbours."""
@@ -47,7 +47,7 @@ COLORS: dict[Kind, Role] = {"trainer": "trainer", "gpu": "gpu", "evaluator": "ev
 
 
 @dataclass(frozen=True)
-class Row:
+class ProcessRow:
     """One row of the time line."""
 
     label: str
@@ -58,7 +58,7 @@ class Row:
     """Where its floor is, in units of a row's height from the top, negative."""
 
 
-def draw(run: Run, clock: Clock, look: Look, window: tuple[float, float] | None = None) -> Figure | None:
+def draw(run: Run, clock: Clock, look: Theme, window: tuple[float, float] | None = None) -> Figure | None:
     """The whole run, or the `window` between two times. None when no processor use and no evaluation was logged."""
     since = clock.at(window[0]) * clock.unit_seconds if window else 0.0
     if window is not None:
@@ -68,9 +68,9 @@ def draw(run: Run, clock: Clock, look: Look, window: tuple[float, float] | None 
         return None
     trainers = [row for kind in ("trainer", "gpu") for row in _grouped([u for u in uses if u.kind == kind])]
     evaluators = _grouped([use for use in uses if use.kind == "evaluator"])
-    above = [Row(label, use[0].kind, use, -1.75 - 1.18 * i) for i, (label, use) in enumerate(trainers)]
+    above = [ProcessRow(label, use[0].kind, use, -1.75 - 1.18 * i) for i, (label, use) in enumerate(trainers)]
     lane = (above[-1].base if above else -0.2) - 0.85
-    below = [Row(label, use[0].kind, use, lane - 2.2 - 1.18 * i) for i, (label, use) in enumerate(evaluators)]
+    below = [ProcessRow(label, use[0].kind, use, lane - 2.2 - 1.18 * i) for i, (label, use) in enumerate(evaluators)]
     bottom = (below[-1].base if below else lane - 0.4) - 0.15
     figure = empty(look, 0.36 * -bottom + 0.75, TITLE_CLOSE if window else TITLE)
     axes = figure.subplots()
@@ -176,7 +176,7 @@ def _within(time: float, window: tuple[float, float] | None) -> bool:
     return window is None or window[0] <= time <= window[1]
 
 
-def _fill(axes: Axes, row: Row, clock: Clock, look: Look) -> None:
+def _fill(axes: Axes, row: ProcessRow, clock: Clock, look: Theme) -> None:
     """Fill the row up to the busy cores, and write its mean beside it."""
     low, high = axes.get_xlim()
     color = LIGHT[COLORS[row.kind]]
@@ -233,7 +233,7 @@ def _shared(samples: list[tuple[Floats, Floats]], low: float, high: float) -> tu
     return columns, np.where(present > 0, total / np.maximum(1, present), np.nan)
 
 
-def _captions(axes: Axes, look: Look, above: list[Row], lane: float, below: list[Row]) -> None:
+def _captions(axes: Axes, look: Theme, above: list[ProcessRow], lane: float, below: list[ProcessRow]) -> None:
     size = 8 if look.narrow else 9
     for rows, title in ((above, "TRAINING"), (below, "EVALUATION")):
         if rows:
@@ -267,9 +267,9 @@ def _beside(axes: Axes, height: float, text: str, size: float, color: str, weigh
     )
 
 
-def _checkpoints(axes: Axes, shown: list[Checkpoint], run: Run, clock: Clock, look: Look, lane: float) -> None:
+def _checkpoints(axes: Axes, shown: list[RunCheckpoint], run: Run, clock: Clock, look: Theme, lane: float) -> None:
     """A diamond for each: full when it was evaluated, empty when it was not, a cross when it was bad."""
-    kinds: tuple[tuple[list[Checkpoint], dict[str, Any]], ...] = (
+    kinds: tuple[tuple[list[RunCheckpoint], dict[str, Any]], ...] = (
         ([c for c in shown if not c.bad and c.evaluation], {"marker": "D", "mfc": LIGHT["checkpoint"]}),
         ([c for c in shown if not c.bad and not c.evaluation], {"marker": "D", "mfc": LIGHT["paper"]}),
         ([c for c in shown if c.bad], {"marker": "X", "mfc": LIGHT["alert"]}),
@@ -298,7 +298,7 @@ def _checkpoints(axes: Axes, shown: list[Checkpoint], run: Run, clock: Clock, lo
         )
 
 
-def _blocks(axes: Axes, works: list[Work], below: list[Row], clock: Clock, look: Look) -> None:
+def _blocks(axes: Axes, works: list[Work], below: list[ProcessRow], clock: Clock, look: Theme) -> None:
     """A block for each piece of an evaluator's work, with the step of its checkpoint where there is room.
 
     Blocks that are narrower than their outline would cover the row they stand in: then there are none.
@@ -333,7 +333,12 @@ def _blocks(axes: Axes, works: list[Work], below: list[Row], clock: Clock, look:
 
 
 def _links(
-    axes: Axes, works: list[Work], checkpoints: Sequence[Checkpoint], below: list[Row], clock: Clock, lane: float
+    axes: Axes,
+    works: list[Work],
+    checkpoints: Sequence[RunCheckpoint],
+    below: list[ProcessRow],
+    clock: Clock,
+    lane: float,
 ) -> None:
     """A curve from each checkpoint to the blocks in which it was evaluated."""
     if not works or len(works) > MOST_LINKS:

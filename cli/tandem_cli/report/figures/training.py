@@ -9,7 +9,7 @@ from tandem.charts.stories import Losses, training
 from tandem.measures import outages
 from tandem_cli.report.clock import Clock
 from tandem_cli.report.figures.canvas import steps_of, time_of
-from tandem_cli.report.run import Checkpoint, Floats, Run, Steps
+from tandem_cli.report.run import Floats, Run, RunCheckpoint, Steps
 from tandem_cli.report.series import envelope, smooth, thin
 
 SMOOTH_SHARE = 0.02
@@ -30,7 +30,7 @@ def charts(run: Run, clock: Clock) -> tuple[Chart, ...]:
     )
 
 
-def _losses(run: Run, scored: Sequence[Checkpoint], clock: Clock, over: str) -> Losses:
+def _losses(run: Run, scored: Sequence[RunCheckpoint], clock: Clock, over: str) -> Losses:
     each, mean, width, broken = _counted(run, clock, over)
     best = run.best.evaluation if run.best else None
     return Losses(
@@ -80,13 +80,13 @@ def points(x: Floats, y: Floats) -> list[Point]:
     return [(place, value if np.isfinite(value) else None) for place, value in zip(x.tolist(), y.tolist(), strict=True)]
 
 
-def _scores(checkpoints: Sequence[Checkpoint], metric: str, clock: Clock, over: str) -> list[Point]:
+def _scores(checkpoints: Sequence[RunCheckpoint], metric: str, clock: Clock, over: str) -> list[Point]:
     values = [c.evaluation.metrics.get(metric, np.nan) if c.evaluation else np.nan for c in checkpoints]
     found = points(_positions(checkpoints, clock, over), np.array(values, np.float64))
     return sorted((x, y) for x, y in found if y is not None and np.isfinite(x))
 
 
-def _positions(checkpoints: Sequence[Checkpoint], clock: Clock, over: str) -> Floats:
+def _positions(checkpoints: Sequence[RunCheckpoint], clock: Clock, over: str) -> Floats:
     """The step, or the time at which the score was known."""
     if over == "steps":
         return np.array([c.step for c in checkpoints], np.float64)
