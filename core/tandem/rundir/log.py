@@ -90,7 +90,7 @@ class LogWriter:
     def _append(self, records: tuple[Record, ...]) -> None:
         try:
             self._lines = self._lines or Lines(self._path)
-            self._lines.append(*(record.model_dump_json(exclude_none=True).encode() for record in records))
+            self._lines.append(*(record.line() for record in records))
         except OSError as error:
             self._lose(len(records), str(error))
         else:

@@ -11,10 +11,12 @@ Rejected: dictionaries (four readers tested each value by hand, each in its own 
 line holds); one union for all logs (`skipped` and `end` say different things in different logs).
 """
 
+import json
 from functools import cached_property
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from tandem.model import Model, PlainName, Whole
 from tandem.rundir.rewind import Rewind
@@ -32,6 +34,15 @@ class Record(Model):
     kind: str
     time: Moment
     """When it was written, or measured."""
+
+    def line(self) -> bytes:
+        """The record as JSON, without a line end. Fields that are None are left out."""
+        try:
+            return self.model_dump_json(exclude_none=True).encode()
+        except PydanticSerializationError:
+            # An error message may name a file whose name is not UTF-8.
+            body = json.dumps(self.model_dump(exclude_none=True), ensure_ascii=False, separators=(",", ":"))
+            return body.encode("utf-8", "replace")
 
 
 class Lost(Record):

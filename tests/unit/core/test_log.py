@@ -11,7 +11,7 @@ import pytest
 
 from tandem.rundir import durable
 from tandem.rundir.log import BITE, LONGEST_LINE, LogReader, LogWriter
-from tandem.rundir.records import COORDINATOR, TRAINING, Lost, Sample, Start, Step, Told, TrainingRecord
+from tandem.rundir.records import COORDINATOR, TRAINING, Lost, NotSaved, Sample, Start, Step, Told, TrainingRecord
 
 PATIENCE_SECONDS = 20
 
@@ -132,6 +132,15 @@ class TestTheWriter:
         writer.append(Step(time=1.5, step=7, loss=float("nan")))
         writer.settle()
         assert path.read_text() == '{"kind":"step","time":1.5,"step":7,"loss":NaN}\n'
+
+    def test_goes_on_after_a_text_that_is_not_utf_8(self, path: Path, writer: LogWriter) -> None:
+        writer.append(NotSaved(time=1.5, step=7, why="cannot write caf\udce9: full"))
+        writer.append(step(8))
+        writer.close(PATIENCE_SECONDS)
+        assert list(LogReader(path, TRAINING)) == [
+            NotSaved(time=1.5, step=7, why="cannot write caf?: full"),
+            step(8),
+        ]
 
 
 class TestAReader:
