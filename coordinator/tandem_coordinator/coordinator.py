@@ -73,7 +73,7 @@ LEAVING_SECONDS = 1.0
 SAMPLE_SECONDS = 1.0
 """Between two samples in the log."""
 RANKS_IN_SAMPLES = 100
-"""Of so many ranks a second, on the average, the log tells the processor use: of more ranks less often."""
+"""Ranks whose processor use is logged each second, on average; larger groups are sampled less often."""
 
 
 class Coordinator:

@@ -1,4 +1,4 @@
-"""What happened to a job: kept for whoever asks, and told in the run's log and in that of the process."""
+"""The history of a job: its latest generations and events, in memory for status requests and in the run's log."""
 
 import logging
 import time

@@ -5,8 +5,8 @@ First ranks and evaluators write these for people and reports anyway, so countin
 ranks, agents and heartbeats need not know. Rejected: sums in each heartbeat (they begin anew with each process, so they
 would have to be joined over generations, and what a rank did after its last heartbeat would be missing).
 
-Two training logs are followed, for the last words of a generation come when the next one has begun. Of what was there
-before this process nothing is counted: a counter that began with it would count it twice for whoever watches increases.
+The two newest training logs are followed, because a generation may write its last lines after the next one has begun.
+Lines from before this process started are not counted: Prometheus' `rate` and `increase` would see them twice.
 """
 
 import os

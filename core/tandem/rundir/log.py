@@ -101,7 +101,7 @@ class LogWriter:
                 self._append((Lost(time=time.time(), lines=lost),))
 
     def _lose(self, lines: int, why: str) -> None:
-        """Both the writing thread and whoever hands over may lose lines."""
+        """Count lost lines. Called by the writing thread and by callers of `append`."""
         with self._counting:
             if not self._untold:
                 log.warning("event=log-not-written path=%s error=%s", self._path, why)

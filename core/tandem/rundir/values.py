@@ -33,7 +33,7 @@ Seconds = Annotated[Annotated[float, Field(ge=0, le=LATEST)] | None, _OrNone()]
 Count = Annotated[Whole | None, _OrNone()]
 """A whole number that is not negative, or not there."""
 Text = Annotated[str | None, _OrNone()]
-"""Of any length and content: whoever prints it makes it printable."""
+"""Of any length and content; escape it before printing (tandem.printable)."""
 Texts = Annotated[list[str] | None, _OrNone()]
 Amounts = Annotated[Mapping[str, Amount] | None, _OrNone()]
 """By name."""
