@@ -8,11 +8,21 @@ A rule that spans fields is declared once, with its Python predicate and its CEL
 validate` evaluates the first, the API server the second; `tests/` feed both the same manifests.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    AllowInfNan,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
+from pydantic_core import CoreSchema, core_schema
 
 from tandem.printable import printable
 
@@ -32,6 +42,39 @@ PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_le
 """The name of a file or a folder, and no path."""
 Words = Annotated[str, cut(2_000), AfterValidator(printable)]
 """A sentence or a few, without what would steer a terminal."""
+
+
+# Values in files that another process wrote. One that is damaged, or of another version's type, counts as not there, so
+# that it does not take all that is beside it.
+
+LATEST = 1e11
+"""Seconds: the year 5138. A later time is damage."""
+
+
+class _OrNone:
+    """What is not of the type counts as not there."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_default_schema(handler(source), default=None, on_error="default")
+
+
+Moment = Annotated[float, Field(gt=0, le=LATEST)]
+"""Seconds since the epoch; a record without it is none."""
+Number = Annotated[float | None, _OrNone()]
+"""Finite, or not there."""
+Amount = Annotated[Annotated[float, Field(ge=0)] | None, _OrNone()]
+"""Finite and not negative, or not there."""
+Seconds = Annotated[Annotated[float, Field(ge=0, le=LATEST)] | None, _OrNone()]
+"""A length of time, or not there."""
+Count = Annotated[Whole | None, _OrNone()]
+"""A whole number that is not negative, or not there."""
+Text = Annotated[str | None, _OrNone()]
+"""Of any length and content; escape it before printing (tandem.printable)."""
+Texts = Annotated[list[str] | None, _OrNone()]
+Amounts = Annotated[Mapping[str, Amount] | None, _OrNone()]
+"""By name."""
+Anything = Annotated[Annotated[float, AllowInfNan(True)] | None, _OrNone()]
+"""A number that may be NaN or infinite."""
 
 
 class Rule(NamedTuple):

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from tandem.rundir.values import LATEST
+from tandem.model import LATEST
 
 LARGEST = 3.5e38
 """What no float32 can hold is infinite."""

@@ -12,10 +12,9 @@ from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from tandem.model import Model, PlainName
+from tandem.model import Count, Model, Number, PlainName, Text
 from tandem.rundir.durable import create_json, listed, read_json_or_none
 from tandem.rundir.layout import RunDir
-from tandem.rundir.values import Count, Number, Text
 from tandem.status import CheckpointRef
 
 Fate = Literal["merged", "skipped", "begun", "waits"]

@@ -18,9 +18,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from tandem.model import Model, PlainName, Whole
+from tandem.model import Amount, Amounts, Anything, Count, Model, Moment, Number, PlainName, Seconds, Text, Texts, Whole
 from tandem.rundir.rewind import Rewind
-from tandem.rundir.values import Amount, Amounts, Anything, Count, Moment, Number, Seconds, Text, Texts
 from tandem.status import Troubles
 
 
