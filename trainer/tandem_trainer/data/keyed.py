@@ -1,6 +1,6 @@
 """Counter-based random numbers: seeds, hashes and permutations that are pure functions of their keys. The same keys
-give the same numbers on any rank and after any restart. The data order and the dropout of every run depend on these values,
-so they must never change.
+give the same numbers on any rank and after any restart. The data order and the dropout of every run depend on these
+values, so they must never change.
 
 `permuted` is a Feistel network of six rounds that permutes the numbers below 4^h; numbers that fall outside of the set
 are sent through it again until they fall inside (cycle walking), which keeps it a permutation, and takes four times as
