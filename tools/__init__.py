@@ -18,10 +18,8 @@ from collections.abc import Callable, Mapping
 from tools import chart, dashboards
 from tools.alerts import rules_yaml
 from tools.architecture import architecture_svg
-from tools.crd import crd_yaml
-from tools.editor import editor_json
-from tools.logs import logs_page
-from tools.reference import exits_page, job_page, metrics_page
+from tools.crd import crd_yaml, editor_json
+from tools.reference import exits_page, job_page, logs_page, metrics_page
 
 FILES: Mapping[str, Callable[[], str]] = {
     "charts/tandem/files/crd.yaml": crd_yaml,

@@ -35,9 +35,8 @@ from benchmarks.goals import Outcome, Verdict, exit_code
 from tandem.rundir.checkpoint import DataPosition
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
-from tandem_trainer.checkpoint.digest import compare
 from tandem_trainer.checkpoint.reading import read_contents
-from tandem_trainer.checkpoint.restoring import restore
+from tandem_trainer.checkpoint.restoring import compare, restore
 from tandem_trainer.checkpoint.saving import Author, Saver
 from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.group import Group

@@ -22,10 +22,9 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType,
 from tandem.rundir.checkpoint import DataPosition
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
-from tandem_trainer.checkpoint.contents import Contents
-from tandem_trainer.checkpoint.optimizers import NamedOptimizer
 from tandem_trainer.checkpoint.saving import Author, Saver
-from tandem_trainer.checkpoint.state import weights
+from tandem_trainer.checkpoint.state import NamedOptimizer, weights
+from tandem_trainer.checkpoint.train_state import Contents
 from tests.support import manifests
 
 

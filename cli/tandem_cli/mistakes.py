@@ -6,7 +6,7 @@ from rich.text import Text
 
 from tandem.errors import ManifestError, Problem, UserError
 from tandem.printable import printable
-from tandem_cli.terminal.console import PrintableConsole
+from tandem_cli.terminal.canvas import PrintableConsole
 
 
 def tell(error: UserError) -> None:

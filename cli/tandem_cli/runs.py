@@ -19,7 +19,7 @@ import typer
 
 from tandem.errors import UserError
 from tandem.rundir.layout import RunDir
-from tandem_cli.kubernetes.kubectl_errors import ClusterError, NoCluster, NotFound
+from tandem_cli.kubernetes.kubectl import ClusterError, NoCluster, NotFound
 from tandem_cli.local.known import job_name, known, named
 from tandem_cli.report.folder import NoRun, expect_run
 

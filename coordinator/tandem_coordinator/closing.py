@@ -15,7 +15,7 @@ as the first member is back (the rest may still be writing).
 
 from dataclasses import replace
 
-from tandem_coordinator.blame import cut_off, silent_members, strike
+from tandem_coordinator.failures import cut_off, first_of, progress, silent_members, strike
 from tandem_coordinator.group import (
     Action,
     Cause,
@@ -29,7 +29,6 @@ from tandem_coordinator.group import (
     is_inside,
     listed,
 )
-from tandem_coordinator.repetition import first_of, progress
 
 SAVE_SECONDS = 30.0
 """How long a generation may take to stop before it is closed anyway, not counting the steps below."""

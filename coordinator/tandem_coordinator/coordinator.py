@@ -40,7 +40,7 @@ from tandem_coordinator.group import (
     State,
 )
 from tandem_coordinator.hang import HangWatch
-from tandem_coordinator.history import History
+from tandem_coordinator.history import History, TroubleWatch
 from tandem_coordinator.history import now as log_time
 from tandem_coordinator.progress import Reports
 from tandem_coordinator.prometheus import Figures
@@ -55,7 +55,6 @@ from tandem_coordinator.state_store import (
 )
 from tandem_coordinator.straggler import StragglerWatch
 from tandem_coordinator.summary import Instant, about, snapshot, status
-from tandem_coordinator.trouble import TroubleWatch
 
 TICK_SECONDS = 0.05
 """How often time is looked at; what agents say is acted on at once."""

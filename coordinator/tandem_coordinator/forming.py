@@ -19,6 +19,7 @@ from dataclasses import replace
 from tandem.messages import Member, Membership
 from tandem_coordinator import preflight
 from tandem_coordinator.closing import close_saved, explain
+from tandem_coordinator.failures import settle
 from tandem_coordinator.group import (
     Action,
     Agent,
@@ -32,7 +33,6 @@ from tandem_coordinator.group import (
     replicas,
     waiting,
 )
-from tandem_coordinator.repetition import settle
 
 STOPPING_SECONDS = 10.0
 """How long a new generation waits for an agent that is alive but has not stopped its ranks yet."""

@@ -38,9 +38,9 @@ from functools import lru_cache
 
 from tandem.exitcode import ExitCode
 from tandem.messages import Answer, Member, Membership, Order, Sync
-from tandem_coordinator import preflight, repetition
-from tandem_coordinator.blame import forgive, why_left_out
+from tandem_coordinator import failures, preflight
 from tandem_coordinator.closing import close, complete, finish, finish_saving, is_finished, preempt
+from tandem_coordinator.failures import forgive, why_left_out, worded
 from tandem_coordinator.forming import form, resize, with_latest
 from tandem_coordinator.group import (
     Action,
@@ -65,7 +65,6 @@ from tandem_coordinator.group import (
     replicas,
     without,
 )
-from tandem_coordinator.repetition import worded
 from tandem_coordinator.state_store import Absent
 
 STALLED_SECONDS = 1.0
@@ -183,7 +182,7 @@ def _synced(state: State, sync: Sync, preflights: bool, now: float) -> Next:
     if known is not None and known.member.incarnation != sync.incarnation:
         state, actions = _replaced(state, known, now)
         known = None
-    state = repetition.take(state, sync, now)
+    state = failures.take(state, sync, now)
     for notice in (_leave,) if sync.state == "leaving" else (_learn, _wish):
         state, more = notice(state, sync, now)
         actions += more

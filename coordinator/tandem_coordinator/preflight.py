@@ -29,8 +29,8 @@ from typing import Literal
 
 from tandem.formatting import size
 from tandem.messages import PreflightReport, Sync
-from tandem_coordinator.blame import leave_out
 from tandem_coordinator.closing import close, count_failure
+from tandem_coordinator.failures import leave_out
 from tandem_coordinator.group import Action, Cause, LeftOut, Next, Preflight, Say, State, listed
 
 SLOW = 3.0

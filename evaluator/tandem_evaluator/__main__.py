@@ -102,7 +102,7 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
         # These load torch.
         from tandem_evaluator.evaluation import Evaluation
         from tandem_evaluator.loop import Evaluator
-        from tandem_trainer.errors import ConfigurationError
+        from tandem_trainer.failure import ConfigurationError
 
         try:
             evaluation = Evaluation.load(job.spec.trainer.settings)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tandem.tasks import ImageClassification, class_names
 from tandem_evaluator.result import MOST_WRONG, WrongSample, finite_or_none, surest
 from tandem_trainer import data, models
-from tandem_trainer.errors import ConfigurationError
+from tandem_trainer.failure import ConfigurationError
 
 MOST_SAMPLES = 256
 MOST_NUMBERS = 2**20

@@ -20,7 +20,7 @@ from tandem.rundir.checkpoint import Broken, Manifest
 from tandem.rundir.layout import RunDir
 from tandem.rundir.records import Evaluated, NotEvaluated, Unusable
 from tandem.status import CheckpointRef
-from tandem_evaluator import gallery
+from tandem_evaluator import publication
 from tandem_evaluator.choice import Action, Evaluate, Finished, Merge, Skip, View, Wait, choose, worth_doing
 from tandem_evaluator.claim import Claim, claim, claim_file, give_back_leftovers
 from tandem_evaluator.evaluation import Evaluation, Misfit, Tally
@@ -130,7 +130,7 @@ class Evaluator:
         if (signature := self._survey.signature(view)) != self._signature:
             self._publication.update_best()
             try:
-                gallery.update(self._rundir, self._evaluation.images, self._evaluation.names)
+                publication.update(self._rundir, self._evaluation.images, self._evaluation.names)
             except OSError as error:
                 # Nothing but pictures: no reason to keep a checkpoint waiting.
                 say("no-gallery", why=error)

@@ -33,20 +33,18 @@ from pydantic import ValidationError
 
 from tandem.exitcode import ExitCode
 from tandem.job import Storage
-from tandem_operator import interpreter, lease
+from tandem_operator import bounded, lease
 from tandem_operator.api import ApiServer, Unavailable
-from tandem_operator.cache import Cache
+from tandem_operator.cache import Cache, Watching
 from tandem_operator.controller import Controller
 from tandem_operator.coordinators import Coordinators
 from tandem_operator.gang_deadlock import PATIENCE_SECONDS
-from tandem_operator.health import serve_health
 from tandem_operator.lease import Leases
-from tandem_operator.metrics import OperatorMetrics
+from tandem_operator.metrics import OperatorMetrics, serve_health
 from tandem_operator.objects import Peers, Volumes
 from tandem_operator.pods import Images
 from tandem_operator.reconcile import ANY_VOLUMES
 from tandem_operator.tokens import NoKey, operator_key
-from tandem_operator.watching import Watching
 
 KEY_SECRET = "tandem-operator-key"  # noqa: S105 - a name
 """What the Secret is called where it is not said."""
@@ -70,7 +68,7 @@ class Options:
     patience: float
     """Seconds, see tandem_operator.gang_deadlock."""
     template_fields: tuple[str, ...] = ()
-    """See tandem_operator.templates."""
+    """See tandem_operator.pods."""
     peers: Peers | None = None
     """Who reaches pods of jobs besides those; None: no NetworkPolicies are made."""
     identity: str = ""
@@ -84,7 +82,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s level=%(levelname)s %(message)s")
     # What kopf says about each watch is said a hundred times a minute.
     logging.getLogger("kopf").setLevel(logging.WARNING)
-    interpreter.prepare()
+    bounded.prepare()
     try:
         asyncio.run(_operate(options))
     except ConfigException as error:

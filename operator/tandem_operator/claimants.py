@@ -16,8 +16,8 @@ from tandem.times import seconds
 from tandem_operator import names
 from tandem_operator.cache import Cache, Key
 from tandem_operator.gang_deadlock import GAVE_WAY, Claimant, claimant, is_partly_placed, starved_for, way_ends
-from tandem_operator.jobs import InvalidSpec
 from tandem_operator.memory import JobMemory
+from tandem_operator.observed import InvalidSpec
 
 FRESH_SECONDS = 2.0
 """So long what was found serves all who ask."""

@@ -15,21 +15,19 @@ from tandem.job import DistributedTrainingJob
 from tandem.launch import token_digest
 from tandem.status import Status
 from tandem.times import rfc3339, seconds
-from tandem_operator import jobs, kinds, names, objects, reporting, retry, templates, tokens
+from tandem_operator import kinds, names, objects, observed, pods, reporting, retry, tokens
 from tandem_operator.api import ApiServer, RequestRefused, Unavailable
 from tandem_operator.attempts import MANY, ending, place, removing, tried, writing
 from tandem_operator.cache import Cache, Key
 from tandem_operator.claimants import Claimants
-from tandem_operator.coordinators import Coordinators
+from tandem_operator.coordinators import Coordinators, Questions
 from tandem_operator.gang_deadlock import PATIENCE_SECONDS, Claimant, starved_for
-from tandem_operator.jobs import InvalidSpec, Object
 from tandem_operator.memory import JobMemory
 from tandem_operator.metrics import OperatorMetrics, holding
 from tandem_operator.objects import Peers, Volumes
-from tandem_operator.observed import Children, observe
+from tandem_operator.observed import Children, InvalidSpec, Object, observe
 from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
-from tandem_operator.questions import Questions
 from tandem_operator.reasons import name_taken
 from tandem_operator.reconcile import ANY_VOLUMES, HASTY_SECONDS, is_ours, lively, reconcile
 from tandem_operator.reporting import Notice, Want
@@ -145,11 +143,11 @@ class Controller:
         except InvalidSpec as error:
             await self._stall(key, body, "InvalidSpec", str(error))
             return None
-        if (words := templates.complaint(job, self._template_fields)) is not None and not _has_ended(job):
-            await self._stall(key, body, templates.REASON, words)
+        if (words := pods.complaint(job, self._template_fields)) is not None and not _has_ended(job):
+            await self._stall(key, body, pods.REASON, words)
             return None
-        if (words := jobs.changed(job, uid, self._cache.children(key))) is not None and not _has_ended(job):
-            await self._stall(key, body, jobs.PROCESSES_CHANGED, words)
+        if (words := observed.changed(job, uid, self._cache.children(key))) is not None and not _has_ended(job):
+            await self._stall(key, body, observed.PROCESSES_CHANGED, words)
             return None
         own = self._cache.children(key).pods(names.COORDINATOR, uid)
         heard = await self._questions.ask(key, job, uid, own)
@@ -406,7 +404,7 @@ class Controller:
         Args:
             for_good: as it stands; it is not tried again before it has changed.
         """
-        old = jobs.status_of(body) or Status()
+        old = observed.status_of(body) or Status()
         if old.phase in ("Succeeded", "Failed"):
             return
         status = reporting.refused(old, body["metadata"].get("generation", 1), reason, message, time.time(), for_good)

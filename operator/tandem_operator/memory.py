@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tandem.job import DistributedTrainingJob, Spec
-from tandem_operator import jobs
+from tandem_operator import observed
 from tandem_operator.attempts import Attempts
-from tandem_operator.jobs import Object
+from tandem_operator.observed import Object
 
 T = TypeVar("T")
 MOST_VALUES = 16
@@ -62,11 +62,11 @@ class JobMemory:
         """The job that an object says, with a spec that is the same object as long as the cache's is.
 
         Raises:
-            tandem_operator.jobs.InvalidSpec: it says none.
+            tandem_operator.observed.InvalidSpec: it says none.
         """
         spec = body.get("spec")
         if self._job is None or spec is None or spec is not self._spec:
             self._job, self._spec = None, spec
-            self._job = jobs.parsed(body)
+            self._job = observed.parsed(body)
             return self._job
-        return self._job.model_copy(update={"status": jobs.status_of(body)})
+        return self._job.model_copy(update={"status": observed.status_of(body)})

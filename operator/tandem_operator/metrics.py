@@ -1,10 +1,12 @@
-"""The operator's own numbers, for Prometheus. Names and help texts are in tandem.metrics."""
+"""The operator's own numbers for Prometheus, and the answers to probes: /healthz, /readyz, /metrics."""
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -12,6 +14,7 @@ from tandem import metrics
 from tandem.job import Workers
 from tandem.status import Status
 from tandem.times import seconds
+from tandem_operator.cache import Watching
 from tandem_operator.lifecycle import condition
 
 OVER = {"Succeeded", "Failed", "Suspended"}
@@ -136,3 +139,41 @@ class OperatorMetrics:
 
 def _family(metric: metrics.OperatorMetric) -> GaugeMetricFamily:
     return GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+async def serve_health(
+    port: int, watching: Watching, numbers: OperatorMetrics, waits: Callable[[], str] = lambda: ""
+) -> None:
+    """Answer until cancelled.
+
+    Args:
+        port: 0 takes a free one.
+        waits: why this operator does not act yet, which is no fault of its own; empty if it does.
+
+    Raises:
+        OSError: the port is in use.
+    """
+
+    async def healthz(_: web.Request) -> web.Response:
+        complaint = watching.complaint
+        return web.Response(status=503 if complaint else 200, text=complaint or "ok")
+
+    async def readyz(_: web.Request) -> web.Response:
+        complaint = (watching.complaint or waits()) if watching.listed.is_set() else "not everything is listed yet"
+        return web.Response(status=503 if complaint else 200, text=complaint or "ok")
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=numbers.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, port=port).start()
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()

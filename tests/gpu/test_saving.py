@@ -12,15 +12,14 @@ from tandem.rundir.checkpoint import DataPosition
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem.tasks import Optimizer
-from tandem_trainer.checkpoint.optimizers import NamedOptimizer
 from tandem_trainer.checkpoint.restoring import restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
-from tandem_trainer.checkpoint.state import weights
+from tandem_trainer.checkpoint.state import NamedOptimizer, weights
 from tandem_trainer.checkpoint.train_state import TrainState
+from tandem_trainer.classification import build_optimizer
 from tandem_trainer.group import Group
 from tandem_trainer.loop import averaged
 from tandem_trainer.models import build
-from tandem_trainer.optimization import build_optimizer
 from tests.support import manifests
 from tests.support.ranks import Ranks, make_rundir, records
 

@@ -9,8 +9,8 @@ import torch
 
 from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint.reading import read_contents
+from tandem_trainer.checkpoint.state import join
 from tandem_trainer.checkpoint.train_state import OTHERS
-from tandem_trainer.checkpoint.tree import join
 from tests.support.ranks import Ranks, losses, make_rundir, records, sample_ids
 
 pytestmark = pytest.mark.timeout(600)

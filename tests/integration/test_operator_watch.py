@@ -11,10 +11,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tandem_operator import jobs, kinds
-from tandem_operator.cache import Cache, Key
-from tandem_operator.interpreter import NESTING
-from tandem_operator.watching import Watching
+from tandem_operator import kinds, observed
+from tandem_operator.bounded import NESTING
+from tandem_operator.cache import Cache, Key, Watching
 
 SOUND = '{"trainer":{"task":"image-classification"}}'
 TEMPLATE = '{"trainer":{"task":"image-classification"},"workers":{"template":%s}}'
@@ -99,4 +98,4 @@ async def test_hostile_objects_end_no_watch(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("listed", "deep"):
         found = store.job(("n", name))
         assert found is not None
-        assert jobs.REFUSED in found
+        assert observed.REFUSED in found

@@ -35,7 +35,7 @@ from tandem.messages import MOST_BRIEF_BYTES
 from tandem.snapshot import GenerationView, Snapshot
 from tandem.status import Members, Status
 from tandem_coordinator.run_watcher import RunDirectory
-from tandem_operator import coordinators, interpreter
+from tandem_operator import bounded, coordinators
 from tandem_operator.bounded import MOST_COST, UNREAD, cost
 from tests.support.hostile import mutated, real_objects
 from tests.support.intake import Operator
@@ -220,7 +220,7 @@ def main() -> int:
     options = parser.parse_args()
     logging.getLogger("tandem.operator").setLevel(logging.CRITICAL)
     real = real_objects()
-    interpreter.prepare()
+    bounded.prepare()
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tandem-soak-") as folder:
         soak = asyncio.run(

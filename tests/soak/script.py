@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tandem_trainer.checkpoint.contents import Contents
+from tandem_trainer.checkpoint.train_state import Contents
 from tandem_trainer.data.order import Order
 from tandem_trainer.session import Session
 

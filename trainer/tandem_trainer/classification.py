@@ -10,19 +10,19 @@ seed, step and rank. So a resumed run needs no stored generator state.
 """
 
 import contextlib
+import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tandem.tasks import ImageClassification
-from tandem_trainer.busy import Busy
+from tandem.tasks import ImageClassification, Optimizer, Schedule
 from tandem_trainer.data import Samples
 from tandem_trainer.data.keyed import mixed, seed_torch
 from tandem_trainer.data.order import pieces, share
-from tandem_trainer.errors import ConfigurationError
-from tandem_trainer.gradients import GradientNorm
+from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.group import Group
+from tandem_trainer.meter import Busy, GradientNorm
 from tandem_trainer.models.dropout import Draws
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -116,3 +116,31 @@ class Stepper:
         """Average gradients in the backward pass of the last micro-batch alone."""
         no_sync = getattr(self._forward, "no_sync", contextlib.nullcontext)
         return contextlib.nullcontext() if last else no_sync()
+
+
+def build_optimizer(config: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer over all parameters that learn."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # The multi-tensor implementations: one launch for all parameters, on CPUs too.
+    if config.name == "sgd":
+        return torch.optim.SGD(
+            parameters,
+            lr=config.learning_rate,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+    kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
+    return kind(parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
+
+
+def rate_factor(schedule: Schedule, step: int, total_steps: int) -> float:
+    """What the peak learning rate is multiplied with in a step (counted from 0): warm-up, then the schedule's shape."""
+    if step < schedule.warmup_steps:
+        return (step + 1) / (schedule.warmup_steps + 1)
+    if schedule.name == "constant":
+        return 1.0
+    span = max(1, total_steps - schedule.warmup_steps)
+    progress = min(1.0, (step - schedule.warmup_steps) / span)
+    shape = 0.5 * (1 + math.cos(math.pi * progress)) if schedule.name == "cosine" else 1 - progress
+    return schedule.final_fraction + (1 - schedule.final_fraction) * shape

@@ -30,18 +30,15 @@ from tandem.rundir.log import LogWriter
 from tandem.rundir.probe import lacks
 from tandem.rundir.rewind import Rewind, data_step, decide, steps_left_out, windows
 from tandem.tasks import RewindOn
-from tandem_trainer.checkpoint.contents import Contents
-from tandem_trainer.checkpoint.digest import compare
-from tandem_trainer.checkpoint.restoring import record_start, restore
+from tandem_trainer.checkpoint.restoring import compare, record_start, restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, SaveFailed, Saver
-from tandem_trainer.checkpoint.train_state import TrainState
+from tandem_trainer.checkpoint.train_state import Contents, TrainState
 from tandem_trainer.checkpoint.writer import Superseded
-from tandem_trainer.data.position import check_position
-from tandem_trainer.errors import ConfigurationError
-from tandem_trainer.flops import Cost
+from tandem_trainer.data.order import check_position
+from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.group import Group
 from tandem_trainer.loss_spikes import LossSpikes
-from tandem_trainer.meter import Meter
+from tandem_trainer.meter import Cost, Meter
 from tandem_trainer.pulse import Pulse
 from tandem_trainer.trouble import TroubleCounts
 
@@ -189,7 +186,7 @@ class ElasticRun:
 
         Args:
             fresh: called when there is no checkpoint to start from.
-            cost: of a sample, for the log (tandem_trainer.flops).
+            cost: of a sample, for the log (tandem_trainer.meter).
 
         Raises:
             ConfigurationError: the checkpoint stands in other data.

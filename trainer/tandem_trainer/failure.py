@@ -18,7 +18,21 @@ from tandem.messages import MOST_ERROR, MOST_TRACEBACK, MOST_WHERE, Failure
 from tandem.numbers import finite
 from tandem.printable import one_line
 from tandem.rundir.durable import may_pass
-from tandem_trainer.errors import ConfigurationError
+
+
+class ConfigurationError(Exception):
+    """The job cannot work as it is written; says what to change. Never retried."""
+
+    reason = "ConfigurationError"
+    """What the job's status calls it."""
+
+
+class UnusableInput(ConfigurationError):  # noqa: N818 - it is what is the case
+    """Data or weights that the job names are not there, may not be read, or are not what they should be.
+
+    Once a generation has trained with them, only the process that finds them so is at fault, or its machine.
+    """
+
 
 GLOO = re.compile(r"^\[[^\]]*\bgloo/[^\]]*:\d+\]|^Gloo connectFullMesh failed")
 """How what gloo says begins, with the place in its source: it has no type of exception. Read off torch 2.15 with peers

@@ -17,16 +17,15 @@ from tandem.tasks import ImageClassification
 from tandem_trainer.checkpoint.format import parse
 from tandem_trainer.checkpoint.state import load_weights
 from tandem_trainer.checkpoint.train_state import TrainState
-from tandem_trainer.classification import Stepper
+from tandem_trainer.classification import Stepper, build_optimizer, rate_factor
 from tandem_trainer.data import load
 from tandem_trainer.data.keyed import mixed
 from tandem_trainer.data.order import Batches, Order, Passes
 from tandem_trainer.elastic_run import ElasticRun, RankContext, StopRequest
-from tandem_trainer.errors import ConfigurationError, UnusableInput
-from tandem_trainer.flops import cost_of
+from tandem_trainer.failure import ConfigurationError, UnusableInput
+from tandem_trainer.meter import cost_of
 from tandem_trainer.models import build
 from tandem_trainer.models.dropout import key_dropout
-from tandem_trainer.optimization import build_optimizer, rate_factor
 from tandem_trainer.strategies.replicated import distribute, prepare
 
 

@@ -1,22 +1,90 @@
 """Measures training as it goes: time by phase, throughput, losses; feeds the log and the pulse.
 
 Cheap enough for every step: clock reads and list appends; JSON and disk are the business of the log's thread.
+
+It is looked at where an optimizer is about to take its step, so that a loop of the user's own need not say anything:
+what has been clipped by then is measured clipped. A reading costs one pass over the gradients; with one in
+INTERVAL_SECONDS that is little beside steps of any length. Its value stays on the device until the log is written, for
+which the losses are waited for anyway.
+
+All ranks of a group take a step in the same time, because they wait for each other when they average gradients. The
+forward pass is what each does alone, so its time is compared. On a GPU it is timed there, between two events, which
+costs the training thread nothing; the times are read at a vote, when the losses have been waited for anyway.
+
+Counted as in the PaLM paper (arXiv 2204.02311, appendix B): forward and backward pass once, nothing that is computed
+again, over the peak of the GPU's data sheet. Only where both are well defined: a built-in model in a precision that
+runs on tensor cores, on a GPU that is listed here. In float32, convolutions may or may not use TF32.
 """
 
 import contextlib
 import math
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from tandem.rundir import records
 from tandem.rundir.log import LogWriter
+from tandem.tasks import ImageClassification
+from tandem_trainer.data import Samples
 from tandem_trainer.data.order import digest
-from tandem_trainer.gradients import GradientNorm
 from tandem_trainer.group import MOST_STEPS_BETWEEN_VOTES
+from tandem_trainer.models import build
 from tandem_trainer.pulse import Pulse
+
+INTERVAL_SECONDS = 0.5
+"""As often as the training log says how fast training is."""
+
+
+class GradientNorm:
+    """Measures on one rank. Gradients are those of the global batch there, which the ranks have averaged."""
+
+    def __init__(self) -> None:
+        self._measured: Tensor | None = None
+        self._due = 0.0
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at the gradients of an optimizer before its steps."""
+        # What wraps an optimizer may be one by name alone.
+        if isinstance(optimizer, torch.optim.Optimizer):
+            optimizer.register_step_pre_hook(self._before_step)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a reading is wanted of this step."""
+        return time.monotonic() >= self._due
+
+    def tell(self, norm: Tensor) -> None:
+        """Take over what was measured for another purpose, such as clipping."""
+        self._measured, self._due = norm.detach(), time.monotonic() + INTERVAL_SECONDS
+
+    def take(self) -> Tensor | None:
+        """The newest reading, which counts once, a scalar that may still be being computed; None if there is none."""
+        measured, self._measured = self._measured, None
+        return measured
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self.is_due:
+            return
+        norm = _norm(parameter.grad for group in optimizer.param_groups for parameter in group["params"])
+        if norm is not None:
+            # Fused optimizers take a scaled gradient, and its scale with it.
+            scale = getattr(optimizer, "grad_scale", None)
+            self.tell(norm if scale is None else norm / scale)
+
+
+def _norm(gradients: Iterable[Tensor | None]) -> Tensor | None:
+    """Of plain tensors alone: the norm of a sharded one is a collective, and ranks would wait for each other."""
+    found = [gradient for gradient in gradients if gradient is not None]
+    if not found or any(type(one) is not Tensor or one.layout != torch.strided for one in found):
+        return None
+    return get_total_norm(found)
+
 
 RATE_SECONDS = 0.5
 """Window over which throughput and phases are reported."""
@@ -203,3 +271,118 @@ class Meter:
             busy_seconds=self._busy_seconds,
             phase=phase,
         )
+
+
+class Busy:
+    """A stopwatch for forward passes: `with busy: loss = forward(…)`. A pass that does not end counts for nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._began: float | torch.cuda.Event | None = None
+        self._seconds = 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._pauses = False
+
+    def __enter__(self) -> None:
+        if not self._pauses:
+            self._began = self._now()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        began, self._began = self._began, None
+        if self._pauses or began is None:
+            return
+        if isinstance(began, float):
+            self._seconds += time.perf_counter() - began
+        else:
+            self._events.append((began, self._event()))
+
+    @contextlib.contextmanager
+    def pausing(self) -> Iterator[None]:
+        """What is done in the block is no part of a step."""
+        before, self._pauses = self._pauses, True
+        try:
+            yield
+        finally:
+            self._pauses = before
+
+    def take(self) -> float:
+        """Seconds since the last call. On a GPU the work must be complete."""
+        milliseconds: float = sum(begin.elapsed_time(end) for begin, end in self._events)
+        seconds = self._seconds + milliseconds / 1000
+        self._began, self._seconds = None, 0.0
+        self._events.clear()
+        return seconds
+
+    def _now(self) -> "float | torch.cuda.Event":
+        return self._event() if self._on_gpu else time.perf_counter()
+
+    def _event(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+PEAKS: tuple[tuple[str, float], ...] = (
+    (r"\bB200\b", 2250e12),
+    (r"\bH200\b", 989e12),
+    (r"\bH100 PCIe\b", 756e12),
+    (r"\bH100 NVL\b", 835e12),
+    (r"\bH100\b", 989e12),
+    (r"\bA100\b", 312e12),
+    (r"\bL40S\b", 362e12),
+    (r"\bL4\b", 121e12),
+    (r"\bA40\b", 149.7e12),
+    (r"\bA10\b", 125e12),
+)
+"""By a part of the name that CUDA gives a GPU, the first that fits: operations a second in bfloat16 or float16, dense,
+from NVIDIA's data sheets."""
+
+
+class Cost(NamedTuple):
+    """None where it is not well defined."""
+
+    flops_per_sample: float | None = None
+    """Of a training step."""
+    peak_flops: float | None = None
+    """Of one GPU, a second."""
+
+
+def cost_of(config: ImageClassification, samples: Samples, device: torch.device) -> Cost:
+    """What training on these samples costs."""
+    if device.type != "cuda" or config.precision == "float32":
+        return Cost()
+    most = peak(torch.cuda.get_device_name(device))
+    if most is None:
+        return Cost()
+    return Cost(per_sample(config, samples.channels, samples.image_size, samples.classes), most)
+
+
+def peak(name: str) -> float | None:
+    """Operations a second of the GPU of this name; None if it is not known."""
+    return next((most for pattern, most in PEAKS if re.search(pattern, name)), None)
+
+
+def per_sample(config: ImageClassification, channels: int, image_size: int, classes: int) -> float:
+    """Operations of the forward and the backward pass for one sample, a multiplication and an addition being two. The
+    backward pass counts twice the forward pass: once for the gradient of weights, once for that of inputs.
+
+    Draws random numbers: seed after it.
+    """
+    # Not torch's FlopCounterMode, nor the meta device: their first use imports for 3.6 and 1.8 s. A test compares them.
+    model = build(config.model, channels, image_size, classes).eval()
+    image = torch.zeros(1, channels, image_size, image_size)
+    counted: list[int] = []
+
+    def count(module: nn.Module, given: object, out: Tensor) -> None:
+        assert isinstance(module, nn.Conv2d | nn.Linear)
+        # Each output is a sum of as many products as the weight has elements for it.
+        counted.append(2 * out.numel() * module.weight[0].numel())
+
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.register_forward_hook(count)
+    with torch.no_grad():
+        model(image)
+    return 3.0 * sum(counted)

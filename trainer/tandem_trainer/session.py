@@ -29,6 +29,7 @@ in the wrong branch), wrapping the script's own loader (its position belongs to 
 import atexit
 import contextlib
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -37,32 +38,168 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from tandem.exitcode import ExitCode
-from tandem.job import Checkpoint
+from tandem.job import API_VERSION, KIND, Checkpoint, DistributedTrainingJob
 from tandem.launch import RUN_DIR
+from tandem.rundir.durable import may_pass
 from tandem.rundir.layout import RunDir
 from tandem.tasks import RewindOn
-from tandem_trainer.batch import Batch
-from tandem_trainer.busy import Busy
 from tandem_trainer.checkpoint.state import unwrapped
 from tandem_trainer.checkpoint.train_state import Stateful, TrainState
-from tandem_trainer.data.feeding import Collate, Fed, Reading, Stream, feed, moved
-from tandem_trainer.data.given import check_data, has_indices, plain_order
+from tandem_trainer.data.feeding import Collate, Fed, Reading, Stream, cut, feed, moved
 from tandem_trainer.data.keyed import mixed
-from tandem_trainer.data.listing import Listing
-from tandem_trainer.data.order import Passes
-from tandem_trainer.data.sampling import EpochOrder
+from tandem_trainer.data.order import Passes, pieces
+from tandem_trainer.data.sampling import EpochOrder, Listing, check_data, has_indices, plain_order
 from tandem_trainer.elastic_run import ElasticRun, StopRequest, rank_context
 from tandem_trainer.ending import code_of, leave
-from tandem_trainer.errors import ConfigurationError
-from tandem_trainer.group import Group
+from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.group import Group, PeerFault
+from tandem_trainer.meter import Busy
 from tandem_trainer.open_files import close_files
 from tandem_trainer.pulse import Pulse, Watchdog, check_name
-from tandem_trainer.settings import agreed_settings, given_settings
-from tandem_trainer.strategies.models import Models
+from tandem_trainer.strategies.replicated import Models
+
+
+class Batch:
+    """This rank's share of the samples of one step."""
+
+    def __init__(
+        self,
+        models: Models,
+        report: Callable[[Tensor], None],
+        fed: Fed,
+        data: Any,
+        step: int,
+        mine: Tensor,
+        weight: float,
+    ) -> None:
+        self._models, self._report, self._fed, self._mine, self._weight = models, report, fed, mine, weight
+        self.data = data
+        """What the collate function made of the samples, on the session's device."""
+        self.step = step
+        """Optimizer steps completed before this one."""
+        self.epoch = fed.position.epoch
+        """Passes over the data completed."""
+        self.size = len(fed.ids)
+        """Samples of all ranks together."""
+
+    def __len__(self) -> int:
+        return len(self._mine)
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """What to call `backward` on: its gradient, averaged over ranks, is that of the mean over the global batch.
+
+        Args:
+            losses: [samples of this batch], or their sum as a scalar.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        if losses.ndim and losses.shape != (len(self),):
+            raise ValueError(
+                f"losses have the shape {tuple(losses.shape)}; give one number for each of the {len(self)} samples "
+                '(reduction="none", and the mean over what else there is), or their sum'
+            )
+        part = losses.sum() * (self._weight / self.size)
+        self._report(part.detach())
+        return part * self._models.world_size
+
+    def parts(self, samples: int) -> "Iterator[Batch]":
+        """Split the batch into micro-batches whose gradients add up to those of the batch (gradient accumulation).
+
+        Every rank gets as many, so that a forward pass may be a collective, and of nearly the same size; where a rank
+        has too few samples, one of them stands in, and `mean` weighs it with 0. Gradients are averaged over ranks with
+        the last part alone.
+
+        Args:
+            samples: the largest size of a micro-batch; the same number on every rank.
+
+        Raises:
+            ValueError: it is less than 1.
+        """
+        if samples < 1:
+            raise ValueError(f"parts({samples}): a part has at least one sample")
+        count = len(self)
+        cuts = pieces(count if self._weight else 0, self.size, self._models.world_size, samples)
+        for number, (start, end) in enumerate(cuts):
+            weight = float(start < end)
+            start, end = (start, end) if start < end else (0, 1)
+            data, mine = cut(self.data, count, start, end), self._mine[start:end]
+            self._models.draw(self.step, mine, number)
+            with self._models.synchronised(last=number == len(cuts) - 1):
+                yield Batch(self._models, self._report, self._fed, data, self.step, mine, weight)
+
+
+WHERE = "Session(checkpoint=…)"
+IN_A_JOB = ("spec", "checkpoint")
+
+
+def given_settings(given: Checkpoint | Mapping[str, Any] | None) -> Checkpoint:
+    """What a script gives its session.
+
+    Args:
+        given: a dictionary has the names that `spec.checkpoint` of a manifest has.
+
+    Raises:
+        ConfigurationError: it is no such thing.
+    """
+    if given is None or isinstance(given, Checkpoint):
+        return given or Checkpoint()
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f'{WHERE} takes a dictionary such as {{"everySteps": 100}}, not {given!r}')
+    data = dict(given)
+    try:
+        return Checkpoint.parse(data)
+    except ValidationError as error:
+        details = [{**one, "loc": (*IN_A_JOB, *one["loc"])} for one in error.errors(include_url=False)]
+    # Words for mistakes are not needed by a rank that starts again.
+    from tandem.manifest.source import Source
+    from tandem.manifest.wording import problems
+
+    found = problems(details, Source(WHERE, [""]), {IN_A_JOB[0]: {IN_A_JOB[1]: data}}, [])  # type: ignore[arg-type]
+    told = (f"{one.message}{f'; did you mean {one.suggestion}?' if one.suggestion else ''}" for one in found)
+    raise ConfigurationError(f"{WHERE}: {'; '.join(told)}")
+
+
+def agreed_settings(rundir: RunDir, group: Group, given: Checkpoint) -> Checkpoint:
+    """When to save: as the job says, which is made where there is none. Collective.
+
+    Raises:
+        ConfigurationError: the folder holds something else.
+        OSError: rank 0's disk fails.
+        PeerFault: so it does, for the other ranks.
+    """
+    problem, passes = "", False
+    if group.rank == 0:
+        try:
+            rundir.create()
+            if not rundir.job_file.exists():
+                rundir.write_job(_job(rundir.path, given))
+            given = rundir.read_job().spec.checkpoint
+        except (OSError, ValueError) as error:
+            problem, passes = f"the run directory {rundir.path} cannot be used: {error}", may_pass(error)
+    told = group.tell({"problem": problem, "passes": passes, "checkpoint": given.dump()})
+    if told["problem"]:
+        fault = ConfigurationError if not told["passes"] else OSError if group.rank == 0 else PeerFault
+        raise fault(str(told["problem"]))
+    return Checkpoint.parse(told["checkpoint"])
+
+
+def _job(folder: Path, checkpoint: Checkpoint) -> DistributedTrainingJob:
+    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")[:63].strip("-") or "session"
+    return DistributedTrainingJob.parse(
+        {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": name},
+            "spec": {"trainer": {"command": ["python", *sys.argv][:64]}, "checkpoint": checkpoint.dump()},
+        }
+    )
+
 
 FINALLY_SECONDS = 10.0
 """What encloses the session may take so long to clean up when the session ends before it is complete."""

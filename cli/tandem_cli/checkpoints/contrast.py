@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tandem.formatting import several, size
 from tandem.rundir.checkpoint import DataPosition, Manifest
-from tandem_cli.checkpoints.columns import Cell, Column, paragraph, table
+from tandem_cli.checkpoints.listing import Cell, Column, paragraph, table
 
 Change = Literal["added", "removed", "reshaped", "retyped", "different", "equal"]
 

@@ -10,9 +10,8 @@ from rich.text import Text
 from tandem.formatting import metric_name, moment, score, several, size
 from tandem.rundir.checkpoint import Manifest
 from tandem.rundir.lineage import GenerationRecord
-from tandem_cli.checkpoints.columns import Column, paragraph, plain, table
 from tandem_cli.checkpoints.inventory import Entry, Inventory
-from tandem_cli.checkpoints.listing import STATES, age, entry_json, state
+from tandem_cli.checkpoints.listing import STATES, Column, age, entry_json, paragraph, plain, state, table
 from tandem_cli.checkpoints.pruning import Doomed, Pruning
 from tandem_cli.checkpoints.verification import Verification
 

@@ -18,17 +18,16 @@ from tandem.formatting import several, size
 from tandem.job import Checkpoint
 from tandem.printable import one_line
 from tandem.rundir.checkpoint import Broken, Manifest
-from tandem_cli.checkpoints import contrast, copying, description, exporting, listing, pruning, verification
+from tandem_cli.checkpoints import contrast, description, exporting, listing, pruning, verification
 from tandem_cli.checkpoints.choice import choose, sound
-from tandem_cli.checkpoints.columns import plain
 from tandem_cli.checkpoints.contrast import facts
 from tandem_cli.checkpoints.exporting import Dtype, ExportOrder, Format
 from tandem_cli.checkpoints.inventory import Entry, Inventory, look
-from tandem_cli.echo import echo
+from tandem_cli.checkpoints.listing import plain
 from tandem_cli.main import needing
-from tandem_cli.output import Output, OutputOption, emit
+from tandem_cli.output import Output, OutputOption, echo, emit
 from tandem_cli.runs import RunArgument, opened
-from tandem_cli.terminal.console import PrintableConsole
+from tandem_cli.terminal.canvas import PrintableConsole
 
 checkpoints = typer.Typer(
     help="List, verify, compare, export and delete the checkpoints of a run, also while it is running.",
@@ -169,7 +168,7 @@ def export(
     path = exporting.target(
         to, form, filled, f"{known['job'] or inventory.rundir.path.resolve().name}-{entry.name}", inventory.rundir.path
     )
-    written = copying.copy(inventory, entry, manifest, ExportOrder(path, form, dtype, force))
+    written = exporting.copy(inventory, entry, manifest, ExportOrder(path, form, dtype, force))
     echo(f"exported  {written.path}")
     echo(
         f"          {entry.name}, verified: {several(written.tensors, 'tensor')}, "

@@ -16,7 +16,7 @@ from tandem_cli.output import Output, OutputOption, emit
 from tandem_cli.report.comparison import Outcome, Row, differences, outcome, rows, winner
 from tandem_cli.report.reading import read
 from tandem_cli.runs import completed, opened
-from tandem_cli.terminal.console import PrintableConsole
+from tandem_cli.terminal.canvas import PrintableConsole
 
 MOST = 12
 """Runs in one table."""

@@ -11,15 +11,13 @@ from tandem.errors import UserError
 from tandem.printable import printable
 from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption
 from tandem_cli.commands.status import WATCH_SECONDS, Watched, source_of
-from tandem_cli.echo import echo
 from tandem_cli.kubernetes import tables
-from tandem_cli.kubernetes.events import JobEvent, news
-from tandem_cli.kubernetes.job_view import JobView
-from tandem_cli.kubernetes.kubectl_errors import ClusterError, NotFound
-from tandem_cli.kubernetes.records import event_record
-from tandem_cli.output import Output, OutputOption, emit
+from tandem_cli.kubernetes.job_view import JobEvent, JobView, news
+from tandem_cli.kubernetes.kubectl import ClusterError, NotFound
+from tandem_cli.kubernetes.tables import event_record
+from tandem_cli.output import Output, OutputOption, echo, emit
 from tandem_cli.runs import TargetArgument, asked
-from tandem_cli.terminal.console import PrintableConsole
+from tandem_cli.terminal.canvas import PrintableConsole
 
 
 def events(

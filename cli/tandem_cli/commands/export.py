@@ -9,7 +9,7 @@ import numpy as np  # noqa: F401 - where it is missing, the error names the extr
 import typer
 
 from tandem.errors import UserError
-from tandem_cli.echo import echo
+from tandem_cli.output import echo
 from tandem_cli.report.exporting import write_csv, write_tensorboard
 from tandem_cli.report.reading import read
 from tandem_cli.runs import RunArgument, opened

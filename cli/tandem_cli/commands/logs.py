@@ -8,15 +8,12 @@ from typing import Annotated
 import typer
 
 from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption, named
-from tandem_cli.echo import echo
-from tandem_cli.kubernetes.following import Follower
-from tandem_cli.kubernetes.job_view import ask_job, ask_pods
+from tandem_cli.kubernetes.following import Choice, Follower, Line, check, chosen, whole
+from tandem_cli.kubernetes.job_view import Pod, ask_job, ask_pods
 from tandem_cli.kubernetes.kubectl import Kubectl
-from tandem_cli.kubernetes.lines import Line
-from tandem_cli.kubernetes.pods import Pod
-from tandem_cli.kubernetes.streams import Choice, check, chosen, whole
 from tandem_cli.local.known import is_alive
 from tandem_cli.local.output import Logs
+from tandem_cli.output import echo
 from tandem_cli.runs import TargetArgument, asked, local
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")

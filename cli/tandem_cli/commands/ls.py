@@ -5,13 +5,12 @@ from typing import Annotated
 
 import typer
 
-from tandem_cli.echo import echo
 from tandem_cli.kubernetes import tables
-from tandem_cli.kubernetes.records import job_record
+from tandem_cli.kubernetes.tables import job_record
 from tandem_cli.local.known import known
 from tandem_cli.local.run_view import look_briefly
-from tandem_cli.output import Output, OutputOption, emit
-from tandem_cli.terminal.console import PrintableConsole
+from tandem_cli.output import Output, OutputOption, echo, emit
+from tandem_cli.terminal.canvas import PrintableConsole
 
 MOST = 20
 

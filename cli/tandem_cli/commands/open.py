@@ -11,14 +11,13 @@ from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
 from tandem.errors import UserError
 from tandem.rundir.ownership import ENDPOINT
 from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption, named
-from tandem_cli.echo import echo
 from tandem_cli.kubernetes import forwarding
 from tandem_cli.kubernetes.forwarding import Forward
 from tandem_cli.kubernetes.job_view import ask_job
-from tandem_cli.kubernetes.kubectl import Kubectl
-from tandem_cli.kubernetes.kubectl_errors import ClusterError, NotFound
+from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, NotFound
 from tandem_cli.local.known import known
 from tandem_cli.local.run_view import endpoint
+from tandem_cli.output import echo
 from tandem_cli.runs import asked, completed, local
 
 MOST_NAMED = 8

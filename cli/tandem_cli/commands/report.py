@@ -8,7 +8,7 @@ import typer
 
 from tandem.errors import UserError
 from tandem.printable import one_line
-from tandem_cli.echo import echo
+from tandem_cli.output import echo
 from tandem_cli.report.writing import Report, write
 from tandem_cli.runs import RunArgument, opened
 

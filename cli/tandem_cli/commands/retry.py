@@ -6,9 +6,9 @@ from tandem.errors import UserError
 from tandem.labels import RETRY_AT
 from tandem.times import rfc3339
 from tandem_cli.cluster import ContextOption, JobArgument, NamespaceOption, named
-from tandem_cli.echo import echo
 from tandem_cli.kubernetes.job_view import RESOURCE, ask_job
 from tandem_cli.kubernetes.kubectl import Kubectl
+from tandem_cli.output import echo
 
 
 def retry(name: JobArgument, namespace: NamespaceOption = "", context: ContextOption = "") -> None:

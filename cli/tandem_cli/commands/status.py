@@ -13,23 +13,18 @@ from rich.text import Text
 from tandem.errors import UserError
 from tandem.printable import printable
 from tandem.snapshot import Snapshot
-from tandem_cli.checkpoints.columns import plain
+from tandem_cli.checkpoints.listing import plain
 from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption, named
-from tandem_cli.echo import echo
 from tandem_cli.kubernetes import tables
-from tandem_cli.kubernetes.events import JobEvent
-from tandem_cli.kubernetes.job_view import JobSummary, JobView, ask_jobs, look
-from tandem_cli.kubernetes.kubectl import Kubectl
-from tandem_cli.kubernetes.kubectl_errors import ClusterError, NotFound
-from tandem_cli.kubernetes.records import job_record, view_record
+from tandem_cli.kubernetes.job_view import JobEvent, JobSummary, JobView, ask_jobs, look
+from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, NotFound
+from tandem_cli.kubernetes.tables import job_record, view_record
 from tandem_cli.local import run_view as run_view
 from tandem_cli.local.known import is_alive
-from tandem_cli.output import Output, OutputOption, emit
+from tandem_cli.output import Output, OutputOption, echo, emit
 from tandem_cli.runs import asked, completed, local
-from tandem_cli.terminal.canvas import Canvas, can_draw
-from tandem_cli.terminal.console import PrintableConsole
-from tandem_cli.terminal.lines import state_line
-from tandem_cli.terminal.scene import Scene
+from tandem_cli.terminal.canvas import Canvas, PrintableConsole, can_draw
+from tandem_cli.terminal.screen import Scene, state_line
 
 WATCH_SECONDS = 2.0
 """Between two looks. Step and loss are written every ten seconds, everything else at once."""

@@ -15,8 +15,8 @@ from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import LOCK
 from tandem_cli.cluster import INTERRUPTED
-from tandem_cli.echo import echo
 from tandem_cli.local.known import is_alive, own_command
+from tandem_cli.output import echo
 from tandem_cli.runs import RunArgument, opened
 from tandem_cli.terminal.summary import saved_words
 

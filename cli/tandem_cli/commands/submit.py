@@ -12,11 +12,11 @@ from tandem.manifest.source import Source
 from tandem.printable import one_line
 from tandem_cli.cluster import ContextOption, NamespaceOption
 from tandem_cli.commands.validate import summary, warnings
-from tandem_cli.echo import echo
 from tandem_cli.kubernetes.job_view import RESOURCE
 from tandem_cli.kubernetes.kubectl import Kubectl, KubectlResult
 from tandem_cli.kubernetes.references import missing
 from tandem_cli.mistakes import tell
+from tandem_cli.output import echo
 
 MANAGER = "tandem"
 """Who the API server is told has set these fields."""

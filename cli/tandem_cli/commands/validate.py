@@ -13,9 +13,7 @@ from tandem.manifest.fields import dotted
 from tandem.manifest.reading import job_of, read_source, refuse
 from tandem.manifest.source import Source
 from tandem.printable import one_line
-from tandem_cli.echo import echo
-from tandem_cli.output import Output, OutputOption, emit
-from tandem_cli.secrecy import looks_secret
+from tandem_cli.output import Output, OutputOption, echo, emit, looks_secret
 
 
 def validate(

@@ -19,8 +19,7 @@ from contextlib import suppress
 from typing import Self
 
 from tandem import labels as names
-from tandem_cli.kubernetes.kubectl import Kubectl, end, errors_of
-from tandem_cli.kubernetes.kubectl_errors import ClusterError, NotFound, complaint
+from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, NotFound, complaint, end, errors_of
 
 HOST = "127.0.0.1"
 START_SECONDS = 30.0

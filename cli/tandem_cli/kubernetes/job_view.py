@@ -1,23 +1,264 @@
-"""A job at one moment, with its pods and what happened to it, asked of the cluster in three questions side by side."""
+"""A job at one moment, with its pods and what happened to it, asked of the cluster in three questions side by side.
 
-from collections.abc import Mapping
+Events of a pod that is gone are told too, so they are known by the name of what they speak of, not by what is there:
+the objects of a job have names that follow from its own. What was told before the job was made is an earlier job's of
+the same name.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from tandem import labels as names
 from tandem.errors import UserError
-from tandem.job import GROUP
+from tandem.exitcode import ExitCode
+from tandem.job import GROUP, KIND
+from tandem.labels import COORDINATOR, EVALUATOR, WORKER, stem
 from tandem.manifest.fields import nearest
 from tandem.printable import printable
 from tandem.status import Status
 from tandem.times import seconds
-from tandem_cli.kubernetes.events import JobEvent, job_events
-from tandem_cli.kubernetes.kubectl import Kubectl
-from tandem_cli.kubernetes.kubectl_errors import NotFound
-from tandem_cli.kubernetes.pods import Pod, pods
+from tandem_cli.kubernetes.kubectl import Kubectl, NotFound
+
+State = Literal["waiting", "starting", "running", "not ready", "leaving", "done", "failed"]
+
+_ORDER = (names.COORDINATOR, names.WORKER, names.EVALUATOR)
+_TROUBLES = ("DisruptionTarget",)
+"""Conditions that say why a pod goes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pod:
+    """One pod."""
+
+    name: str
+    """What it is in the job: worker-0, evaluator-1, coordinator."""
+    pod: str
+    """Its name on the cluster."""
+    uid: str
+    role: str
+    index: int
+    """Its place in the group; 0 for the coordinator."""
+    node: str
+    """Empty while it has none."""
+    state: State
+    why: str
+    """What keeps it from running, or how it ended; empty where nothing needs to be said."""
+    restarts: int
+    """How often its container was started again in place."""
+    since: float | None
+    """When it came into its state, seconds since the epoch."""
+    container: str
+    """The container whose logs count."""
+    has_logs: bool
+    """Whether its container has been started; one that waits to be started again still has the log of the last time."""
+
+
+def pods(items: Iterable[Mapping[str, Any]]) -> tuple[Pod, ...]:
+    """The pods of a job, in the order of roles and places; the older of two first."""
+    found = sorted(items, key=lambda item: str(item["metadata"].get("creationTimestamp", "")))
+    return tuple(sorted((pod(item) for item in found), key=lambda one: (_rank(one.role), one.index)))
+
+
+def pod(item: Mapping[str, Any]) -> Pod:
+    """One pod, as the API server shows it."""
+    metadata, status = item["metadata"], item.get("status") or {}
+    labels = metadata.get("labels") or {}
+    role = str(labels.get(names.ROLE, ""))
+    number = str(labels.get(names.INDEX) or "")
+    index = int(number) if number.isdecimal() else 0
+    container = _container(status, role)
+    state, why, since = _state(metadata, status, container)
+    return Pod(
+        name=f"{role}-{index}" if role != names.COORDINATOR else role,
+        pod=str(metadata["name"]),
+        uid=str(metadata.get("uid", "")),
+        role=role,
+        index=index,
+        node=str((item.get("spec") or {}).get("nodeName") or ""),
+        state=state,
+        why=why,
+        restarts=int(container.get("restartCount", 0)),
+        since=since or seconds(metadata.get("creationTimestamp")),
+        container=role,
+        has_logs=any(kind in (container.get("state") or {}) for kind in ("running", "terminated"))
+        or "terminated" in (container.get("lastState") or {}),
+    )
+
+
+def _rank(role: str) -> int:
+    return _ORDER.index(role) if role in _ORDER else len(_ORDER)
+
+
+def _container(status: Mapping[str, Any], role: str) -> Mapping[str, Any]:
+    """Ours among those of the pod: a template may have added others."""
+    all_of_them: list[Mapping[str, Any]] = status.get("containerStatuses") or []
+    return next((one for one in all_of_them if one.get("name") == role), {})
+
+
+def _state(
+    metadata: Mapping[str, Any], status: Mapping[str, Any], container: Mapping[str, Any]
+) -> tuple[State, str, float | None]:
+    going = _condition(status, *_TROUBLES, holds="True")
+    reasons = [_said(going), _said(status)]
+    phase = status.get("phase")
+    now = container.get("state") or {}
+    if ended := now.get("terminated"):
+        good = ended.get("exitCode") == 0
+        why = "" if good else _joined(*reasons, _ended(ended))
+        return "done" if good else "failed", why, seconds(ended.get("finishedAt"))
+    if phase in ("Succeeded", "Failed"):
+        return "done" if phase == "Succeeded" else "failed", _joined(*reasons), None
+    if deleted := metadata.get("deletionTimestamp"):
+        asked = seconds(deleted)
+        grace = metadata.get("deletionGracePeriodSeconds") or 0
+        return "leaving", _joined(*reasons), None if asked is None else asked - float(grace)
+    if running := now.get("running"):
+        since = seconds(running.get("startedAt"))
+        if container.get("ready"):
+            return "running", _joined(*reasons), since
+        return "not ready", _joined(*reasons, _before(container)), since
+    if waits := now.get("waiting"):
+        reason = str(waits.get("reason", ""))
+        if reason in ("ContainerCreating", "PodInitializing"):
+            return "starting", "", None
+        return "waiting", _joined(*reasons, _said(waits), _before(container)), None
+    unplaced = _condition(status, "PodScheduled", holds="False")
+    return "waiting", _joined(*reasons, _said(unplaced) or ("no node yet" if not status else "")), None
+
+
+def _condition(status: Mapping[str, Any], *kinds: str, holds: str) -> Mapping[str, Any]:
+    conditions: list[Mapping[str, Any]] = status.get("conditions") or []
+    return next((one for one in conditions if one.get("type") in kinds and one.get("status") == holds), {})
+
+
+def _said(part: Mapping[str, Any]) -> str:
+    """Reason and message of a part of a pod, as one phrase."""
+    return ": ".join(str(part[key]) for key in ("reason", "message") if part.get(key))
+
+
+def _ended(ended: Mapping[str, Any]) -> str:
+    """How a container ended. Its message is the end of its log, and may be long: the log is there for that."""
+    code = ended.get("exitCode")
+    known = next((one.name.lower().replace("_", " ") for one in ExitCode if one == code and one > 1), "")
+    how = f"exit code {code}" + (f" ({known})" if known else "")
+    reason = str(ended.get("reason") or "")
+    last = str(ended.get("message") or "").strip().rpartition("\n")[2]
+    return _joined(reason if reason not in ("Error", "Completed") else "", how, last)
+
+
+def _before(container: Mapping[str, Any]) -> str:
+    last = (container.get("lastState") or {}).get("terminated")
+    return f"before: {_ended(last)}" if last else ""
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
+
+
+_OBJECTS = (
+    (("Pod",), rf"({WORKER}|{EVALUATOR})-(\d+)-[0-9a-z]{{5}}", "{0}-{1}"),
+    (("Pod",), rf"{COORDINATOR}-0-[0-9a-z]{{5}}", COORDINATOR),
+    (("Service", "Endpoints"), COORDINATOR, COORDINATOR),
+    (("Secret", "ConfigMap", "PersistentVolumeClaim"), "(token|job|checkpoints)", "{0}"),
+)
+"""What is made for a job: kinds, names after its stem, and what they are called here. As the controllers name them."""
+_SECOND = 1.0
+"""Events have whole seconds, and so has the time at which a job was made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEvent:
+    """Something that happened, once or more."""
+
+    at: float
+    """When for the last time, seconds since the epoch."""
+    first: float
+    """When for the first time."""
+    who: str
+    """What it happened to: worker-0, coordinator, checkpoints; empty for the job itself."""
+    reason: str
+    """One CamelCase word."""
+    text: str
+    """A sentence."""
+    count: int
+    warning: bool
+    revision: int = 0
+    """The order of what happened within one second."""
+
+
+def job_events(items: Iterable[Mapping[str, Any]], job: str, made: float) -> tuple[JobEvent, ...]:
+    """What is told of a job and its objects, the newest last.
+
+    Args:
+        made: when the job was made, seconds since the epoch.
+    """
+    found: dict[tuple[str, str, str], JobEvent] = {}
+    for item in items:
+        one = _job_event(item, job)
+        if one is None or one.at < made - _SECOND:
+            continue
+        key = (one.who, one.reason, one.text)
+        found[key] = _together(found[key], one) if key in found else one
+    return tuple(sorted(found.values(), key=lambda one: (int(one.at), one.revision, one.at)))
+
+
+def news(before: Iterable[JobEvent], now: Iterable[JobEvent]) -> list[JobEvent]:
+    """What has happened since, again or for the first time."""
+    counts = {(one.who, one.reason, one.text): one.count for one in before}
+    return [one for one in now if one.count > counts.get((one.who, one.reason, one.text), 0)]
+
+
+def who(kind: str, name: str, job: str) -> str | None:
+    """What an object is in a job; None if it is no object of this job. Empty for the job itself."""
+    if kind == KIND:
+        return "" if name == job else None
+    begin = f"{stem(job)}-"
+    if not name.startswith(begin):
+        return None
+    rest = name.removeprefix(begin)
+    for kinds, pattern, called in _OBJECTS:
+        if kind in kinds and (found := re.fullmatch(pattern, rest)):
+            return called.format(*found.groups())
+    return None
+
+
+def _job_event(item: Mapping[str, Any], job: str) -> JobEvent | None:
+    about = item.get("involvedObject") or {}
+    whom = who(str(about.get("kind", "")), str(about.get("name", "")), job)
+    if whom is None:
+        return None
+    series = item.get("series") or {}
+    made, revision = item["metadata"].get("creationTimestamp"), str(item["metadata"].get("resourceVersion", ""))
+    times = (series.get("lastObservedTime"), item.get("lastTimestamp"), item.get("eventTime"), made)
+    at = next((found for found in map(seconds, times) if found is not None), 0.0)
+    first = next((found for found in map(seconds, (item.get("firstTimestamp"), *times[2:])) if found is not None), at)
+    return JobEvent(
+        at=at,
+        first=min(first, at),
+        who=whom,
+        reason=str(item.get("reason") or ""),
+        text=" ".join(str(item.get("message") or "").split()),
+        count=int(series.get("count") or item.get("count") or 1),
+        warning=item.get("type") == "Warning",
+        # Some events have microseconds and others whole seconds: their times alone would mix up what follows closely.
+        revision=int(revision) if revision.isdecimal() else 0,
+    )
+
+
+def _together(one: JobEvent, other: JobEvent) -> JobEvent:
+    return replace(
+        one,
+        at=max(one.at, other.at),
+        first=min(one.first, other.first),
+        count=one.count + other.count,
+        revision=max(one.revision, other.revision),
+    )
+
 
 RESOURCE = f"distributedtrainingjobs.{GROUP}"
 ENDED = ("Succeeded", "Failed")

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from tandem.job import DistributedTrainingJob
 from tandem.manifest.fields import Path
 from tandem.unmet import Unmet
-from tandem_cli.kubernetes.kubectl import Kubectl
-from tandem_cli.kubernetes.kubectl_errors import ClusterError
+from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl
 
 KEYS = 'go-template={{range $key, $value := .data}}{{$key}}{{"\\n"}}{{end}}'
 """The keys of a Secret or ConfigMap, without a value of it."""

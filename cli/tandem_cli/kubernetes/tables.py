@@ -5,6 +5,7 @@ Nothing here is written for the width of a screen alone: where there is none, ea
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rich.text import Text
 
@@ -13,10 +14,8 @@ from tandem.formatting import elapsed, metric_name, number, several
 from tandem.status import KSTATUS, Members, Phase, Score, Status
 from tandem.times import seconds
 from tandem.troubles import told
-from tandem_cli.checkpoints.columns import Column, listing, paragraph, plain, table
-from tandem_cli.kubernetes.events import JobEvent
-from tandem_cli.kubernetes.job_view import JobSummary, JobView
-from tandem_cli.kubernetes.pods import Pod, State
+from tandem_cli.checkpoints.listing import Column, listing, paragraph, plain, table
+from tandem_cli.kubernetes.job_view import JobEvent, JobSummary, JobView, Pod, State
 
 LATELY = 8
 """Events that are shown with the rest: the job's own, and warnings. `tandem events` has all of them."""
@@ -286,3 +285,53 @@ def _row(job: JobSummary, now: float, with_namespace: bool) -> list[tuple[str, s
 def _age(text: str | None, now: float) -> str:
     at = seconds(text)
     return "" if at is None else elapsed(now - at)
+
+
+def job_record(job: JobSummary) -> dict[str, Any]:
+    """A job."""
+    return {
+        "name": job.name,
+        "namespace": job.namespace,
+        "uid": job.uid,
+        "madeAt": job.made,
+        "takenUp": job.taken_up,
+        "leaving": job.leaving,
+        "status": job.status.dump(),
+    }
+
+
+def view_record(view: JobView) -> dict[str, Any]:
+    """A job with its pods and events. Times are seconds since the epoch."""
+    return {
+        **job_record(view.job),
+        "pods": [pod_record(pod) for pod in view.pods],
+        "events": [event_record(one) for one in view.job_events],
+    }
+
+
+def pod_record(pod: Pod) -> dict[str, Any]:
+    """A pod."""
+    return {
+        "name": pod.name,
+        "pod": pod.pod,
+        "role": pod.role,
+        "index": pod.index,
+        "node": pod.node,
+        "state": pod.state,
+        "why": pod.why,
+        "restarts": pod.restarts,
+        "since": pod.since,
+    }
+
+
+def event_record(one: JobEvent) -> dict[str, Any]:
+    """An event."""
+    return {
+        "at": one.at,
+        "first": one.first,
+        "count": one.count,
+        "who": one.who or "job",
+        "reason": one.reason,
+        "text": one.text,
+        "warning": one.warning,
+    }

@@ -1,6 +1,7 @@
 """Where a run is shown: a screen that is drawn anew, or plain lines. Losing the terminal must not end the run."""
 
 import re
+import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -8,10 +9,10 @@ from typing import Protocol
 
 from rich.console import Console
 
+from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
+from tandem.snapshot import Snapshot
 from tandem_cli.terminal.canvas import Canvas, can_draw
-from tandem_cli.terminal.lines import event_line, state_line
-from tandem_cli.terminal.scene import Scene
-from tandem_cli.terminal.screen import screen
+from tandem_cli.terminal.screen import Scene, event_line, screen, state_line
 
 FRAME_SECONDS = 0.5
 """Between two pictures. One takes some 5 ms of a core that a rank may want."""
@@ -115,3 +116,33 @@ class Written:
                 print(line, file=self._file, flush=True)
         except OSError:
             self._lost = True
+
+
+SECONDS = 0.5
+"""Between two questions."""
+TIMEOUT = 2.0
+"""For one answer."""
+
+
+class Watch:
+    """The newest snapshot of the coordinator at `endpoint`, None until there is one."""
+
+    def __init__(self, endpoint: str, token: str) -> None:
+        self.newest: Snapshot | None = None
+        self._client = CoordinatorClient(endpoint, token, timeout=TIMEOUT)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop asking."""
+        self._stop.set()
+        self._thread.join(2 * TIMEOUT)
+
+    def _watch(self) -> None:
+        while not self._stop.is_set():
+            # A coordinator that is being started again does not answer for a second; the last snapshot stays.
+            with suppress(Unreachable, Refused):
+                self.newest = self._client.status()
+            self._stop.wait(SECONDS)
+        self._client.close()

@@ -18,9 +18,7 @@ from tandem.rundir.records import COORDINATOR, Sample, Told
 from tandem.snapshot import MemberView, Snapshot
 from tandem.status import CheckpointRef, Progress, Score, Status, Troubles
 from tandem.times import rfc3339
-from tandem_cli.kubernetes.events import JobEvent
-from tandem_cli.kubernetes.job_view import JobSummary, JobView
-from tandem_cli.kubernetes.pods import Pod, State
+from tandem_cli.kubernetes.job_view import JobEvent, JobSummary, JobView, Pod, State
 from tandem_cli.local.known import is_alive, job_name, own_command
 from tandem_cli.terminal.summary import result
 

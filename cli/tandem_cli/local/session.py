@@ -2,6 +2,8 @@
 
 Everything that starts a process happens on the main thread (see tandem_cli.local.process); the only other thread asks
 the coordinator for its snapshot.
+
+The first seconds of a run must not be silent, so the latter is told in a few words.
 """
 
 import os
@@ -9,15 +11,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Self
 
+from tandem import launch
+from tandem.cache import cache_folder, private_folder
 from tandem.exitcode import ExitCode
+from tandem.formatting import number, several
+from tandem.job import DistributedTrainingJob
+from tandem.rundir.layout import RunDir
 from tandem.snapshot import Event, Snapshot
+from tandem.status import AGAIN
 from tandem.supervision import (
     Action,
     Ask,
@@ -26,21 +34,192 @@ from tandem.supervision import (
     FailRun,
     Finish,
     Kill,
+    Role,
     StartChild,
     decide,
     ending,
     is_given_up,
     pause,
 )
-from tandem_cli.local.crew import COORDINATOR, HOST, Crew
-from tandem_cli.local.display import Display
+from tandem_cli.local.display import Display, Watch
 from tandem_cli.local.guardian import NO_PICTURE, PICTURE, SWEEP_SECONDS
+from tandem_cli.local.placement import Placement
 from tandem_cli.local.prepare import HeldFolder
 from tandem_cli.local.process import OF_AGENT, Process, last_lines
 from tandem_cli.local.run_view import over
-from tandem_cli.local.waiting import Asked, leaving_for, members_at_work, waiting_for
-from tandem_cli.local.watch import Watch
-from tandem_cli.terminal.scene import Scene, Trail, merged
+from tandem_cli.terminal.screen import Scene, Trail, merged
+
+HOST = "127.0.0.1"
+COORDINATOR = "coordinator"
+KERNELS = "TORCHINDUCTOR_CACHE_DIR"
+"""Where torch keeps what it has compiled. It runs whatever it finds there, so the folder has to be this user's own."""
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Builds the children of a run.
+
+    Attributes:
+        token: the secret that all but the evaluators know.
+        mark: what all processes of this run carry in their environment.
+        scratch: a private folder for temporary files, removed at the end.
+        cores: how many the run may use.
+        gpus: CUDA_VISIBLE_DEVICES of each replica; None leaves it alone.
+        metrics_port: where the coordinator answers Prometheus without the token; None: nowhere.
+    """
+
+    job: DistributedTrainingJob
+    run_dir: RunDir
+    token: str
+    mark: str
+    scratch: Path
+    placement: Placement
+    cores: int
+    gpus: Sequence[str] | None = None
+    metrics_port: int | None = None
+
+    @property
+    def port_file(self) -> Path:
+        """Where the coordinator writes the port it took."""
+        return self.scratch / "port"
+
+    def roles(self, trains: bool) -> dict[str, Role]:
+        """Names of all children. A run that is complete needs no agents any more, only what evaluates the rest."""
+        workers, evaluators = self.job.spec.workers, self.job.spec.evaluation
+        names: dict[str, Role] = {COORDINATOR: "coordinator"}
+        if trains:
+            names |= {f"worker-{index}": "agent" for index in range(workers.replicas)}
+        for replica in range(evaluators.replicas):
+            names |= {f"evaluator-{replica}-{i}": "evaluator" for i in range(evaluators.processes_per_replica)}
+        return names
+
+    def coordinator(self, port: int) -> Process:
+        """The coordinator, on a port that it keeps over all its lives (0: a free one, at first)."""
+        command = launch.coordinator_command(HOST, port, self.port_file, metrics_port=self.metrics_port)
+        variables = self._variables(COORDINATOR, f"{HOST}:{port}")
+        return self._process(COORDINATOR, command, variables, self.placement.others)
+
+    def agent(self, name: str, port: int) -> Process:
+        """One replica."""
+        index = int(name.rpartition("-")[2])
+        endpoint = f"{HOST}:{port}"
+        variables = self._variables(name, endpoint)
+        variables.setdefault("OMP_NUM_THREADS", str(self.placement.threads))
+        # All ranks are on this machine; the host's name may resolve to an interface that is down, or not at all.
+        for library in ("GLOO", "NCCL"):
+            variables.setdefault(f"{library}_SOCKET_IFNAME", LOOPBACK)
+        if self.gpus is not None:
+            variables["CUDA_VISIBLE_DEVICES"] = self.gpus[index]
+        command = launch.agent_command(self.job, endpoint, HOST)
+        return self._process(name, command, variables, self.placement.of_worker(index))
+
+    def evaluator(self, name: str) -> Process:
+        """One evaluator process: on CPUs, with one thread."""
+        replica, _, index = name.rpartition("-")
+        variables = self._variables(replica) | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        command = launch.evaluator_command(int(index))
+        return self._process(name, command, variables, self.placement.others)
+
+    def log(self, name: str) -> Path:
+        """What a child prints."""
+        return self.run_dir.log / f"{name}.txt"
+
+    def _process(self, name: str, command: list[str], variables: dict[str, str], cores: tuple[int, ...]) -> Process:
+        return Process(name, command, variables, self.log(name), self.mark, cores)
+
+    def _variables(self, replica: str, endpoint: str = "") -> dict[str, str]:
+        token = self.token if endpoint else ""
+        own = launch.environment(self.job, self.run_dir.path.resolve(), replica, token, endpoint)
+        return inherited(os.environ, self.scratch) | own
+
+
+def inherited(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
+    """The user's variables for a child. Temporary files go where they are removed; compiled kernels are kept."""
+    mine = {name: value for name, value in environment.items() if name != launch.TOKEN}
+    if KERNELS not in mine:
+        mine[KERNELS] = str(private_folder(cache_folder() / "kernels") or scratch / "kernels")
+    return mine | {"TMPDIR": str(scratch)}
+
+
+def waiting_for(children: Iterable[Child], snapshot: Snapshot | None, done: bool, own_command: bool = False) -> str:
+    """Empty while training steps, or a script runs.
+
+    Args:
+        snapshot: the coordinator's newest, None before its first.
+        done: training is complete.
+        own_command: a command of the user's own trains, and what it begins with is its own business.
+    """
+    children = list(children)
+    agents = [child for child in children if child.role == "agent"]
+    evaluators = [child for child in children if child.role == "evaluator"]
+    if done or not agents:
+        left = sum(child.running for child in evaluators)
+        return f"training is complete; {several(left, 'evaluator')} finishing" if left else "training is complete"
+    if snapshot is None:
+        return f"starting: coordinator, {several(len(agents), 'worker')}"
+    _, again, seconds = (snapshot.status.message or "").rpartition(AGAIN)
+    if again:
+        return f"{again}{seconds}"
+    there = len(snapshot.members)
+    if snapshot.status.phase == "Running" and snapshot.status.progress is None:
+        # A script of the user's own that says nothing of its steps.
+        return ""
+    if snapshot.status.progress is not None:
+        if snapshot.status.phase != "Restarting":
+            return ""
+        return "restarting: " + (
+            f"{there} of {len(agents)} workers are there" if there < len(agents) else "forming a group"
+        )
+    if there == 0:
+        return f"starting: {several(len(agents), 'worker')} importing torch"
+    if there < len(agents):
+        return f"starting: {there} of {several(len(agents), 'worker')} are there"
+    return "starting the script" if own_command else "starting: loading the data, building the model"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How it stood when the user asked to stop."""
+
+    saved: int | None
+    """The step of the newest checkpoint, None if there was none."""
+    step: int | None
+    """Steps that were made, None if nobody had said."""
+
+
+def leaving_for(children: Iterable[Child], asked: Asked, saved: int | None, requests: int, silent: bool = False) -> str:
+    """What a run waits for that the user asked to stop, and what another Ctrl-C does.
+
+    Args:
+        saved: the step of the newest checkpoint.
+        requests: how often the user asked.
+        silent: a script of the user's own trains that says nothing of its steps, and saves on its own.
+    """
+    if requests > 1:
+        return "leaving at once"
+    running = [child for child in children if child.running]
+    agents = sum(child.role == "agent" for child in running)
+    evaluators = sum(child.role == "evaluator" for child in running)
+    if agents and silent:
+        what = f"ending the script: {several(agents, 'worker')} leaving"
+    elif agents and saved == asked.saved:
+        what = "saving" if asked.step is None else f"saving, at step {number(asked.step)}"
+    elif agents:
+        return f"saved checkpoint {number(saved or 0)}; {several(agents, 'worker')} leaving"
+    elif evaluators:
+        what = f"giving up the work of {several(evaluators, 'evaluator')}"
+    else:
+        return "leaving"
+    return f"{what}; Ctrl-C again leaves at once"
+
+
+def members_at_work(snapshot: Snapshot | None) -> list[str]:
+    """Replicas whose ranks have made steps."""
+    if snapshot is None:
+        return []
+    return [member.replica for member in snapshot.members if any(rank.step > 0 for rank in member.ranks)]
+
 
 TICK_SECONDS = 0.1
 """Between two looks at the children."""

@@ -29,6 +29,7 @@ from tandem.rundir.ranking import direction
 from tandem.rundir.rewind import batches_left_out
 from tandem.status import Troubles
 from tandem_cli.local.known import is_alive
+from tandem_cli.output import hidden
 from tandem_cli.report import checkpoints, generations
 from tandem_cli.report.folder import expect_run, listed
 from tandem_cli.report.logs import (
@@ -42,7 +43,6 @@ from tandem_cli.report.logs import (
 )
 from tandem_cli.report.run import Floats, Rates, Result, Run, RunCheckpoint, Use
 from tandem_cli.report.values import moment, text
-from tandem_cli.secrecy import hidden
 
 SILENT_SECONDS = 20.0
 """A run without an end and without a lock whose logs are silent for so long is not going on: the coordinator writes

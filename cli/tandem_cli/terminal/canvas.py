@@ -10,11 +10,15 @@ would show them in the picture.
 import os
 import signal
 import termios
+from collections.abc import Iterable
 from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from tandem.printable import printable
 
 ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J\x1b[H"
 """The second screen, empty, without a cursor."""
@@ -131,3 +135,12 @@ class Canvas:
             signal.signal(signal.SIGTSTP, mine)
             self._silence()
             os.write(terminal, ENTER.encode())
+
+
+class PrintableConsole(Console):
+    """A rich console. Texts are made printable where they become segments, so that no caller can forget it."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The segments of something that rich can draw."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)

@@ -3,11 +3,12 @@
 In fewer columns words become shorter before any value is cut.
 """
 
+import json
 import math
 import shlex
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from rich.cells import cell_len
@@ -21,9 +22,75 @@ from tandem import formatting
 from tandem.formatting import elapsed, metric_name, number, several
 from tandem.printable import one_line
 from tandem.snapshot import Event, Snapshot
-from tandem.status import Phase, Score, Status
+from tandem.status import Phase, Progress, Score, Status
 from tandem.troubles import lasting
-from tandem_cli.terminal.scene import Scene
+
+MOST_POINTS = 240
+"""Points of the loss curve that are kept; neighbours are merged beyond that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trail:
+    """The loss so far, as the snapshots told it: a step and the loss there, rising in steps."""
+
+    points: tuple[tuple[int, float], ...] = ()
+
+    def follow(self, snapshot: Snapshot) -> "Trail":
+        """The trail with this snapshot's loss. Steps that a restart takes back are forgotten."""
+        progress, loss = snapshot.status.progress, snapshot.status.loss
+        if progress is None or loss is None or (self.points and self.points[-1] == (progress.step, loss)):
+            return self
+        kept = tuple(point for point in self.points if point[0] < progress.step)
+        points = (*kept, (progress.step, loss))
+        if len(points) > MOST_POINTS:
+            halves = zip(points[::2], points[1::2], strict=False)
+            points = tuple((later[0], (earlier[1] + later[1]) / 2) for earlier, later in halves)
+        return replace(self, points=points)
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """The losses alone."""
+        return tuple(loss for _, loss in self.points)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """A run at one moment."""
+
+    job: str
+    run_dir: str
+    """As the user would type it."""
+    endpoint: str = ""
+    """Base URL of the coordinator; empty before it has one."""
+    elapsed: float = 0.0
+    """Seconds since `tandem run` was started."""
+    waiting: str = ""
+    """What the run is waiting for, empty while it steps."""
+    notice: str = ""
+    """What the user must know now: that it is saving, and what another Ctrl-C does."""
+    leaving: bool = False
+    """The user asked to stop."""
+    own_command: bool = False
+    """The user's own script trains."""
+    output: str = ""
+    """The last line that it printed."""
+    draining: bool = False
+    """Training is complete and evaluators are at work."""
+    cores: int = 1
+    """Cores this machine has for it."""
+    evaluates: bool = True
+    """Whether there are evaluators."""
+    snapshot: Snapshot | None = None
+    """The coordinator's newest word."""
+    trail: Trail = field(default_factory=Trail)
+    events: tuple[Event, ...] = ()
+    """The coordinator's events and those of this machine, oldest first."""
+
+
+def merged(*sources: Iterable[Event]) -> tuple[Event, ...]:
+    """Events of several sources in the order of time."""
+    return tuple(sorted((event for source in sources for event in source), key=lambda event: event.at))
+
 
 ENOUGH = 68
 """Columns in which whole words have room."""
@@ -295,3 +362,82 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if high - low < 1e-12:
         return SPARKS[0] * cells
     return "".join(SPARKS[round((mean - low) / (high - low) * (len(SPARKS) - 1))] for mean in means)
+
+
+Value = str | int | float | None
+
+
+KNOWN = ("Running", "Succeeded", "Failed", "Suspended")
+"""Phases of which there is more to tell than what is waited for."""
+
+
+def event_line(event: Event) -> str:
+    """One event."""
+    return _line(event.at, event=event.kind, text=event.text)
+
+
+def state_line(scene: Scene, now: float) -> str:
+    """The state of the run; what is not known yet is left out.
+
+    Args:
+        now: seconds since the epoch.
+    """
+    status = scene.snapshot.status if scene.snapshot is not None else Status()
+    if status.progress is None and status.phase not in KNOWN:
+        return _line(
+            now, phase="Leaving" if scene.leaving else "Starting", waiting=scene.notice or scene.waiting or None
+        )
+    progress, workers, use = status.progress, status.workers, status.utilization
+    newest, evaluated, best = status.latest_checkpoint, status.latest_evaluation, status.best_checkpoint
+    troubles = status.troubles
+    return _line(
+        now,
+        phase="Leaving" if scene.leaving else "Draining" if scene.draining else status.phase,
+        step=progress.step if progress else None,
+        totalSteps=progress.total_steps if progress else None,
+        epoch=None if progress is None or progress.epoch is None else round(progress.epoch, 2),
+        loss=_short(status.loss),
+        samplesPerSecond=None if status.throughput is None else round(status.throughput),
+        remainingSeconds=_remaining(progress),
+        workers=f"{workers.ready}/{workers.desired}" if workers else None,
+        worldSize=status.world_size,
+        generation=status.generation,
+        restarts=status.restarts,
+        checkpoint=newest.step if newest else None,
+        evaluated=evaluated.step if evaluated else None,
+        lagSteps=status.evaluation_lag_steps,
+        # `loss` alone is that of training.
+        **({_score_name(evaluated.metric): _short(evaluated.value)} if evaluated else {}),
+        best=best.step if best else None,
+        bestValue=_short(best.value) if best else None,
+        trainerCpu=_short(use.trainer_cpu) if use else None,
+        evaluatorCpu=_short(use.evaluator_cpu) if use else None,
+        output=scene.output or None,
+        savesFailed=(troubles.saves_failed_in_a_row or None) if troubles else None,
+        linesLost=(troubles.lines_lost or None) if troubles else None,
+        waiting=scene.notice or scene.waiting or None,
+    )
+
+
+def _remaining(progress: Progress | None) -> int | None:
+    return None if progress is None or progress.remaining_seconds is None else round(progress.remaining_seconds)
+
+
+def _score_name(metric: str) -> str:
+    return "evaluatedLoss" if metric == "loss" else metric
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+def _line(at: float, **fields: Value) -> str:
+    shown = {"time": time.strftime("%H:%M:%S", time.localtime(at)), **fields}
+    return " ".join(f"{name}={_written(value)}" for name, value in shown.items() if value is not None)
+
+
+def _written(value: Value) -> str:
+    if not isinstance(value, str):
+        return str(value)
+    plain = one_line(value)
+    return plain if plain and not set(plain) & set(' "=\\') else json.dumps(plain, ensure_ascii=False)

@@ -1,15 +1,29 @@
-"""Who is looking, and what each of them has to be sent.
+"""Draws the page again and again, and sends it to whoever is looking.
 
 A viewer is sent the newest state of a part and never the ones between: what waits for one that reads slowly is at most
 one of each part, however slowly it reads.
 """
 
 import asyncio
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from tandem.charts.chart import NARROW, WIDE, Look
+from tandem.rundir.layout import RunDir
+from tandem_coordinator.coordinator import Coordinator
+from tandem_coordinator.page import parts
+from tandem_coordinator.page.parts import Glance
+from tandem_coordinator.page.timeline import Timeline
+from tandem_coordinator.run_watcher import RunDirectory
 
 MOST_VIEWERS = 16
 """Streams at the same time; one more is asked to come back later."""
-LOOKS = ("wide", "narrow")
+LOOKS: dict[str, Look] = {"wide": WIDE, "narrow": NARROW}
 """The kinds of screens that pictures are drawn for."""
 
 
@@ -108,3 +122,121 @@ class Viewers:
         for viewer in self._open:
             viewer.over, viewer.closing = over, True
             viewer.tell({})
+
+
+log = logging.getLogger("tandem.coordinator")
+
+SECONDS = 1.0
+"""Between two pictures, at least."""
+LEAST_SHARE = 50.0
+"""So many times as long as a glance takes is left to everything else: looking costs the loop 2 % at most."""
+CHARTS_EVERY = 2
+"""Pictures have new charts; the numbers change with each."""
+FOLLOW_SECONDS = 0.5
+"""For reading the logs, of each picture."""
+MOST_MEMBERS = 50
+LAST_SECONDS = 2.0
+"""For the last picture, when the coordinator ends; it takes 0.1 s, and more only where the disk hangs."""
+T = TypeVar("T")
+
+
+class Live:
+    """The page of one job. Make it inside a running event loop."""
+
+    def __init__(self, coordinator: Coordinator, rundir: RunDir) -> None:
+        self.viewers = Viewers()
+        self._coordinator, self._rundir = coordinator, rundir
+        self._timeline: Timeline | None = None
+        self._complaint = ""
+        self._studio = ThreadPoolExecutor(1, thread_name_prefix="page")
+        self._drawing: asyncio.Task[None] | None = None
+        self._round = 0
+        self._told = ""
+
+    def wake(self) -> None:
+        """Somebody looks: draw, unless that is being done."""
+        if self._drawing is None or self._drawing.done():
+            self._round = 0
+            self._drawing = asyncio.get_running_loop().create_task(self._draw())
+
+    async def close(self) -> None:
+        """Show the end, or that this coordinator ends, and have all streams end."""
+        if self._timeline is not None:
+            self._timeline.hurry = True
+        if self._drawing is not None:
+            self._drawing.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._drawing
+        over = False
+        if len(self.viewers):
+            try:
+                async with asyncio.timeout(LAST_SECONDS):
+                    over = await self._last()
+            except Exception:
+                # Whatever is wrong with the page, or the disk: the coordinator ends as it should.
+                log.exception("event=last-page-failed")
+        self.viewers.close(over)
+        self._studio.shutdown(wait=False, cancel_futures=True)
+
+    async def _draw(self) -> None:
+        while len(self.viewers):
+            began = time.monotonic()
+            glanced, with_charts = 0.0, self._round % CHARTS_EVERY == 0
+            self._round += 1
+            try:
+                glance = Glance(*self._coordinator.glance(MOST_MEMBERS))
+                glanced = time.monotonic() - began
+                drawn = await self._on_the_thread(partial(self._drawn, glance, self.viewers.looks, with_charts))
+            except Exception as error:
+                # A page that cannot be drawn must not keep a job from being coordinated; the log says what to mend.
+                drawn = self._failed(error)
+            self.viewers.show(drawn)
+            await asyncio.sleep(max(SECONDS - (time.monotonic() - began), LEAST_SHARE * glanced))
+
+    async def _last(self) -> bool:
+        """One more look at the run directory: the end of a job is a file there, and the newest news."""
+        await self._on_the_thread(self._take_time)
+        directory = RunDirectory(self._rundir, self._coordinator.job.spec.evaluation)
+        observed = await self._on_the_thread(lambda: directory.look(time.time()))
+        glance = Glance(*self._coordinator.glance(MOST_MEMBERS, observed))
+        looks = self.viewers.looks
+        self.viewers.show(await self._on_the_thread(lambda: self._drawn(glance, looks, True)))
+        return observed.ending is not None
+
+    def _failed(self, error: Exception) -> dict[str, dict[str, str]]:
+        """What is shown instead, and said in the log once."""
+        if repr(error) != self._told:
+            self._told = repr(error)
+            log.error("event=page-failed error=%r", error, exc_info=error)
+        return {look: {"note": parts.FAILED} for look in self.viewers.looks}
+
+    async def _on_the_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._studio, work)
+
+    # On the thread
+
+    def _take_time(self) -> None:
+        """The picture that was being drawn is done, so the last one may take what it needs."""
+        if self._timeline is not None:
+            self._timeline.hurry = False
+
+    def _drawn(self, glance: Glance, looks: set[str], with_charts: bool) -> dict[str, dict[str, str]]:
+        timeline = self._follow()
+        told = parts.words(glance, timeline, self._complaint)
+        drawn: dict[str, dict[str, str]] = {}
+        for look in sorted(looks):
+            drawn[look] = dict(told)
+            if timeline is not None and with_charts:
+                time.sleep(0.001)  # the loop may want the interpreter
+                drawn[look] |= parts.charts(glance, timeline, LOOKS[look])
+        return drawn
+
+    def _follow(self) -> Timeline | None:
+        if self._timeline is None:
+            self._timeline = Timeline(self._rundir)
+        try:
+            self._timeline.follow(FOLLOW_SECONDS)
+            self._complaint = ""
+        except (OSError, ValueError) as error:
+            self._complaint = str(error)
+        return self._timeline

@@ -28,11 +28,10 @@ from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
-from tandem_trainer.checkpoint import layout, memory, pieces, staging, writer
-from tandem_trainer.checkpoint.layout import Layout
+from tandem_trainer.checkpoint import memory, staging, writer
 from tandem_trainer.checkpoint.names import OPTIMIZER
 from tandem_trainer.checkpoint.restoring import Loaded, Restored, restore
-from tandem_trainer.checkpoint.staging import Staging, shared_memory
+from tandem_trainer.checkpoint.staging import Layout, Staging, shared_memory
 from tandem_trainer.group import Group
 from tests.support import manifests
 
@@ -354,8 +353,8 @@ def put(folder: Path, tree: Tree) -> None:
 
 def small_chunks(monkeypatch: Any) -> None:
     """Chunks of this process as small as those of the server."""
-    for module in (checkpoint, layout, memory, pieces):
+    for module in (checkpoint, staging, memory, writer):
         monkeypatch.setattr(module, "CHUNK", CHUNK)
-    for module in (pieces, staging):
+    for module in (writer, staging):
         monkeypatch.setattr(module, "BLOCK", BLOCK)
-    monkeypatch.setattr(layout, "LEAST_PART", CHUNK)
+    monkeypatch.setattr(staging, "LEAST_PART", CHUNK)

@@ -29,7 +29,7 @@ from typing import Any
 from tandem.rundir import checkpoint, rewind
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
-from tandem_trainer.checkpoint import pieces, writer
+from tandem_trainer.checkpoint import writer
 from tests.support.faults.points import Fault, Points
 from tests.support.faults.power import CASES, Disk, lose
 
@@ -52,8 +52,8 @@ class Child:
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    checkpoint.CHUNK = pieces.CHUNK = int(sys.argv[1])
-    pieces.BLOCK = int(sys.argv[2])
+    checkpoint.CHUNK = writer.CHUNK = int(sys.argv[1])
+    writer.BLOCK = int(sys.argv[2])
     # The steps of the story are ten apart, and retention is to be about what the story tells.
     rewind.SPAN = rewind.MARGIN = 0
     for line in sys.stdin:

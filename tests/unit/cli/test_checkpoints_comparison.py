@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tandem.rundir import checkpoint
 from tandem.rundir.checkpoint import FILE, Broken
-from tandem_cli.checkpoints import chunks, comparison, contrast
+from tandem_cli.checkpoints import comparison, contrast, verification
 from tandem_cli.checkpoints.comparison import compare
 from tandem_cli.checkpoints.contrast import Contrast, FileDifference, TensorDifference, facts
 from tests.support.hashing import hash_file
@@ -50,7 +50,7 @@ class TestValues:
         assert found.relative == pytest.approx((apart.norm() / before.double().norm()).item())
 
     def test_are_the_same_however_small_the_pieces(self, run: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in (checkpoint, chunks):
+        for module in (checkpoint, verification):
             monkeypatch.setattr(module, "CHUNK", 64)
         monkeypatch.setattr(comparison, "WINDOW", 7)
         torch.manual_seed(0)

@@ -10,10 +10,9 @@ import torch
 
 from tandem.rundir import checkpoint
 from tandem.rundir.checkpoint import FILE, WEIGHTS, Broken
-from tandem_cli.checkpoints import chunks, description, verification
-from tandem_cli.checkpoints.chunks import ChunkedFile
-from tandem_cli.checkpoints.verification import verify
-from tandem_trainer.checkpoint.contents import OPTIMIZER
+from tandem_cli.checkpoints import description, verification
+from tandem_cli.checkpoints.verification import ChunkedFile, verify
+from tandem_trainer.checkpoint.train_state import OPTIMIZER
 from tests.support.worlds.small_run import SmallRun
 
 NAME = "step-000000100"
@@ -22,7 +21,7 @@ NAME = "step-000000100"
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallRun:
     """With chunks so small that small files have many."""
-    for module in (checkpoint, chunks, verification):
+    for module in (checkpoint, verification):
         monkeypatch.setattr(module, "CHUNK", 64)
     made = SmallRun(tmp_path / "run")
     made.begin(1)
@@ -104,7 +103,7 @@ class TestVerify:
         def broken(*_: object) -> bytes:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        monkeypatch.setattr("tandem_cli.checkpoints.chunks.os.pread", broken)
+        monkeypatch.setattr("tandem_cli.checkpoints.verification.os.pread", broken)
         verdict = verify(run.rundir, NAME)
         assert (verdict.outcome, verdict.is_good) == ("unreadable", False)
         assert verdict.faults == (f"{NAME} cannot be read: Input/output error",)

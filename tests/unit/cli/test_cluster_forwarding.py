@@ -10,8 +10,7 @@ import pytest
 
 from tandem_cli.kubernetes import forwarding
 from tandem_cli.kubernetes.forwarding import Forward
-from tandem_cli.kubernetes.kubectl import Kubectl
-from tandem_cli.kubernetes.kubectl_errors import ClusterError
+from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl
 from tests.support.fake_kubectl import FakeKubectl
 
 

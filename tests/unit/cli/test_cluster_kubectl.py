@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tandem_cli.kubernetes import kubectl as kubectl_module
-from tandem_cli.kubernetes.kubectl import Kubectl
-from tandem_cli.kubernetes.kubectl_errors import ClusterError, NotFound, complaint
+from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, NotFound, complaint
 from tests.support.fake_kubectl import FakeKubectl
 from tests.support.waiting import until
 

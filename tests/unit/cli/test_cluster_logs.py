@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 
 from tandem.errors import UserError
-from tandem_cli.kubernetes import following, streams
-from tandem_cli.kubernetes.following import Follower
-from tandem_cli.kubernetes.kubectl import Kubectl
-from tandem_cli.kubernetes.kubectl_errors import ClusterError
-from tandem_cli.kubernetes.lines import MOST, Line, line, shown, stamp
-from tandem_cli.kubernetes.pods import Pod, pods
-from tandem_cli.kubernetes.streams import Choice, check, chosen, whole
+from tandem_cli.kubernetes import following
+from tandem_cli.kubernetes.following import MOST, Choice, Follower, Line, check, chosen, line, shown, stamp, whole
+from tandem_cli.kubernetes.job_view import Pod, pods
+from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl
 from tests.support import fake_kubectl as fakes
 from tests.support.fake_kubectl import FakeKubectl
 
@@ -149,7 +146,7 @@ def test_that_none_can_be_read_is_an_error(fake: FakeKubectl) -> None:
 
 
 def test_a_node_that_is_silent_does_not_hold_up_the_rest(fake: FakeKubectl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams.ContainerLog.__init__, "__defaults__", (1.0,))
+    monkeypatch.setattr(following.ContainerLog.__init__, "__defaults__", (1.0,))
     fake.answers("logs", "digits-worker-0-abcde", stays=True)
     fake.answers("logs", "digits-worker-1-abcde", says=at(2, "b"))
     lines, told, _ = read(fake, fakes.pod("worker", 0), fakes.pod("worker", 1))
@@ -181,7 +178,7 @@ def test_a_name_that_none_has_is_told_with_the_nearest() -> None:
 
 
 def test_more_pods_than_can_be_read_are_refused_with_what_to_do() -> None:
-    there = pods([fakes.pod("worker", index) for index in range(streams.MOST_PODS + 1)])
+    there = pods([fakes.pod("worker", index) for index in range(following.MOST_PODS + 1)])
     with pytest.raises(UserError, match="Choose some by --role"):
         check(there, Choice(), "digits")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem_cli.kubernetes.pods import pod, pods
+from tandem_cli.kubernetes.job_view import pod, pods
 from tests.support import fake_kubectl as fake
 
 UNSCHEDULABLE = {

@@ -8,9 +8,7 @@ import pytest
 from tandem.errors import UserError
 from tandem.times import seconds
 from tandem_cli.kubernetes import tables
-from tandem_cli.kubernetes.events import job_events
-from tandem_cli.kubernetes.job_view import JobView, job_summary
-from tandem_cli.kubernetes.pods import pods
+from tandem_cli.kubernetes.job_view import JobView, job_events, job_summary, pods
 from tests.support import fake_kubectl as fake
 
 MADE = seconds("2026-11-21T12:00:00Z")

@@ -10,7 +10,7 @@ import pytest
 from tandem.errors import UserError
 from tandem.rundir.layout import RunDir
 from tandem_cli.commands.stop import saved_in
-from tandem_cli.kubernetes.kubectl_errors import ClusterError, complaint
+from tandem_cli.kubernetes.kubectl import ClusterError, complaint
 from tandem_cli.local.known import is_alive, known, named, remember, state_folder
 from tandem_cli.local.output import Logs
 from tandem_cli.local.run_view import look

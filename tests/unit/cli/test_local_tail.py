@@ -6,7 +6,7 @@ from tandem.snapshot import Snapshot
 from tandem.status import Progress, Status
 from tandem.supervision import Child
 from tandem_cli.local.process import last_lines
-from tandem_cli.local.waiting import waiting_for
+from tandem_cli.local.session import waiting_for
 
 LOG = """
 --- 2026-11-23 08:47:20 worker-1, start 1

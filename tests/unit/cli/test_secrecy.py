@@ -9,7 +9,7 @@ from tandem.launch import environment
 from tandem.prerequisites import here, unmet
 from tandem.rundir.layout import RunDir
 from tandem_cli.commands.validate import warnings
-from tandem_cli.secrecy import HIDDEN, hidden, looks_secret
+from tandem_cli.output import HIDDEN, hidden, looks_secret
 from tests.support import manifests
 
 REFERENCE = {"secretKeyRef": {"name": "hub", "key": "token"}}

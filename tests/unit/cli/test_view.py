@@ -12,9 +12,7 @@ from tandem.formatting import done, elapsed, number, several
 from tandem.snapshot import EvaluatorView, Event, GenerationView, Snapshot
 from tandem.status import CheckpointRef, Members, Progress, Score, Status, Troubles, Utilization
 from tandem_cli.local.display import Written
-from tandem_cli.terminal.lines import event_line, state_line
-from tandem_cli.terminal.scene import MOST_POINTS, Scene, Trail, merged
-from tandem_cli.terminal.screen import screen, sparkline
+from tandem_cli.terminal.screen import MOST_POINTS, Scene, Trail, event_line, merged, screen, sparkline, state_line
 
 NOON = 1_700_000_000.0
 EVENTS = (

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 from rich.text import Text
 
-from tandem_cli.terminal.canvas import Canvas
-from tandem_cli.terminal.console import PrintableConsole
+from tandem_cli.terminal.canvas import Canvas, PrintableConsole
 from tests.support.terminal import Terminal
 
 PICTURE = Text("\n".join(["title", *(f"row {index}" for index in range(10)), "foot"]))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem_coordinator.page.session import INVITATION_SECONDS, MOST_INVITATIONS, SESSION_SECONDS, Sessions, is_direct
+from tandem_coordinator.page.routes import INVITATION_SECONDS, MOST_INVITATIONS, SESSION_SECONDS, Sessions, is_direct
 
 TOKEN = "the-secret-of-this-job"
 

@@ -16,10 +16,9 @@ from tandem.rundir.layout import RunDir
 from tandem.snapshot import Snapshot
 from tandem.status import Status
 from tandem_coordinator.__main__ import GRACE_SECONDS
-from tandem_coordinator.page import live, routes
-from tandem_coordinator.page.live import Live
+from tandem_coordinator.page import routes, viewers
 from tandem_coordinator.page.routes import LivePage
-from tandem_coordinator.page.viewers import MOST_VIEWERS, Full, Viewers
+from tandem_coordinator.page.viewers import MOST_VIEWERS, Full, Live, Viewers
 from tandem_coordinator.run_watcher import Observed
 from tests.support import manifests
 from tests.support.clock import Jumping, jumping
@@ -100,7 +99,7 @@ class TestThePage:
     async def test_is_drawn_while_somebody_looks_and_not_otherwise(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(live, "SECONDS", 0.01)
+        monkeypatch.setattr(viewers, "SECONDS", 0.01)
         job = Job()
         page = Live(job, RunDir(tmp_path))  # type: ignore[arg-type]
         assert page._drawing is None
@@ -121,7 +120,7 @@ class TestThePage:
     async def test_that_cannot_be_drawn_does_not_keep_the_coordinator_from_its_end(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(live, "SECONDS", 0.01)
+        monkeypatch.setattr(viewers, "SECONDS", 0.01)
         job = Job(trouble=True)
         page = Live(job, RunDir(tmp_path))  # type: ignore[arg-type]
         viewer = page.viewers.enter("wide")
@@ -143,7 +142,7 @@ class TestThePage:
             loop = cast("Jumping", asyncio.get_running_loop())
             job = Job(takes=lambda: loop.pass_over(seconds))
             page = Live(job, RunDir(tmp_path))  # type: ignore[arg-type]
-            monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=loop.time))
+            monkeypatch.setattr(viewers, "time", SimpleNamespace(monotonic=loop.time))
             monkeypatch.setattr(page, "_on_the_thread", lambda _: asyncio.sleep(0.2, {}))
             viewer = page.viewers.enter("wide")
             page.wake()

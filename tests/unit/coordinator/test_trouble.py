@@ -2,9 +2,9 @@
 
 from tandem.messages import RankReport, Trouble
 from tandem.status import CheckpointRef, Troubles
+from tandem_coordinator.history import TroubleWatch
 from tandem_coordinator.logs import Training
 from tandem_coordinator.run_watcher import Evaluations, Observed
-from tandem_coordinator.trouble import TroubleWatch
 
 FULL = "[Errno 28] No space left on device"
 OLD = CheckpointRef(name="step-000000250", step=250, generation=1)

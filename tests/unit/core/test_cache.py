@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cache import cache_folder, private_folder
-from tandem_cli.local.crew import KERNELS, inherited
+from tandem_cli.local.session import KERNELS, inherited
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef
 from tandem_cli.report.writing import write
 from tandem_coordinator.page.timeline import Timeline
-from tandem_evaluator.gallery import update
+from tandem_evaluator.publication import update
 from tests.support.worlds.small_run import SmallRun
 
 NAMES = ("cat", "dog")

@@ -11,10 +11,9 @@ import kopf
 import pytest
 
 from tandem_operator import bounded, kinds
-from tandem_operator.bounded import MOST_COST, SMALL, UNREAD, BoundedLines, Login, cost, without_items
+from tandem_operator.bounded import MOST_COST, NESTING, SMALL, UNREAD, BoundedLines, Login, cost, without_items
 from tandem_operator.cache import Cache
-from tandem_operator.interpreter import NESTING
-from tandem_operator.jobs import REFUSED
+from tandem_operator.observed import REFUSED
 from tests.support.hostile import LARGE, MOST_BYTES, filled, real_objects
 from tests.support.intake import HEALTHY
 from tests.support.worlds.operator_world import JOB

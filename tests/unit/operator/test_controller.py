@@ -17,8 +17,7 @@ from tandem.snapshot import GenerationView, Snapshot
 from tandem.status import Status
 from tandem_operator import coordinators, pods
 from tandem_operator.controller import LEAST_SECONDS, soonest
-from tandem_operator.coordinators import Coordinators, Unreached, UnreadableAnswer
-from tandem_operator.questions import Questions
+from tandem_operator.coordinators import Coordinators, Questions, Unreached, UnreadableAnswer
 from tests.support.hostile import filled
 from tests.support.worlds.operator_job import UID, job
 from tests.support.worlds.operator_job import coordinator as of_coordinator

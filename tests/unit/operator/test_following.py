@@ -7,9 +7,8 @@ from typing import Any
 
 from tandem_operator import kinds, names
 from tandem_operator.api import EXPIRED, ListPart, RequestRefused, Unavailable
-from tandem_operator.cache import Cache, Key
+from tandem_operator.cache import BOOKMARK, RETRY_SECONDS, SWEEP_SECONDS, Cache, Key, Watching
 from tandem_operator.kinds import Kind
-from tandem_operator.watching import BOOKMARK, RETRY_SECONDS, SWEEP_SECONDS, Watching
 from tests.support.clock import jumping
 
 KEY = ("n", "digits")

@@ -7,8 +7,8 @@ import pytest
 from tandem_operator import kinds, names
 from tandem_operator.cache import Cache
 from tandem_operator.observed import Pod, children, observe
+from tandem_operator.pods import overlay
 from tandem_operator.reporting import patch
-from tandem_operator.templates import overlay
 from tests.support.worlds.operator_cluster import merged
 from tests.support.worlds.operator_job import NOW, UID, coordinator, worker
 

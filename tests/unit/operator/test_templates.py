@@ -9,7 +9,7 @@ from tandem_operator import kinds
 from tandem_operator.cache import Cache
 from tandem_operator.controller import Controller
 from tandem_operator.metrics import OperatorMetrics
-from tandem_operator.templates import complaint
+from tandem_operator.pods import complaint
 from tests.support import manifests
 from tests.support.worlds.operator_cluster import NAMESPACE, Cluster
 from tests.support.worlds.operator_job import IMAGES, TASK, job

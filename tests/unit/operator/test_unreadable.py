@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from tandem_operator import jobs, kinds, names
+from tandem_operator import kinds, names, observed
 from tandem_operator.api import ListPart
-from tandem_operator.cache import Cache, Key
+from tandem_operator.bounded import MOST_LINES, SECONDS, UnreadableObjects
+from tandem_operator.cache import Cache, Key, Watching
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import Pod, observe
-from tandem_operator.unreadable import MOST_LINES, SECONDS, UnreadableObjects
-from tandem_operator.watching import Watching
 from tests.support import manifests
 from tests.support.worlds.operator_job import TASK
 
@@ -128,8 +127,8 @@ def test_a_template_without_measure_is_not_kept_and_its_job_says_why(
     assert cache.see(kinds.JOB, body) == [("n", "digits")]
     found = cache.job(("n", "digits"))
     assert found is not None
-    with pytest.raises(jobs.InvalidSpec, match=f"spec {why}"):
-        jobs.parsed(found)
+    with pytest.raises(observed.InvalidSpec, match=f"spec {why}"):
+        observed.parsed(found)
     assert len(json.dumps(found)) < 1_000
     assert "event=unreadable kind=DistributedTrainingJob object=n/digits" in caplog.text
 
@@ -149,8 +148,8 @@ def test_a_template_without_measure_is_not_kept_and_its_job_says_why(
     ],
 )
 def test_a_template_that_is_none_is_refused_in_words(template: dict[str, Any], why: str) -> None:
-    with pytest.raises(jobs.InvalidSpec, match=why):
-        jobs.parsed(job(workers={"template": template}))
+    with pytest.raises(observed.InvalidSpec, match=why):
+        observed.parsed(job(workers={"template": template}))
 
 
 def test_nothing_but_what_is_needed_is_kept_of_a_status_without_measure() -> None:
@@ -165,8 +164,8 @@ def test_nothing_but_what_is_needed_is_kept_of_a_status_without_measure() -> Non
 def test_the_operator_parses_what_the_api_server_takes() -> None:
     script = """
 import json
-from tandem_operator import interpreter
-interpreter.prepare()
+from tandem_operator import bounded
+bounded.prepare()
 for opened, closed in ('{"a":', "}"), ("[", "]"):
     json.loads(opened * 10_000 + "1" + closed * 10_000)
 """

@@ -66,7 +66,7 @@ def test_no_file_names_a_registry() -> None:
 
 def test_modules_are_small_enough_to_be_read() -> None:
     modules = [name for name in TRACKED if name.endswith(".py") and (ROOT / name).is_file()]
-    long = [name for name in modules if len((ROOT / name).read_text(encoding="utf-8").splitlines()) > 500]
+    long = [name for name in modules if len((ROOT / name).read_text(encoding="utf-8").splitlines()) > 700]
     assert long == []
 
 

@@ -16,10 +16,8 @@ from tandem.manifest.fields import dotted, named, tree
 from tandem_cli.commands import run
 from tests.support import ROOT
 from tools import FILES
-from tools.crd import COLUMNS, crd
-from tools.editor import editor_schema
-from tools.logs import LOGS, described
-from tools.reference import exits_page, job_page
+from tools.crd import COLUMNS, crd, editor_schema
+from tools.reference import LOGS, described, exits_page, job_page
 
 SCHEMA: dict[str, Any] = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 

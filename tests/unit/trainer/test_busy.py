@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from tandem_trainer import busy
-from tandem_trainer.busy import Busy
+from tandem_trainer import meter
+from tandem_trainer.meter import Busy
 
 
 class Clock:
@@ -26,7 +26,7 @@ class Clock:
             def elapsed_time(self, later: Any) -> float:
                 return 1000.0 * (later.at - self.at)
 
-        monkeypatch.setattr(busy.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(meter.time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(torch.cuda, "Event", Event)
 
 

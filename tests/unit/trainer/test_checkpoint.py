@@ -20,13 +20,12 @@ from tandem.rundir.lease import acquire
 from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint import writer
-from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.names import OPTIMIZER
-from tandem_trainer.checkpoint.optimizers import NamedOptimizer, OptimizerState
 from tandem_trainer.checkpoint.reading import read_contents, read_weights
 from tandem_trainer.checkpoint.restoring import Loaded, record_start, restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
-from tandem_trainer.checkpoint.state import DoesNotFit, load_weights, weights
+from tandem_trainer.checkpoint.state import DoesNotFit, NamedOptimizer, OptimizerState, load_weights, weights
+from tandem_trainer.checkpoint.train_state import Contents
 from tandem_trainer.group import Group
 from tandem_trainer.models import build
 from tests.support import manifests
@@ -254,7 +253,7 @@ from pathlib import Path
 import torch
 from tandem.rundir.checkpoint import DataPosition
 from tandem.rundir.layout import RunDir
-from tandem_trainer.checkpoint.contents import Contents
+from tandem_trainer.checkpoint.train_state import Contents
 from tandem_trainer.checkpoint.saving import Author, Saver
 
 rundir = RunDir(Path(sys.argv[1]))

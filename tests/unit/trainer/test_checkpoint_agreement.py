@@ -17,15 +17,22 @@ from tandem.rundir.checkpoint import DataPosition
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint import memory
-from tandem_trainer.checkpoint.digest import ReplicasDiffer, compare, digests, weighted_sum
 from tandem_trainer.checkpoint.memory import FileMemory
-from tandem_trainer.checkpoint.restoring import NothingSound, Restored, restore
+from tandem_trainer.checkpoint.restoring import (
+    NothingSound,
+    ReplicasDiffer,
+    Restored,
+    compare,
+    digests,
+    restore,
+    weighted_sum,
+)
 from tandem_trainer.checkpoint.saving import Author, Saver
 from tandem_trainer.checkpoint.staging import shared_memory
 from tandem_trainer.checkpoint.state import DoesNotFit
 from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.group import Group, PeerFault
-from tandem_trainer.settings import agreed_settings
+from tandem_trainer.session import agreed_settings
 from tests.support import manifests
 from tests.support.hashing import hash_file
 from tests.support.threads import on_ranks

@@ -16,9 +16,9 @@ from tandem.rundir.checkpoint import WEIGHTS, Broken, DataPosition, Manifest
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint import lending
-from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.lending import Library
 from tandem_trainer.checkpoint.saving import Author, Saver
+from tandem_trainer.checkpoint.train_state import Contents
 from tests.support import manifests
 
 

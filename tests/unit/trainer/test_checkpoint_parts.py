@@ -18,14 +18,13 @@ from torch import Tensor
 from tandem.rundir.checkpoint import CHUNK, WEIGHTS, Broken, DataPosition, chunks
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
-from tandem_trainer.checkpoint import layout, saving
-from tandem_trainer.checkpoint.contents import Contents
+from tandem_trainer.checkpoint import saving, staging
 from tandem_trainer.checkpoint.format import header, parse
-from tandem_trainer.checkpoint.layout import LEAST_PART, Layout
 from tandem_trainer.checkpoint.names import FULL_WEIGHTS, OPTIMIZER
 from tandem_trainer.checkpoint.reading import read_contents, read_full_weights, read_weights
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
-from tandem_trainer.checkpoint.staging import Staging, shared_memory
+from tandem_trainer.checkpoint.staging import LEAST_PART, Layout, Staging, shared_memory
+from tandem_trainer.checkpoint.train_state import Contents
 from tests.support import manifests
 from tests.support.waiting import SECONDS, until
 
@@ -293,14 +292,14 @@ def test_the_longest_stall_of_all_ranks_is_told(rundir: RunDir, three: Ranks) ->
 
 def test_a_type_that_no_file_can_hold_is_refused() -> None:
     with pytest.raises(TypeError, match="w has dtype"):
-        layout.Layout.of({"f": {"w": torch.zeros(1, dtype=torch.complex128)}}, 1)
+        staging.Layout.of({"f": {"w": torch.zeros(1, dtype=torch.complex128)}}, 1)
 
 
 def test_tensors_in_another_order_in_memory_are_not_copied_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     files = {"f": {"images": images, "rows": torch.randn(6, 7).t(), "plain": torch.randn(9)}}
-    laid_out = layout.Layout.of(files, 1)
-    staging = Staging(shared_memory(), files, laid_out, 0)
+    laid_out = staging.Layout.of(files, 1)
+    staged = Staging(shared_memory(), files, laid_out, 0)
     made: list[int] = []
     reshape = torch.Tensor.reshape
 
@@ -311,9 +310,9 @@ def test_tensors_in_another_order_in_memory_are_not_copied_twice(monkeypatch: py
         return found
 
     monkeypatch.setattr(torch.Tensor, "reshape", noted)
-    staging.copy(files)
+    staged.copy(files)
     assert made == []
-    (region,) = staging.regions
-    content = bytearray(staging._memory[region.offset : region.offset + region.size])
+    (region,) = staged.regions
+    content = bytearray(staged._memory[region.offset : region.offset + region.size])
     found = parse(memoryview(content))
     assert all(torch.equal(found[name], tensor) for name, tensor in files["f"].items())

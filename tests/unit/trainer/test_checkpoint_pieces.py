@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tandem.rundir.checkpoint import CHUNK
-from tandem_trainer.checkpoint.pieces import BLOCK, write_pieces
+from tandem_trainer.checkpoint.writer import BLOCK, write_pieces
 from tests.support.hashing import hash_file
 
 SIZE = 2 * CHUNK + 3 * BLOCK + 5

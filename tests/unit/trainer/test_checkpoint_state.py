@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tandem_trainer.checkpoint.contents import Contents
-from tandem_trainer.checkpoint.optimizers import NamedOptimizer
-from tandem_trainer.checkpoint.state import DoesNotFit
-from tandem_trainer.checkpoint.train_state import TrainState
+from tandem_trainer.checkpoint.state import DoesNotFit, NamedOptimizer
+from tandem_trainer.checkpoint.train_state import Contents, TrainState
 
 Optimizers = dict[str, torch.optim.Optimizer]
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tandem.rundir.checkpoint import Broken
-from tandem_trainer.checkpoint.state import DoesNotFit
+from tandem_trainer.checkpoint.state import DoesNotFit, join, put_back, split
 from tandem_trainer.checkpoint.train_state import TrainState
-from tandem_trainer.checkpoint.tree import join, put_back, split
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 keys = st.text() | st.integers() | st.tuples(st.integers(), st.text())

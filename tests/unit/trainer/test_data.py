@@ -15,7 +15,7 @@ from tandem.rundir import lease
 from tandem.tasks import Data
 from tandem_trainer.data import load
 from tandem_trainer.data.loading import read_idx
-from tandem_trainer.errors import ConfigurationError, UnusableInput
+from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tests.support.failing_disk import unreadable
 
 

@@ -14,8 +14,7 @@ from tandem.messages import MOST_ERROR, MOST_TRACEBACK
 from tandem_trainer import local_ranks
 from tandem_trainer.checkpoint.saving import SaveFailed
 from tandem_trainer.checkpoint.state import DoesNotFit
-from tandem_trainer.errors import ConfigurationError
-from tandem_trainer.failure import read, record
+from tandem_trainer.failure import ConfigurationError, read, record
 from tandem_trainer.local_ranks import LocalRanks
 from tests.support.waiting import until
 

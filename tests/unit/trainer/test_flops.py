@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tandem.tasks import ImageClassification
 from tandem_trainer.data import Samples
-from tandem_trainer.flops import Cost, cost_of, peak, per_sample
+from tandem_trainer.meter import Cost, cost_of, peak, per_sample
 from tandem_trainer.models import BUILDERS, build
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tandem_trainer.gradients import INTERVAL_SECONDS, GradientNorm
+from tandem_trainer.meter import INTERVAL_SECONDS, GradientNorm
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("tandem_trainer.gradients.time.monotonic", clock)
+    monkeypatch.setattr("tandem_trainer.meter.time.monotonic", clock)
     return clock
 
 

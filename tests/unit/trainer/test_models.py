@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tandem_trainer.errors import ConfigurationError
+from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.models import BUILDERS, build
 from tandem_trainer.strategies.replicated import prepare
 

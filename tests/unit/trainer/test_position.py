@@ -7,9 +7,8 @@ import pytest
 
 from tandem.rundir.checkpoint import DataPosition
 from tandem_trainer.data.feeding import Reading, Stream
-from tandem_trainer.data.order import Order, Passes
-from tandem_trainer.data.position import check_position
-from tandem_trainer.errors import ConfigurationError
+from tandem_trainer.data.order import Order, Passes, check_position
+from tandem_trainer.failure import ConfigurationError
 
 ORDER = Order(samples=1000, global_batch_size=100, seed=7)
 STEP = 6

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tandem.messages import Member, Membership
-from tandem_trainer.preflight import ROUNDS, ProcessPlace, checks, opponents, processes
+from tandem_trainer.preflight import ROUNDS, ProcessPlace, opponents, process, processes
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def test_in_a_large_world_there_are_a_few_rounds_alone() -> None:
 
 
 def test_a_sound_device_takes_some_time_for_a_product() -> None:
-    assert 0 < checks.compute(CPU) < 60
+    assert 0 < process.compute(CPU) < 60
 
 
 @pytest.mark.parametrize(
@@ -49,15 +49,15 @@ def test_one_wrong_number_of_a_product_is_found(monkeypatch: pytest.MonkeyPatch,
         return out
 
     monkeypatch.setattr(torch, "matmul", broken)
-    with pytest.raises(checks.Wrong, match=why):
-        checks.compute(CPU)
+    with pytest.raises(process.Wrong, match=why):
+        process.compute(CPU)
 
 
 def test_a_unit_that_adds_wrong_is_found_by_its_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = torch.Tensor.sum
     monkeypatch.setattr(torch.Tensor, "sum", lambda self, **k: whole(self, **k) + int(self.dtype == torch.float32))
-    with pytest.raises(checks.Wrong, match="added up 1048576 numbers to"):
-        checks.compute(CPU)
+    with pytest.raises(process.Wrong, match="added up 1048576 numbers to"):
+        process.compute(CPU)
 
 
 def test_a_process_whose_agent_is_gone_does_nothing() -> None:

@@ -23,10 +23,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tandem.rundir.checkpoint import DataPosition
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
-from tandem_trainer.checkpoint import layout, writer
-from tandem_trainer.checkpoint.digest import compare
+from tandem_trainer.checkpoint import staging, writer
 from tandem_trainer.checkpoint.format import DTYPES
-from tandem_trainer.checkpoint.restoring import record_start, restore
+from tandem_trainer.checkpoint.restoring import compare, record_start, restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
 from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.group import Group
@@ -338,7 +337,7 @@ def differing(expected: dict[str, Tensor], found: dict[str, Tensor], exact: bool
 @given(case=cases())
 def test_the_next_ten_steps_are_those_of_the_undisturbed_run(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     # So that a small state has parts for all ranks, and what is no tensor a file of its own now and then.
-    monkeypatch.setattr(layout, "LEAST_PART", 1)
+    monkeypatch.setattr(staging, "LEAST_PART", 1)
     monkeypatch.setattr(writer, "LARGE_TREES", 2**12)
     note(str(case))
     with tempfile.TemporaryDirectory() as folder:

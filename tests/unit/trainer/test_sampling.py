@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_trainer.data.feeding import Fed, Reading
-from tandem_trainer.data.listing import Listing
-from tandem_trainer.data.sampling import Bucketed, Weighted
-from tandem_trainer.errors import ConfigurationError
+from tandem_trainer.data.sampling import Bucketed, Listing, Weighted
+from tandem_trainer.failure import ConfigurationError
 
 LENGTHS = torch.randint(1, 200, (3000,), generator=torch.Generator().manual_seed(0))
 

@@ -15,10 +15,10 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint import writer
-from tandem_trainer.checkpoint.contents import Contents
 from tandem_trainer.checkpoint.names import TREES
 from tandem_trainer.checkpoint.reading import read_contents
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
+from tandem_trainer.checkpoint.train_state import Contents
 from tests.support import manifests
 
 POSITION = DataPosition(seed=0, epoch=0, cursor=0)

@@ -1,7 +1,7 @@
 """The training side of a save: copy the state into shared memory, hand it to the writer process, go on.
 
 One save is in flight at a time. A save that falls due meanwhile is skipped and counted, never waited for; the last one
-is waited for. Every rank saves its part (tandem_trainer.checkpoint.layout); all ranks call `save` after the same steps,
+is waited for. Every rank saves its part (tandem_trainer.checkpoint.staging); all call `save` after the same steps,
 which is all that they have to agree on.
 """
 
@@ -24,9 +24,8 @@ import tandem
 from tandem.rundir.checkpoint import WEIGHTS, DataPosition
 from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.status import CheckpointRef
-from tandem_trainer.checkpoint.contents import Contents
-from tandem_trainer.checkpoint.layout import Layout
-from tandem_trainer.checkpoint.staging import Staging, shared_memory, signature
+from tandem_trainer.checkpoint.staging import Layout, Staging, shared_memory, signature
+from tandem_trainer.checkpoint.train_state import Contents
 from tandem_trainer.checkpoint.writer import aside_folder, say_why_not
 
 log = logging.getLogger(__name__)

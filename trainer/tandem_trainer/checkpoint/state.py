@@ -2,18 +2,39 @@
 
 Names are those of the parameters and buffers as the user wrote the model, never positions in a list, so that a
 checkpoint does not depend on the wrapper around the model, on whether it is compiled, or on the number of ranks.
+
+Numbers, strings and lists stand in the JSON as they are. An object with one key says what else there is:
+
+    {"dict": {…}}  {"pairs": [[key, value], …]}  {"tuple": […]}  {"array": name}  {"number": "nan"}
+    {"tensor": name}  {"on device": [type, name]}
+
+Rejected: pickle (it runs what it reads), torch.save with weights_only (one file that cannot be verified and written in
+parts), JSON alone (an average of the weights is as large as the weights).
+
+An optimizer numbers its parameters by its own groups, a model by its definition, and the two numbers agree only while
+there is one group with everything in it: with a group for weight decay, a frozen backbone or a reversed list the
+moments of one parameter would be another's, without an error where shapes agree. So nothing here is told by a number. A
+parameter is known by its name in the model, a group by the parameters in it.
+
+Tensors that stand directly under a parameter go to a file of their own as `<parameter>/<key>`; with several optimizers
+as `<optimizer>/<parameter>/<key>`. Whatever else a state holds (numbers, lists of tensors as LBFGS has them, entries
+that belong to no parameter) goes into a tree of JSON and tensors (tandem_trainer.checkpoint.state), exact to the bit.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from tandem.architectures import plain
 from tandem.errors import enumerated
-from tandem_trainer.errors import ConfigurationError
+from tandem.rundir.checkpoint import Broken
+from tandem_trainer.failure import ConfigurationError
 
 MOST_DIFFERENCES = 6
 """In a sentence for people."""
@@ -106,3 +127,303 @@ def refuse(what: str, there: Iterable[str], here: Iterable[str], more: Iterable[
 def own(tensor: Tensor, device: torch.device) -> Tensor:
     """The same values in memory of their own, on a device."""
     return tensor.clone() if device.type == "cpu" else tensor.to(device)
+
+
+CPU = torch.device("cpu")
+MOST_DEPTH = 64
+"""State that is nested more deeply is taken for one that holds itself."""
+
+
+def split(name: str, state: object) -> tuple[Any, dict[str, Tensor]]:
+    """State as JSON, and the tensors in it, which alias the live ones, under names that begin with `name`.
+
+    Raises:
+        TypeError: it holds something that is no number, text, tensor, array, or list, tuple or dict of such.
+    """
+    tensors: dict[str, Tensor] = {}
+    return _split(name, state, tensors, 0), tensors
+
+
+def join(tree: Any, tensors: Mapping[str, Tensor], device: torch.device = CPU) -> Any:
+    """The state that `split` took apart; its tensors are copies.
+
+    Args:
+        device: for the tensors that were on a device of its type; all others come to the CPU.
+
+    Raises:
+        Broken: the tree is not one, or a tensor is missing.
+    """
+    try:
+        return _join(tree, tensors, device)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise Broken(f"the state that is kept beside the model does not fit together: {error!r}") from error
+
+
+def put_back(into: MutableMapping[Any, Any], state: Mapping[Any, Any]) -> None:
+    """Have a dictionary hold a state. What it holds already stays the same object wherever it can: a script may know
+    its tensors, arrays, lists and dictionaries by other names, too.
+    """
+    values = {key: _put_back(into.get(key), value) for key, value in state.items()}
+    into.clear()
+    into.update(values)
+
+
+def _put_back(old: Any, new: Any) -> Any:
+    if isinstance(old, Tensor) and isinstance(new, Tensor):
+        like = (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
+        # A tensor that is expanded has one value in several places, and cannot be written.
+        if not like or 0 in old.stride():
+            return new
+        with torch.no_grad():
+            return old.copy_(new)
+    if isinstance(old, np.ndarray) and isinstance(new, np.ndarray):
+        if (old.shape, old.dtype) != (new.shape, new.dtype) or not old.flags.writeable:
+            return new
+        np.copyto(old, new)
+        return old
+    if isinstance(old, MutableMapping) and isinstance(new, Mapping):
+        put_back(old, new)
+        return old
+    if isinstance(old, list) and isinstance(new, list):
+        before = [*old, *[None] * len(new)]
+        old[:] = [_put_back(one, value) for one, value in zip(before, new, strict=False)]
+        return old
+    if isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new):
+        parts = [_put_back(one, value) for one, value in zip(old, new, strict=True)]
+        return type(old)(*parts) if hasattr(old, "_fields") else tuple(parts)
+    return new
+
+
+def _split(path: str, value: object, tensors: dict[str, Tensor], depth: int) -> Any:
+    if depth > MOST_DEPTH:
+        raise TypeError(f"{path} is nested more than {MOST_DEPTH} levels deep; does it hold itself?")
+    if isinstance(value, Tensor):
+        name = _named(path, value, tensors)
+        return {"tensor": name} if value.device.type == "cpu" else {"on device": [value.device.type, name]}
+    if isinstance(value, np.ndarray):
+        return {"array": _named(path, torch.from_numpy(np.ascontiguousarray(value)), tensors)}
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"number": repr(value)}
+    if isinstance(value, Mapping):
+        items = [(key, _split(f"{path}/{key}", item, tensors, depth + 1)) for key, item in value.items()]
+        if all(isinstance(key, str) for key, _ in items):
+            return {"dict": dict(items)}
+        return {"pairs": [[_split(path, key, {}, depth + 1), item] for key, item in items]}
+    if isinstance(value, list | tuple):
+        parts = [_split(f"{path}/{number}", item, tensors, depth + 1) for number, item in enumerate(value)]
+        return parts if isinstance(value, list) else {"tuple": parts}
+    raise TypeError(
+        f"{path} is a {type(value).__name__}, which a checkpoint cannot hold; it takes numbers, text, tensors, arrays, "
+        "and lists, tuples and dicts of these"
+    )
+
+
+def _named(path: str, tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+    while path in tensors:  # {"a/b": …, "a": {"b": …}}
+        path += "'"
+    tensors[path] = tensor
+    return path
+
+
+def _join(tree: Any, tensors: Mapping[str, Tensor], device: torch.device) -> Any:
+    if isinstance(tree, list):
+        return [_join(item, tensors, device) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, content),) = tree.items()
+    match kind:
+        case "dict":
+            return {key: _join(item, tensors, device) for key, item in content.items()}
+        case "pairs":
+            return {_join(key, tensors, device): _join(item, tensors, device) for key, item in content}
+        case "tuple":
+            return tuple(_join(item, tensors, device) for item in content)
+        case "tensor":
+            return tensors[content].clone()
+        case "on device":
+            kind, name = content
+            return tensors[name].clone() if kind != device.type else tensors[name].to(device, copy=True)
+        case "array":
+            return tensors[content].clone().numpy()
+        case "number":
+            return float(content)
+    raise ValueError(f"nothing is called {kind!r}")
+
+
+PARAMETERS = "params"
+"""In a group of torch's optimizers: its parameters."""
+NOBODY = ""
+"""In the place of a parameter's name: entries of an optimizer's state that belong to none."""
+
+Rest = dict[str, dict[str, Any]]
+"""By parameter and key what is no plain tensor."""
+
+
+@dataclass
+class OptimizerState:
+    """An optimizer's state as a checkpoint holds it."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    """By `<parameter>/<key>`; those of a running job alias the live ones."""
+    rest: Rest = field(default_factory=dict)
+    """Everything else."""
+    groups: list[list[str]] | None = None
+    """Names of the parameters of each group; None where the checkpoint does not say."""
+    hyperparameters: list[dict[str, Any]] | None = None
+    """What each group holds beside its parameters; None where that is not kept."""
+
+
+class NamedOptimizer:
+    """An optimizer together with the names of its parameters.
+
+    Args:
+        model: has all of the optimizer's parameters.
+        name: tells several optimizers of a run apart; empty where there is one.
+
+    Raises:
+        ValueError: a parameter is not the model's.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, name: str = "") -> None:
+        self.optimizer, self.name = optimizer, name
+        self._prefix = f"{name}/" if name else ""
+        self._names = {id(parameter): plain(path) for path, parameter in model.named_parameters()}
+        strange = sum(id(one) not in self._names for group in optimizer.param_groups for one in group[PARAMETERS])
+        if strange:
+            raise ValueError(
+                f"the optimizer has {strange} parameters that are not the model's, and their state would be lost; "
+                "keep all modules that hold them"
+            )
+
+    def owns(self, path: str) -> bool:
+        """Whether a tensor's name in the file is one of this optimizer's."""
+        return path.startswith(self._prefix)
+
+    def groups(self) -> list[list[str]]:
+        """Names of the parameters of each group."""
+        return [[self._name(one) for one in group[PARAMETERS]] for group in self.optimizer.param_groups]
+
+    def devices(self) -> dict[str, torch.device]:
+        """For each parameter, by what the names of its tensors in the file begin with, where it is."""
+        parameters = (one for group in self.optimizer.param_groups for one in group[PARAMETERS])
+        return {self._prefix + self._name(one): one.device for one in parameters}
+
+    def state(self) -> OptimizerState:
+        """The state as it is now."""
+        found = OptimizerState(groups=self.groups(), hyperparameters=self._hyperparameters())
+        for owner, entries in self.optimizer.state.items():
+            if not isinstance(owner, Tensor):
+                found.rest.setdefault(NOBODY, {})[owner] = entries
+                continue
+            name = self._name(owner)
+            for key, value in entries.items():
+                if isinstance(value, Tensor) and isinstance(key, str) and "/" not in key:
+                    found.tensors[f"{self._prefix}{name}/{key}"] = value
+                else:
+                    found.rest.setdefault(name, {})[key] = value
+        return found
+
+    def check(self, state: OptimizerState) -> None:
+        """See whether a state belongs to this optimizer; nothing is changed.
+
+        Raises:
+            DoesNotFit: it belongs to another one.
+        """
+        here = {name for group in self.groups() for name in group}
+        what = f"the state of the optimizer {self.name!r}" if self.name else "the optimizer's state"
+        tensors, shapes = self._by_parameter(state.tensors), []
+        if state.groups is not None:
+            refuse(f"{what} is of other parameters", (name for group in state.groups for name in group), here)
+        if surplus := sorted((tensors.keys() | state.rest.keys()) - here - {NOBODY}):
+            raise DoesNotFit(f"{what} is of other parameters: the script lacks {enumerated(surplus)}")
+        for group in self.optimizer.param_groups:
+            for parameter in group[PARAMETERS]:
+                for key, tensor in tensors.get(name := self._name(parameter), {}).items():
+                    live = self.optimizer.state.get(parameter, {}).get(key)
+                    if isinstance(live, Tensor) and live.shape != tensor.shape:
+                        shapes.append(f"{name}/{key} is {list(tensor.shape)} there and {list(live.shape)} here")
+        if shapes:
+            raise DoesNotFit(f"{what} does not fit: {enumerated(shapes)}")
+        self._matched(state)
+
+    def load(self, state: OptimizerState) -> None:
+        """Put a state back, in the types in which it was.
+
+        Args:
+            state: its tensors become the optimizer's own, so nobody else may change them.
+
+        Raises:
+            DoesNotFit: it belongs to another optimizer; this one is as it was.
+        """
+        self.check(state)
+        tensors = self._by_parameter(state.tensors)
+        states: dict[Any, Any] = dict(state.rest.get(NOBODY, {}))
+        exact: list[tuple[Tensor, str, Tensor]] = []
+        packed, number = [], 0
+        for group, kept in zip(self.optimizer.param_groups, self._matched(state), strict=True):
+            options = {key: value for key, value in group.items() if key != PARAMETERS} | (kept or {})
+            packed.append({**options, PARAMETERS: list(range(number, number + len(group[PARAMETERS])))})
+            for parameter in group[PARAMETERS]:
+                name = self._name(parameter)
+                entries: dict[str, Any] = dict(state.rest.get(name, {}))
+                for key, tensor in tensors.get(name, {}).items():
+                    entries[key] = tensor
+                    exact.append((parameter, key, tensor))
+                if entries:
+                    states[number] = entries
+                number += 1
+        try:
+            self.optimizer.load_state_dict({"state": states, "param_groups": packed})
+        except (KeyError, ValueError, TypeError) as error:
+            raise DoesNotFit(f"the optimizer's state does not fit it: {error!r}") from error
+        for parameter, key, tensor in exact:
+            # torch gives moments the type of their parameter, whatever the optimizer had.
+            live = self.optimizer.state[parameter].get(key)
+            if isinstance(live, Tensor) and live.dtype != tensor.dtype and live.shape == tensor.shape:
+                self.optimizer.state[parameter][key] = own(tensor, live.device)
+
+    def _name(self, parameter: Tensor) -> str:
+        return self._names[id(parameter)]
+
+    def _by_parameter(self, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        found: dict[str, dict[str, Tensor]] = {}
+        for path, tensor in tensors.items():
+            name, _, key = path.removeprefix(self._prefix).rpartition("/")
+            found.setdefault(plain(name), {})[key] = tensor
+        return found
+
+    def _hyperparameters(self) -> list[dict[str, Any]]:
+        return [
+            {key: value for key, value in group.items() if key != PARAMETERS} for group in self.optimizer.param_groups
+        ]
+
+    def _matched(self, state: OptimizerState) -> list[dict[str, Any] | None]:
+        """For each group of the optimizer what the checkpoint's group of the same parameters holds beside them.
+
+        Raises:
+            DoesNotFit: the parameters are in other groups.
+        """
+        live = self.optimizer.param_groups
+        if state.hyperparameters is None:
+            return [None] * len(live)
+        if state.groups is None:
+            # The checkpoint says in which order its groups were, and no more.
+            if len(state.hyperparameters) != len(live):
+                raise DoesNotFit(f"the optimizer had {len(state.hyperparameters)} groups and has {len(live)} here")
+            return list(state.hyperparameters)
+        # Lists, because groups without parameters, which Hugging Face's Trainer makes, are told apart by their order.
+        known: dict[frozenset[str], list[dict[str, Any]]] = {}
+        for names, kept in zip(state.groups, state.hyperparameters, strict=True):
+            known.setdefault(frozenset(names), []).append(kept)
+        here = [frozenset(names) for names in self.groups()]
+        strange = [sorted(names) for names in here if names and names not in known]
+        if strange:
+            raise DoesNotFit(
+                f"the optimizer's parameters are in other groups: in none of the checkpoint's is what is in one here, "
+                f"{enumerated(strange[0])}"
+            )
+        return [left.pop(0) if (left := known.get(names)) else None for names in here]

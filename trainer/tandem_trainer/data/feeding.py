@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from tandem.rundir.checkpoint import DataPosition
 from tandem_trainer.data.keyed import mixed, seed_everything
 from tandem_trainer.data.order import Batches, Order, share
-from tandem_trainer.errors import ConfigurationError
+from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.pulse import die_with_parent
 
 Collate = Callable[[list[Any]], Any]

@@ -22,7 +22,7 @@ from tandem.idx import Split as Stored
 from tandem.rundir import lease
 from tandem.rundir.durable import TEMPORARY, may_pass
 from tandem.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, Data
-from tandem_trainer.errors import ConfigurationError, UnusableInput
+from tandem_trainer.failure import ConfigurationError, UnusableInput
 
 
 def read_idx(path: Path) -> Tensor:

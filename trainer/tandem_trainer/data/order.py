@@ -8,16 +8,25 @@ Rejected: DistributedSampler, whose split depends on the world size and which pa
 
 A run may take a slice of the data set. Ids are those of the whole set all the same, so that a log, a digest and a
 dropout mask speak of the same samples whatever the slice.
+
+A step says which samples it takes only together with the number of samples, the batch size and the seed. With others,
+the steps that are left would leave samples out or take them twice, and nothing would show it. So a run that has others
+is refused. Rejected: to convert the position (the permutation of other samples is another one, so what was seen of this
+epoch cannot be told from what was not).
+
+A stream is read in its own order, and its position counts samples, so its batch size may change.
 """
 
 import hashlib
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from tandem.rundir.checkpoint import DataPosition
 from tandem_trainer.data.keyed import Permutation, mixed
+from tandem_trainer.failure import ConfigurationError
 
 MOST_LISTED = 2**22
 """Of more samples the order of an epoch is computed step by step, and not listed: 32 MB are enough."""
@@ -123,3 +132,52 @@ def pieces(count: int, samples: int, world_size: int, most: int) -> list[tuple[i
 def digest(ids: Tensor) -> str:
     """Sixteen hex digits that tell whether two steps saw the same samples in the same order."""
     return hashlib.blake2b(ids.numpy().tobytes(), digest_size=8).hexdigest()
+
+
+class Positions(Protocol):
+    """The data of a run, counted in data steps."""
+
+    def position(self, step: int) -> DataPosition:
+        """Where the data stands before a data step."""
+
+
+def check_position(found: DataPosition | None, data: Positions, step: int) -> None:
+    """Make sure that the data of this run is that of a checkpoint.
+
+    Args:
+        found: where the checkpoint stands; None where its writer had no data.
+        step: the data step that this is.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if found is None:
+        return
+    now = data.position(step)
+    changes = [f"the seed {found.seed}, now {now.seed}"] if found.seed != now.seed else []
+    if found.samples is None and now.samples is not None and not changes and found != _bare(now):
+        changes = [f"{_place(found)}, where this run would have {_place(now)}"]
+    changes += [
+        words.format(before, after)
+        for words, before, after in (
+            ("{:,} training samples, now {:,}", found.samples, now.samples),
+            ("a global batch size of {:,}, now {:,}", found.batch, now.batch),
+            ("drop_last {}, now {}", found.drop_last, now.drop_last),
+        )
+        if before is not None and after is not None and before != after
+    ]
+    if changes:
+        raise ConfigurationError(
+            f"the checkpoint was written with {'; '.join(changes)}: going on would leave samples out or take them "
+            "twice. Set it back, or begin a new run from the checkpoint's weights, in a folder of its own "
+            "(tandem checkpoints export)"
+        )
+
+
+def _bare(position: DataPosition) -> DataPosition:
+    """As a checkpoint has it that does not say of what data it is."""
+    return DataPosition(seed=position.seed, epoch=position.epoch, cursor=position.cursor)
+
+
+def _place(position: DataPosition) -> str:
+    return f"its data at epoch {position.epoch}, sample {position.cursor:,}"

@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from tandem_trainer.errors import ConfigurationError
+from tandem_trainer.failure import ConfigurationError
 
 SMALL_IMAGE = 64
 """Below this many pixels nothing is left after the stride-2 stem and its pooling ("Deep residual learning", 4.2)."""
