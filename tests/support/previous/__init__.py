@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.support import ROOT
 
-COMMIT = "9bd022c7fcb75767a336c2a7a4be81fab7e1fa7d"
+COMMIT = "ed96b63833c06cf6bba0d90f0261905600cbdd78"
 """The commit that the archive holds."""
 ARCHIVE = Path(__file__).with_name("sources.tar.xz")
 REST = ("charts/tandem", "images", ".dockerignore", "README.md", "constraints.txt", "pyproject.toml")
