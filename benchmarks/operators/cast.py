@@ -3,8 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
-from tandem.snapshot import GenerationView, MemberView, RankView, Snapshot
-from tandem.status import CheckpointRef, Members, Progress, Status
+from tandem.status import CheckpointRef, GenerationView, Members, MemberView, Progress, RankView, Snapshot, Status
 
 STEPS_PER_SECOND = 10.0
 TOTAL_STEPS = 10_000_000

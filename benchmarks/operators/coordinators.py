@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from benchmarks.operators.cast import Cast
-from tandem.messages import BRIEF
+from tandem.protocol import BRIEF
 from tandem_operator.pods import PORT
 
 

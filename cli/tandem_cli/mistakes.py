@@ -5,7 +5,7 @@ import sys
 from rich.text import Text
 
 from tandem.errors import ManifestError, Problem, UserError
-from tandem.printable import printable
+from tandem.formatting import printable
 from tandem_cli.terminal.canvas import PrintableConsole
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from tandem.printable import printable
+from tandem.formatting import printable
 
 
 def echo(text: str, *, mark: str = "", colour: str = "", err: bool = False) -> None:

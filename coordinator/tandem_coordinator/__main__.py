@@ -22,8 +22,7 @@ from aiohttp import web
 from tandem.errors import UserError
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob, OnExisting
-from tandem.launch import INCARNATION, JOB, POD, RUN_DIR, TOKEN, TOKEN_DIGEST, weakness
-from tandem.listening import EVERYWHERE, listen
+from tandem.launch import EVERYWHERE, INCARNATION, JOB, POD, RUN_DIR, TOKEN, TOKEN_DIGEST, listen, weakness
 from tandem.manifest.fields import dotted
 from tandem.manifest.reading import read_job
 from tandem.prerequisites import pod, unmet

@@ -13,13 +13,10 @@ from contextlib import suppress
 
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
-from tandem.messages import Answer, Membership, Sync
-from tandem.protocol import FIRST, PROTOCOL
+from tandem.protocol import FIRST, PROTOCOL, Answer, Membership, Sync
 from tandem.rundir import records
 from tandem.rundir.layout import RunDir
-from tandem.snapshot import Snapshot
-from tandem.status import Status, Troubles
-from tandem.troubles import explained
+from tandem.status import Snapshot, Status, Troubles, explained
 from tandem_coordinator import group, membership
 from tandem_coordinator.forming import STACKS_SECONDS
 from tandem_coordinator.goodput import Goodput

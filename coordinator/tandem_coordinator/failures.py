@@ -51,7 +51,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, Signals
 
-from tandem.messages import WORDLESS, Failure, Sync
+from tandem.protocol import WORDLESS, Failure, Sync
 from tandem_coordinator.group import Cause, Complaint, FailJob, LeftOut, Next, Say, State, Strike, is_inside, listed
 
 STRIKES = 3

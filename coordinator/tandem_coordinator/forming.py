@@ -16,7 +16,7 @@ what it had lost was back after a second; and it still holds back a member that 
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tandem.messages import Member, Membership
+from tandem.protocol import Member, Membership
 from tandem_coordinator import preflight
 from tandem_coordinator.closing import close_saved, explain
 from tandem_coordinator.failures import settle

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tandem.job import Spec
-from tandem.messages import Failure, Member, Membership, PreflightReport, Sync
+from tandem.protocol import Failure, Member, Membership, PreflightReport, Sync
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ its own ranks (all wait for the one that is stuck, so all would accuse themselve
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tandem.messages import SCRIPT, STOPPED, TRAIN, RankReport
+from tandem.protocol import SCRIPT, STOPPED, TRAIN, RankReport
 from tandem_coordinator.group import listed
 
 MOST_NAMED = 3

@@ -10,13 +10,22 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from tandem.measures import is_restart
-from tandem.messages import Membership, RankReport, Trouble
+from tandem.protocol import Membership, RankReport, Trouble
 from tandem.rundir import records
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogWriter
-from tandem.snapshot import Event, GenerationView
-from tandem.status import CheckpointRef, Troubles
-from tandem.troubles import EVALUATION_FAILED, LINES_LOST, REWOUND, SAVES_FAIL, SKIPPED, told
+from tandem.status import (
+    EVALUATION_FAILED,
+    LINES_LOST,
+    REWOUND,
+    SAVES_FAIL,
+    SKIPPED,
+    CheckpointRef,
+    Event,
+    GenerationView,
+    Troubles,
+    told,
+)
 from tandem_coordinator.group import Cause, replicas
 from tandem_coordinator.run_watcher import Observed
 

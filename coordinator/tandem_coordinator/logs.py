@@ -35,7 +35,7 @@ from tandem.rundir.records import (
     Unusable,
     Usage,
 )
-from tandem.snapshot import EvaluatorView
+from tandem.status import EvaluatorView
 
 _TAIL_BYTES = 256 * 2**10
 """Of a log that was there before, so much of the end is searched for the last save."""

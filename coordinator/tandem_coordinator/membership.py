@@ -37,7 +37,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from tandem.exitcode import ExitCode
-from tandem.messages import Answer, Member, Membership, Order, Sync
+from tandem.protocol import Answer, Member, Membership, Order, Sync
 from tandem_coordinator import failures, preflight
 from tandem_coordinator.closing import close, complete, finish, finish_saving, is_finished, preempt
 from tandem_coordinator.failures import forgive, why_left_out, worded

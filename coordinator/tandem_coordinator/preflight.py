@@ -28,7 +28,7 @@ from statistics import median, median_high, median_low
 from typing import Literal
 
 from tandem.formatting import size
-from tandem.messages import PreflightReport, Sync
+from tandem.protocol import PreflightReport, Sync
 from tandem_coordinator.closing import close, count_failure
 from tandem_coordinator.failures import leave_out
 from tandem_coordinator.group import Action, Cause, LeftOut, Next, Preflight, Say, State, listed

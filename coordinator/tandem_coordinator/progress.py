@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from tandem.measures import Pace
-from tandem.messages import SAVING, SCRIPT, WORDLESS, RankReport
+from tandem.protocol import SAVING, SCRIPT, WORDLESS, RankReport
 from tandem.status import CheckpointRef, Progress, Utilization
 
 

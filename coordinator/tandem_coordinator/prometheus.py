@@ -19,8 +19,7 @@ from tandem import metrics
 from tandem.job import Checkpoint
 from tandem.labels import place
 from tandem.metrics import STEP_BUCKETS, Metric
-from tandem.snapshot import Snapshot
-from tandem.status import Phase, Troubles
+from tandem.status import Phase, Snapshot, Troubles
 from tandem_coordinator.logs import Training
 from tandem_coordinator.run_watcher import Observed
 from tandem_coordinator.summary import Instant

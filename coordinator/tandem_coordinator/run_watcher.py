@@ -21,7 +21,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tandem.job import Evaluators
-from tandem.numbers import amount, finite, whole
+from tandem.model import amount, finite, whole
 from tandem.rundir.checkpoint import Broken
 from tandem.rundir.durable import listed, read_json_or_none
 from tandem.rundir.evaluations import last_word
@@ -29,8 +29,7 @@ from tandem.rundir.layout import EARLIER, FOLDERS, RunDir, evaluator_of_log
 from tandem.rundir.lineage import Chain, counts
 from tandem.rundir.ranking import Rank, deciding, rank
 from tandem.rundir.rewind import Rewind, batches_left_out
-from tandem.snapshot import EvaluatorView
-from tandem.status import CheckpointRef, Score
+from tandem.status import CheckpointRef, EvaluatorView, Score
 from tandem_coordinator.foreign_checkpoints import ForeignCheckpoints
 from tandem_coordinator.logs import EvaluatorFollower, Training, TrainingLogs
 

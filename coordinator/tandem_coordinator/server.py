@@ -12,9 +12,8 @@ from aiohttp.typedefs import Middleware
 from pydantic import ValidationError
 
 from tandem.launch import token_digest
-from tandem.messages import BRIEF, MOST_BODY_BYTES, Answer, Sync, Target
 from tandem.model import Model
-from tandem.protocol import FIRST, OURS, spoken, worded
+from tandem.protocol import BRIEF, FIRST, MOST_BODY_BYTES, OURS, Answer, Sync, Target, spoken, worded
 from tandem.rundir.layout import RunDir
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.page.routes import LivePage

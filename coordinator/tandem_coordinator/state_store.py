@@ -18,12 +18,11 @@ from typing import TypeVar
 from pydantic import Field, ValidationError
 
 from tandem.measures import is_restart
-from tandem.messages import Membership
 from tandem.model import Model, Whole
-from tandem.protocol import FIRST, worded
+from tandem.protocol import FIRST, Membership, worded
 from tandem.rundir.durable import read_json_or_none, replace_json
 from tandem.rundir.layout import RunDir
-from tandem.snapshot import GenerationView
+from tandem.status import GenerationView
 from tandem_coordinator.group import State
 
 M = TypeVar("M", bound=Model)

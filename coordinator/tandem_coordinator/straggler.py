@@ -9,7 +9,7 @@ to be cleared, so that a slow batch or a checkpoint accuses nobody and a rank at
 from collections.abc import Iterable
 from statistics import median_low
 
-from tandem.messages import RankReport
+from tandem.protocol import RankReport
 from tandem.status import Straggler
 
 SLOW_RATIO = 1.5

@@ -5,10 +5,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import nsmallest
 
+from tandem.formatting import rfc3339
 from tandem.job import DistributedTrainingJob
-from tandem.snapshot import Event, GenerationView, MemberView, RankView, Snapshot
-from tandem.status import AGAIN, Members, Phase, Progress, Status, Straggler
-from tandem.times import rfc3339
+from tandem.status import (
+    AGAIN,
+    Event,
+    GenerationView,
+    Members,
+    MemberView,
+    Phase,
+    Progress,
+    RankView,
+    Snapshot,
+    Status,
+    Straggler,
+)
 from tandem_coordinator.goodput import OVER, SILENT, STEPPING
 from tandem_coordinator.group import Agent, State
 from tandem_coordinator.progress import Reports

@@ -15,10 +15,9 @@ from typing import Any, Self, TypeVar
 
 from pydantic import ValidationError
 
-from tandem.messages import Answer, Sync
 from tandem.model import Model
-from tandem.protocol import FIRST, OURS, spoken, worded
-from tandem.snapshot import Snapshot
+from tandem.protocol import FIRST, OURS, Answer, Sync, spoken, worded
+from tandem.status import Snapshot
 
 CONNECT_SECONDS = 1.0
 """A coordinator that is there answers a connection at once; one that is cut off must not hold a heartbeat for long. And

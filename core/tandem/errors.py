@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.printable import printable
+from tandem.formatting import printable
 
 SETTING = "--set"
 """Stands for the file's name in problems of a setting from the command line."""

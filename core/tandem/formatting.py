@@ -2,11 +2,15 @@
 
 What a number is stands in `tandem.measures`; how it is written, here. For programs (`key=value` lines, JSON, metrics)
 numbers are not formatted.
+
+An escape sequence can move the cursor, change what was printed before, or type for the user; a bidirectional override
+shows letters in another order than they have. Each such character is shown as one that says that something is there.
 """
 
-import datetime
 import math
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from unicodedata import category
 
 NAMES = {"accuracy": "accuracy", "macroF1": "macro F1", "loss": "loss"}
 SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -130,7 +134,7 @@ def reason(name: str) -> str:
 def moment(time: float) -> str:
     """A time of day with its date, in UTC; a dash for what is no time."""
     try:
-        return f"{datetime.datetime.fromtimestamp(time, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
+        return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError, OSError):
         return UNKNOWN
 
@@ -138,3 +142,46 @@ def moment(time: float) -> str:
 def plain(name: str) -> str:
     """A name that came from outside, in characters that the pictures' typeface has."""
     return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in name)[:32]
+
+
+LAST = 253_402_300_799.0
+"""The last second of the year 9999; datetime knows none after it."""
+
+
+def seconds(text: object) -> float | None:
+    """Seconds since the epoch of an RFC 3339 time; None for what is none.
+
+    Nanoseconds are cut to microseconds, which is what Python keeps.
+    """
+    if not isinstance(text, str):
+        return None
+    whole, dot, rest = text.removesuffix("Z").partition(".")
+    try:
+        at = datetime.fromisoformat(whole + (f".{rest[:6]}" if dot else ""))
+    except ValueError:
+        return None
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def rfc3339(at: float) -> str:
+    """Seconds since the epoch as Kubernetes writes a time; what is before 1970 or after 9999 as the nearest that is
+    not."""
+    return datetime.fromtimestamp(min(max(at, 0.0), LAST), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+SHOWN = "�"
+"""In the place of a character that is not printable."""
+SPACE = "Zs"
+"""The category of spaces, whatever their width."""
+
+
+def printable(text: str) -> str:
+    """A text of any number of lines, without control characters, escapes and invisible marks."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one == "\n" or category(one) == SPACE else SHOWN for one in text)
+
+
+def one_line(text: str) -> str:
+    """The same in one line: what stands among our own words must not begin a line that looks like ours."""
+    return printable(text.replace("\n", " "))

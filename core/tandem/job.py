@@ -4,18 +4,177 @@ The CRD, the JSON schema for editors and the reference page are generated from t
 (`make generate`); a test fails when one of them is stale. Field names follow Kubernetes Job and PyTorchJob habits.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from tandem.extent import Extent, excess
-from tandem.gpus import WHOLE, asked_in, gpus, processes_in_cel
-from tandem.model import Model, Rule, Transition
-from tandem.naming import Image, Label, ObjectName, PerhapsName, ShortName
+from tandem.model import (
+    WORD,
+    Extent,
+    Image,
+    Key,
+    Label,
+    Model,
+    ObjectName,
+    PerhapsName,
+    Rule,
+    ShortName,
+    Transition,
+    excess,
+)
 from tandem.status import Status
 from tandem.tasks import GOALS, ImageClassification, Positive
-from tandem.variables import EnvVar, Word
+
+Word = Annotated[str, Field(max_length=4096, pattern=WORD)]
+
+
+class KeyRef(Model):
+    """One key of an object in the job's namespace."""
+
+    name: ObjectName
+    """The object's name."""
+    key: Key
+    """Which of its keys."""
+    optional: bool = False
+    """Whether a pod starts without it."""
+
+
+class FieldRef(Model):
+    """One field of the pod."""
+
+    field_path: Annotated[str, Field(min_length=1, max_length=253)]
+    """Which one, such as `spec.nodeName`."""
+
+
+class EnvSource(Model):
+    """Where the value of a variable comes from. `tandem run` takes it from its own environment, by the variable's
+    name."""
+
+    secret_key_ref: KeyRef | None = None
+    """A key of a Secret."""
+    config_map_key_ref: KeyRef | None = None
+    """A key of a ConfigMap."""
+    field_ref: FieldRef | None = None
+    """A field of the pod."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda s: sum(one is not None for one in (s.secret_key_ref, s.config_map_key_ref, s.field_ref)) == 1,
+            "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].filter(one, one).size() == 1",
+            "give exactly one of secretKeyRef, configMapKeyRef and fieldRef",
+            "secretKeyRef",
+        ),
+    )
+
+    @property
+    def optional(self) -> bool:
+        """Whether processes start without it."""
+        reference = self.secret_key_ref or self.config_map_key_ref
+        return reference is not None and reference.optional
+
+
+class EnvVar(Model):
+    """An environment variable of the training processes."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
+    """The variable's name: letters, digits and underscores, not beginning with a digit."""
+    value: Word = ""
+    """Its value, taken literally. It stands in the run directory and in reports; use `valueFrom` for secrets."""
+    value_from: EnvSource | None = None
+    """Where the value comes from, instead. It is never written down."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda v: not v.value or v.value_from is None,
+            "!has(self.valueFrom) || !has(self.value) || self.value == ''",
+            "give value or valueFrom, not both",
+            "valueFrom",
+        ),
+    )
+
+
+WHOLE = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe")
+"""What the device plugins of NVIDIA, AMD and Intel give out."""
+_GPU = re.compile(rf"{'|'.join(map(re.escape, WHOLE))}|nvidia\.com/(gpu\.shared|mig-.+)")
+
+Asked = Mapping[Any, Mapping[str, Any]]
+"""Amounts by `limits` and `requests`, and by the name of the resource."""
+
+
+def is_gpu(resource: str, own: str | None = None) -> bool:
+    """Whether a resource is a GPU, or a part of one that looks like a whole one.
+
+    Args:
+        own: the name of another resource that is one, too.
+    """
+    return resource == own or _GPU.fullmatch(resource) is not None
+
+
+def gpus(asked: Asked, own: str | None = None) -> dict[str, int]:
+    """How many of each are asked for. An amount that is no whole number is none."""
+    amounts = {**asked.get("limits", {}), **asked.get("requests", {})}
+    return {
+        name: int(amount)
+        for name, amount in amounts.items()
+        if is_gpu(name, own) and str(amount).isdecimal() and len(str(amount)) < 10
+    }
+
+
+def asked_in(template: Mapping[str, Any], container: str) -> dict[str, dict[str, Any]]:
+    """What a container of a pod template asks for, whatever else the template holds."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, amounts in asked_by_all(template):
+        if name == container:
+            found |= amounts
+    return found
+
+
+def asked_by_all(template: Mapping[str, Any]) -> Iterator[tuple[Any, dict[str, dict[str, Any]]]]:
+    """The name of each container of a pod template, and what it asks for."""
+    spec = template.get("spec")
+    containers = spec.get("containers") if isinstance(spec, dict) else None
+    for one in containers if isinstance(containers, list) else []:
+        if isinstance(one, dict):
+            yield one.get("name"), dict(_parts(one.get("resources")))
+
+
+def processes_in_cel(job: str) -> str:
+    """The number of ranks in each replica, as far as the API server can see."""
+
+    def amount(resource: str) -> str:
+        place = f"{job}.resources.{{}}['{resource}']"
+        parts = [
+            f"has({job}.resources.{part}) && '{resource}' in {job}.resources.{part} ? int(string({place.format(part)}))"
+            for part in ("requests", "limits")
+        ]
+        return f"({' : '.join(parts)} : 0)"
+
+    asked = " + ".join([*map(amount, WHOLE), _own_in_cel(job)])
+    return (
+        f"(has({job}.processesPerReplica) ? {job}.processesPerReplica : has({job}.resources) ? [1, {asked}].max() : 1)"
+    )
+
+
+def _own_in_cel(job: str) -> str:
+    """The amount of `gpuResource`, of which nobody else checks that it is a whole number."""
+    own = f"{job}.gpuResource"
+    parts = [
+        f"has({job}.resources.{part}) && {own} in {job}.resources.{part}"
+        f" && string({job}.resources.{part}[{own}]).matches('^[0-9]{{1,9}}$')"
+        f" ? int(string({job}.resources.{part}[{own}]))"
+        for part in ("requests", "limits")
+    ]
+    counted = ", ".join(f"'{resource}'" for resource in WHOLE)
+    return f"(has({own}) && !({own} in [{counted}]) ? ({' : '.join(parts)} : 0) : 0)"
+
+
+def _parts(resources: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    for part in ("limits", "requests"):
+        if isinstance(resources, dict) and isinstance(amounts := resources.get(part), dict):
+            yield part, amounts
+
 
 GROUP = "tandem.dev"
 VERSION = "v1alpha1"

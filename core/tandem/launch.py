@@ -1,13 +1,21 @@
 """The commands and variables of a job's processes, the same on a laptop and in a pod.
 
 Only builds values; `tandem_cli.local` runs them as child processes, the operator puts them into pod templates.
+
+A volume may hold the directory of an earlier job of the same name. What that one recorded, its job and its failure, is
+not this job's: a process that is told which object its job is (launch.UID) waits until that one is recorded.
 """
 
+import errno
 import hashlib
+import socket
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tandem.job import DistributedTrainingJob
+from tandem.rundir.layout import RunDir
 
 RUN_DIR = "TANDEM_RUN_DIR"
 TOKEN = "TANDEM_TOKEN"  # noqa: S105 - the variable's name
@@ -116,3 +124,72 @@ def environment(
     if token:
         own |= {TOKEN: token, COORDINATOR: coordinator}
     return {one.name: one.value for one in job.spec.trainer.env if one.value_from is None} | own
+
+
+POLL_SECONDS = 0.1
+SAY_WAITING_SECONDS = 10.0
+SAY_AGAIN_SECONDS = 60.0
+
+
+def wait_for_job(rundir: RunDir, say: Callable[[str], None], uid: str = "") -> DistributedTrainingJob | None:
+    """The job, as soon as it is recorded; None if it failed before it was.
+
+    Args:
+        say: told if that takes long, and every minute from then on.
+        uid: which object the job is; empty: whichever is recorded.
+
+    Raises:
+        ValueError, OSError: what is recorded is no job, or cannot be read.
+    """
+    started = time.monotonic()
+    due = started + SAY_WAITING_SECONDS
+    while True:
+        try:
+            job = rundir.read_job()
+        except FileNotFoundError:
+            if rundir.failed() is not None:
+                return None
+            waits = f"waiting for {rundir.job_file}"
+        else:
+            if not uid or job.metadata.annotations.get(INCARNATION) == uid:
+                return job
+            waits = f"{rundir.job_file} is an earlier job's; waiting for the coordinator to record this one"
+        if time.monotonic() >= due:
+            due += SAY_AGAIN_SECONDS
+            say(f"{waits}, for {time.monotonic() - started:.0f} s so far")
+        time.sleep(POLL_SECONDS)
+
+
+EVERYWHERE = "::"
+"""All addresses of both families. Where there is no IPv6: all of IPv4."""
+
+
+def listen(host: str, port: int, backlog: int) -> socket.socket:
+    """A socket that listens.
+
+    Args:
+        host: an address, or EVERYWHERE.
+        port: 0 takes a free one.
+
+    Raises:
+        OSError: nobody can listen there.
+        OverflowError: that is no port.
+    """
+    if host != EVERYWHERE:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        return socket.create_server((host, port), family=family, backlog=backlog)
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(
+                (EVERYWHERE, port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog
+            )
+        except OSError as error:
+            # The kernel knows IPv6, and this machine or container has none.
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise
+    return socket.create_server(("", port), backlog=backlog)
+
+
+def endpoint(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,6 +1,6 @@
 """What the numbers mean that several views show of one run: each is computed here and nowhere else. Pure.
 
-`docs/numbers.md` defines them for people, `tandem.formatting` writes them, and `tandem.troubles` words what went wrong.
+`docs/numbers.md` defines them for people, `tandem.formatting` writes them, and `tandem.status` words what went wrong.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ class Generation:
     seconds since the epoch.
 
     On the disk stands `tandem.rundir.lineage.GenerationRecord`, which says what counts; in the coordinator's log that
-    one was formed and closed; in its answers `tandem.snapshot.GenerationView`.
+    one was formed and closed; in its answers `tandem.status.GenerationView`.
     """
 
     number: int

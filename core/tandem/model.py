@@ -1,4 +1,4 @@
-"""The common ground of all models: camelCase, frozen, with rules in Python and in CEL.
+"""The common ground of all models: camelCase, frozen, bounded, with rules in Python and in CEL.
 
 A manifest, which a person writes, is parsed: an unknown field is a mistake there. A file or a message that another
 process wrote is read: that process may be of a newer version, so unknown fields are passed over
@@ -6,9 +6,13 @@ process wrote is read: that process may be of a newer version, so unknown fields
 
 A rule that spans fields is declared once, with its Python predicate and its CEL expression side by side. `tandem
 validate` evaluates the first, the API server the second; `tests/` feed both the same manifests.
+
+A manifest with a name that no object can have is refused when it is read, with the rule, and not minutes later by
+whatever is made of it. (https://kubernetes.io/docs/concepts/overview/working-with-objects/names/)
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from pydantic import (
@@ -24,7 +28,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, core_schema
 
-from tandem.printable import printable
+from tandem.formatting import printable
 
 
 def cut(most: int) -> BeforeValidator:
@@ -69,7 +73,7 @@ Seconds = Annotated[Annotated[float, Field(ge=0, le=LATEST)] | None, _OrNone()]
 Count = Annotated[Whole | None, _OrNone()]
 """A whole number that is not negative, or not there."""
 Text = Annotated[str | None, _OrNone()]
-"""Of any length and content; escape it before printing (tandem.printable)."""
+"""Of any length and content; escape it before printing (tandem.formatting)."""
 Texts = Annotated[list[str] | None, _OrNone()]
 Amounts = Annotated[Mapping[str, Amount] | None, _OrNone()]
 """By name."""
@@ -169,3 +173,104 @@ class Model(BaseModel):
         """The JSON form, also without the fields that have their default: a version that lacks a field can read what
         does not use it."""
         return self.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+
+
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+LABEL = f"^{_LABEL}$"
+SUBDOMAIN = rf"^{_LABEL}(\.{_LABEL})*$"
+SUBDOMAIN_OR_EMPTY = rf"^({_LABEL}(\.{_LABEL})*)?$"
+KEY = r"^[-._a-zA-Z0-9]+$"
+IMAGE = r"^[^\s\x00]+$"
+PATH = r"^[^\x00]+$"
+WORD = r"^[^\x00]*$"
+
+_PARTS = "lower-case letters, digits, dashes and dots, beginning and ending with a letter or digit"
+RULES = {
+    LABEL: "lower-case letters, digits and dashes, beginning and ending with a letter or digit",
+    SUBDOMAIN: _PARTS,
+    SUBDOMAIN_OR_EMPTY: f"{_PARTS}, or nothing",
+    KEY: "letters, digits, dashes, underscores and dots",
+    IMAGE: "a name such as registry/team/image:tag, without spaces",
+    PATH: "a path without zero characters",
+    WORD: "text without zero characters",
+}
+"""What each pattern wants, in words that follow "must be"."""
+
+Label = Annotated[str, Field(pattern=LABEL, max_length=63)]
+"""The name of a namespace."""
+ObjectName = Annotated[str, Field(pattern=SUBDOMAIN, max_length=253)]
+"""The name of most objects: an RFC 1123 subdomain."""
+ShortName = Annotated[str, Field(pattern=SUBDOMAIN, max_length=63)]
+"""The name of an object that is written into a label, which has no more room."""
+PerhapsName = Annotated[str, Field(pattern=SUBDOMAIN_OR_EMPTY, max_length=253)]
+"""The name of an object, or nothing, where nothing has a meaning of its own."""
+Key = Annotated[str, Field(pattern=KEY, max_length=253)]
+"""A key of a Secret or a ConfigMap."""
+Image = Annotated[str, Field(pattern=IMAGE, max_length=1024)]
+"""A container image."""
+FilePath = Annotated[str, Field(pattern=PATH, max_length=4096)]
+"""The path of a file or a folder."""
+
+
+MOST = 2**53
+"""Above it a JSON number is not exact any more, and no count of ours comes near."""
+
+
+def finite(value: object) -> float | None:
+    """The number that a record holds, None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of more digits than fit
+        return None
+    return number if isfinite(number) else None
+
+
+def amount(value: object) -> float | None:
+    """The number that is not negative, None for anything else."""
+    found = finite(value)
+    return found if found is not None and found >= 0 else None
+
+
+def whole(value: object) -> int | None:
+    """The count, None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST else None
+
+
+class Extent(NamedTuple):
+    """The most that a piece of JSON may be."""
+
+    depth: int
+    """Levels of objects and lists."""
+    values: int
+    """Entries of all objects and lists together."""
+    characters: int
+    """Of all texts, names of fields included."""
+
+
+def excess(value: Any, most: Extent) -> str:
+    """What is too much about it, in words that follow "it"; empty if nothing is.
+
+    Without recursion, and it stops where the bound is broken: a hostile value costs no more than the bound.
+    """
+    values = characters = 0
+    left: list[tuple[Any, int]] = [(value, 1)]
+    while left:
+        found, depth = left.pop()
+        if isinstance(found, str):
+            characters += len(found)
+        elif isinstance(found, int):
+            characters += found.bit_length() // 3
+        elif isinstance(found, dict | list):
+            if depth > most.depth:
+                return f"is nested more than {most.depth} levels deep"
+            values += len(found)
+            if values > most.values:
+                return f"has more than {most.values} entries"
+            if isinstance(found, dict):
+                characters += sum(len(name) for name in found)
+            left += [(inner, depth + 1) for inner in (found.values() if isinstance(found, dict) else found)]
+        if characters > most.characters:
+            return f"has more than {most.characters} characters"
+    return ""

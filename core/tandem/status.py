@@ -3,10 +3,16 @@
 Every number that is not known yet is absent, never 0.
 """
 
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from tandem.formatting import number, several
+from tandem.measures import Generation
 from tandem.model import Model, PlainName, Whole, Words, cut
 
 Phase = Literal["Pending", "Starting", "Running", "Restarting", "Draining", "Suspended", "Succeeded", "Failed"]
@@ -202,3 +208,181 @@ class Status(Model):
     """When the job ended, RFC 3339."""
     message: Words | None = None
     """Why the job is in this phase, if that needs an explanation."""
+
+
+Name = Annotated[str, Field(max_length=316)]
+MOST_MEMBERS = 20_000
+
+
+class RankView(Model):
+    """One training process."""
+
+    rank: Whole
+    """Global rank."""
+    step: Whole
+    """Optimizer steps completed."""
+    cpu: float | None = None
+    """Busy cores over the last second or so."""
+    gpu: float | None = None
+    """GPU utilization, 0 to 1."""
+    gpu_memory_bytes: Whole | None = None
+    """GPU memory in use."""
+    busy_seconds: float | None = None
+    """Mean seconds of its own work in a step, without waiting for others."""
+
+
+class MemberView(Model):
+    """One replica, as the coordinator sees it."""
+
+    replica: Name
+    """Its name."""
+    address: Name
+    """Where its processes listen."""
+    state: Literal["joining", "running", "leaving"]
+    """What it is about."""
+    silent_seconds: float
+    """Time since its last sign of life."""
+    ranks: Annotated[list[RankView], Field(max_length=64)] = []
+    """Its training processes."""
+
+
+class GenerationView(Model):
+    """One membership, running or past."""
+
+    generation: Whole
+    """Its number."""
+    world_size: Whole
+    """Ranks in it."""
+    members: Annotated[list[Name], Field(max_length=MOST_MEMBERS)]
+    """Replicas in rank order; in a brief answer, those that no newer generation has named."""
+    replicas: Whole | None = None
+    """How many there are, where not all are named."""
+    opened_at: float
+    """Seconds since the epoch."""
+    closed_at: float | None = None
+    """Seconds since the epoch; None while it runs."""
+    reason: Words
+    """Why it was formed: Started, WorkerFailed, Hung, MemberLost, MemberLeft, Preempted, MemberJoined, …"""
+    detail: Words = ""
+    """The reason in a sentence."""
+
+    def seen(self) -> Generation:
+        """The generation as views work with it."""
+        return Generation(
+            number=self.generation,
+            opened_at=self.opened_at,
+            closed_at=self.closed_at,
+            world_size=self.world_size,
+            members=tuple(self.members),
+            reason=self.reason,
+            detail=self.detail,
+        )
+
+
+class EvaluatorView(Model):
+    """One evaluator process."""
+
+    name: Name
+    """Its name."""
+    state: Words
+    """`idle`, or what it is evaluating."""
+    cpu: float | None = None
+    """Busy cores over the last second or so."""
+    silent_seconds: float
+    """Time since its last sign of life."""
+
+
+class Event(Model):
+    """Something a person following the job wants to read."""
+
+    at: float
+    """Seconds since the epoch."""
+    kind: Literal["info", "warning", "error"]
+    """How much it matters."""
+    text: Words
+    """One sentence."""
+
+
+class Snapshot(Model):
+    """Everything the coordinator knows of the job now."""
+
+    job: Name
+    """The job's name."""
+    time: float
+    """Seconds since the epoch, of the coordinator's clock."""
+    status: Status
+    """The status as the resource shows it."""
+    members: Annotated[list[MemberView], Field(max_length=MOST_MEMBERS)] = []
+    """Replicas that are known."""
+    finished: Whole | None = None
+    """Of a script of the user's own: replicas of the group that have gone because all of their ranks ended with exit
+    code 0."""
+    generations: Annotated[list[GenerationView], Field(max_length=100)] = []
+    """The last memberships, oldest first; at most 100."""
+    evaluators: Annotated[list[EvaluatorView], cut(4_096)] = []
+    """Evaluator processes that gave a sign of life lately."""
+    events: Annotated[list[Event], cut(200)] = []
+    """The last events, oldest first; at most 200."""
+
+
+SAVES_FAIL, EVALUATION_FAILED, LINES_LOST, REWOUND, SKIPPED = (
+    *("SavesFail", "EvaluationFailed", "LogLinesLost", "Rewound"),
+    "EvaluationsSkipped",
+)
+"""The kinds of trouble, as reasons of conditions and Events."""
+FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
+"""What the system says of a disk, or of a user's part of it, that is full."""
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One kind of trouble."""
+
+    reason: str
+    """One CamelCase word."""
+    level: Literal["info", "warning", "error"]
+    text: str
+    """A sentence."""
+    lasts: bool = False
+    """Whether it is so now, and not only in the past."""
+
+
+def told(troubles: Troubles | None) -> Iterator[Sentence]:
+    """Each kind of trouble there was, the gravest first."""
+    if troubles is None:
+        return
+    if row := troubles.saves_failed_in_a_row:
+        saves = "the last save has failed" if row == 1 else f"the last {number(row)} saves have failed"
+        yield Sentence(SAVES_FAIL, "error", explained(saves, troubles.save_message), lasts=True)
+    elif troubles.saves_failed:
+        yield Sentence(SAVES_FAIL, "warning", _have(troubles.saves_failed, "save", "failed"))
+    if troubles.evaluations_failed:
+        text = f"{several(troubles.evaluations_failed, 'checkpoint')} could not be evaluated"
+        lasts = bool(troubles.evaluation_message)
+        yield Sentence(EVALUATION_FAILED, "error", explained(text, troubles.evaluation_message), lasts)
+    if troubles.lines_lost:
+        yield Sentence(
+            LINES_LOST, "error", _have(troubles.lines_lost, "log line", "been lost: the disk did not take them")
+        )
+    if troubles.rewinds:
+        times = "once" if troubles.rewinds == 1 else f"{troubles.rewinds} times"
+        left = several(troubles.batches_left_out, "batch", "batches")
+        yield Sentence(REWOUND, "warning", f"the loss became useless: training went back {times} and left out {left}")
+    if troubles.evaluations_skipped:
+        yield Sentence(SKIPPED, "info", _have(troubles.evaluations_skipped, "checkpoint", "been skipped by evaluators"))
+
+
+def lasting(troubles: Troubles | None) -> Sentence | None:
+    """The gravest trouble that the job is in now."""
+    return next((one for one in told(troubles) if one.lasts), None)
+
+
+def explained(text: str, why: str) -> str:
+    """What went wrong and its cause. A full disk comes first: lines are cut at their end, and it can be helped."""
+    if not why:
+        return text
+    return ("the disk is full: " if any(words in why for words in FULL) else "") + f"{text}: {why}"
+
+
+def _have(count: int, noun: str, what: str) -> str:
+    return f"{several(count, noun)} {'has' if count == 1 else 'have'} {what}"

@@ -15,10 +15,9 @@ from contextlib import suppress
 from types import FrameType
 
 from tandem import launch
-from tandem.arrival import POLL_SECONDS, wait_for_job
-from tandem.departure import depart
-from tandem.exitcode import ExitCode
+from tandem.exitcode import ExitCode, depart
 from tandem.job import DistributedTrainingJob
+from tandem.launch import POLL_SECONDS, wait_for_job
 from tandem.rundir.durable import may_pass
 from tandem.rundir.layout import RunDir
 from tandem_evaluator.crew import run_crew

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from tandem.times import seconds
+from tandem.formatting import seconds
 from tandem_operator import names
 from tandem_operator.cache import Cache, Key
 from tandem_operator.gang_deadlock import GAVE_WAY, Claimant, claimant, is_partly_placed, starved_for, way_ends

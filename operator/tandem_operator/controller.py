@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from tandem.formatting import rfc3339, seconds
 from tandem.job import DistributedTrainingJob
 from tandem.launch import token_digest
 from tandem.status import Status
-from tandem.times import rfc3339, seconds
 from tandem_operator import kinds, names, objects, observed, pods, reporting, retry, tokens
 from tandem_operator.api import ApiServer, RequestRefused, Unavailable
 from tandem_operator.attempts import MANY, ending, place, removing, tried, writing

@@ -15,12 +15,10 @@ import aiohttp
 from pydantic import FailFast, Field, ValidationError
 
 from tandem.job import DistributedTrainingJob
-from tandem.listening import endpoint
-from tandem.messages import BRIEF, MOST_BRIEF_BYTES, Target
+from tandem.launch import endpoint
 from tandem.model import Model, Whole
-from tandem.protocol import OURS
-from tandem.snapshot import GenerationView, Snapshot
-from tandem.status import Status
+from tandem.protocol import BRIEF, MOST_BRIEF_BYTES, OURS, Target
+from tandem.status import GenerationView, Snapshot, Status
 from tandem_operator import pods, tokens
 from tandem_operator.bounded import cost
 from tandem_operator.cache import Key

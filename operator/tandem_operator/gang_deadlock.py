@@ -23,10 +23,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tandem.gpus import Asked, asked_by_all
-from tandem.job import DistributedTrainingJob
+from tandem.formatting import seconds
+from tandem.job import Asked, DistributedTrainingJob, asked_by_all
 from tandem.status import Status
-from tandem.times import seconds
 from tandem_operator.lifecycle import condition
 from tandem_operator.observed import Pod
 

@@ -19,10 +19,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tandem.exitcode import ExitCode
+from tandem.formatting import seconds
 from tandem.job import DistributedTrainingJob
-from tandem.snapshot import Snapshot
-from tandem.status import Condition, Phase, Status
-from tandem.times import seconds
+from tandem.status import Condition, Phase, Snapshot, Status
 from tandem_operator import replicas
 from tandem_operator.observed import Pod
 

@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tandem import metrics
+from tandem.formatting import seconds
 from tandem.job import Workers
 from tandem.status import Status
-from tandem.times import seconds
 from tandem_operator.cache import Watching
 from tandem_operator.lifecycle import condition
 

@@ -14,13 +14,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tandem.extent import Extent, excess
-from tandem.formatting import several
+from tandem.formatting import seconds, several
 from tandem.job import DistributedTrainingJob
 from tandem.labels import RETRY_AT
-from tandem.model import RuleBroken
+from tandem.model import Extent, RuleBroken, excess
 from tandem.status import Status
-from tandem.times import seconds
 from tandem_operator import kinds, names, retry
 from tandem_operator.bounded import UNREAD
 from tandem_operator.kinds import Kind

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tandem.job import DistributedTrainingJob
-from tandem.snapshot import Snapshot
-from tandem.status import Status
+from tandem.status import Snapshot, Status
 from tandem_operator.attempts import Attempts
 from tandem_operator.gang_deadlock import PATIENCE_SECONDS, Claimant
 from tandem_operator.lifecycle import Idle

@@ -24,10 +24,8 @@ from typing import Any
 from kubernetes.utils.quantity import parse_quantity
 
 from tandem import launch
-from tandem.gpus import Asked, gpus, is_gpu
-from tandem.job import DistributedTrainingJob
-from tandem.listening import EVERYWHERE
-from tandem.variables import EnvVar
+from tandem.job import Asked, DistributedTrainingJob, EnvVar, gpus, is_gpu
+from tandem.launch import EVERYWHERE
 from tandem_operator import names
 from tandem_operator.retry import incarnation
 

@@ -27,7 +27,7 @@ could not find again: where a job stands is in `status.phase` and its conditions
                               └─► Failed                 said by the coordinator, or decided here
 
 Workers are made together with the coordinator, as soon as its Service has an address: their images are pulled and
-torch is imported while it starts. Agents wait until it has recorded this very job (tandem.arrival), whatever an earlier
+torch is imported while it starts. Agents wait until it has recorded this very job (tandem.launch), whatever an earlier
 one has left on the volume. Where the coordinator does not come up (the volume belongs to another training, its image is
 not there), they would hold GPUs for nothing: they are given back until it has answered.
 
@@ -43,10 +43,10 @@ the objects are by themselves); server-side apply without the hash (a write for 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tandem import listening
+from tandem import launch
+from tandem.formatting import seconds
 from tandem.job import DistributedTrainingJob
 from tandem.status import Status
-from tandem.times import seconds
 from tandem_operator import kinds, names, objects, pods, replicas
 from tandem_operator.attempts import ending, later, place, removing, role_waits, writing
 from tandem_operator.gang_deadlock import way_ends
@@ -176,7 +176,7 @@ def _endpoint(at: Situation) -> str:
     service = at.children.get(kinds.SERVICE, names.coordinator(at.job.metadata.name))
     if not isinstance(service, Service) or service.owner != at.uid or not service.address:
         return ""
-    return listening.endpoint(service.address, pods.PORT)
+    return launch.endpoint(service.address, pods.PORT)
 
 
 def _is_initialized(at: Situation) -> bool:

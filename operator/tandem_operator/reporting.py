@@ -4,12 +4,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tandem.formatting import rfc3339
 from tandem.job import DistributedTrainingJob
 from tandem.measures import is_restart
-from tandem.snapshot import GenerationView, Snapshot
-from tandem.status import KSTATUS, Condition, Members, Phase, Score, Status
-from tandem.times import rfc3339
-from tandem.troubles import REWOUND, lasting, told
+from tandem.status import (
+    KSTATUS,
+    REWOUND,
+    Condition,
+    GenerationView,
+    Members,
+    Phase,
+    Score,
+    Snapshot,
+    Status,
+    lasting,
+    told,
+)
 from tandem_operator import names
 from tandem_operator.gang_deadlock import GAVE_WAY
 from tandem_operator.lifecycle import Lifecycle, condition, is_initialized

@@ -15,10 +15,10 @@ would have to know it); making the job anew (its Events, its age and what waits 
 from collections.abc import Mapping
 from typing import Any
 
+from tandem.formatting import rfc3339
 from tandem.job import DistributedTrainingJob
 from tandem.labels import RETRY_AT
 from tandem.status import Condition, Status
-from tandem.times import rfc3339
 
 REASON = "Retried"
 MOST_VALUE = 64

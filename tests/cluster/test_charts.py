@@ -14,8 +14,7 @@ from aiohttp import web
 from tandem import formatting
 from tandem.charts import scale
 from tandem.rundir.layout import RunDir
-from tandem.snapshot import Snapshot
-from tandem.status import Progress, Score, Status
+from tandem.status import Progress, Score, Snapshot, Status
 from tandem_cli.report.writing import write
 from tandem_coordinator.page.routes import LivePage
 from tests.support import manifests

@@ -12,7 +12,7 @@ from tandem import launch
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
 from tandem.manifest.reading import read_job
-from tandem.snapshot import Snapshot
+from tandem.status import Snapshot
 from tests.support import EXAMPLES
 from tests.support.cluster.images import Images
 from tests.support.cluster.pods import Manifest, Namespace, container, named, pod, restricted

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.times import seconds
+from tandem.formatting import seconds
 from tests.support.cluster import ON_OUR_OWN
 from tests.support.cluster.images import Images
 from tests.support.cluster.machine.images import PAUSE

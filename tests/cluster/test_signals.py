@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tandem import metrics
-from tandem.messages import RankReport
+from tandem.protocol import RankReport
 from tests.support import ROOT
 from tests.support.cluster.operated import Job, Operator, manifest
 from tests.support.cluster.pictures import draw

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tandem import launch
 from tandem.exitcode import ExitCode
-from tandem.messages import RankReport
+from tandem.protocol import RankReport
 from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_coordinator.forming import STACKS_SECONDS

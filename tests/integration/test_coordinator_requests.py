@@ -16,8 +16,7 @@ from tandem import launch
 from tandem.coordinator_client import GivenUp, Refused
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
-from tandem.messages import Sync
-from tandem.protocol import PROTOCOL
+from tandem.protocol import PROTOCOL, Sync
 from tandem.rundir.layout import RunDir
 from tests.support.coordinator_process import Agent, Coordinator, spawn
 from tests.support.elastic import TOKEN

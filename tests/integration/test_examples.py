@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tandem.idx import FILES
+from tandem.datasets import FILES
 from tests.support import EXAMPLES
 from tests.support.local_run import LocalRun, evaluations
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tandem.messages import RankReport
+from tandem.protocol import RankReport
 from tandem.status import CheckpointRef
 from tandem_coordinator.page.viewers import MOST_VIEWERS
 from tests.support.coordinator_process import Agent, Coordinator

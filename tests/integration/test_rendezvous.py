@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tandem.datasets import FILES
 from tandem.exitcode import ExitCode
-from tandem.idx import FILES
 from tests.support.bad_surroundings import whole_mnist
 from tests.support.elastic import Elastic
 from tests.support.failing_disk import unreadable

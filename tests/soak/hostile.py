@@ -31,9 +31,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tandem.messages import MOST_BRIEF_BYTES
-from tandem.snapshot import GenerationView, Snapshot
-from tandem.status import Members, Status
+from tandem.protocol import MOST_BRIEF_BYTES
+from tandem.status import GenerationView, Members, Snapshot, Status
 from tandem_coordinator.run_watcher import RunDirectory
 from tandem_operator import bounded, coordinators
 from tandem_operator.bounded import MOST_COST, UNREAD, cost

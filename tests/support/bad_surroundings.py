@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.architectures import shapes
-from tandem.idx import FILES
+from tandem.datasets import FILES
 from tests.support.manifests import TASK, Manifest, manifest
 
 IMAGES, LABELS = FILES["train"]

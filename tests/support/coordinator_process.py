@@ -12,9 +12,9 @@ from typing import Any
 
 from tandem import launch
 from tandem.coordinator_client import CoordinatorClient, Unreachable
-from tandem.messages import Answer, Membership, RankReport, Sync
+from tandem.protocol import Answer, Membership, RankReport, Sync
 from tandem.rundir.layout import RunDir
-from tandem.snapshot import Snapshot
+from tandem.status import Snapshot
 from tests.support import manifests
 from tests.support.elastic import TOKEN
 from tests.support.ports import reserved_port

@@ -15,8 +15,8 @@ import psutil
 
 from tandem import launch
 from tandem.coordinator_client import CoordinatorClient, Unreachable
-from tandem.listening import endpoint
-from tandem.snapshot import Snapshot
+from tandem.launch import endpoint
+from tandem.status import Snapshot
 from tests.support import SCRIPTS, manifests
 from tests.support.ports import reserved_port
 from tests.support.waiting import until

@@ -6,8 +6,8 @@ import json
 import time
 from typing import Any
 
-from tandem.snapshot import Snapshot
-from tandem.times import rfc3339
+from tandem.formatting import rfc3339
+from tandem.status import Snapshot
 from tandem_operator import kinds, names
 from tandem_operator.cache import Cache, Key, Watching
 from tandem_operator.controller import Controller

@@ -15,7 +15,7 @@ from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
 from tandem.launch import PULSE
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
-from tandem.snapshot import Snapshot
+from tandem.status import Snapshot
 from tandem_cli.local.guardian import MARK, marked
 from tests.support import ROOT
 from tests.support.lines import read_lines

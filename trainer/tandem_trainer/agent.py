@@ -30,9 +30,8 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
-from tandem.departure import depart
-from tandem.exitcode import ExitCode
-from tandem.messages import SCRIPT
+from tandem.exitcode import ExitCode, depart
+from tandem.protocol import SCRIPT
 from tandem_trainer.open_files import close_files
 from tandem_trainer.pulse import Pulse, die_with_parent
 from tandem_trainer.stacks import answer_with_stacks

@@ -22,7 +22,7 @@ from tandem.exitcode import ExitCode
 from tandem.formatting import number, several
 from tandem.job import Checkpoint
 from tandem.launch import GENERATION, REPLICA
-from tandem.messages import SAVING
+from tandem.protocol import SAVING
 from tandem.rundir import records
 from tandem.rundir.checkpoint import DataPosition, Manifest
 from tandem.rundir.layout import RunDir

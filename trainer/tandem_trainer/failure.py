@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Any
 
 from tandem.exitcode import ExitCode
-from tandem.messages import MOST_ERROR, MOST_TRACEBACK, MOST_WHERE, Failure
-from tandem.numbers import finite
-from tandem.printable import one_line
+from tandem.formatting import one_line
+from tandem.model import finite
+from tandem.protocol import MOST_ERROR, MOST_TRACEBACK, MOST_WHERE, Failure
 from tandem.rundir.durable import may_pass
 
 

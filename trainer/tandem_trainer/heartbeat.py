@@ -31,7 +31,7 @@ from types import FrameType
 
 from tandem.coordinator_client import CoordinatorClient, GivenUp, Refused, Unreachable, readable
 from tandem.exitcode import ExitCode
-from tandem.messages import MOST_BODY_BYTES, Answer, Failure, Membership, PreflightReport, Sync
+from tandem.protocol import MOST_BODY_BYTES, Answer, Failure, Membership, PreflightReport, Sync
 from tandem.rundir.layout import RunDir
 from tandem_trainer.failure import aged
 from tandem_trainer.local_ranks import LocalRanks
@@ -89,7 +89,7 @@ class Heartbeat(threading.Thread):
     Args:
         client: the connection, used by this thread alone.
         rundir: asked for the end of the job.
-        replica, address, processes, node: see tandem.messages.Sync.
+        replica, address, processes, node: see tandem.protocol.Sync.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from tandem.exitcode import ExitCode
-from tandem.messages import SCRIPT, STARTING, STOPPED, Failure, RankReport
+from tandem.protocol import SCRIPT, STARTING, STOPPED, Failure, RankReport
 from tandem_trainer.failure import read
 from tandem_trainer.pulse import Order, ProcessorUse, PulseView
 from tandem_trainer.stacks import Subject, is_stopped

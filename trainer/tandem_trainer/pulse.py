@@ -43,7 +43,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from tandem.exitcode import ExitCode
 from tandem.launch import GENERATION, PULSE
-from tandem.messages import FINISHING, SAVING, SCRIPT, STARTING, STOPPED, TRAIN, Trouble
+from tandem.protocol import FINISHING, SAVING, SCRIPT, STARTING, STOPPED, TRAIN, Trouble
 from tandem_trainer.failure import record
 from tandem_trainer.stacks import answer_with_stacks
 

@@ -40,13 +40,11 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.api import RendezvousHandlerCreator
 
-from tandem.arrival import wait_for_job
 from tandem.coordinator_client import CoordinatorClient, Refused
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob, Ports
-from tandem.launch import GENERATION, NODE, PULSE, REPLICA, RUN_DIR, TOKEN, UID
-from tandem.listening import EVERYWHERE, listen
-from tandem.messages import Membership
+from tandem.launch import EVERYWHERE, GENERATION, NODE, PULSE, REPLICA, RUN_DIR, TOKEN, UID, listen, wait_for_job
+from tandem.protocol import Membership
 from tandem.rundir.layout import RunDir
 from tandem_trainer.heartbeat import Heartbeat
 from tandem_trainer.local_ranks import LocalRanks, remove_leavings

@@ -157,8 +157,8 @@ def given_settings(given: Checkpoint | Mapping[str, Any] | None) -> Checkpoint:
     except ValidationError as error:
         details = [{**one, "loc": (*IN_A_JOB, *one["loc"])} for one in error.errors(include_url=False)]
     # Words for mistakes are not needed by a rank that starts again.
+    from tandem.manifest.reading import problems
     from tandem.manifest.source import Source
-    from tandem.manifest.wording import problems
 
     found = problems(details, Source(WHERE, [""]), {IN_A_JOB[0]: {IN_A_JOB[1]: data}}, [])  # type: ignore[arg-type]
     told = (f"{one.message}{f'; did you mean {one.suggestion}?' if one.suggestion else ''}" for one in found)

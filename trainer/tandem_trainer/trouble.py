@@ -5,7 +5,7 @@ A full disk takes neither a checkpoint nor the line that says so; the heartbeat 
 
 import threading
 
-from tandem.messages import Trouble
+from tandem.protocol import Trouble
 from tandem_trainer.pulse import Pulse
 
 

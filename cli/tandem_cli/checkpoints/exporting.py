@@ -27,10 +27,9 @@ from string import Formatter
 from typing import Any
 
 from tandem.errors import UserError
-from tandem.formatting import size
+from tandem.formatting import printable, size
 from tandem.job import DistributedTrainingJob
 from tandem.manifest.fields import nearest
-from tandem.printable import printable
 from tandem.rundir import lease
 from tandem.rundir.checkpoint import WEIGHTS, Manifest
 from tandem.rundir.durable import encode, read_json_or_none, sync_file, sync_folder, temporary_beside

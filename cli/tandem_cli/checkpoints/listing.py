@@ -13,8 +13,7 @@ from typing import Any
 
 from rich.text import Text
 
-from tandem.formatting import elapsed, metric_name, score, several, size
-from tandem.printable import one_line
+from tandem.formatting import elapsed, metric_name, one_line, score, several, size
 from tandem_cli.checkpoints.inventory import Entry, Inventory
 
 GAP = 2

@@ -14,9 +14,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.text import Text
 
 from tandem.errors import UserError
-from tandem.formatting import several, size
+from tandem.formatting import one_line, several, size
 from tandem.job import Checkpoint
-from tandem.printable import one_line
 from tandem.rundir.checkpoint import Broken, Manifest
 from tandem_cli.checkpoints import contrast, description, exporting, listing, pruning, verification
 from tandem_cli.checkpoints.choice import choose, sound

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from tandem.errors import UserError
-from tandem.printable import printable
+from tandem.formatting import printable
 from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption
 from tandem_cli.commands.status import WATCH_SECONDS, Watched, source_of
 from tandem_cli.kubernetes import tables

@@ -7,7 +7,7 @@ import matplotlib  # noqa: F401 - before numpy: where it is missing, the error n
 import typer
 
 from tandem.errors import UserError
-from tandem.printable import one_line
+from tandem.formatting import one_line
 from tandem_cli.output import echo
 from tandem_cli.report.writing import Report, write
 from tandem_cli.runs import RunArgument, opened

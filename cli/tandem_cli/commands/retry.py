@@ -3,8 +3,8 @@
 import time
 
 from tandem.errors import UserError
+from tandem.formatting import rfc3339
 from tandem.labels import RETRY_AT
-from tandem.times import rfc3339
 from tandem_cli.cluster import ContextOption, JobArgument, NamespaceOption, named
 from tandem_cli.kubernetes.job_view import RESOURCE, ask_job
 from tandem_cli.kubernetes.kubectl import Kubectl

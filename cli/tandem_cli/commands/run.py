@@ -21,14 +21,13 @@ from rich.console import Console, RenderableType
 from tandem.errors import UserError
 from tandem.exitcode import OF_COMMANDS, ExitCode
 from tandem.formatting import number, several
-from tandem.gpus import is_gpu
-from tandem.job import Checkpoint, Coordinator, DistributedTrainingJob, RunPolicy
+from tandem.job import Checkpoint, Coordinator, DistributedTrainingJob, RunPolicy, is_gpu
 from tandem.launch import TOKEN, weakness
 from tandem.manifest.reading import job_of, read_source, refuse
 from tandem.manifest.source import Source
 from tandem.prerequisites import here, unmet
 from tandem.rundir.layout import RunDir
-from tandem.snapshot import Event
+from tandem.status import Event
 from tandem.supervision import is_given_up
 from tandem_cli.local.display import display_for
 from tandem_cli.local.known import remember

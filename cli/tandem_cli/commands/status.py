@@ -11,8 +11,8 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from tandem.errors import UserError
-from tandem.printable import printable
-from tandem.snapshot import Snapshot
+from tandem.formatting import printable
+from tandem.status import Snapshot
 from tandem_cli.checkpoints.listing import plain
 from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption, named
 from tandem_cli.kubernetes import tables

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import typer
 
 from tandem.errors import UserError
+from tandem.formatting import one_line
 from tandem.job import DistributedTrainingJob
 from tandem.manifest.reading import apply_overrides, job_of, read_source, refuse
 from tandem.manifest.source import Source
-from tandem.printable import one_line
 from tandem_cli.cluster import ContextOption, NamespaceOption
 from tandem_cli.commands.validate import summary, warnings
 from tandem_cli.kubernetes.job_view import RESOURCE

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from tandem.errors import ManifestError, Problem, UserError
+from tandem.formatting import one_line
 from tandem.job import DistributedTrainingJob, Workers
 from tandem.manifest.fields import dotted
 from tandem.manifest.reading import job_of, read_source, refuse
 from tandem.manifest.source import Source
-from tandem.printable import one_line
 from tandem_cli.output import Output, OutputOption, echo, emit, looks_secret
 
 

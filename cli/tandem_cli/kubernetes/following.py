@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tandem.errors import UserError
+from tandem.formatting import one_line
 from tandem.manifest.fields import nearest
-from tandem.printable import one_line
 from tandem_cli.kubernetes.job_view import JobSummary, Pod, ask_job, ask_pods
 from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, NotFound, complaint, end, errors_of
 

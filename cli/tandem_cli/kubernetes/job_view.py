@@ -16,12 +16,11 @@ from pydantic import ValidationError
 from tandem import labels as names
 from tandem.errors import UserError
 from tandem.exitcode import ExitCode
+from tandem.formatting import printable, seconds
 from tandem.job import GROUP, KIND
 from tandem.labels import COORDINATOR, EVALUATOR, WORKER, stem
 from tandem.manifest.fields import nearest
-from tandem.printable import printable
 from tandem.status import Status
-from tandem.times import seconds
 from tandem_cli.kubernetes.kubectl import Kubectl, NotFound
 
 State = Literal["waiting", "starting", "running", "not ready", "leaving", "done", "failed"]

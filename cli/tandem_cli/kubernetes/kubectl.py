@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from tandem.errors import UserError
-from tandem.formatting import size
+from tandem.formatting import printable, size
 from tandem.manifest.fields import nearest
-from tandem.printable import printable
 
 CHART = "charts/tandem"
 CRD = f"{CHART}/files/crd.yaml"

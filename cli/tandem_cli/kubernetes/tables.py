@@ -10,10 +10,8 @@ from typing import Any
 from rich.text import Text
 
 from tandem import formatting
-from tandem.formatting import elapsed, metric_name, number, several
-from tandem.status import KSTATUS, Members, Phase, Score, Status
-from tandem.times import seconds
-from tandem.troubles import told
+from tandem.formatting import elapsed, metric_name, number, seconds, several
+from tandem.status import KSTATUS, Members, Phase, Score, Status, told
 from tandem_cli.checkpoints.listing import Column, listing, paragraph, plain, table
 from tandem_cli.kubernetes.job_view import JobEvent, JobSummary, JobView, Pod, State
 

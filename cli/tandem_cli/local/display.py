@@ -10,7 +10,7 @@ from typing import Protocol
 from rich.console import Console
 
 from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
-from tandem.snapshot import Snapshot
+from tandem.status import Snapshot
 from tandem_cli.terminal.canvas import Canvas, can_draw
 from tandem_cli.terminal.screen import Scene, event_line, screen, state_line
 

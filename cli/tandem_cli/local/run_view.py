@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
+from tandem.formatting import rfc3339
 from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogReader
 from tandem.rundir.ownership import ENDPOINT
 from tandem.rundir.records import COORDINATOR, Sample, Told
-from tandem.snapshot import MemberView, Snapshot
-from tandem.status import CheckpointRef, Progress, Score, Status, Troubles
-from tandem.times import rfc3339
+from tandem.status import CheckpointRef, MemberView, Progress, Score, Snapshot, Status, Troubles
 from tandem_cli.kubernetes.job_view import JobEvent, JobSummary, JobView, Pod, State
 from tandem_cli.local.known import is_alive, job_name, own_command
 from tandem_cli.terminal.summary import result

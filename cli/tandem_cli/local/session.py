@@ -19,13 +19,12 @@ from types import FrameType
 from typing import Self
 
 from tandem import launch
-from tandem.cache import cache_folder, private_folder
+from tandem.datasets import cache_folder, private_folder
 from tandem.exitcode import ExitCode
 from tandem.formatting import number, several
 from tandem.job import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
-from tandem.snapshot import Event, Snapshot
-from tandem.status import AGAIN
+from tandem.status import AGAIN, Event, Snapshot
 from tandem.supervision import (
     Action,
     Ask,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tandem.numbers import whole
+from tandem.model import whole
 from tandem.rundir.checkpoint import Broken
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.evaluations import last_word

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.formatting import duration, metric_name, number, score
-from tandem.model import Model
-from tandem.numbers import finite
+from tandem.model import Model, finite
 from tandem.rundir.ranking import direction
 from tandem_cli.report import clock
 from tandem_cli.report.run import Run

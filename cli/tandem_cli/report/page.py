@@ -18,7 +18,7 @@ from tandem import charts
 from tandem.charts import palette
 from tandem.formatting import duration, metric_name, moment, number, on_validation, reason, score, several, share, size
 from tandem.measures import Generation
-from tandem.troubles import told
+from tandem.status import told
 from tandem_cli.report.run import Run, RunCheckpoint
 from tandem_cli.report.summary import Summary
 

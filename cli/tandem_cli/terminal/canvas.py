@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from tandem.printable import printable
+from tandem.formatting import printable
 
 ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J\x1b[H"
 """The second screen, empty, without a cursor."""

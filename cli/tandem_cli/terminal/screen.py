@@ -19,11 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem import formatting
-from tandem.formatting import elapsed, metric_name, number, several
-from tandem.printable import one_line
-from tandem.snapshot import Event, Snapshot
-from tandem.status import Phase, Progress, Score, Status
-from tandem.troubles import lasting
+from tandem.formatting import elapsed, metric_name, number, one_line, several
+from tandem.status import Event, Phase, Progress, Score, Snapshot, Status, lasting
 
 MOST_POINTS = 240
 """Points of the loss curve that are kept; neighbours are merged beyond that."""

@@ -10,17 +10,15 @@ from pathlib import Path
 from rich.console import Group
 from rich.text import Text
 
-from tandem.formatting import elapsed, metric_name, number, score, several
-from tandem.numbers import whole
-from tandem.printable import one_line
+from tandem.formatting import elapsed, metric_name, number, one_line, score, several
+from tandem.model import whole
 from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, TRAINING, Sample, Start, Step, Troubled
 from tandem.rundir.rewind import batches_left_out
-from tandem.status import Troubles
-from tandem.troubles import told
+from tandem.status import Troubles, told
 
 LABEL = 12
 TAIL_BYTES = 4 * 2**20

@@ -24,9 +24,7 @@ from tandem.formatting import (
     size,
 )
 from tandem.measures import Generation
-from tandem.snapshot import MemberView, Snapshot
-from tandem.status import Status
-from tandem.troubles import told
+from tandem.status import MemberView, Snapshot, Status, told
 from tandem_coordinator.page import pictures
 from tandem_coordinator.page.results import Key, ShownResult
 from tandem_coordinator.page.timeline import Timeline

@@ -11,8 +11,7 @@ from tandem.charts.series import Series
 from tandem.charts.stories import Losses, Ranks, pace, training
 from tandem.formatting import cores, duration, reason, share
 from tandem.measures import outages
-from tandem.snapshot import Snapshot
-from tandem.status import Score, Status
+from tandem.status import Score, Snapshot, Status
 from tandem_coordinator.page.results import ShownResult
 from tandem_coordinator.page.timeline import Timeline
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.numbers import finite
+from tandem.model import finite
 from tandem.rundir.durable import listed, read_json_or_none
 from tandem.rundir.evaluations import last_word
 from tandem.rundir.layout import RunDir, step_of

@@ -4,25 +4,326 @@
 written, what may stand there, and the name that was probably meant. What the API server would take, this takes, and the
 other way round: an empty field (`config:`) counts as left out, and names are camelCase only.
 
-Pydantic does the checking, `tandem.manifest.source` knows the places, `tandem.manifest.wording` finds the words.
+Pydantic does the checking, `tandem.manifest.source` knows the places, `tandem.manifest.reading` finds the words.
+
+A setting goes through the same tree of fields as the file, so a typo gets the same answer, and the changed manifest is
+checked as a whole. Rejected: options of their own (`--epochs`): there would soon be one for each field.
+
+Pydantic's messages are written for programmers (`Input should be a valid integer`) and its locations contain the tags
+of unions, so each error is looked up in the tree of fields and worded anew.
 """
 
 import copy
 import itertools
+import json
+import re
+import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from tandem.errors import ManifestError, Problem, UserError
-from tandem.job import API_VERSION, KIND, DistributedTrainingJob
-from tandem.manifest.fields import Node, Path, nearest, tree
-from tandem.manifest.overrides import apply_overrides
-from tandem.manifest.source import MOST_BYTES, Source, parse
-from tandem.manifest.wording import placed, problems
+from tandem.errors import SETTING, ManifestError, Problem, UserError
+from tandem.job import API_VERSION, KIND, WHOLE, DistributedTrainingJob
+from tandem.manifest.fields import Node, Path, at, describe, dotted, nearest, suggestion, tree
+from tandem.manifest.source import MOST_BYTES, Place, Source, parse, parse_value, shown
+from tandem.model import RULES, RuleBroken
 from tandem.unmet import Unmet
+
+
+def apply_overrides(data: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """A copy of a manifest's data with settings such as `spec.trainer.config.epochs=3` applied, in their order.
+
+    `spec.` may be left out. Values are YAML; where a field holds text they are taken as they stand. `null` takes a
+    field out. Lists are counted from 0 as in `trainer.env[0].value=x`, and a dot inside a name is written `\\.`.
+
+    Raises:
+        ManifestError: a setting is not path=value, or names a field that does not exist.
+    """
+    result = copy.deepcopy(data)
+    problems: list[Problem] = []
+    for setting in settings:
+        try:
+            path, value = setting_of(setting)
+            _put(result, path, value, setting)
+        except ManifestError as error:
+            problems += error.problems
+    if problems:
+        raise ManifestError(problems)
+    return result
+
+
+def setting_of(setting: str) -> tuple[Path, Any]:
+    """Path and value of `path=value`."""
+    name, equals, text = setting.partition("=")
+    if not equals or not name.strip():
+        raise _wrong(setting, 0, "", f"{SETTING} takes path=value, for instance trainer.config.epochs=3")
+    path = _path(setting, name.strip())
+    node = at(tree(DistributedTrainingJob), path)
+    if node is not None and node.kind == "text" and text != "null":
+        return path, text
+    if not text.strip():
+        raise _wrong(setting, len(name), dotted(path), f"{name}= lacks a value; null takes the field out")
+    try:
+        return path, parse_value(text)
+    except ValueError as error:
+        raise _wrong(setting, len(name) + 1, dotted(path), f"the value of {name} is {error}") from None
+
+
+def _path(setting: str, name: str) -> Path:
+    """The path that a setting names, with `spec.` in front where it was left out."""
+    words = re.split(r"(?<!\\)\.", re.sub(r"\[(\d+)\]", r".\1", name))
+    parts: list[str | int] = [int(word) if word.isdecimal() else word.replace("\\.", ".") for word in words]
+    root = tree(DistributedTrainingJob)
+    if parts[0] not in root.fields:
+        parts.insert(0, "spec")
+    node = root
+    for index, part in enumerate(parts):
+        inner = node.child(part)
+        if (inner is None and node.open) or (node.kind == "map" and node.items is None):
+            return tuple(parts)
+        if node.kind == "map" and node.items is not None and node.items.kind in ("text", "quantity") and not node.keys:
+            return (*parts[:index], ".".join(str(rest) for rest in parts[index:]))
+        if inner is None:
+            parent = tuple(parts[:index])
+            near = suggestion(root, parent, str(part))
+            full = near if "." in near or not near else dotted((*parent, near, *parts[index + 1 :]))
+            message = f"unknown field {part} in {dotted(parent)}"
+            start = name.rfind(str(part)) if str(part) in name else 0
+            raise _wrong(setting, start, dotted(tuple(parts)), message, full, len(str(part)))
+        node = inner
+    return tuple(parts)
+
+
+def _put(data: dict[str, Any], path: Path, value: Any, setting: str) -> None:
+    target: Any = data
+    for index, part in enumerate(path):
+        last = index == len(path) - 1
+        if isinstance(part, int):
+            if not isinstance(target, list) or part > len(target):
+                count = len(target) if isinstance(target, list) else 0
+                raise _wrong(setting, 0, dotted(path), f"{dotted(path[:index])} has {count} entries, so no [{part}]")
+            if part == len(target):
+                target.append(None)
+        elif not isinstance(target, dict):
+            raise _wrong(setting, 0, dotted(path), f"{dotted(path[:index])} is not a group of fields in the manifest")
+        if last and value is None and isinstance(target, dict):
+            target.pop(part, None)
+            return
+        if last:
+            target[part] = value
+            return
+        inner = target[part] if isinstance(part, int) else target.get(part)
+        if inner is None:
+            inner = target[part] = [] if isinstance(path[index + 1], int) else {}
+        target = inner
+
+
+def _wrong(setting: str, start: int, field: str, message: str, near: str = "", width: int = 0) -> ManifestError:
+    excerpt_width = width or max(1, len(setting) - start)
+    return ManifestError(
+        [Problem(1, start + 1, SETTING, field, message, suggestion=near, excerpt=setting, width=excerpt_width)]
+    )
+
+
+def problems(
+    details: Sequence[ErrorDetails], source: Source, data: dict[str, Any], overrides: Sequence[str]
+) -> list[Problem]:
+    """The problems of pydantic's errors, in the order of the lines. `data` is what was validated: the source with the
+    overrides applied."""
+    set_by = {setting_of(setting)[0]: setting for setting in overrides}
+    found: dict[tuple[str, str], Problem] = {}
+    meant = {_meant(detail["loc"]) for detail in details if detail["type"] == "extra_forbidden"}
+    for detail in details:
+        if detail["type"] == "missing" and detail["loc"] in meant:
+            continue
+        for path, message, more in _worded(detail, data):
+            problem = _placed(source, set_by, path, message, message.startswith("unknown field"), more)
+            found.setdefault((problem.field, problem.message), problem)
+    return sorted(found.values())
+
+
+def _meant(unknown: Path) -> Path:
+    """The field beside an unknown one that was probably meant by it: it is misspelt, not missing as well."""
+    return (*unknown[:-1], suggestion(_root(), unknown[:-1], str(unknown[-1])))
+
+
+def _worded(detail: ErrorDetails, data: dict[str, Any]) -> Iterator[tuple[Path, str, dict[str, str]]]:
+    """Path, message, and what else is known of one error; several for a model that breaks several rules."""
+    path, is_key = _real_path(detail["loc"], data)
+    node = at(_root(), path)
+    name = dotted(path)
+    match detail["type"]:
+        case "missing":
+            wanted = describe(node) if node else ""
+            meaning = f" ({_first_sentence(node.description)})" if node and node.description else ""
+            yield path, f"{name} is missing{meaning}", {"given": "", "allowed": wanted}
+        case "extra_forbidden":
+            parent = at(_root(), path[:-1])
+            near = suggestion(_root(), path[:-1], str(path[-1]))
+            where = f" in {dotted(path[:-1])}" if path[:-1] else ""
+            beside = ", ".join(parent.fields) if parent else ""
+            yield (
+                path,
+                f"unknown field {path[-1]}{where}",
+                {"given": str(path[-1]), "allowed": beside, "suggestion": near},
+            )
+        case "value_error" if isinstance(broken := detail.get("ctx", {}).get("error"), RuleBroken):
+            for rule in broken.broken:
+                inner = (*path, rule.field) if rule.field else path
+                parts = list(_parts_of_devices(inner, data))
+                yield from parts or [(inner, f"{name}: {rule.message}", {})]
+        case "value_error" if isinstance(error := detail.get("ctx", {}).get("error"), ValueError):
+            yield path, f"{name}: {error}", {}
+        case _ if is_key:
+            parent = at(_root(), path[:-1])
+            keys = parent.keys if parent else ()
+            near = nearest(str(path[-1]), keys)
+            message = f"unknown field {path[-1]} in {dotted(path[:-1])}"
+            yield path, message, {"given": str(path[-1]), "allowed": ", ".join(keys), "suggestion": near}
+        case _ if node is None:
+            yield path, f"{name}: {detail['msg']}", {}
+        case _:
+            yield path, *_mismatch(name, node, detail)
+
+
+def _parts_of_devices(resources: Path, data: Any) -> Iterator[tuple[Path, str, dict[str, str]]]:
+    """Amounts of GPUs that are no whole numbers, among the resources at a path."""
+    for step in resources:
+        data = data.get(step) if isinstance(data, dict) else None
+    for part, amounts in data.items() if isinstance(data, dict) else ():
+        for device, amount in amounts.items() if isinstance(amounts, dict) else ():
+            if device in WHOLE and not str(amount).isdecimal():
+                path = (*resources, part, device)
+                yield path, _whole(dotted(path), _kind_of(amount)), {"allowed": "a whole number"}
+
+
+def _whole(name: str, given: str) -> str:
+    return f"{name} must be a whole number, not {given}: devices come whole"
+
+
+def _mismatch(name: str, node: Node, detail: ErrorDetails) -> tuple[str, dict[str, str]]:
+    """Wording for a value of the wrong kind or out of bounds."""
+    allowed, given = describe(node), detail["input"]
+    more = {"allowed": allowed}
+    if detail["type"] == "string_pattern_mismatch" and (rule := RULES.get(node.pattern)):
+        return f"{name} must be {rule}, not {_kind_of(given)}", more | {"allowed": ""}
+    if detail["type"] == "string_pattern_mismatch" and node.kind == "text":
+        more["allowed"] = node.description or f"text like {node.pattern}"
+        return f"{name} cannot be {shown(given)} ({more['allowed'].rstrip('.')})", more
+    message = f"{name} must be {allowed}, not {_kind_of(given)}"
+    if node.choices and isinstance(given, str):
+        more["suggestion"] = nearest(given, [str(choice) for choice in node.choices])
+    elif isinstance(given, str) and node.kind in ("integer", "number", "boolean"):
+        unquoted = _or_none(given)
+        if isinstance(unquoted, int | float) and isinstance(unquoted, bool) == (node.kind == "boolean"):
+            more["suggestion"] = f"{given} without quotes"
+    elif node.kind == "text" and isinstance(given, bool | int | float):
+        more["suggestion"] = "the same in quotes"
+    elif node.kind == "quantity" and isinstance(given, float):
+        if "/" in name:  # as the names of all devices have it
+            return _whole(name, f"{given:g}"), {"allowed": "a whole number"}
+        more["suggestion"] = f'"{given}"'
+    elif node.kind == "list" and node.items is not None and not isinstance(given, list | dict):
+        more["suggestion"] = f"[{words}]" if node.items.kind == "text" and (words := separated(given)) else ""
+    return message, more
+
+
+def separated(given: Any) -> str:
+    """The words of a command line each by itself, as they stand in a list in brackets; empty if it is none."""
+    try:
+        words = shlex.split(given) if isinstance(given, str) else [str(given)]
+    except ValueError:  # a quote that is not closed
+        return ""
+    return ", ".join(_in_yaml(word) for word in words)
+
+
+def _in_yaml(word: str) -> str:
+    """A text as it can stand in a list in brackets."""
+    is_plain = re.fullmatch(r"[\w./=+-]+", word) and isinstance(_or_none(word), str)
+    return word if is_plain else json.dumps(word, ensure_ascii=False)
+
+
+def placed(source: Source, overrides: Sequence[str], path: Path, message: str, suggestion: str = "") -> Problem:
+    """A problem that was found after the manifest had been read, at its place."""
+    if not path:
+        return Problem(0, 0, source.file, "", message)
+    set_by = {setting_of(setting)[0]: setting for setting in overrides}
+    return _placed(source, set_by, path, message, False, {"suggestion": suggestion})
+
+
+def _placed(
+    source: Source, set_by: dict[Path, str], path: Path, message: str, at_key: bool, more: dict[str, str]
+) -> Problem:
+    """The problem at the setting that caused it, else at the nearest place of the file that is there."""
+    for length in range(len(path), 0, -1):
+        if setting := set_by.get(path[:length]):
+            start = setting.index("=") + 1
+            place = Place(1, start + 1, max(1, len(setting) - start), setting[start:])
+            return Source(SETTING, [setting]).problem(place, path, message, **more)
+    if at_key and path in source.keys:
+        return source.problem(source.keys[path], path, message, **more)
+    if path in source.values:
+        return source.problem(source.values[path], path, message, **more)
+    more.setdefault("given", "")
+    for length in range(len(path) - 1, -1, -1):
+        above = path[:length]
+        if found := source.keys.get(above) or source.values.get(above):
+            return source.problem(found, path, message, **more)
+    return source.problem(Place(1, 1, 1), path, message, **more)
+
+
+def _root() -> Node:
+    return tree(DistributedTrainingJob)
+
+
+def _real_path(location: Sequence[str | int], data: Any) -> tuple[Path, bool]:
+    """A location of pydantic without the tags of unions, and whether it speaks of a map's key."""
+    path: list[str | int] = []
+    node: Node | None = _root()
+    for part in location:
+        if part == "[key]":
+            return tuple(path), True
+        node = node.child(part) if node else None
+        inside = part in data if isinstance(data, dict) else isinstance(data, list) and isinstance(part, int)
+        if node is None and not inside:
+            break
+        path.append(part)
+        data = data[part] if inside else None
+    return tuple(path), False
+
+
+def _kind_of(value: Any) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return f"{value}"
+        case str():
+            return f"the text {shown(value)}" if value else "empty text"
+        case list():
+            return "a list" if value else "an empty list"
+        case dict():
+            return "a group of fields"
+        case None:
+            return "nothing"
+        case _:
+            return shown(value)
+
+
+def _or_none(text: str) -> Any:
+    try:
+        return parse_value(text)
+    except ValueError:
+        return None
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"[.;:] ", text.rstrip("."), maxsplit=1)[0]
+
 
 __all__ = ["STDIN", "apply_overrides", "job_of", "read_job", "read_source"]
 

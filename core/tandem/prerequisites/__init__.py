@@ -20,13 +20,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from tandem.job import DistributedTrainingJob
-from tandem.prerequisites.dataset import dataset
-from tandem.prerequisites.disk import disk
-from tandem.prerequisites.machine import machine, this_machine
+from tandem.prerequisites.dataset import dataset, weights
+from tandem.prerequisites.machine import disk, machine, this_machine
 from tandem.prerequisites.program import program
 from tandem.prerequisites.site import Site, pod
 from tandem.prerequisites.variables import variables
-from tandem.prerequisites.weights import weights
 from tandem.rundir.layout import RunDir
 from tandem.unmet import Unmet
 

@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from tandem.job import DistributedTrainingJob
-from tandem.manifest.wording import separated
+from tandem.manifest.reading import separated
 from tandem.prerequisites.site import Site, fault_of_file, is_folder, unexpanded
 from tandem.unmet import Unmet
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.cache import data_folder
+from tandem.datasets import data_folder
 from tandem.job import DistributedTrainingJob
 from tandem.manifest.reading import similar_file
 from tandem.rundir.durable import may_pass

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.job import DistributedTrainingJob
-from tandem.numbers import whole
+from tandem.model import whole
 from tandem.rundir import lease
 from tandem.rundir.checkpoint import Broken, Manifest, OtherFormat
 from tandem.rundir.durable import create_json, listed, read_json, read_json_or_none, replace_json

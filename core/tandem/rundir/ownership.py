@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from tandem.job import DistributedTrainingJob, OnExisting
-from tandem.numbers import whole
+from tandem.model import whole
 from tandem.rundir.difference import differences, goes_further
 from tandem.rundir.durable import TEMPORARY, read_json_or_none, replace_json, sync_folder
 from tandem.rundir.layout import EARLIER, FOLDERS, RunDir

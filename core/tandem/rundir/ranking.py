@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tandem.job import DistributedTrainingJob
-from tandem.numbers import finite
+from tandem.model import finite
 from tandem.tasks import GOALS
 
 Goal = Literal["Maximize", "Minimize"]

@@ -28,7 +28,7 @@ from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
-from tandem_trainer.checkpoint import memory, staging, writer
+from tandem_trainer.checkpoint import staging, writer
 from tandem_trainer.checkpoint.names import OPTIMIZER
 from tandem_trainer.checkpoint.restoring import Loaded, Restored, restore
 from tandem_trainer.checkpoint.staging import Layout, Staging, shared_memory
@@ -353,7 +353,7 @@ def put(folder: Path, tree: Tree) -> None:
 
 def small_chunks(monkeypatch: Any) -> None:
     """Chunks of this process as small as those of the server."""
-    for module in (checkpoint, staging, memory, writer):
+    for module in (checkpoint, staging, node_memory, writer):
         monkeypatch.setattr(module, "CHUNK", CHUNK)
     for module in (writer, staging):
         monkeypatch.setattr(module, "BLOCK", BLOCK)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tandem.messages import Answer, Sync
+from tandem.protocol import Answer, Sync
 from tandem_coordinator.group import (
     Action,
     Close,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tandem.messages import Membership, Sync
+from tandem.protocol import Membership, Sync
 from tandem_coordinator.group import (
     Close,
     Disconnected,

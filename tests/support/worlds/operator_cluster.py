@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.snapshot import GenerationView, Snapshot
-from tandem.status import Status
+from tandem.status import GenerationView, Snapshot, Status
 from tandem_operator import kinds, names
 from tandem_operator.api import ListPart, Object, RequestRefused
 from tandem_operator.kinds import Kind

@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from tandem.job import DistributedTrainingJob
-from tandem.snapshot import Snapshot
-from tandem.status import Status
+from tandem.status import Snapshot, Status
 from tandem_operator import kinds, names, objects
 from tandem_operator.lifecycle import IDLE_ANSWERS, IDLE_SECONDS, Idle
 from tandem_operator.objects import Manifest

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tandem.errors import UserError
-from tandem.times import seconds
+from tandem.formatting import seconds
 from tandem_cli.kubernetes import tables
 from tandem_cli.kubernetes.job_view import JobView, job_events, job_summary, pods
 from tests.support import fake_kubectl as fake

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from tandem.snapshot import Snapshot
-from tandem.status import Progress, Status
+from tandem.status import Progress, Snapshot, Status
 from tandem.supervision import Child
 from tandem_cli.local.process import last_lines
 from tandem_cli.local.session import waiting_for

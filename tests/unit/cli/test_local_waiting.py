@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.snapshot import MemberView, Snapshot
-from tandem.status import Status
+from tandem.status import MemberView, Snapshot, Status
 from tandem.supervision import Child
 from tandem_cli.local.session import Asked, leaving_for, waiting_for
 

@@ -20,7 +20,7 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem.rundir.ownership import LOCK
 from tandem.status import CheckpointRef
-from tandem.troubles import told as told_of
+from tandem.status import told as told_of
 from tandem_cli.report import clock, generations
 from tandem_cli.report.figures import optimization, pictures, processors
 from tandem_cli.report.folder import NoRun

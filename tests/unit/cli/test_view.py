@@ -9,8 +9,19 @@ import pytest
 from rich.console import Console
 
 from tandem.formatting import done, elapsed, number, several
-from tandem.snapshot import EvaluatorView, Event, GenerationView, Snapshot
-from tandem.status import CheckpointRef, Members, Progress, Score, Status, Troubles, Utilization
+from tandem.status import (
+    CheckpointRef,
+    EvaluatorView,
+    Event,
+    GenerationView,
+    Members,
+    Progress,
+    Score,
+    Snapshot,
+    Status,
+    Troubles,
+    Utilization,
+)
 from tandem_cli.local.display import Written
 from tandem_cli.terminal.screen import MOST_POINTS, Scene, Trail, event_line, merged, screen, sparkline, state_line
 

@@ -2,9 +2,8 @@
 
 import json
 
-from tandem.messages import MOST_BRIEF_BYTES
-from tandem.snapshot import EvaluatorView, Event, GenerationView, MemberView, Snapshot
-from tandem.status import Status, Straggler
+from tandem.protocol import MOST_BRIEF_BYTES
+from tandem.status import EvaluatorView, Event, GenerationView, MemberView, Snapshot, Status, Straggler
 from tandem_coordinator.summary import brief
 from tandem_operator.coordinators import understood
 

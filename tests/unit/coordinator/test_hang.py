@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.messages import RankReport
+from tandem.protocol import RankReport
 from tandem_coordinator.hang import HangWatch
 
 TRAINING, OTHER, HEARTBEAT = 10.0, 40.0, 1.0

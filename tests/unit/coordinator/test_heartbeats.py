@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tandem.messages import Sync
+from tandem.protocol import Sync
 from tandem_coordinator import coordinator as coordinator_module
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.state_store import Remembered, StateStore

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tandem.formatting import rfc3339
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, EVALUATOR, TRAINING
-from tandem.times import rfc3339
 from tandem_coordinator.run_watcher import MOST_REASON, MOST_WORDS, Observed, RunDirectory, RunWatcher
 from tandem_coordinator.state_store import StateStore
 from tests.support.waiting import until

@@ -9,8 +9,19 @@ import pytest
 
 from tandem.charts.chart import NARROW, WIDE
 from tandem.rundir.layout import RunDir
-from tandem.snapshot import Event, GenerationView, MemberView, RankView, Snapshot
-from tandem.status import CheckpointRef, Members, Progress, Score, Status, Straggler
+from tandem.status import (
+    CheckpointRef,
+    Event,
+    GenerationView,
+    Members,
+    MemberView,
+    Progress,
+    RankView,
+    Score,
+    Snapshot,
+    Status,
+    Straggler,
+)
 from tandem_coordinator.page import parts
 from tandem_coordinator.page.parts import Glance
 from tandem_coordinator.page.timeline import Timeline

@@ -13,8 +13,7 @@ import pytest
 from aiohttp import ClientSession, StreamReader, web
 
 from tandem.rundir.layout import RunDir
-from tandem.snapshot import Snapshot
-from tandem.status import Status
+from tandem.status import Snapshot, Status
 from tandem_coordinator.__main__ import GRACE_SECONDS
 from tandem_coordinator.page import routes, viewers
 from tandem_coordinator.page.routes import LivePage

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.messages import Pair, PreflightReport
+from tandem.protocol import Pair, PreflightReport
 from tandem_coordinator.group import Synced
 from tandem_coordinator.membership import answer
 from tandem_coordinator.preflight import LIMIT_SECONDS, SETTLE_SECONDS, Suspect, judge

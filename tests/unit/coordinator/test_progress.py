@@ -1,6 +1,6 @@
 """How far training is, from what the ranks say."""
 
-from tandem.messages import RankReport
+from tandem.protocol import RankReport
 from tandem.status import CheckpointRef
 from tandem_coordinator.progress import Reports
 

@@ -9,8 +9,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tandem import metrics
 from tandem.job import Checkpoint
-from tandem.snapshot import EvaluatorView, MemberView, RankView, Snapshot
-from tandem.status import CheckpointRef, Members, Progress, Score, Status, Straggler
+from tandem.status import (
+    CheckpointRef,
+    EvaluatorView,
+    Members,
+    MemberView,
+    Progress,
+    RankView,
+    Score,
+    Snapshot,
+    Status,
+    Straggler,
+)
 from tandem_coordinator.logs import Training
 from tandem_coordinator.prometheus import REASONS, Figures, Scrapes, prometheus_text
 from tandem_coordinator.run_watcher import MOST_EVALUATORS, Evaluations, Observed, SavedCheckpoint, Volume

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tandem.exitcode import ExitCode
-from tandem.messages import Failure, RankReport
+from tandem.protocol import Failure, RankReport
 from tandem_coordinator.group import FailJob, Open
 from tests.support.worlds.membership_job import RULES, Job
 

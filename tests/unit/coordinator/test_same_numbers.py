@@ -12,9 +12,7 @@ from tandem.formatting import duration
 from tandem.job import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
-from tandem.snapshot import Snapshot
-from tandem.status import CheckpointRef, Status, Troubles
-from tandem.troubles import told
+from tandem.status import CheckpointRef, Snapshot, Status, Troubles, told
 from tandem_cli.local.run_view import look_briefly
 from tandem_cli.report import clock
 from tandem_cli.report.figures import world

@@ -1,6 +1,6 @@
 """A rank that is much slower than the rest for a while is named, and cleared when it keeps up again."""
 
-from tandem.messages import RankReport
+from tandem.protocol import RankReport
 from tandem_coordinator.straggler import SLOW_SECONDS, StragglerWatch
 
 

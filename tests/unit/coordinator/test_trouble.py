@@ -1,6 +1,6 @@
 """What goes wrong and does not end a job is counted, and said when it begins and when it has doubled."""
 
-from tandem.messages import RankReport, Trouble
+from tandem.protocol import RankReport, Trouble
 from tandem.status import CheckpointRef, Troubles
 from tandem_coordinator.history import TroubleWatch
 from tandem_coordinator.logs import Training

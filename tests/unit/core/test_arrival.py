@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem import arrival, launch
-from tandem.arrival import wait_for_job
+from tandem import launch
 from tandem.job import DistributedTrainingJob
+from tandem.launch import wait_for_job
 from tandem.rundir.layout import RunDir
 from tests.support import manifests
 
@@ -36,7 +36,7 @@ def test_the_job_is_taken_as_soon_as_it_is_there_and_a_long_wait_is_told_once(
 ) -> None:
     rundir, words = RunDir(tmp_path), list[str]()
     clock = Clock(after, lambda: rundir.write_job(JOB))
-    monkeypatch.setattr(arrival, "time", clock)
+    monkeypatch.setattr(launch, "time", clock)
     assert wait_for_job(rundir, words.append) == JOB
     assert clock.now < after + 1
     assert len(words) == said
@@ -54,7 +54,7 @@ def test_what_an_earlier_job_of_that_name_has_recorded_is_not_taken_for_this_one
     rundir, words = RunDir(tmp_path), list[str]()
     rundir.write_job(of("old"))
     rundir.mark_failed("Diverged", "the earlier one", 71)
-    monkeypatch.setattr(arrival, "time", Clock(100.0, lambda: rundir.write_job(of("new"))))
+    monkeypatch.setattr(launch, "time", Clock(100.0, lambda: rundir.write_job(of("new"))))
     assert wait_for_job(rundir, words.append, "new") == of("new")
     assert len(words) == 2
     assert "earlier job" in words[0]
@@ -64,7 +64,7 @@ def test_a_job_that_has_failed_before_it_was_recorded_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rundir = RunDir(tmp_path)
-    monkeypatch.setattr(arrival, "time", Clock(5.0, lambda: rundir.mark_failed("NoResult", "it did not start", 1)))
+    monkeypatch.setattr(launch, "time", Clock(5.0, lambda: rundir.mark_failed("NoResult", "it did not start", 1)))
     assert wait_for_job(rundir, list[str]().append) is None
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cache import cache_folder, private_folder
+from tandem.datasets import cache_folder, private_folder
 from tandem_cli.local.session import KERNELS, inherited
 
 

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from tandem.coordinator_client import MOST_WORD_BYTES, CoordinatorClient, Refused, Unreachable
-from tandem.messages import Answer, Member, Membership, Sync
+from tandem.protocol import Answer, Member, Membership, Sync
 from tests.support.ports import reserved_port
 
 

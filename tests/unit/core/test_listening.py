@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tandem import listening
-from tandem.listening import EVERYWHERE, endpoint, listen
+from tandem import launch
+from tandem.launch import EVERYWHERE, endpoint, listen
 
 HAS_BOTH = socket.has_dualstack_ipv6()
 
@@ -29,7 +29,7 @@ def test_without_ipv6_it_is_all_of_ipv4(monkeypatch: pytest.MonkeyPatch, fails: 
     def create(address: Any, **options: Any) -> socket.socket:
         return fails() if options.get("family") == socket.AF_INET6 else true(address, **options)
 
-    monkeypatch.setattr(listening.socket, "create_server", create)
+    monkeypatch.setattr(launch.socket, "create_server", create)
     with listen(EVERYWHERE, 0, 5) as server:
         assert server.family == socket.AF_INET
 

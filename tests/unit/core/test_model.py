@@ -6,8 +6,8 @@ from typing import ClassVar
 import pytest
 from pydantic import ValidationError
 
+from tandem.formatting import SHOWN
 from tandem.model import Model, Rule, RuleBroken, Words
-from tandem.printable import SHOWN
 
 
 class Span(Model):

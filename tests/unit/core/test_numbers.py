@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tandem.numbers import MOST, amount, finite, whole
+from tandem.model import MOST, amount, finite, whole
 
 STRANGE = [None, "1", [], {}, True, math.nan, math.inf, -math.inf, 10**400]
 

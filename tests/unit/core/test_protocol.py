@@ -6,11 +6,22 @@ import pytest
 from pydantic import create_model
 
 from tandem import protocol
-from tandem.messages import Answer, Member, Membership, RankReport, Sync
 from tandem.model import Model
-from tandem.protocol import FIRST, FIRST_FIELDS, HEADER, OURS, PROTOCOL, spoken, worded
-from tandem.snapshot import MemberView, RankView, Snapshot
-from tandem.status import Condition, Progress, Status
+from tandem.protocol import (
+    FIRST,
+    FIRST_FIELDS,
+    HEADER,
+    OURS,
+    PROTOCOL,
+    Answer,
+    Member,
+    Membership,
+    RankReport,
+    Sync,
+    spoken,
+    worded,
+)
+from tandem.status import Condition, MemberView, Progress, RankView, Snapshot, Status
 
 
 def of_the_first(model: type[Model]) -> Any:

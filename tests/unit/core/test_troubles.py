@@ -3,8 +3,7 @@
 import re
 
 from tandem import metrics
-from tandem.status import Status, Troubles
-from tandem.troubles import explained, lasting, told
+from tandem.status import Status, Troubles, explained, lasting, told
 from tests.support import ROOT
 
 FULL = "[Errno 28] No space left on device"

@@ -12,9 +12,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tandem.messages import BRIEF, MOST_BRIEF_BYTES
-from tandem.snapshot import GenerationView, Snapshot
-from tandem.status import Status
+from tandem.protocol import BRIEF, MOST_BRIEF_BYTES
+from tandem.status import GenerationView, Snapshot, Status
 from tandem_operator import coordinators, pods
 from tandem_operator.controller import LEAST_SECONDS, soonest
 from tandem_operator.coordinators import Coordinators, Questions, Unreached, UnreadableAnswer

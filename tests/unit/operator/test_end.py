@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.times import rfc3339
+from tandem.formatting import rfc3339
 from tandem_operator import kinds
 from tandem_operator.attempts import Attempt, ending
 from tandem_operator.observed import Children

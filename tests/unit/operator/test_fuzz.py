@@ -12,9 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tandem.messages import MOST_BRIEF_BYTES
-from tandem.snapshot import GenerationView, Snapshot
-from tandem.status import Members, Status
+from tandem.protocol import MOST_BRIEF_BYTES
+from tandem.status import GenerationView, Members, Snapshot, Status
 from tandem_operator import kinds
 from tandem_operator.coordinators import UnreadableAnswer, understood
 from tests.support.hostile import mutated, real_objects

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.snapshot import Snapshot
+from tandem.status import Snapshot
 from tandem_operator.lifecycle import IDLE_ANSWERS, IDLE_SECONDS, Idle, idle
 from tandem_operator.reconcile import DOUBT_SECONDS, HASTY_SECONDS
 from tests.support.worlds.operator_job import (

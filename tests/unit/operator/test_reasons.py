@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from tandem.exitcode import ExitCode
-from tandem.snapshot import GenerationView
-from tandem.status import Condition, Status
+from tandem.status import Condition, GenerationView, Status
 from tandem_operator import controller, kinds, pods
 from tandem_operator.cache import Cache
 from tandem_operator.controller import Controller

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tandem.snapshot import GenerationView
+from tandem.status import GenerationView
 from tandem_operator import kinds, names
 from tandem_operator.attempts import Attempt, place, writing
 from tandem_operator.objects import Volumes

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.idx import FILES
+from tandem.datasets import FILES
 from tandem.rundir import lease
 from tandem.tasks import Data
 from tandem_trainer.data import load

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import DistBackendError
 
 from tandem.exitcode import ExitCode
-from tandem.messages import MOST_ERROR, MOST_TRACEBACK
+from tandem.protocol import MOST_ERROR, MOST_TRACEBACK
 from tandem_trainer import local_ranks
 from tandem_trainer.checkpoint.saving import SaveFailed
 from tandem_trainer.checkpoint.state import DoesNotFit

@@ -8,7 +8,7 @@ import pytest
 
 from tandem.coordinator_client import CoordinatorClient, Refused
 from tandem.exitcode import ExitCode
-from tandem.messages import Answer, Member, Membership, Sync
+from tandem.protocol import Answer, Member, Membership, Sync
 from tandem.rundir.layout import RunDir
 from tandem_trainer import heartbeat
 from tandem_trainer.heartbeat import Heartbeat

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from tandem.messages import Member, Membership
+from tandem.protocol import Member, Membership
 from tandem_trainer.preflight import ROUNDS, ProcessPlace, opponents, process, processes
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tandem.exitcode import ExitCode
-from tandem.messages import Trouble
+from tandem.protocol import Trouble
 from tandem_trainer.pulse import Pulse, PulseView
 from tandem_trainer.trouble import TroubleCounts
 from tests.support.processes import alive

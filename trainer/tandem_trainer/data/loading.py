@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.cache import data_folder
-from tandem.idx import FILES, FOLDERS, NotIdx, find, opened, raw_folder, shape
-from tandem.idx import Split as Stored
+from tandem.datasets import FILES, FOLDERS, NotIdx, data_folder, find, opened, raw_folder, shape
+from tandem.datasets import Split as Stored
 from tandem.rundir import lease
 from tandem.rundir.durable import TEMPORARY, may_pass
 from tandem.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, Data

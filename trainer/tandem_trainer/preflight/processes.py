@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any, Literal
 
-from tandem.messages import Membership, Pair, PreflightReport
+from tandem.protocol import Membership, Pair, PreflightReport
 from tandem_trainer.preflight import LIMIT_SECONDS, ProcessPlace
 
 log = logging.getLogger("tandem.agent")
