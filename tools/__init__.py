@@ -15,7 +15,7 @@ needs a developer's environment (`make setup`).
 
 from collections.abc import Callable, Mapping
 
-from tools import chart, dashboards
+from tools import dashboards, helm_chart
 from tools.alerts import rules_yaml
 from tools.architecture import architecture_svg
 from tools.crd import crd_yaml, editor_json
@@ -25,7 +25,7 @@ FILES: Mapping[str, Callable[[], str]] = {
     "charts/tandem/files/crd.yaml": crd_yaml,
     "charts/tandem/files/alerts.yaml": rules_yaml,
     **dashboards.FILES,
-    **chart.FILES,
+    **helm_chart.FILES,
     "docs/reference/job.schema.json": editor_json,
     "docs/reference/job.md": job_page,
     "docs/reference/metrics.md": metrics_page,

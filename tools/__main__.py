@@ -3,7 +3,7 @@
 import sys
 
 from tools import FILES
-from tools.chart import main
+from tools.helm_chart import main
 
 if __name__ == "__main__":
     sys.exit(main("python -m tools", FILES))

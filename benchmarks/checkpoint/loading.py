@@ -42,7 +42,7 @@ from benchmarks.goals import Outcome, Verdict, exit_code
 from tandem.rundir.checkpoint import FILE, WEIGHTS, Manifest
 from tandem.rundir.durable import encode
 from tandem_evaluator.evaluation import Evaluation
-from tandem_trainer.checkpoint.reading import read_weights
+from tandem_trainer.checkpoint.reader import read_weights
 from tandem_trainer.data import Samples
 from tests.support import ROOT
 from tests.support.hashing import hash_file

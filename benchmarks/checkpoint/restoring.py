@@ -35,11 +35,11 @@ from benchmarks.goals import Outcome, Verdict, exit_code
 from tandem.rundir.checkpoint import DataPosition
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
-from tandem_trainer.checkpoint.reading import read_contents
+from tandem_trainer.checkpoint.reader import read_contents
 from tandem_trainer.checkpoint.restoring import compare, restore
 from tandem_trainer.checkpoint.saving import Author, Saver
 from tandem_trainer.checkpoint.train_state import TrainState
-from tandem_trainer.group import Group
+from tandem_trainer.process_group import Group
 from tests.support import ROOT, manifests
 from tests.support.ports import reserved_port
 

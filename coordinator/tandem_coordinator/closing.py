@@ -16,7 +16,7 @@ as the first member is back (the rest may still be writing).
 from dataclasses import replace
 
 from tandem_coordinator.failures import cut_off, first_of, progress, silent_members, strike
-from tandem_coordinator.group import (
+from tandem_coordinator.group_state import (
     Action,
     Cause,
     Close,

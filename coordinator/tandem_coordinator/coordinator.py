@@ -17,10 +17,10 @@ from tandem.protocol import FIRST, PROTOCOL, Answer, Membership, Sync
 from tandem.rundir import records
 from tandem.rundir.layout import RunDir
 from tandem.status import Snapshot, Status, Troubles, explained
-from tandem_coordinator import group, membership
+from tandem_coordinator import group_state, membership
 from tandem_coordinator.forming import STACKS_SECONDS
 from tandem_coordinator.goodput import Goodput
-from tandem_coordinator.group import (
+from tandem_coordinator.group_state import (
     Action,
     Cause,
     Close,
@@ -42,6 +42,7 @@ from tandem_coordinator.history import now as log_time
 from tandem_coordinator.progress import Reports
 from tandem_coordinator.prometheus import Figures
 from tandem_coordinator.run_watcher import Observed, RunDirectory, RunWatcher
+from tandem_coordinator.snapshots import Instant, about, snapshot, status
 from tandem_coordinator.state_store import (
     HISTORY,
     CoordinatorState,
@@ -51,7 +52,6 @@ from tandem_coordinator.state_store import (
     remembered_left_out,
 )
 from tandem_coordinator.straggler import StragglerWatch
-from tandem_coordinator.summary import Instant, about, snapshot, status
 
 TICK_SECONDS = 0.05
 """How often time is looked at; what agents say is acted on at once."""
@@ -136,7 +136,7 @@ class Coordinator:
         else:
             if _may_be_the_end(sync) and self.state.end is None:
                 await self._ask_whether_over()
-            self._apply(group.Synced(sync, preflights=protocol > FIRST))
+            self._apply(group_state.Synced(sync, preflights=protocol > FIRST))
             self._hurry.set()
         try:
             hold = self.job.spec.elasticity.heartbeat_seconds * random.uniform(LEAST_HOLD, 1.0)  # noqa: S311
@@ -252,7 +252,7 @@ class Coordinator:
             heard, self._heard = self._heard, {}
             latest, foreign = self._observed.latest_checkpoint, self._observed.foreign
             self._apply(
-                group.Tick(
+                group_state.Tick(
                     heard,
                     None if latest is None and foreign is None else (None if latest is None else latest.step, foreign),
                     own_file=self._observed.foreign_seen,
@@ -355,7 +355,7 @@ class Coordinator:
         self._asked_to_save.add(sync.replica)
         return not known
 
-    def _apply(self, event: group.Event) -> None:
+    def _apply(self, event: group_state.Event) -> None:
         before = self.state
         self.state, actions = membership.step(before, event, time.monotonic())
         for action in actions:

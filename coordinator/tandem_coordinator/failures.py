@@ -52,7 +52,18 @@ from dataclasses import dataclass, field, replace
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, Signals
 
 from tandem.protocol import WORDLESS, Failure, Sync
-from tandem_coordinator.group import Cause, Complaint, FailJob, LeftOut, Next, Say, State, Strike, is_inside, listed
+from tandem_coordinator.group_state import (
+    Cause,
+    Complaint,
+    FailJob,
+    LeftOut,
+    Next,
+    Say,
+    State,
+    Strike,
+    is_inside,
+    listed,
+)
 
 STRIKES = 3
 """Failures that are due to one replica or node, in a row or among the most recent ones, before the others go on

@@ -20,7 +20,7 @@ from tandem.protocol import Member, Membership
 from tandem_coordinator import preflight
 from tandem_coordinator.closing import close_saved, explain
 from tandem_coordinator.failures import settle
-from tandem_coordinator.group import (
+from tandem_coordinator.group_state import (
     Action,
     Agent,
     Cause,

@@ -1,6 +1,6 @@
 """Where a job's time goes: each moment of its life belongs to one of the six phases of tandem.metrics.TIME.
 
-What a group that steps does, its first rank writes down, late and in stretches (tandem_coordinator.logs); the
+What a group that steps does, its first rank writes down, late and in stretches (tandem_coordinator.log_followers); the
 rest is this process's own clock. Between the two stands a balance: time in which a group stepped, less the time that
 its rank has accounted for. What is left of it when the group ends was work that did not last (a hang, a step that was
 never completed), and counts as idle; what its rank writes down later is taken from what the next group leaves.
@@ -9,7 +9,7 @@ never completed), and counts as idle; what its rank writes down later is taken f
 from collections.abc import Mapping
 
 from tandem.metrics import DOINGS
-from tandem_coordinator.logs import WORK
+from tandem_coordinator.log_followers import WORK
 
 STEPPING, SILENT, OVER = "stepping", "silent", "over"
 """What a job can be about besides restore, rendezvous and idle. Silent: a script of the user's own that says nothing of

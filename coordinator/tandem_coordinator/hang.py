@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tandem.protocol import SCRIPT, STOPPED, TRAIN, RankReport
-from tandem_coordinator.group import listed
+from tandem_coordinator.group_state import listed
 
 MOST_NAMED = 3
 IDLE_CORES = IDLE_GPU = 0.02

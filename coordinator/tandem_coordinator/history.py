@@ -26,7 +26,7 @@ from tandem.status import (
     Troubles,
     told,
 )
-from tandem_coordinator.group import Cause, replicas
+from tandem_coordinator.group_state import Cause, replicas
 from tandem_coordinator.run_watcher import Observed
 
 log = logging.getLogger("tandem.coordinator")

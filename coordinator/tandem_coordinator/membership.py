@@ -42,7 +42,7 @@ from tandem_coordinator import failures, preflight
 from tandem_coordinator.closing import close, complete, finish, finish_saving, is_finished, preempt
 from tandem_coordinator.failures import forgive, why_left_out, worded
 from tandem_coordinator.forming import form, resize, with_latest
-from tandem_coordinator.group import (
+from tandem_coordinator.group_state import (
     Action,
     Agent,
     Cause,

@@ -31,7 +31,7 @@ from tandem.formatting import size
 from tandem.protocol import PreflightReport, Sync
 from tandem_coordinator.closing import close, count_failure
 from tandem_coordinator.failures import leave_out
-from tandem_coordinator.group import Action, Cause, LeftOut, Next, Preflight, Say, State, listed
+from tandem_coordinator.group_state import Action, Cause, LeftOut, Next, Preflight, Say, State, listed
 
 SLOW = 3.0
 """So many times slower than the median is slow. Equal nodes differ by some per cent; a GPU that throttles, a link that

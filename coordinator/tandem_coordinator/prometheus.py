@@ -20,9 +20,9 @@ from tandem.job import Checkpoint
 from tandem.labels import place
 from tandem.metrics import STEP_BUCKETS, Metric
 from tandem.status import Phase, Snapshot, Troubles
-from tandem_coordinator.logs import Training
+from tandem_coordinator.log_followers import Training
 from tandem_coordinator.run_watcher import Observed
-from tandem_coordinator.summary import Instant
+from tandem_coordinator.snapshots import Instant
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -31,7 +31,7 @@ from tandem.rundir.ranking import Rank, deciding, rank
 from tandem.rundir.rewind import Rewind, batches_left_out
 from tandem.status import CheckpointRef, EvaluatorView, Score
 from tandem_coordinator.foreign_checkpoints import ForeignCheckpoints
-from tandem_coordinator.logs import EvaluatorFollower, Training, TrainingLogs
+from tandem_coordinator.log_followers import EvaluatorFollower, Training, TrainingLogs
 
 SECONDS = 0.5
 """Between two looks."""

@@ -18,7 +18,7 @@ from tandem.rundir.layout import RunDir
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.page.routes import LivePage
 from tandem_coordinator.prometheus import CONTENT_TYPE, Scrapes, prometheus_text
-from tandem_coordinator.summary import brief
+from tandem_coordinator.snapshots import brief
 
 log = logging.getLogger("tandem.coordinator")
 

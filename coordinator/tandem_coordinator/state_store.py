@@ -23,7 +23,7 @@ from tandem.protocol import FIRST, Membership, worded
 from tandem.rundir.durable import read_json_or_none, replace_json
 from tandem.rundir.layout import RunDir
 from tandem.status import GenerationView
-from tandem_coordinator.group import State
+from tandem_coordinator.group_state import State
 
 M = TypeVar("M", bound=Model)
 

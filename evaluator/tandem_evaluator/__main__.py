@@ -21,7 +21,7 @@ from tandem.launch import POLL_SECONDS, wait_for_job
 from tandem.rundir.durable import may_pass
 from tandem.rundir.layout import RunDir
 from tandem_evaluator.crew import run_crew
-from tandem_evaluator.log import EvaluatorLog
+from tandem_evaluator.evaluator_log import EvaluatorLog
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 

@@ -24,7 +24,7 @@ from tandem_evaluator import publication
 from tandem_evaluator.choice import Action, Evaluate, Finished, Merge, Skip, View, Wait, choose, worth_doing
 from tandem_evaluator.claim import Claim, claim, claim_file, give_back_leftovers
 from tandem_evaluator.evaluation import Evaluation, Misfit, Tally
-from tandem_evaluator.log import EvaluatorLog, say
+from tandem_evaluator.evaluator_log import EvaluatorLog, say
 from tandem_evaluator.publication import Publication
 from tandem_evaluator.result import Counted, ShardResult
 from tandem_evaluator.survey import Survey

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional as F
 
-from tandem.gallery import LARGEST, MOST, MOST_BYTES, Gallery, WrongPicture, shows
 from tandem.job import Evaluators
 from tandem.rundir import evaluations
 from tandem.rundir.durable import create_json, read_json, read_json_or_none, replace_json, sync_folder
@@ -25,7 +24,8 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import Chain, counts
 from tandem.rundir.ranking import METRICS, VALIDATION, Goal, deciding, rank
 from tandem.status import CheckpointRef
-from tandem_evaluator.log import say
+from tandem.wrong_samples import LARGEST, MOST, MOST_BYTES, Gallery, WrongPicture, shows
+from tandem_evaluator.evaluator_log import say
 from tandem_evaluator.result import MergedResult, ShardResult, WrongSample, merge, shard_samples
 
 

@@ -7,7 +7,7 @@
 --storage-class NAME, --access-mode MODE, --volume-size SIZE    of claims whose job does not say
 --namespace NAME                                       only there (may be repeated); default: everywhere
 --key-secret NAMESPACE/NAME                            what the tokens of jobs follow from; made if it is not there
---identity NAME, --lease-namespace NAME, --no-lease    who it is to other operators: one of them acts (lease.py)
+--identity NAME, --lease-namespace NAME, --no-lease    who it is to other operators: one of them acts (leader.py)
 --template-field PATH[=VALUE]                          what templates may set (may be repeated); default: everything
 --operator-from JSON, --metrics-from JSON              makes a NetworkPolicy for each job: who else reaches its pods
 --patience SECONDS                                     until a job that cannot begin gives way to another
@@ -33,15 +33,15 @@ from pydantic import ValidationError
 
 from tandem.exitcode import ExitCode
 from tandem.job import Storage
-from tandem_operator import bounded, lease
+from tandem_operator import bounded, leader
 from tandem_operator.api import ApiServer, Unavailable
-from tandem_operator.cache import Cache, Watching
 from tandem_operator.controller import Controller
 from tandem_operator.coordinators import Coordinators
 from tandem_operator.gang_deadlock import PATIENCE_SECONDS
-from tandem_operator.lease import Leases
-from tandem_operator.metrics import OperatorMetrics, serve_health
+from tandem_operator.informer import Cache, Watching
+from tandem_operator.leader import Leases
 from tandem_operator.objects import Peers, Volumes
+from tandem_operator.operator_metrics import OperatorMetrics, serve_health
 from tandem_operator.pods import Images
 from tandem_operator.reconcile import ANY_VOLUMES
 from tandem_operator.tokens import NoKey, operator_key
@@ -73,7 +73,7 @@ class Options:
     """Who reaches pods of jobs besides those; None: no NetworkPolicies are made."""
     identity: str = ""
     """Who it is to other operators; empty: there is no other one."""
-    lease_namespace: str = lease.HOME
+    lease_namespace: str = leader.HOME
 
 
 def main() -> int:
@@ -280,10 +280,10 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
     )
     parser.add_argument(
         "--lease-namespace",
-        default=lease.HOME,
+        default=leader.HOME,
         metavar="NAME",
         help="where the Lease of operators of the whole cluster is; with --namespace it is there"
-        f" (default: {lease.HOME})",
+        f" (default: {leader.HOME})",
     )
     parser.add_argument(
         "--no-lease", action="store_true", help="act without asking whether another operator does: there is none"

@@ -70,7 +70,7 @@ class ApiServer:
     def __init__(self, connection: client.ApiClient) -> None:
         self._client = connection
         self.acts: Callable[[str], bool] = lambda namespace: True
-        """Whether this operator is the one that writes in a namespace (tandem_operator.lease)."""
+        """Whether this operator is the one that writes in a namespace (tandem_operator.leader)."""
         self.requests = 0
         """So many were sent."""
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from tandem.formatting import seconds
 from tandem_operator import names
-from tandem_operator.cache import Cache, Key
 from tandem_operator.gang_deadlock import GAVE_WAY, Claimant, claimant, is_partly_placed, starved_for, way_ends
-from tandem_operator.memory import JobMemory
+from tandem_operator.informer import Cache, Key
+from tandem_operator.job_memory import JobMemory
 from tandem_operator.observed import InvalidSpec
 
 FRESH_SECONDS = 2.0

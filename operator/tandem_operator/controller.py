@@ -18,14 +18,14 @@ from tandem.status import Status
 from tandem_operator import kinds, names, objects, observed, pods, reporting, retry, tokens
 from tandem_operator.api import ApiServer, RequestRefused, Unavailable
 from tandem_operator.attempts import MANY, ending, place, removing, tried, writing
-from tandem_operator.cache import Cache, Key
 from tandem_operator.claimants import Claimants
 from tandem_operator.coordinators import Coordinators, Questions
 from tandem_operator.gang_deadlock import PATIENCE_SECONDS, Claimant, starved_for
-from tandem_operator.memory import JobMemory
-from tandem_operator.metrics import OperatorMetrics, holding
+from tandem_operator.informer import Cache, Key
+from tandem_operator.job_memory import JobMemory
 from tandem_operator.objects import Peers, Volumes
 from tandem_operator.observed import Children, InvalidSpec, Object, observe
+from tandem_operator.operator_metrics import OperatorMetrics, holding
 from tandem_operator.plan import Plan, Situation
 from tandem_operator.pods import Images
 from tandem_operator.reasons import name_taken

@@ -21,7 +21,7 @@ from tandem.protocol import BRIEF, MOST_BRIEF_BYTES, OURS, Target
 from tandem.status import GenerationView, Snapshot, Status
 from tandem_operator import pods, tokens
 from tandem_operator.bounded import cost
-from tandem_operator.cache import Key
+from tandem_operator.informer import Key
 from tandem_operator.lifecycle import Idle, idle
 from tandem_operator.liveness import Liveness
 from tandem_operator.observed import Pod

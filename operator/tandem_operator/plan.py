@@ -7,8 +7,8 @@ from tandem.job import DistributedTrainingJob
 from tandem.status import Snapshot, Status
 from tandem_operator.attempts import Attempts
 from tandem_operator.gang_deadlock import PATIENCE_SECONDS, Claimant
+from tandem_operator.job_memory import Memo
 from tandem_operator.lifecycle import Idle
-from tandem_operator.memory import Memo
 from tandem_operator.objects import Manifest, Peers
 from tandem_operator.observed import Children, Pod, Thing
 from tandem_operator.reporting import Notice

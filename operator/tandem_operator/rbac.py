@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from tandem_operator import kinds, lease
+from tandem_operator import kinds, leader
 from tandem_operator.kinds import Kind
 
 _SEEN = ("list", "watch")
@@ -51,7 +51,7 @@ def lease_rules() -> list[dict[str, Any]]:
     resource = {"apiGroups": [kinds.LEASE.group], "resources": [kinds.LEASE.plural]}
     return [
         {**resource, "verbs": ["create"]},
-        {**resource, "resourceNames": [lease.NAME], "verbs": ["get", "update"]},
+        {**resource, "resourceNames": [leader.NAME], "verbs": ["get", "update"]},
     ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem_operator import lease, names
+from tandem_operator import leader, names
 from tests.support.cluster.attacks import idle
 from tests.support.cluster.background import answers
 from tests.support.cluster.images import Images
@@ -41,7 +41,7 @@ def ready(operator: Operator) -> str:
 
 
 def holder(namespace: Namespace) -> str:
-    found = json.loads(namespace("get", "lease", lease.NAME, "-o", "json"))
+    found = json.loads(namespace("get", "lease", leader.NAME, "-o", "json"))
     return str(found["spec"]["holderIdentity"])
 
 
@@ -56,7 +56,7 @@ def test_one_of_two_operators_acts_and_the_other_one_takes_over(
     first, second = both
     assert holder(namespace) == first.identity
     assert (leads(first, namespace), leads(second, namespace)) == (True, False)
-    assert ready(second) == f"{first.identity} holds the Lease {namespace.name}/{lease.NAME}; this operator waits"
+    assert ready(second) == f"{first.identity} holds the Lease {namespace.name}/{leader.NAME}; this operator waits"
     assert answers(f"http://127.0.0.1:{second.port}/healthz"), "it is well, and waits"
 
     job = Job(namespace, "digits")

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tandem.tasks import ImageClassification
-from tandem_trainer.group import Group
 from tandem_trainer.models import build
+from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.replicated import distribute, prepare
 
 BACKEND = "nccl"

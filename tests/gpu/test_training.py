@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tandem.rundir.layout import RunDir
-from tandem_trainer.checkpoint.reading import read_contents
+from tandem_trainer.checkpoint.reader import read_contents
 from tandem_trainer.checkpoint.state import join
 from tandem_trainer.checkpoint.train_state import OTHERS
 from tests.support.ranks import Ranks, losses, make_rundir, records, sample_ids

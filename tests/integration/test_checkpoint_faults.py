@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from tandem_trainer.checkpoint.restoring import restore
-from tandem_trainer.group import Group
+from tandem_trainer.process_group import Group
 from tests.support.faults.matrix import Faults, Matrix, replayed, said
 from tests.support.faults.points import CHANGING, CREATE, GROWING, READ, RENAME, SYNC, WRITE
 from tests.support.faults.power import CASES

@@ -207,7 +207,7 @@ def test_in_a_pod_torch_is_loaded_when_ranks_have_it(tmp_path: Path, uid: str, e
 import os, sys
 from tandem.rundir.layout import RunDir
 from tandem_evaluator.__main__ import main
-from tandem_evaluator.log import EvaluatorLog
+from tandem_evaluator.evaluator_log import EvaluatorLog
 
 def tell(*_):
     print("loaded" if "torch" in sys.modules else "waits", flush=True)

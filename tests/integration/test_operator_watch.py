@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from tandem_operator import kinds, observed
 from tandem_operator.bounded import NESTING
-from tandem_operator.cache import Cache, Key, Watching
+from tandem_operator.informer import Cache, Key, Watching
 
 SOUND = '{"trainer":{"task":"image-classification"}}'
 TEMPLATE = '{"trainer":{"task":"image-classification"},"workers":{"template":%s}}'

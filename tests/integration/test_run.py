@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.gallery import gallery
 from tandem.rundir.lease import is_held
 from tandem.supervision import SAVING_SECONDS
+from tandem.wrong_samples import gallery
 from tests.support import ROOT
 from tests.support.local_run import DIGITS, LocalRun, evaluations
 from tests.support.ports import reserved_port

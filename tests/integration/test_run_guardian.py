@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from tandem.launch import PULSE
+from tandem_cli.local.child import Process, last_lines
 from tandem_cli.local.guardian import MARK, marked, sweep
-from tandem_cli.local.process import Process, last_lines
 from tests.support.waiting import until
 
 SECONDS = 10.0
@@ -211,7 +211,7 @@ class TestAChild:
 PARENT = """
 import os, subprocess, sys, time
 from pathlib import Path
-from tandem_cli.local.process import Process
+from tandem_cli.local.child import Process
 mark, folder, guarded = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "guarded"
 if guarded:
     read, write = os.pipe()

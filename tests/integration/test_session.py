@@ -13,7 +13,7 @@ import torch
 
 from tandem.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
-from tandem_trainer.checkpoint.reading import read_weights
+from tandem_trainer.checkpoint.reader import read_weights
 from tests.support import ROOT, SCRIPTS, manifests
 from tests.support.local_run import LocalRun
 from tests.support.ranks import Ranks, losses, records, run, sample_ids

@@ -15,7 +15,7 @@ from tandem.exitcode import ExitCode
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
 from tandem.rundir.rewind import MOST_REWINDS, decide
-from tandem_trainer.checkpoint.reading import read_contents, read_full_weights, read_weights
+from tandem_trainer.checkpoint.reader import read_contents, read_full_weights, read_weights
 from tandem_trainer.checkpoint.staging import LEAST_PART
 from tests.support.bad_surroundings import whole_mnist
 from tests.support.ranks import Ranks, losses, make_rundir, records, run, sample_ids

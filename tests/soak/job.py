@@ -10,7 +10,7 @@ from benchmarks.recovery.sides import AUTHORITY, FOREVER, BestTandemTrainer
 from benchmarks.recovery.surroundings import Network, spawn
 from tandem import launch
 from tandem.rundir.layout import RunDir
-from tandem_trainer.checkpoint.reading import read_contents
+from tandem_trainer.checkpoint.reader import read_contents
 from tandem_trainer.data import load
 from tandem_trainer.data.order import Batches, Order, digest
 from tests.soak import script as soak_script

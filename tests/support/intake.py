@@ -9,10 +9,10 @@ from typing import Any
 from tandem.formatting import rfc3339
 from tandem.status import Snapshot
 from tandem_operator import kinds, names
-from tandem_operator.cache import Cache, Key, Watching
 from tandem_operator.controller import Controller
+from tandem_operator.informer import Cache, Key, Watching
 from tandem_operator.kinds import Kind
-from tandem_operator.metrics import OperatorMetrics
+from tandem_operator.operator_metrics import OperatorMetrics
 from tests.support import manifests
 from tests.support.hostile import unplaced
 from tests.support.worlds.operator_job import IMAGES, TASK

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem_trainer.group import Group
+from tandem_trainer.process_group import Group
 
 
 class PeerGone(RuntimeError):  # noqa: N818 - it says what happened

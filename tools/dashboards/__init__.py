@@ -9,8 +9,8 @@ imports this package.
 
 from collections.abc import Callable, Mapping
 
-from tools.dashboards.fleet import fleet
-from tools.dashboards.job import job
+from tools.dashboards.fleet_dashboard import fleet
+from tools.dashboards.job_dashboard import job
 from tools.dashboards.panels import as_json
 
 FILES: Mapping[str, Callable[[], str]] = {

@@ -40,7 +40,7 @@ from tandem_trainer.warm import forkserver, stub
 SHARED = ("torch.distributed.run",)
 """What the agent needs, too."""
 FOR_RANKS = (
-    "tandem_trainer.loop",
+    "tandem_trainer.train",
     # The first optimizer and the first DistributedDataParallel import it.
     "torch._dynamo",
 )

@@ -21,9 +21,9 @@ from tandem_trainer.data import Samples
 from tandem_trainer.data.keyed import mixed, seed_torch
 from tandem_trainer.data.order import pieces, share
 from tandem_trainer.failure import ConfigurationError
-from tandem_trainer.group import Group
 from tandem_trainer.meter import Busy, GradientNorm
 from tandem_trainer.models.dropout import Draws
+from tandem_trainer.process_group import Group
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 

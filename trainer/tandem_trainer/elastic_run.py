@@ -1,6 +1,6 @@
 """An elastic run, for one generation: where it starts, what follows each step, its last checkpoint.
 
-Everything that makes training elastic is here, and nothing of what is trained: the built-in loop (tandem_trainer.loop)
+Everything that makes training elastic is here, and nothing of what is trained: the built-in loop (tandem_trainer.train)
 and a script of the user's own (tandem_trainer.session) both hand their steps to it. It starts from the newest
 checkpoint that counts; after each step it may be told to save, to leave, or that the loss has become useless; and its
 last act names the final checkpoint.
@@ -36,9 +36,9 @@ from tandem_trainer.checkpoint.train_state import Contents, TrainState
 from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.data.order import check_position
 from tandem_trainer.failure import ConfigurationError
-from tandem_trainer.group import Group
 from tandem_trainer.loss_spikes import LossSpikes
 from tandem_trainer.meter import Cost, Meter
+from tandem_trainer.process_group import Group
 from tandem_trainer.pulse import Pulse
 from tandem_trainer.trouble import TroubleCounts
 

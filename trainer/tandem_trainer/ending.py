@@ -12,7 +12,7 @@ from tandem_trainer.checkpoint.saving import SaveFailed
 from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.elastic_run import WentBack
 from tandem_trainer.failure import ConfigurationError, UnusableInput, is_of_peers
-from tandem_trainer.group import PeerFault
+from tandem_trainer.process_group import PeerFault
 from tandem_trainer.pulse import Pulse
 
 log = logging.getLogger("tandem_trainer")

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tandem.rundir.checkpoint import Broken, Manifest
-from tandem_trainer.checkpoint.reading import read_full_weights, read_weights
+from tandem_trainer.checkpoint.reader import read_full_weights, read_weights
 
 FORMS = ("safetensors", "state-dict")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -33,8 +33,8 @@ from tandem.rundir.log import LogWriter
 from tandem.tasks import ImageClassification
 from tandem_trainer.data import Samples
 from tandem_trainer.data.order import digest
-from tandem_trainer.group import MOST_STEPS_BETWEEN_VOTES
 from tandem_trainer.models import build
+from tandem_trainer.process_group import MOST_STEPS_BETWEEN_VOTES
 from tandem_trainer.pulse import Pulse
 
 INTERVAL_SECONDS = 0.5

@@ -17,12 +17,12 @@ from tandem.errors import UserError
 from tandem.formatting import one_line, several, size
 from tandem.job import Checkpoint
 from tandem.rundir.checkpoint import Broken, Manifest
-from tandem_cli.checkpoints import contrast, description, exporting, listing, pruning, verification
-from tandem_cli.checkpoints.choice import choose, sound
-from tandem_cli.checkpoints.contrast import facts
-from tandem_cli.checkpoints.exporting import Dtype, ExportOrder, Format
+from tandem_cli.checkpoints import description, listing, manifest_diff, pruning, verification, weights_export
 from tandem_cli.checkpoints.inventory import Entry, Inventory, look
 from tandem_cli.checkpoints.listing import plain
+from tandem_cli.checkpoints.manifest_diff import facts
+from tandem_cli.checkpoints.selector import choose, sound
+from tandem_cli.checkpoints.weights_export import Dtype, ExportOrder, Format
 from tandem_cli.main import needing
 from tandem_cli.output import Output, OutputOption, echo, emit
 from tandem_cli.runs import RunArgument, opened
@@ -116,11 +116,11 @@ def diff(
     of A. What is equal is equal to the bit.
     """
     with needing("checkpoints diff"):
-        from tandem_cli.checkpoints import comparison
+        from tandem_cli.checkpoints import tensor_diff
     one, other = _side(run, before), _side(run, after)
     try:
         with _progress(one[1].size, not output.is_data) as (tick, _):
-            files = comparison.compare(one, other, tick)
+            files = tensor_diff.compare(one, other, tick)
     except FileNotFoundError as error:
         raise UserError(f"a checkpoint was deleted while it was read, as retention does: {error.filename}") from error
     except Broken as error:
@@ -128,11 +128,11 @@ def diff(
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
     names = [side[0].name if one[0].parent == other[0].parent else str(side[0]) for side in (one, other)]
-    found = contrast.Contrast(names[0], names[1], tuple(facts(one[1], other[1])), tuple(files))
+    found = manifest_diff.Contrast(names[0], names[1], tuple(facts(one[1], other[1])), tuple(files))
     if output.is_data:
-        emit(contrast.as_json(found), output)
+        emit(manifest_diff.as_json(found), output)
     else:
-        _say(lambda width: contrast.lines(found, most, with_state, width), output)
+        _say(lambda width: manifest_diff.lines(found, most, with_state, width), output)
 
 
 @checkpoints.command()
@@ -162,12 +162,12 @@ def export(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     inventory = _inventory(run)
     entry, manifest = sound(inventory, name)
-    known = exporting.fields(entry, manifest, inventory)
-    filled = exporting.filled(pattern, known) if pattern is not None else None
-    path = exporting.target(
+    known = weights_export.fields(entry, manifest, inventory)
+    filled = weights_export.filled(pattern, known) if pattern is not None else None
+    path = weights_export.target(
         to, form, filled, f"{known['job'] or inventory.rundir.path.resolve().name}-{entry.name}", inventory.rundir.path
     )
-    written = exporting.copy(inventory, entry, manifest, ExportOrder(path, form, dtype, force))
+    written = weights_export.copy(inventory, entry, manifest, ExportOrder(path, form, dtype, force))
     echo(f"exported  {written.path}")
     echo(
         f"          {entry.name}, verified: {several(written.tensors, 'tensor')}, "

@@ -10,8 +10,8 @@ import typer
 
 from tandem.errors import UserError
 from tandem_cli.output import echo
-from tandem_cli.report.exporting import write_csv, write_tensorboard
 from tandem_cli.report.reading import read
+from tandem_cli.report.run_export import write_csv, write_tensorboard
 from tandem_cli.runs import RunArgument, opened
 
 

@@ -12,7 +12,7 @@ from tandem_cli.kubernetes.following import Choice, Follower, Line, check, chose
 from tandem_cli.kubernetes.job_view import Pod, ask_job, ask_pods
 from tandem_cli.kubernetes.kubectl import Kubectl
 from tandem_cli.local.known import is_alive
-from tandem_cli.local.output import Logs
+from tandem_cli.local.run_output import Logs
 from tandem_cli.output import echo
 from tandem_cli.runs import TargetArgument, asked, local
 

@@ -29,12 +29,12 @@ from tandem.prerequisites import here, unmet
 from tandem.rundir.layout import RunDir
 from tandem.status import Event
 from tandem.supervision import is_given_up
+from tandem_cli.local.child import last_lines
 from tandem_cli.local.display import display_for
 from tandem_cli.local.known import remember
+from tandem_cli.local.local_run import HOST, Crew, LocalRun, Requests
 from tandem_cli.local.placement import Placement, place, refuse_unpinnable, share_gpus, usable_cores, visible_gpus
 from tandem_cli.local.prepare import HeldFolder, claim
-from tandem_cli.local.process import last_lines
-from tandem_cli.local.session import HOST, Crew, LocalRun, Requests
 from tandem_cli.terminal import summary
 from tandem_cli.terminal.canvas import PrintableConsole
 from tandem_cli.terminal.screen import event_line

@@ -17,7 +17,6 @@ from pydantic import ValidationError
 from tandem.charts.gallery import Tile
 from tandem.formatting import elapsed
 from tandem.formatting import moment as moment_of
-from tandem.gallery import gallery
 from tandem.job import DistributedTrainingJob
 from tandem.measures import Generation
 from tandem.rundir import evaluations
@@ -28,6 +27,7 @@ from tandem.rundir.ownership import LOCK
 from tandem.rundir.ranking import direction
 from tandem.rundir.rewind import batches_left_out
 from tandem.status import Troubles
+from tandem.wrong_samples import gallery
 from tandem_cli.local.known import is_alive
 from tandem_cli.output import hidden
 from tandem_cli.report import checkpoints, generations

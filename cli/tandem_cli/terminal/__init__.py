@@ -8,5 +8,5 @@
     sparkline  a curve as a line of blocks
     console  a terminal that prints no control characters
 
-All of it computes; `tandem_cli.local.session` prints.
+All of it computes; `tandem_cli.local.local_run` prints.
 """

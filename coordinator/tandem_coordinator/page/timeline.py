@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 
 from tandem.charts.gallery import Tile
 from tandem.charts.series import Series
-from tandem.gallery import gallery
 from tandem.measures import Generation
 from tandem.rundir import records
 from tandem.rundir.layout import RunDir
@@ -24,6 +23,7 @@ from tandem.rundir.lineage import Chain, counts
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, TRAINING, AnyRecord, CoordinatorRecord, TrainingRecord
 from tandem.status import CheckpointRef
+from tandem.wrong_samples import gallery
 from tandem_coordinator.page.results import Results
 
 BITE = 32 * 2**10

@@ -10,7 +10,7 @@
         state/…  weights.safetensors      resumable state, and the weights alone for evaluators
     evaluations/step-000000500/           g000007.shard-0-of-2.json …, then g000007.json, the merged result; idempotent
     best.json latest.json                 hints, replaced atomically; never trusted without the manifest
-    wrong.json                            pictures of what the best one takes for something else (see tandem.gallery)
+    wrong.json                            pictures of what the best one takes for something else (tandem.wrong_samples)
     leases/…                              who is reading or evaluating what until when
     log/….jsonl                           what happened; one writer for each file; for people and reports only
     BROKEN-OFF                            a loop that was left early, and its last checkpoint: its steps are over

@@ -29,10 +29,10 @@ from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint import staging, writer
-from tandem_trainer.checkpoint.names import OPTIMIZER
+from tandem_trainer.checkpoint.file_names import OPTIMIZER
 from tandem_trainer.checkpoint.restoring import Loaded, Restored, restore
 from tandem_trainer.checkpoint.staging import Layout, Staging, shared_memory
-from tandem_trainer.group import Group
+from tandem_trainer.process_group import Group
 from tests.support import manifests
 
 CHUNK = 2048

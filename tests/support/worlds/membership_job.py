@@ -3,19 +3,7 @@
 from typing import Any
 
 from tandem.protocol import Answer, Sync
-from tandem_coordinator.group import (
-    Action,
-    Close,
-    Complete,
-    Event,
-    FailJob,
-    Open,
-    Over,
-    Rules,
-    Say,
-    Synced,
-    Tick,
-)
+from tandem_coordinator.group_state import Action, Close, Complete, Event, FailJob, Open, Over, Rules, Say, Synced, Tick
 from tandem_coordinator.membership import answer, start, step
 
 RULES = Rules(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tandem.protocol import Membership, Sync
-from tandem_coordinator.group import (
+from tandem_coordinator.group_state import (
     Close,
     Disconnected,
     Event,

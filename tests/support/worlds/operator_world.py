@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tandem_operator import kinds, names
-from tandem_operator.cache import Cache
 from tandem_operator.controller import Controller
-from tandem_operator.metrics import OperatorMetrics
+from tandem_operator.informer import Cache
 from tandem_operator.objects import Peers
+from tandem_operator.operator_metrics import OperatorMetrics
 from tests.support import manifests
 from tests.support.worlds.operator_cluster import NAMESPACE, Cluster, Died, merged
 from tests.support.worlds.operator_job import IMAGES, TASK

@@ -16,7 +16,7 @@ from tandem.rundir.layout import checkpoint_name
 from tandem.rundir.lease import Lease, acquire
 from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
-from tandem_trainer.checkpoint.names import FULL_WEIGHTS, OPTIMIZER
+from tandem_trainer.checkpoint.file_names import FULL_WEIGHTS, OPTIMIZER
 from tests.support import manifests
 from tests.support.hashing import hash_file
 

@@ -16,7 +16,7 @@ import yaml
 
 from tandem import metrics
 from tests.support import ROOT
-from tools import chart
+from tools import helm_chart
 
 CHART = ROOT / "charts/tandem"
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -89,11 +89,11 @@ def test_defaults_are_what_the_schema_asks_for() -> None:
 
 
 def test_every_value_is_on_the_page_and_one_without_a_comment_is_refused(tmp_path: Path) -> None:
-    page = chart.values_page()
+    page = helm_chart.values_page()
     for path, value, schema in places(VALUES, SCHEMA):
         if "properties" not in schema or path in WHOLE:
             assert f"| `{path}` | `{json.dumps(value)}` |" in page, path
-    entries, lines = chart._entries, ["# one", "a: 1", "b: 2"]
+    entries, lines = helm_chart._entries, ["# one", "a: 1", "b: 2"]
     with pytest.raises(ValueError, match=r"values.yaml:3: there is no comment above 'b'"):
         list(entries(yaml.compose("\n".join(lines)), lines))
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tandem.rundir import checkpoint
 from tandem.rundir.checkpoint import FILE, Broken
-from tandem_cli.checkpoints import comparison, contrast, verification
-from tandem_cli.checkpoints.comparison import compare
-from tandem_cli.checkpoints.contrast import Contrast, FileDifference, TensorDifference, facts
+from tandem_cli.checkpoints import manifest_diff, tensor_diff, verification
+from tandem_cli.checkpoints.manifest_diff import Contrast, FileDifference, TensorDifference, facts
+from tandem_cli.checkpoints.tensor_diff import compare
 from tests.support.hashing import hash_file
 from tests.support.worlds.small_run import SmallRun
 
@@ -52,7 +52,7 @@ class TestValues:
     def test_are_the_same_however_small_the_pieces(self, run: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in (checkpoint, verification):
             monkeypatch.setattr(module, "CHUNK", 64)
-        monkeypatch.setattr(comparison, "WINDOW", 7)
+        monkeypatch.setattr(tensor_diff, "WINDOW", 7)
         torch.manual_seed(0)
         weights = {"a": torch.randn(10, 10), "b": torch.randn(33).bfloat16(), "empty": torch.empty(0, 3)}
         moved = {name: tensor + 1 for name, tensor in weights.items()}
@@ -145,8 +145,8 @@ class TestWhatIsTold:
     def told(self, run: SmallRun, width: int | None = None, most: int = 20, with_state: bool = False) -> str:
         one, other = (run.rundir.manifest(name) for name in ("step-000000100", "step-000000200"))
         found = Contrast(one.name, other.name, tuple(facts(one, other)), tuple(files(run)))
-        json.dumps(contrast.as_json(found), allow_nan=False)
-        return "\n".join(line.plain for line in contrast.lines(found, most, with_state, width))
+        json.dumps(manifest_diff.as_json(found), allow_nan=False)
+        return "\n".join(line.plain for line in manifest_diff.lines(found, most, with_state, width))
 
     def test_facts_that_differ_and_tensors_that_differ_most_first(self, run: SmallRun) -> None:
         run.save(100, weights={"little": torch.ones(4), "much": torch.ones(4), "same": torch.ones(4)})

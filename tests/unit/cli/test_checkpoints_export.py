@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 
 from tandem.errors import UserError
 from tandem.job import DistributedTrainingJob
-from tandem_cli.checkpoints import exporting
-from tandem_cli.checkpoints.choice import sound
-from tandem_cli.checkpoints.exporting import (
+from tandem_cli.checkpoints import weights_export
+from tandem_cli.checkpoints.inventory import look
+from tandem_cli.checkpoints.selector import sound
+from tandem_cli.checkpoints.weights_export import (
     Dtype,
     ExportOrder,
     Format,
@@ -26,7 +27,6 @@ from tandem_cli.checkpoints.exporting import (
     refuse_to_overwrite,
     target,
 )
-from tandem_cli.checkpoints.inventory import look
 from tandem_trainer.export import CannotExport, cast, export
 from tests.support.worlds.small_run import SmallRun
 
@@ -217,13 +217,13 @@ class TestCopying:
     @pytest.fixture
     def program(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         words = [WRITES]
-        real = exporting.subprocess.Popen
+        real = weights_export.subprocess.Popen
 
         def popen(command: list[str], **options: object) -> object:
             assert command[1:3] == ["-m", "tandem_trainer.export"]
             return real([sys.executable, "-c", words[0], *command[3:]], **options)
 
-        monkeypatch.setattr(exporting.subprocess, "Popen", popen)
+        monkeypatch.setattr(weights_export.subprocess, "Popen", popen)
         return words
 
     def copied(self, run: SmallRun, path: Path, form: Format = Format.SAFETENSORS, force: bool = False) -> Path:
@@ -248,10 +248,10 @@ class TestCopying:
     def test_the_lease_is_renewed_however_long_it_takes(
         self, run: SmallRun, tmp_path: Path, program: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(exporting.lease, "SECONDS", 0.3)
+        monkeypatch.setattr(weights_export.lease, "SECONDS", 0.3)
         renewals = []
-        real = exporting.lease.Lease.renew
-        monkeypatch.setattr(exporting.lease.Lease, "renew", lambda held: renewals.append(1) or real(held))
+        real = weights_export.lease.Lease.renew
+        monkeypatch.setattr(weights_export.lease.Lease, "renew", lambda held: renewals.append(1) or real(held))
         program[0] = "import time; time.sleep(0.5); " + WRITES
         self.copied(run, tmp_path / "x")
         assert len(renewals) >= 2
@@ -262,7 +262,7 @@ class TestCopying:
         def refuse(path: Path) -> None:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-        monkeypatch.setattr(exporting.lease, "acquire", refuse)
+        monkeypatch.setattr(weights_export.lease, "acquire", refuse)
         inventory = look(run.rundir)
         done = copy(inventory, *sound(inventory, "250"), ExportOrder(tmp_path / "x"))
         assert "no lease could be taken" in done.note
@@ -308,7 +308,7 @@ class TestCopying:
     def test_a_disk_without_room_is_refused_before(
         self, run: SmallRun, tmp_path: Path, program: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(exporting.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 5})())
+        monkeypatch.setattr(weights_export.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 5})())
         with pytest.raises(UserError, match=r"needs up to 1\.0 MB, and the disk has 5 B free"):
             self.copied(run, tmp_path / "x")
 

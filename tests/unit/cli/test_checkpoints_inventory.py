@@ -12,8 +12,8 @@ from tandem.rundir.checkpoint import FILE
 from tandem.rundir.durable import replace_json
 from tandem.rundir.rewind import Rewind
 from tandem_cli.checkpoints import description, listing
-from tandem_cli.checkpoints.choice import choose, sound
 from tandem_cli.checkpoints.inventory import Entry, Inventory, look
+from tandem_cli.checkpoints.selector import choose, sound
 from tests.support.worlds.small_run import SmallRun, messy
 
 WIDTHS = [20, 40, 60, 80, 100, 160, None]

@@ -12,7 +12,7 @@ from tandem.rundir.layout import RunDir
 from tandem_cli.commands.stop import saved_in
 from tandem_cli.kubernetes.kubectl import ClusterError, complaint
 from tandem_cli.local.known import is_alive, known, named, remember, state_folder
-from tandem_cli.local.output import Logs
+from tandem_cli.local.run_output import Logs
 from tandem_cli.local.run_view import look
 from tandem_cli.runs import asked, local, opened
 from tests.support import manifests

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from tandem.status import Progress, Snapshot, Status
 from tandem.supervision import Child
-from tandem_cli.local.process import last_lines
-from tandem_cli.local.session import waiting_for
+from tandem_cli.local.child import last_lines
+from tandem_cli.local.local_run import waiting_for
 
 LOG = """
 --- 2026-11-23 08:47:20 worker-1, start 1

@@ -6,7 +6,7 @@ import pytest
 
 from tandem.status import MemberView, Snapshot, Status
 from tandem.supervision import Child
-from tandem_cli.local.session import Asked, leaving_for, waiting_for
+from tandem_cli.local.local_run import Asked, leaving_for, waiting_for
 
 WORKER = Child(name="worker-0", role="agent").started(0.0)
 EVALUATOR = Child(name="evaluator-0-0", role="evaluator").started(0.0)

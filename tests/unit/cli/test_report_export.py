@@ -8,9 +8,9 @@ import pytest
 
 from tandem.errors import UserError
 from tandem_cli.commands.export import TableFormat, export
-from tandem_cli.report.exporting import _points, write_csv, write_tensorboard
 from tandem_cli.report.reading import read
 from tandem_cli.report.run import Run
+from tandem_cli.report.run_export import _points, write_csv, write_tensorboard
 from tests.support.worlds.simulated_run import make_run
 
 

@@ -4,7 +4,7 @@ import json
 
 from tandem.protocol import MOST_BRIEF_BYTES
 from tandem.status import EvaluatorView, Event, GenerationView, MemberView, Snapshot, Status, Straggler
-from tandem_coordinator.summary import brief
+from tandem_coordinator.snapshots import brief
 from tandem_operator.coordinators import understood
 
 

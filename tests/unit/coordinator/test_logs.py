@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tandem_coordinator.logs import Training, TrainingLogs
+from tandem_coordinator.log_followers import Training, TrainingLogs
 from tests.support.lines import Lines
 
 

@@ -2,15 +2,7 @@
 
 from dataclasses import replace
 
-from tandem_coordinator.group import (
-    Cause,
-    Disconnected,
-    Open,
-    Over,
-    Say,
-    Synced,
-    Tick,
-)
+from tandem_coordinator.group_state import Cause, Disconnected, Open, Over, Say, Synced, Tick
 from tandem_coordinator.membership import answer, says_nothing_new
 from tests.support.worlds.membership_job import RULES, Job, message
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem_coordinator.group import Complete, Hung
+from tandem_coordinator.group_state import Complete, Hung
 from tandem_coordinator.state_store import remembered_left_out
 from tests.support.worlds.membership_job import RULES, Job
 

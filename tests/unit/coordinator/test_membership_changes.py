@@ -2,11 +2,7 @@
 
 import pytest
 
-from tandem_coordinator.group import (
-    Hung,
-    Retarget,
-    Synced,
-)
+from tandem_coordinator.group_state import Hung, Retarget, Synced
 from tests.support.worlds.membership_job import Job, message
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tandem.protocol import Pair, PreflightReport
-from tandem_coordinator.group import Synced
+from tandem_coordinator.group_state import Synced
 from tandem_coordinator.membership import answer
 from tandem_coordinator.preflight import LIMIT_SECONDS, SETTLE_SECONDS, Suspect, judge
 from tests.support.worlds.membership_job import RULES, Job, message

@@ -21,10 +21,10 @@ from tandem.status import (
     Status,
     Straggler,
 )
-from tandem_coordinator.logs import Training
+from tandem_coordinator.log_followers import Training
 from tandem_coordinator.prometheus import REASONS, Figures, Scrapes, prometheus_text
 from tandem_coordinator.run_watcher import MOST_EVALUATORS, Evaluations, Observed, SavedCheckpoint, Volume
-from tandem_coordinator.summary import Instant
+from tandem_coordinator.snapshots import Instant
 from tandem_operator import names
 from tests.support import ROOT
 

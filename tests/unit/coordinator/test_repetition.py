@@ -7,7 +7,7 @@ import pytest
 
 from tandem.exitcode import ExitCode
 from tandem.protocol import Failure, RankReport
-from tandem_coordinator.group import FailJob, Open
+from tandem_coordinator.group_state import FailJob, Open
 from tests.support.worlds.membership_job import RULES, Job
 
 KEY = {"error": "KeyError: 'image'", "where": "train.py:5, in <module>", "traceback": "Traceback …"}

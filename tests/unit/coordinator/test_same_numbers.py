@@ -26,7 +26,7 @@ from tandem_coordinator.page.parts import Glance
 from tandem_coordinator.page.timeline import Timeline
 from tandem_coordinator.prometheus import Figures, prometheus_text
 from tandem_coordinator.run_watcher import Observed, RunDirectory
-from tandem_coordinator.summary import Instant
+from tandem_coordinator.snapshots import Instant
 from tests.support.lines import Lines
 from tests.support.worlds.simulated_run import make_run
 

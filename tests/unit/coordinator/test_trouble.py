@@ -3,7 +3,7 @@
 from tandem.protocol import RankReport, Trouble
 from tandem.status import CheckpointRef, Troubles
 from tandem_coordinator.history import TroubleWatch
-from tandem_coordinator.logs import Training
+from tandem_coordinator.log_followers import Training
 from tandem_coordinator.run_watcher import Evaluations, Observed
 
 FULL = "[Errno 28] No space left on device"

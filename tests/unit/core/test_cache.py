@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tandem.datasets import cache_folder, private_folder
-from tandem_cli.local.session import KERNELS, inherited
+from tandem_cli.local.local_run import KERNELS, inherited
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.gallery import Gallery, gallery
 from tandem.rundir.durable import read_json, replace_json
 from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef
+from tandem.wrong_samples import Gallery, gallery
 from tandem_cli.report.writing import write
 from tandem_coordinator.page.timeline import Timeline
 from tandem_evaluator.publication import update

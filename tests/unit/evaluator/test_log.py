@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tandem_evaluator.log import say
+from tandem_evaluator.evaluator_log import say
 
 
 def test_a_line_says_when_it_was_printed_as_those_of_the_other_processes_do(capsys: pytest.CaptureFixture[str]) -> None:

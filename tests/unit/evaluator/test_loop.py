@@ -14,7 +14,7 @@ from tandem.rundir.durable import read_json_or_none
 from tandem.status import CheckpointRef
 from tandem_evaluator import loop
 from tandem_evaluator.evaluation import Evaluation
-from tandem_evaluator.log import EvaluatorLog
+from tandem_evaluator.evaluator_log import EvaluatorLog
 from tandem_evaluator.loop import Evaluator
 from tandem_trainer.checkpoint.lending import Library
 from tests.support.evaluator_run import Run

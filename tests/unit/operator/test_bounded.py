@@ -12,7 +12,7 @@ import pytest
 
 from tandem_operator import bounded, kinds
 from tandem_operator.bounded import MOST_COST, NESTING, SMALL, UNREAD, BoundedLines, Login, cost, without_items
-from tandem_operator.cache import Cache
+from tandem_operator.informer import Cache
 from tandem_operator.observed import REFUSED
 from tests.support.hostile import LARGE, MOST_BYTES, filled, real_objects
 from tests.support.intake import HEALTHY

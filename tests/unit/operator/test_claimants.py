@@ -7,9 +7,9 @@ import pytest
 
 from tandem.job import DistributedTrainingJob
 from tandem_operator import claimants, kinds
-from tandem_operator.cache import Key
 from tandem_operator.claimants import AT_A_TIME
 from tandem_operator.gang_deadlock import GAVE_WAY
+from tandem_operator.informer import Key
 from tests.support import manifests
 from tests.support.hostile import unplaced
 from tests.support.intake import HEALTHY, WORKERS, Operator, worker

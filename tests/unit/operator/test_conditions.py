@@ -7,10 +7,10 @@ import pytest
 
 from tandem.status import Condition, Status
 from tandem_operator import kinds, names
-from tandem_operator.cache import Cache
 from tandem_operator.controller import Controller
-from tandem_operator.metrics import OperatorMetrics
+from tandem_operator.informer import Cache
 from tandem_operator.observed import Pod
+from tandem_operator.operator_metrics import OperatorMetrics
 from tandem_operator.plan import Plan
 from tandem_operator.reporting import OURS, refused
 from tests.support import ROOT, manifests

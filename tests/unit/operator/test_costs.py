@@ -6,7 +6,7 @@ import pytest
 
 from tandem.job import DistributedTrainingJob
 from tandem_operator import kinds, names, objects, pods, reconcile
-from tandem_operator.memory import MOST_VALUES, Memo
+from tandem_operator.job_memory import MOST_VALUES, Memo
 from tandem_operator.reconcile import LIVELY_SECONDS, lively
 from tests.support.worlds.operator_cluster import merged
 from tests.support.worlds.operator_world import JOB, KEY, NAME, World

@@ -7,7 +7,7 @@ from typing import Any
 
 from tandem_operator import kinds, names
 from tandem_operator.api import EXPIRED, ListPart, RequestRefused, Unavailable
-from tandem_operator.cache import BOOKMARK, RETRY_SECONDS, SWEEP_SECONDS, Cache, Key, Watching
+from tandem_operator.informer import BOOKMARK, RETRY_SECONDS, SWEEP_SECONDS, Cache, Key, Watching
 from tandem_operator.kinds import Kind
 from tests.support.clock import jumping
 

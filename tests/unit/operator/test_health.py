@@ -10,11 +10,11 @@ import aiohttp
 import psutil
 import pytest
 
-from tandem_operator import cache, kinds
+from tandem_operator import informer, kinds
 from tandem_operator.api import ListPart, Unavailable
-from tandem_operator.cache import Cache, Watching
+from tandem_operator.informer import Cache, Watching
 from tandem_operator.kinds import Kind
-from tandem_operator.metrics import OperatorMetrics, serve_health
+from tandem_operator.operator_metrics import OperatorMetrics, serve_health
 
 SECONDS = 60.0
 GREEN = (200, "ok")
@@ -97,15 +97,15 @@ async def new_port(before: set[int]) -> int:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Minutes are tenths of seconds."""
-    monkeypatch.setattr(cache, "SWEEP_SECONDS", 0.1)
-    monkeypatch.setattr(cache, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(cache, "STALE_SECONDS", 0.5)
+    monkeypatch.setattr(informer, "SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(informer, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(informer, "STALE_SECONDS", 0.5)
 
 
 async def test_an_operator_is_alive_before_it_has_listed_everything_but_not_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cache, "STALE_SECONDS", SECONDS)
+    monkeypatch.setattr(informer, "STALE_SECONDS", SECONDS)
     async with Operator() as operator:
         assert await operator.says("/healthz") == GREEN
         assert await operator.says("/readyz") == (503, "not everything is listed yet")

@@ -11,7 +11,7 @@ from tandem_operator import kinds
 from tandem_operator.__main__ import _options
 from tandem_operator.api import ApiServer, Object, RequestRefused, Unavailable
 from tandem_operator.kinds import Kind
-from tandem_operator.lease import DEADLINE_SECONDS, DURATION_SECONDS, HOME, LONGEST_SECONDS, NAME, Leases
+from tandem_operator.leader import DEADLINE_SECONDS, DURATION_SECONDS, HOME, LONGEST_SECONDS, NAME, Leases
 from tests.support.clock import jumping
 
 SOON = 2.5

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.metrics import OPERATOR
-from tandem_operator.metrics import Holding, OperatorMetrics
+from tandem_operator.operator_metrics import Holding, OperatorMetrics
 
 
 def told(metrics: OperatorMetrics) -> dict[tuple[str, ...], float]:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tandem_operator import kinds, names
-from tandem_operator.cache import Cache
+from tandem_operator.informer import Cache
 from tandem_operator.observed import Pod, children, observe
 from tandem_operator.pods import overlay
 from tandem_operator.reporting import patch

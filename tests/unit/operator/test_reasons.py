@@ -7,9 +7,9 @@ import pytest
 from tandem.exitcode import ExitCode
 from tandem.status import Condition, GenerationView, Status
 from tandem_operator import controller, kinds, pods
-from tandem_operator.cache import Cache
 from tandem_operator.controller import Controller
-from tandem_operator.metrics import OperatorMetrics
+from tandem_operator.informer import Cache
+from tandem_operator.operator_metrics import OperatorMetrics
 from tandem_operator.plan import Plan
 from tandem_operator.replicas import HEALTHY_SECONDS, MOST_FAILURES
 from tests.support import manifests

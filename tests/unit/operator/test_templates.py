@@ -6,9 +6,9 @@ import pytest
 
 from tandem.status import Status
 from tandem_operator import kinds
-from tandem_operator.cache import Cache
 from tandem_operator.controller import Controller
-from tandem_operator.metrics import OperatorMetrics
+from tandem_operator.informer import Cache
+from tandem_operator.operator_metrics import OperatorMetrics
 from tandem_operator.pods import complaint
 from tests.support import manifests
 from tests.support.worlds.operator_cluster import NAMESPACE, Cluster

@@ -11,7 +11,7 @@ import pytest
 from tandem_operator import kinds, names, observed
 from tandem_operator.api import ListPart
 from tandem_operator.bounded import MOST_LINES, SECONDS, UnreadableObjects
-from tandem_operator.cache import Cache, Key, Watching
+from tandem_operator.informer import Cache, Key, Watching
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import Pod, observe
 from tests.support import manifests

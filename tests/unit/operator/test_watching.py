@@ -6,7 +6,7 @@ from typing import Any
 
 from tandem_operator import kinds, names
 from tandem_operator.api import ListPart, RequestRefused, Unavailable
-from tandem_operator.cache import STALE_SECONDS, SWEEP_SECONDS, Cache, Key, Watching
+from tandem_operator.informer import STALE_SECONDS, SWEEP_SECONDS, Cache, Key, Watching
 from tandem_operator.kinds import Kind
 from tests.support.clock import jumping
 

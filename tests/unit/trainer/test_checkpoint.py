@@ -20,14 +20,14 @@ from tandem.rundir.lease import acquire
 from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint import writer
-from tandem_trainer.checkpoint.names import OPTIMIZER
-from tandem_trainer.checkpoint.reading import read_contents, read_weights
+from tandem_trainer.checkpoint.file_names import OPTIMIZER
+from tandem_trainer.checkpoint.reader import read_contents, read_weights
 from tandem_trainer.checkpoint.restoring import Loaded, record_start, restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
 from tandem_trainer.checkpoint.state import DoesNotFit, NamedOptimizer, OptimizerState, load_weights, weights
 from tandem_trainer.checkpoint.train_state import Contents
-from tandem_trainer.group import Group
 from tandem_trainer.models import build
+from tandem_trainer.process_group import Group
 from tests.support import manifests
 from tests.support.waiting import SECONDS, until
 
@@ -185,7 +185,7 @@ def test_a_disk_that_does_not_answer_is_no_reason_to_start_over(
     def unreadable(*read: object) -> bool:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("tandem_trainer.checkpoint.memory.read_chunk", unreadable)
+    monkeypatch.setattr("tandem_trainer.checkpoint.node_memory.read_chunk", unreadable)
     with pytest.raises(OSError, match="cannot be read"):
         restore(rundir, alone, lambda loaded: None)
     assert rundir.checkpoint_names() == ["step-000000010"]

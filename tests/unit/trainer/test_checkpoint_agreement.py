@@ -16,8 +16,8 @@ from tandem.rundir import checkpoint
 from tandem.rundir.checkpoint import DataPosition
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
-from tandem_trainer.checkpoint import memory
-from tandem_trainer.checkpoint.memory import FileMemory
+from tandem_trainer.checkpoint import node_memory
+from tandem_trainer.checkpoint.node_memory import FileMemory
 from tandem_trainer.checkpoint.restoring import (
     NothingSound,
     ReplicasDiffer,
@@ -31,7 +31,7 @@ from tandem_trainer.checkpoint.saving import Author, Saver
 from tandem_trainer.checkpoint.staging import shared_memory
 from tandem_trainer.checkpoint.state import DoesNotFit
 from tandem_trainer.checkpoint.train_state import TrainState
-from tandem_trainer.group import Group, PeerFault
+from tandem_trainer.process_group import Group, PeerFault
 from tandem_trainer.session import agreed_settings
 from tests.support import manifests
 from tests.support.hashing import hash_file
@@ -98,7 +98,7 @@ def test_the_ranks_of_a_node_read_each_byte_once(rundir: RunDir, monkeypatch: py
         read.append((entry.path, number))
         return checkpoint.read_chunk(descriptor, entry, number, place)
 
-    monkeypatch.setattr(memory, "read_chunk", counted)
+    monkeypatch.setattr(node_memory, "read_chunk", counted)
     started(rundir)
     newest = rundir.committed()[0]
     assert sorted(read) == sorted((entry.path, number) for entry in newest.files for number in range(len(entry.xxh3)))
@@ -107,7 +107,7 @@ def test_the_ranks_of_a_node_read_each_byte_once(rundir: RunDir, monkeypatch: py
 def test_where_memory_cannot_be_shared_each_rank_reads_for_itself(
     rundir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_opened", lambda *offer: None)
+    monkeypatch.setattr(node_memory, "_opened", lambda *offer: None)
     found, ranks = started(rundir)
     assert [restored.loaded.manifest.step for restored in found] == [20] * RANKS
     assert [rank.numbers for rank in ranks] == [{20.0}] * RANKS
@@ -123,7 +123,7 @@ def test_one_ranks_wrong_checksum_sets_nothing_aside(rundir: RunDir, monkeypatch
             return False
         return checkpoint.read_chunk(descriptor, entry, number, place)
 
-    monkeypatch.setattr(memory, "read_chunk", fails_once)
+    monkeypatch.setattr(node_memory, "read_chunk", fails_once)
     found, ranks = started(rundir)
     assert sorted(type(one).__name__ for one in found) == ["OSError", "PeerFault", "PeerFault"]
     assert "does not match its checksum" in str(next(one for one in found if isinstance(one, PeerFault)))
@@ -212,7 +212,7 @@ def test_a_digest_does_not_depend_on_the_order_in_memory() -> None:
 
 
 def test_memory_that_all_have_passed_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "RETURNED_AT_ONCE", 2**20)
+    monkeypatch.setattr(node_memory, "RETURNED_AT_ONCE", 2**20)
     (tmp_path / "large").write_bytes(os.urandom(8 * 2**20))
     entries = [hash_file(tmp_path / "large")]
     descriptor = shared_memory()
@@ -235,7 +235,7 @@ def test_a_disk_that_gives_an_error_is_no_damage(rundir: RunDir, monkeypatch: py
     def fails(*chunk: object) -> bool:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(memory, "read_chunk", fails)
+    monkeypatch.setattr(node_memory, "read_chunk", fails)
     found, _ = started(rundir)
     assert any(isinstance(one, OSError) for one in found)
     assert rundir.checkpoint_names() == ["step-000000010", "step-000000020"]

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from tandem.rundir.checkpoint import FILE, WEIGHTS
-from tandem_trainer.checkpoint.names import OPTIMIZER
+from tandem_trainer.checkpoint.file_names import OPTIMIZER
 from tandem_trainer.checkpoint.restoring import NothingSound, restore
-from tandem_trainer.group import Group
+from tandem_trainer.process_group import Group
 from tests.support.faults.scene import CHUNK, Findings, Save, Scene, Server, put, small_chunks
 
 NEWEST, BEFORE, FIRST = Save(40, 2), Save(30, 2), Save(20, 1)

@@ -19,9 +19,9 @@ from tandem.rundir.checkpoint import CHUNK, WEIGHTS, Broken, DataPosition, chunk
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint import saving, staging
+from tandem_trainer.checkpoint.file_names import FULL_WEIGHTS, OPTIMIZER
 from tandem_trainer.checkpoint.format import header, parse
-from tandem_trainer.checkpoint.names import FULL_WEIGHTS, OPTIMIZER
-from tandem_trainer.checkpoint.reading import read_contents, read_full_weights, read_weights
+from tandem_trainer.checkpoint.reader import read_contents, read_full_weights, read_weights
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
 from tandem_trainer.checkpoint.staging import LEAST_PART, Layout, Staging, shared_memory
 from tandem_trainer.checkpoint.train_state import Contents

@@ -13,7 +13,7 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.ending import code_of
 from tandem_trainer.failure import UnusableInput
-from tandem_trainer.loop import load_initial
+from tandem_trainer.train import load_initial
 from tests.support.failing_disk import unreadable
 from tests.support.ports import reserved_port
 

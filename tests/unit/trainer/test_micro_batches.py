@@ -12,8 +12,8 @@ from tandem.tasks import ImageClassification
 from tandem_trainer.classification import Stepper
 from tandem_trainer.data import Samples
 from tandem_trainer.data.order import pieces, share
-from tandem_trainer.group import Group
 from tandem_trainer.models.dropout import Draws
+from tandem_trainer.process_group import Group
 
 sizes = st.integers(1, 70)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem_trainer.output import LONGEST_LINE, RankStream
+from tandem_trainer.rank_output import LONGEST_LINE, RankStream
 
 
 @pytest.mark.parametrize(

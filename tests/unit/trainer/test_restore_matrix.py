@@ -28,7 +28,7 @@ from tandem_trainer.checkpoint.format import DTYPES
 from tandem_trainer.checkpoint.restoring import compare, record_start, restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
 from tandem_trainer.checkpoint.train_state import TrainState
-from tandem_trainer.group import Group
+from tandem_trainer.process_group import Group
 from tests.support import manifests
 from tests.support.threads import ThreadGroup, on_ranks
 

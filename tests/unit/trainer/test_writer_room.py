@@ -15,8 +15,8 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint import writer
-from tandem_trainer.checkpoint.names import TREES
-from tandem_trainer.checkpoint.reading import read_contents
+from tandem_trainer.checkpoint.file_names import TREES
+from tandem_trainer.checkpoint.reader import read_contents
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
 from tandem_trainer.checkpoint.train_state import Contents
 from tests.support import manifests

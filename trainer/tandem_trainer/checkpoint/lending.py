@@ -1,7 +1,7 @@
 """The weights of one checkpoint, read and checked once for all evaluators of a node, in memory that they share.
 
 Evaluators start, stop and choose what to do each for itself, so they cannot divide the reading as the ranks of a group
-do (tandem_trainer.checkpoint.memory). But the shards of one checkpoint are evaluated at the same time. So the first
+do (checkpoint.node_memory). But the shards of one checkpoint are evaluated at the same time. So the first
 that wants its weights becomes their *lender*: it takes a name in the abstract socket namespace that follows from the
 checkpoint, reads and checks, seals the memory against every change, and hands its descriptor to all who ask under that
 name. Who comes while it reads, waits. When the lender goes on to another checkpoint it gives the name up; the memory
@@ -26,8 +26,8 @@ from torch import Tensor
 
 from tandem.rundir.checkpoint import WEIGHTS, Broken, FileEntry, Manifest, verified_bytes
 from tandem_trainer.checkpoint.format import parse
-from tandem_trainer.checkpoint.memory import node_of_this_process
-from tandem_trainer.checkpoint.reading import read_weights
+from tandem_trainer.checkpoint.node_memory import node_of_this_process
+from tandem_trainer.checkpoint.reader import read_weights
 from tandem_trainer.warm.forkserver import user_of
 
 PATIENCE_SECONDS = 300.0

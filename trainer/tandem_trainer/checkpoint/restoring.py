@@ -1,7 +1,7 @@
 """Where a generation starts: the newest checkpoint that counts, or the beginning where there has never been one.
 
 Two phases, and an agreement between them. First rank 0 proposes, newest first; the ranks of each node read and check
-every byte together (tandem_trainer.checkpoint.memory), and each compares what it read with what is to take it. Nothing
+every byte together (checkpoint.node_memory), and each compares what it read with what is to take it. Nothing
 has been changed by then. Only when all have agreed is the state put in place; what fails there ends the process, so
 that nothing goes on half loaded. After it all ranks compare a digest of what they hold
 (tandem_trainer.checkpoint.restoring).
@@ -43,13 +43,13 @@ from tandem.rundir.checkpoint import Broken, Manifest, OtherFormat, is_damaged
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lease import Lease, acquire, default_holder
 from tandem.rundir.lineage import GenerationRecord
-from tandem_trainer.checkpoint.memory import FileMemory, shared_memory_of
-from tandem_trainer.checkpoint.reading import contents_in
+from tandem_trainer.checkpoint.node_memory import FileMemory, shared_memory_of
+from tandem_trainer.checkpoint.reader import contents_in
 from tandem_trainer.checkpoint.state import DoesNotFit
 from tandem_trainer.checkpoint.train_state import Contents
 from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.failure import ConfigurationError
-from tandem_trainer.group import Group, PeerFault
+from tandem_trainer.process_group import Group, PeerFault
 
 LEASE_SECONDS = 3600.0
 """A large checkpoint may take long to read; a start that dies keeps retention from one checkpoint for so long."""

@@ -18,8 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from tandem.architectures import plain
 from tandem.rundir.checkpoint import WEIGHTS, Broken
-from tandem_trainer.checkpoint.format import header, ordered
-from tandem_trainer.checkpoint.names import (
+from tandem_trainer.checkpoint.file_names import (
     AVERAGE,
     AVERAGED,
     EXTRA,
@@ -29,6 +28,7 @@ from tandem_trainer.checkpoint.names import (
     OTHER_STATES,
     OTHERS,
 )
+from tandem_trainer.checkpoint.format import header, ordered
 from tandem_trainer.checkpoint.state import (
     CPU,
     DoesNotFit,

@@ -65,7 +65,7 @@ from tandem.rundir.ranking import Rank, deciding, rank
 from tandem.rundir.retention import Keepers, expendable
 from tandem.rundir.rewind import reach
 from tandem.status import CheckpointRef
-from tandem_trainer.checkpoint.names import NAMES_OF_TREES, TREES
+from tandem_trainer.checkpoint.file_names import NAMES_OF_TREES, TREES
 
 BLOCK = 4096
 """Bytes that go past the page cache as one; every piece begins at a multiple of it, in its file and in memory."""

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from tandem.tasks import ImageClassification
 from tandem_trainer.data.keyed import mixed, seed_everything
-from tandem_trainer.group import Group
 from tandem_trainer.meter import Busy
 from tandem_trainer.models.dropout import Draws, key_dropout
+from tandem_trainer.process_group import Group
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from tandem.charts.stories import GRADIENT_NORM, LEARNING_RATE
 from tandem_cli.report.figures.canvas import steps_of
 from tandem_cli.report.figures.training import SMOOTH_SHARE, points
 from tandem_cli.report.run import Run
-from tandem_cli.report.series import envelope, smooth, thin
+from tandem_cli.report.thinning import envelope, smooth, thin
 
 COLUMNS = 420
 """Stretches that a series is shown in."""

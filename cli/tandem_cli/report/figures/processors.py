@@ -22,8 +22,8 @@ from tandem.measures import Generation
 from tandem_cli.report.clock import Clock
 from tandem_cli.report.figures.canvas import empty, shade_restarts, spread, time_axis
 from tandem_cli.report.run import Floats, Ints, Kind, Run, RunCheckpoint, Use, Work
-from tandem_cli.report.series import means
 from tandem_cli.report.style import Theme
+from tandem_cli.report.thinning import means
 
 MOST_ROWS = 12
 """Of one kind. More processes than this share rows, each the mean of neighbours."""

@@ -10,7 +10,7 @@ from tandem_cli.report.clock import Clock
 from tandem_cli.report.figures.canvas import time_of
 from tandem_cli.report.figures.training import points
 from tandem_cli.report.run import OfRank, Run
-from tandem_cli.report.series import thin
+from tandem_cli.report.thinning import thin
 
 COLUMNS = 420
 """Stretches that a series is shown in."""

@@ -13,7 +13,7 @@ from tandem_cli.report.clock import Clock
 from tandem_cli.report.figures.canvas import MOST_MARKED, time_of
 from tandem_cli.report.figures.training import points
 from tandem_cli.report.run import Floats, Run
-from tandem_cli.report.series import envelope, smooth, thin
+from tandem_cli.report.thinning import envelope, smooth, thin
 
 COLUMNS = 420
 """Stretches that throughput is shown in."""

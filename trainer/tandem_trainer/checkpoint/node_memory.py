@@ -29,7 +29,7 @@ from torch import Tensor
 
 from tandem.rundir.checkpoint import CHUNK, READERS, FileEntry, open_file, read_chunk
 from tandem_trainer.checkpoint.staging import shared_memory
-from tandem_trainer.group import Group
+from tandem_trainer.process_group import Group
 
 PAGE = mmap.PAGESIZE
 TOKEN_BYTES = 16

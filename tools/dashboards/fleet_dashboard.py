@@ -5,7 +5,7 @@ from grafana_foundation_sdk.models import dashboard as model
 
 from tandem import metrics
 from tandem.metrics import Metric, OperatorMetric
-from tools.dashboards import job
+from tools.dashboards import job_dashboard
 from tools.dashboards.panels import DCGM, Panel, Query, choice, graph, listing, number, ranking, source
 
 CHOSEN = 'namespace=~"$namespace"'
@@ -14,7 +14,8 @@ WINDOW = "$__rate_interval"
 
 def fleet() -> build.Dashboard:
     """Build it."""
-    link = build.DashboardLink("One job").type(model.DashboardLinkType.LINK).url(f"/d/{job.UID}").keep_time(True)
+    link = build.DashboardLink("One job").type(model.DashboardLinkType.LINK)
+    link = link.url(f"/d/{job_dashboard.UID}").keep_time(True)
     dashboard = (
         build.Dashboard("Tandem / Fleet")
         .uid("tandem-fleet")

@@ -171,7 +171,7 @@ class Cache:
         if before is None or before["metadata"]["uid"] != metadata["uid"]:
             return [key]
         if before["metadata"]["generation"] == metadata["generation"] and before["spec"] == body["spec"]:
-            # What was parsed once is not parsed again (tandem_operator.memory).
+            # What was parsed once is not parsed again (tandem_operator.job_memory).
             body["spec"] = before["spec"]
         # A change of the status alone is our own.
         told = ("generation", "deletionTimestamp", "annotations")

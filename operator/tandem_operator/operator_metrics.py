@@ -14,7 +14,7 @@ from tandem import metrics
 from tandem.formatting import seconds
 from tandem.job import Workers
 from tandem.status import Status
-from tandem_operator.cache import Watching
+from tandem_operator.informer import Watching
 from tandem_operator.lifecycle import condition
 
 OVER = {"Succeeded", "Failed", "Suspended"}

@@ -1,6 +1,6 @@
 """The shell around one local run: does what supervision decides, shows how it goes, leaves nothing behind.
 
-Everything that starts a process happens on the main thread (see tandem_cli.local.process); the only other thread asks
+Everything that starts a process happens on the main thread (see tandem_cli.local.child); the only other thread asks
 the coordinator for its snapshot.
 
 The first seconds of a run must not be silent, so the latter is told in a few words.
@@ -40,11 +40,11 @@ from tandem.supervision import (
     is_given_up,
     pause,
 )
+from tandem_cli.local.child import OF_AGENT, Process, last_lines
 from tandem_cli.local.display import Display, Watch
 from tandem_cli.local.guardian import NO_PICTURE, PICTURE, SWEEP_SECONDS
 from tandem_cli.local.placement import Placement
 from tandem_cli.local.prepare import HeldFolder
-from tandem_cli.local.process import OF_AGENT, Process, last_lines
 from tandem_cli.local.run_view import over
 from tandem_cli.terminal.screen import Scene, Trail, merged
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tandem import tensor_header
 from tandem.rundir.checkpoint import CHUNK, Broken, FileEntry, Manifest
 from tandem.tensor_header import Tensor
-from tandem_cli.checkpoints.contrast import Change, FileDifference, TensorDifference
+from tandem_cli.checkpoints.manifest_diff import Change, FileDifference, TensorDifference
 from tandem_cli.checkpoints.verification import ChunkedFile
 
 __all__ = ["NUMPY", "WIDTHS", "Floats", "Tensor", "tensors", "values"]

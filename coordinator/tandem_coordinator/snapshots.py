@@ -21,7 +21,7 @@ from tandem.status import (
     Straggler,
 )
 from tandem_coordinator.goodput import OVER, SILENT, STEPPING
-from tandem_coordinator.group import Agent, State
+from tandem_coordinator.group_state import Agent, State
 from tandem_coordinator.progress import Reports
 from tandem_coordinator.run_watcher import Observed
 

@@ -8,9 +8,17 @@ from typing import Any
 from torch import Tensor
 
 from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest, verified_bytes
+from tandem_trainer.checkpoint.file_names import (
+    AVERAGE,
+    AVERAGED,
+    FULL_WEIGHTS,
+    NAMES_OF_TREES,
+    OPTIMIZER,
+    OTHERS,
+    TREES,
+)
 from tandem_trainer.checkpoint.format import parse
-from tandem_trainer.checkpoint.memory import FileMemory
-from tandem_trainer.checkpoint.names import AVERAGE, AVERAGED, FULL_WEIGHTS, NAMES_OF_TREES, OPTIMIZER, OTHERS, TREES
+from tandem_trainer.checkpoint.node_memory import FileMemory
 from tandem_trainer.checkpoint.train_state import Contents
 
 FileBytes = Callable[[str], memoryview]
