@@ -24,11 +24,9 @@ from tandem.job import Evaluators
 from tandem.model import amount, finite, whole
 from tandem.rundir.checkpoint import Broken
 from tandem.rundir.durable import listed, read_json_or_none
-from tandem.rundir.evaluations import last_word
+from tandem.rundir.evaluations import Rank, deciding, last_word, rank
 from tandem.rundir.layout import EARLIER, FOLDERS, RunDir, evaluator_of_log
-from tandem.rundir.lineage import Chain, counts
-from tandem.rundir.ranking import Rank, deciding, rank
-from tandem.rundir.rewind import Rewind, batches_left_out
+from tandem.rundir.lineage import Chain, Rewind, batches_left_out, counts
 from tandem.status import CheckpointRef, EvaluatorView, Score
 from tandem_coordinator.foreign_checkpoints import ForeignCheckpoints
 from tandem_coordinator.log_followers import EvaluatorFollower, Training, TrainingLogs

@@ -19,10 +19,20 @@ from torch.nn import functional as F
 from tandem.job import Evaluators
 from tandem.rundir import evaluations
 from tandem.rundir.durable import create_json, read_json, read_json_or_none, replace_json, sync_folder
-from tandem.rundir.evaluations import Best, folder, last_word, merged_name, shard_name
+from tandem.rundir.evaluations import (
+    METRICS,
+    VALIDATION,
+    Best,
+    Goal,
+    deciding,
+    folder,
+    last_word,
+    merged_name,
+    rank,
+    shard_name,
+)
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import Chain, counts
-from tandem.rundir.ranking import METRICS, VALIDATION, Goal, deciding, rank
 from tandem.status import CheckpointRef
 from tandem.wrong_samples import LARGEST, MOST, MOST_BYTES, Gallery, WrongPicture, shows
 from tandem_evaluator.evaluator_log import say

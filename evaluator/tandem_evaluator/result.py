@@ -14,7 +14,7 @@ from pydantic import Field
 from sklearn.metrics import accuracy_score, f1_score
 
 from tandem.model import Model
-from tandem.rundir.ranking import VALIDATION
+from tandem.rundir.evaluations import VALIDATION
 from tandem.status import CheckpointRef
 
 Count = Annotated[int, Field(ge=0)]

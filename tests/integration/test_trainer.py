@@ -14,7 +14,7 @@ from torch import Tensor
 from tandem.exitcode import ExitCode
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
-from tandem.rundir.rewind import MOST_REWINDS, decide
+from tandem.rundir.lineage import MOST_REWINDS, decide
 from tandem_trainer.checkpoint.reader import read_contents, read_full_weights, read_weights
 from tandem_trainer.checkpoint.staging import LEAST_PART
 from tests.support.bad_surroundings import whole_mnist

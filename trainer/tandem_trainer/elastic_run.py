@@ -25,10 +25,10 @@ from tandem.launch import GENERATION, REPLICA
 from tandem.protocol import SAVING
 from tandem.rundir import records
 from tandem.rundir.checkpoint import DataPosition, Manifest
+from tandem.rundir.durable import lacks
 from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import Rewind, data_step, decide, steps_left_out, windows
 from tandem.rundir.log import LogWriter
-from tandem.rundir.probe import lacks
-from tandem.rundir.rewind import Rewind, data_step, decide, steps_left_out, windows
 from tandem.tasks import RewindOn
 from tandem_trainer.checkpoint.restoring import compare, record_start, restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, SaveFailed, Saver

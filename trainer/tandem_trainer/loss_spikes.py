@@ -19,7 +19,7 @@ import statistics
 from collections import deque
 from collections.abc import Iterable
 
-from tandem.rundir.rewind import SPAN
+from tandem.rundir.lineage import SPAN
 from tandem.tasks import RewindOn
 
 MEMORY = 200

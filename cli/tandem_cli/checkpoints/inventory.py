@@ -22,11 +22,10 @@ from tandem.job import DistributedTrainingJob
 from tandem.rundir import evaluations
 from tandem.rundir.checkpoint import FILE, Broken, Manifest, OtherFormat
 from tandem.rundir.durable import TEMPORARY, listed, read_json_or_none
+from tandem.rundir.evaluations import Rank, deciding, direction, held_out, rank
 from tandem.rundir.layout import ASIDE, BAD, RunDir
-from tandem.rundir.lineage import Chain, GenerationRecord, chain, counts
-from tandem.rundir.ranking import Rank, deciding, direction, held_out, rank
+from tandem.rundir.lineage import Chain, GenerationRecord, Rewind, chain, counts, is_rewound, reach
 from tandem.rundir.retention import Keepers, reasons
-from tandem.rundir.rewind import Rewind, is_rewound, reach
 
 State = Literal["counts", "off", "rewound", "unknown", "damaged", "unreadable", "bad", "stale"]
 """`counts`: training may go on from it. `off`: off the lineage. `rewound`: behind a step that went wrong.

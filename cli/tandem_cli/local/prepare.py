@@ -21,7 +21,7 @@ from typing import Any
 from tandem.errors import UserError
 from tandem.formatting import size
 from tandem.job import DistributedTrainingJob
-from tandem.rundir.durable import encode
+from tandem.rundir.durable import encode, lacks
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import (
     ENDPOINT,
@@ -35,7 +35,6 @@ from tandem.rundir.ownership import (
     recorded,
     settle,
 )
-from tandem.rundir.probe import lacks
 from tandem_cli.local.guardian import sweep
 
 LEAST_FREE_BYTES = 16_000_000

@@ -12,14 +12,12 @@ import numpy as np
 from tandem.model import whole
 from tandem.rundir.checkpoint import Broken
 from tandem.rundir.durable import read_json_or_none
-from tandem.rundir.evaluations import last_word
+from tandem.rundir.evaluations import deciding, held_out, last_word, rank
 from tandem.rundir.layout import BAD, STALE, RunDir, step_of
-from tandem.rundir.ranking import deciding, held_out, rank
 from tandem_cli.report.folder import folders, listed
 from tandem_cli.report.generations import Limits, counts
 from tandem_cli.report.logs import ReadEvaluatorLog, TrainLog
-from tandem_cli.report.run import Floats, Ints, RunCheckpoint, RunEvaluation
-from tandem_cli.report.values import mapping, moment, number, text, within
+from tandem_cli.report.run import Floats, Ints, RunCheckpoint, RunEvaluation, mapping, moment, number, text, within
 
 MOST_CLASSES = 4096
 """Larger confusion matrices are not read."""

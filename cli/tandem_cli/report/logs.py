@@ -14,8 +14,7 @@ from tandem.rundir import records
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, EVALUATOR, TRAINING, AnyRecord, Kinds
 from tandem.status import Troubles
-from tandem_cli.report.run import Floats, Kind, OfRank, Rates, RunEvent, Steps, Use, Work, World
-from tandem_cli.report.values import number, within
+from tandem_cli.report.run import Floats, Kind, OfRank, Rates, RunEvent, Steps, Use, Work, World, number, within
 
 MOST_CORES = 10_000.0
 MOST_THROUGHPUT = 1e15

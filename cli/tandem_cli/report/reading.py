@@ -21,11 +21,10 @@ from tandem.job import DistributedTrainingJob
 from tandem.measures import Generation
 from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json, read_json_or_none
+from tandem.rundir.evaluations import direction
 from tandem.rundir.layout import RunDir, evaluator_of_log, generation_of_log
-from tandem.rundir.lineage import GenerationRecord
+from tandem.rundir.lineage import GenerationRecord, batches_left_out
 from tandem.rundir.ownership import LOCK
-from tandem.rundir.ranking import direction
-from tandem.rundir.rewind import batches_left_out
 from tandem.status import Troubles
 from tandem.wrong_samples import gallery
 from tandem_cli.local.known import is_alive
@@ -41,8 +40,7 @@ from tandem_cli.report.logs import (
     read_evaluator_log,
     read_train_log,
 )
-from tandem_cli.report.run import Floats, Rates, Result, Run, RunCheckpoint, Use
-from tandem_cli.report.values import moment, text
+from tandem_cli.report.run import Floats, Rates, Result, Run, RunCheckpoint, Use, moment, text
 
 SILENT_SECONDS = 20.0
 """A run without an end and without a lock whose logs are silent for so long is not going on: the coordinator writes

@@ -4,8 +4,9 @@ Times are seconds since the epoch. Arrays of one object have the same length and
 What is not known is None or NaN, never 0.
 """
 
+import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from tandem.charts.gallery import Tile
 from tandem.job import DistributedTrainingJob
 from tandem.measures import Generation
+from tandem.model import LATEST
 from tandem.status import Troubles
 
 Floats = npt.NDArray[np.float64]
@@ -237,3 +239,36 @@ class Run:
     """What went wrong and did not end it."""
     faults: tuple[str, ...]
     """What could not be read, a sentence each."""
+
+
+LARGEST = 3.5e38
+"""What no float32 can hold is infinite."""
+
+
+def number(value: object) -> float:
+    """The number that a file holds, NaN for anything else. What no float32 can hold is infinite."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    return float(value) if not abs(value) > LARGEST else math.copysign(math.inf, value)
+
+
+def within(value: object, low: float, high: float) -> float:
+    """The number that a file holds if it can be true, NaN for anything else."""
+    found = number(value)
+    return found if low <= found <= high else math.nan
+
+
+def moment(value: object) -> float | None:
+    """The time that a file holds, seconds since the epoch, None for anything else."""
+    found = within(value, 0, LATEST)
+    return None if math.isnan(found) else found or None
+
+
+def text(value: object) -> str:
+    """The text that a file holds, "" for anything else."""
+    return value if isinstance(value, str) else ""
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """The object that a file holds, {} for anything else."""
+    return value if isinstance(value, dict) else {}

@@ -15,9 +15,9 @@ from tandem.model import whole
 from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import batches_left_out
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, TRAINING, Sample, Start, Step, Troubled
-from tandem.rundir.rewind import batches_left_out
 from tandem.status import Troubles, told
 
 LABEL = 12

@@ -26,8 +26,7 @@ from tandem.formatting import (
 from tandem.measures import Generation
 from tandem.status import MemberView, Snapshot, Status, told
 from tandem_coordinator.page import pictures
-from tandem_coordinator.page.results import Key, ShownResult
-from tandem_coordinator.page.timeline import Timeline
+from tandem_coordinator.page.timeline import Key, ShownResult, Timeline
 
 MOST_ROWS = 30
 """Rows of a table; of more the newest are shown."""

@@ -12,8 +12,7 @@ from tandem.charts.stories import Losses, Ranks, pace, training
 from tandem.formatting import cores, duration, reason, share
 from tandem.measures import outages
 from tandem.status import Score, Snapshot, Status
-from tandem_coordinator.page.results import ShownResult
-from tandem_coordinator.page.timeline import Timeline
+from tandem_coordinator.page.timeline import ShownResult, Timeline
 
 SMOOTH_FROM = 100
 """Fewer losses are drawn as they are."""

@@ -11,20 +11,100 @@ looks at, and nothing after a restart); a process of its own (a second Python in
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from tandem.charts.gallery import Tile
 from tandem.charts.series import Series
 from tandem.measures import Generation
+from tandem.model import finite
 from tandem.rundir import records
-from tandem.rundir.layout import RunDir
+from tandem.rundir.durable import listed, read_json_or_none
+from tandem.rundir.evaluations import held_out, last_word
+from tandem.rundir.layout import RunDir, step_of
 from tandem.rundir.lineage import Chain, counts
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, TRAINING, AnyRecord, CoordinatorRecord, TrainingRecord
 from tandem.status import CheckpointRef
 from tandem.wrong_samples import gallery
-from tandem_coordinator.page.results import Results
+
+MOST_FOLDERS = 1000
+"""The newest; what was evaluated before is left to `tandem report`."""
+SETTLED_SECONDS = 2.0
+"""A folder that has not changed for so long is not looked into again until it does."""
+
+
+Key = tuple[str, int]
+"""A checkpoint's name and its generation: after a restart a name may come back."""
+
+
+@dataclass(frozen=True)
+class ShownResult:
+    """What evaluators made of one checkpoint."""
+
+    checkpoint: CheckpointRef
+    metrics: dict[str, float]
+    """Finite ones alone; empty if it was passed over."""
+    validation: dict[str, float]
+    """Those on the validation data; empty where none is held out."""
+    finished_at: float | None
+    skipped: bool = False
+
+
+class Results:
+    """All results that are there, by checkpoint. For one thread."""
+
+    def __init__(self, rundir: RunDir) -> None:
+        self._rundir = rundir
+        self._settled: dict[str, int] = {}
+        self.found: dict[Key, ShownResult] = {}
+
+    def look(self, now: float) -> None:
+        """Read what is new.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        folders = [path for path in listed(self._rundir.evaluations) if step_of(path.name) is not None]
+        for folder in folders[-MOST_FOLDERS:]:
+            try:
+                changed = folder.stat().st_mtime_ns
+            except FileNotFoundError:
+                continue
+            if self._settled.get(folder.name) == changed:
+                continue
+            for result in self._of(folder):
+                key = result.checkpoint.name, result.checkpoint.generation
+                if not result.skipped or key not in self.found:
+                    self.found[key] = result
+            if now - changed / 1e9 > SETTLED_SECONDS:
+                self._settled[folder.name] = changed
+        while len(self.found) > MOST_FOLDERS:
+            oldest = min(self.found)
+            del self.found[oldest]
+            self._settled.pop(oldest[0], None)
+
+    def _of(self, folder: Path) -> Iterator[ShownResult]:
+        step = step_of(folder.name)
+        assert step is not None
+        for word in filter(None, map(last_word, listed(folder))):
+            reference = CheckpointRef(name=folder.name, step=step, generation=word.generation)
+            content = read_json_or_none(word.path)
+            content = content if isinstance(content, dict) else {}
+            if word.is_note:
+                yield ShownResult(reference, {}, {}, finite(content.get("at")), skipped=True)
+            elif metrics := _metrics(content.get("metrics")):
+                yield ShownResult(reference, metrics, held_out(content), finite(content.get("finishedAt")))
+
+
+def _metrics(value: Any) -> dict[str, float]:
+    if not isinstance(value, dict):
+        return {}
+    numbers = {str(name): finite(entry) for name, entry in value.items()}
+    return {name: number for name, number in numbers.items() if number is not None}
+
 
 BITE = 32 * 2**10
 """Bytes that are read and parsed in one go: a millisecond or so, as heartbeats share the interpreter."""

@@ -1,21 +1,30 @@
-"""The files in `evaluations/step-000000500/`, and how far they say that the evaluation of a checkpoint is.
+"""The evaluation of checkpoints as files: their names, how far each is, and which checkpoint is the best.
 
 Of generation 7: `g000007.shard-0-of-2.json` for each part, then `g000007.json`, the merged result; or
 `g000007.skipped.json`, the note that nobody evaluates it. Each is created once and never replaced. A merged result
 counts whatever else is there.
+
+The scores that decide are those on the validation data, where the job holds some out: what is chosen by the test data
+looks better on it than on anything else. Of equals the one with the lower loss is the better, and then the earlier
+one, which has been trained less for the same score. What has no finite loss, on either data, has no rank, whatever its
+other scores.
 """
 
 import re
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from tandem.model import Count, Model, Number, PlainName, Text
+from tandem.job import DistributedTrainingJob
+from tandem.model import Count, Model, Number, PlainName, Text, finite
 from tandem.rundir.durable import create_json, listed, read_json_or_none
 from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef
+from tandem.tasks import GOALS
 
 Fate = Literal["merged", "skipped", "begun", "waits"]
 """`begun`: a part is there, and the rest is not."""
@@ -41,7 +50,7 @@ def last_word(path: Path) -> LastWord | None:
 
 
 class Best(Model):
-    """What best.json says, for people: nobody decides by it. A checkpoint is the best by `tandem.rundir.ranking`."""
+    """What best.json says, for people: nobody decides by it. `rank` says which checkpoint is the best."""
 
     name: PlainName
     """The checkpoint's."""
@@ -101,3 +110,62 @@ def fate(rundir: RunDir, reference: CheckpointRef) -> Fate:
         return "skipped"
     parts = (match for name in names if (match := _SHARD.match(name)))
     return "begun" if any(int(match[1]) == reference.generation for match in parts) else "waits"
+
+
+Goal = Literal["Maximize", "Minimize"]
+
+METRICS, VALIDATION = "metrics", "validation"
+"""In a merged result: the scores on the test data; and what is known of the validation data, with scores of its own."""
+LOSS = "loss"
+
+
+@dataclass(frozen=True, order=True)
+class Rank:
+    """Where a checkpoint stands among others: the smallest is the best."""
+
+    score: float
+    """The metric, negative where more is better."""
+    loss: float
+    """Of the same data."""
+    step: int
+    """The checkpoint's step."""
+    generation: int
+    """The generation that wrote it."""
+
+
+def direction(job: DistributedTrainingJob | None, metric: str) -> Goal:
+    """Which way a metric is better."""
+    return job.spec.evaluation.direction if job else GOALS.get(metric, "Maximize")
+
+
+def deciding(result: Mapping[str, Any]) -> dict[str, float]:
+    """The scores by which a merged result is compared with others: those that are numbers, by metric."""
+    tested = _scores(result)
+    if not isinstance(result.get(VALIDATION), Mapping):
+        return tested
+    return held_out(result) if LOSS in tested else {}
+
+
+def held_out(result: Mapping[str, Any]) -> dict[str, float]:
+    """The scores of a merged result on the validation data: those that are numbers, by metric; none where no data is
+    held out."""
+    part = result.get(VALIDATION)
+    return _scores(part) if isinstance(part, Mapping) else {}
+
+
+def _scores(part: Mapping[str, Any]) -> dict[str, float]:
+    source = part.get(METRICS)
+    found = {str(name): finite(value) for name, value in source.items()} if isinstance(source, Mapping) else {}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def rank(scores: Mapping[str, float], metric: str, goal: Goal, step: int, generation: int | None) -> Rank | None:
+    """The rank of a checkpoint; None where it cannot become the best.
+
+    Args:
+        scores: what `deciding` has found in its result.
+    """
+    if metric not in scores or LOSS not in scores:
+        return None
+    value = scores[metric]
+    return Rank(-value if goal == "Maximize" else value, scores[LOSS], step, generation or 0)

@@ -33,8 +33,7 @@ from tandem.model import whole
 from tandem.rundir import lease
 from tandem.rundir.checkpoint import Broken, Manifest, OtherFormat
 from tandem.rundir.durable import create_json, listed, read_json, read_json_or_none, replace_json
-from tandem.rundir.lineage import Chain, GenerationRecord, chain, counts
-from tandem.rundir.rewind import Rewind, is_rewound
+from tandem.rundir.lineage import Chain, GenerationRecord, Rewind, chain, counts, is_rewound
 from tandem.status import CheckpointRef
 
 FOLDERS = ("generations", "rewinds", "checkpoints", "evaluations", "leases", "log")

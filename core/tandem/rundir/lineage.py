@@ -7,9 +7,17 @@ commits is either later than the step its successor resumed from, or of a genera
 so nobody ever resumes from it or evaluates it as the newest. That is the whole argument; it needs no lock, no clock.
 
 Rejected: comparing steps alone (a cut-off group runs ahead of its successor and wins), and time stamps (clocks step).
+
+A rewind names the step that went wrong, the last step from which training may resume, and a window of data to leave
+out. It is a file of the run directory, not the memory of a process: the group that decides it ends, a new generation
+starts from an older checkpoint, and by the lineage (tandem.rundir.lineage) everything committed after that checkpoint
+stops to count.
+
+Data is counted in *data steps*, the steps of a run that skips nothing. Windows are kept in these, so that they mean the
+same batches whatever was skipped before them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from tandem.model import Model
 from tandem.status import CheckpointRef
@@ -58,3 +66,123 @@ def counts(links: Chain, checkpoint: CheckpointRef) -> bool:
         return False
     limit = links[checkpoint.generation]
     return limit is None or checkpoint.step <= limit
+
+
+MOST_REWINDS = 3
+"""So many at most over a run; then it has failed, because skipping data does not help."""
+MOST_LEFT_OUT = 0.5
+"""At most this part of the run's data is left out: a run that skips all of it would end at once, and call it done."""
+MARGIN = 8
+"""Batches left out on either side of the bad one; doubled with every further rewind."""
+SPAN = 20
+"""Length of the moving average that detects a loss spike, in steps. A spike is therefore detected up to this many steps
+after it began."""
+
+
+class Rewind(Model):
+    """One decision to go back."""
+
+    number: int
+    """Counted from 1 over the whole run."""
+    generation: int
+    """The generation that decided it."""
+    bad_step: int
+    """The first step whose loss was bad."""
+    loss: float | None = None
+    """That loss; None where it was NaN or infinite."""
+    resume_before: int
+    """Only checkpoints of steps before this one may be resumed from."""
+    skip_from: int
+    """First data step left out."""
+    skip_to: int
+    """First data step after the window."""
+
+
+def is_rewound(rewinds: Iterable[Rewind], checkpoint: CheckpointRef) -> bool:
+    """Whether a checkpoint lies behind a step that went wrong, in a generation that had not been rewound yet."""
+    return any(
+        checkpoint.generation <= rewind.generation and checkpoint.step >= rewind.resume_before for rewind in rewinds
+    )
+
+
+Window = tuple[int, int]
+
+
+def windows(rewinds: Iterable[Rewind]) -> list[Window]:
+    """The data left out, merged and in order: half-open ranges of data steps."""
+    merged: list[Window] = []
+    for start, end in sorted((rewind.skip_from, rewind.skip_to) for rewind in rewinds):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def batches_left_out(rewinds: Iterable[Rewind]) -> int:
+    """How many batches no step sees."""
+    return sum(end - start for start, end in windows(rewinds))
+
+
+def data_step(step: int, skipped: Sequence[Window]) -> int:
+    """Which data a step (counted from 0) takes."""
+    for start, end in skipped:
+        if step < start:
+            break
+        step += end - start
+    return step
+
+
+def steps_left_out(total_data_steps: int, skipped: Sequence[Window]) -> int:
+    """How many steps fewer a run takes because of what it leaves out."""
+    return sum(max(0, min(end, total_data_steps) - min(start, total_data_steps)) for start, end in skipped)
+
+
+def reach(rewinds: int) -> int:
+    """How many steps before the newest checkpoint one must lie, for the next rewind to find it old enough.
+
+    A loss is looked at before each save, so the first bad step comes after the newest checkpoint, or, where it takes
+    the mean of SPAN steps to tell, less than SPAN before it; and the margin lies before that.
+
+    Args:
+        rewinds: how many there were.
+    """
+    return SPAN + MARGIN * 2**rewinds if rewinds < MOST_REWINDS else 1
+
+
+def decide(
+    earlier: Sequence[Rewind],
+    generation: int,
+    bad_step: int,
+    loss: float | None,
+    total_data_steps: int,
+    checkpoints: Collection[int] = (),
+) -> Rewind | None:
+    """The next rewind, or None if there were too many already or too little data would be left to learn from.
+
+    Training goes back to a checkpoint before the margin. Where none is so old, any checkpoint from before the bad step
+    is taken, the oldest of these: a smaller margin costs less than the whole run.
+
+    Args:
+        bad_step: the first bad step, counted from 1.
+        total_data_steps: steps of the run, were nothing left out.
+        checkpoints: steps of the checkpoints that count.
+    """
+    if len(earlier) >= MOST_REWINDS:
+        return None
+    skipped = windows(earlier)
+    margin = MARGIN * 2 ** len(earlier)
+    first = max(0, bad_step - 1 - margin)
+    if not any(step <= first for step in checkpoints):
+        first = min((step for step in checkpoints if step < bad_step), default=first)
+    found = Rewind(
+        number=len(earlier) + 1,
+        generation=generation,
+        bad_step=bad_step,
+        loss=loss,
+        resume_before=first + 1,
+        skip_from=data_step(first, skipped),
+        skip_to=data_step(bad_step - 1 + margin, skipped) + 1,
+    )
+    left_out = steps_left_out(total_data_steps, windows([*earlier, found]))
+    return found if left_out <= MOST_LEFT_OUT * total_data_steps else None

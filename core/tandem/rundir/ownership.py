@@ -6,26 +6,87 @@ cluster (docs/decisions/0024-run-directories.md):
 - **Nothing was saved: it is nobody's.** The job takes it. What a failed attempt, or one at something else, has left is
   moved into the folder `attempt`, so that neither its failures nor its rewinds count for the next one.
 - **Something was saved**: `checkpoint.onExisting` decides. `Resume` goes on from the newest checkpoint if the job still
-  trains the same (tandem.rundir.difference), also after the end if there is more to do by now. `Fresh` moves everything
+  trains the same (tandem.rundir.ownership), also after the end if there is more to do by now. `Fresh` moves everything
   into the folder `previous`, and begins anew. `Refuse` leaves it alone.
 
 Of each of the two folders there is one, the newest. Moving is a rename for each entry, into a folder with a temporary
 name; after a crash in the middle the next process completes it first. Generations are not counted from 1 again: a
 group of the earlier run may still be alive behind a broken network, and what it writes must not count.
+
+A run that is gone on with must see the samples that it would have seen, and its state must fit: so what decides about
+these two must be the same. All else may change. How far a run goes, how fast it learns, and what a script of the user's
+own is given are for the user to say; a session compares its data and state with the checkpoint by itself.
 """
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from tandem.job import DistributedTrainingJob, OnExisting
+from tandem.job import DistributedTrainingJob, OnExisting, Spec
 from tandem.model import whole
-from tandem.rundir.difference import differences, goes_further
 from tandem.rundir.durable import TEMPORARY, read_json_or_none, replace_json, sync_folder
 from tandem.rundir.layout import EARLIER, FOLDERS, RunDir
+from tandem.tasks import ImageClassification
+
+
+def differences(there: DistributedTrainingJob, given: DistributedTrainingJob) -> list[str]:
+    """What keeps the second job from going on with what the first has saved."""
+    found = []
+    if there.metadata.name != given.metadata.name:
+        found.append(f"metadata.name: there {there.metadata.name}, now {given.metadata.name}")
+    before, after = there.spec.trainer.task, given.spec.trainer.task
+    if before != after:
+        return [*found, f"spec.trainer.task: there {_shown(before)}, now {_shown(after)}"]
+    return found + list(_compare("spec.trainer.config", _saved_with(there.spec), _saved_with(given.spec)))
+
+
+def goes_further(there: DistributedTrainingJob, given: DistributedTrainingJob) -> bool:
+    """Whether the second job has something to do where the first is complete: more epochs or steps, or a script of the
+    user's own that is given something else."""
+    before, after = there.spec.trainer, given.spec.trainer
+    if after.task is None:
+        return (before.command, before.args, before.env) != (after.command, after.args, after.env)
+    return _horizon(before.settings) != _horizon(after.settings) and any(
+        late > early for early, late in zip(_horizon(before.settings), _horizon(after.settings), strict=True)
+    )
+
+
+def _horizon(config: ImageClassification) -> tuple[float, float]:
+    return config.epochs, float("inf") if config.max_steps is None else config.max_steps
+
+
+def _saved_with(spec: Spec) -> dict[str, Any]:
+    """What the checkpoints of a built-in task depend on, in the manifest's words."""
+    if spec.trainer.task is None:
+        return {}
+    config = spec.trainer.settings
+    return {
+        "model": config.model,
+        "data": {**config.data.dump(), "download": None},
+        "initialWeights": config.initial_weights,
+        "globalBatchSize": config.global_batch_size,
+        "dropLast": config.drop_last,
+        "seed": config.seed,
+        # These come back with the checkpoint; the learning rate does not.
+        "optimizer": {**config.optimizer.dump(), "learningRate": None},
+    }
+
+
+def _compare(path: str, there: Any, given: Any) -> Iterator[str]:
+    if isinstance(there, dict) and isinstance(given, dict):
+        for key in sorted({*there, *given}):
+            yield from _compare(f"{path}.{key}", there.get(key), given.get(key))
+    elif there != given:
+        yield f"{path}: there {_shown(there)}, now {_shown(given)}"
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else json.dumps(value)
+
 
 LOCK = "local.lock"
 ENDPOINT = "endpoint.json"

@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from tandem.model import Amount, Amounts, Anything, Count, Model, Moment, Number, PlainName, Seconds, Text, Texts, Whole
-from tandem.rundir.rewind import Rewind
+from tandem.rundir.lineage import Rewind
 from tandem.status import Troubles
 
 

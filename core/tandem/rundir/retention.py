@@ -4,7 +4,7 @@ Never deleted: the newest `keepLast`, the best `keepBest` by score, those at mul
 running generation resumed from, those being read, those that are half evaluated, and, where every checkpoint is to
 be evaluated, those that are not yet. And two that the run itself may need.
 
-A *rewind* goes back to a checkpoint that lies at least D steps before the newest one (tandem.rundir.rewind.reach),
+A *rewind* goes back to a checkpoint that lies at least D steps before the newest one (tandem.rundir.lineage.reach),
 which the newest `keepLast` may all be too young for. So the newest one that is old enough stays: the *reserve*. It
 would stay for ever, and grow old, if nothing came after it; so the *next* reserve stays, too, the oldest of those that
 are too young yet. Once it is D steps old it takes the place of the reserve, and the oldest that is too young then is at
@@ -20,8 +20,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.job import Checkpoint, Evaluators
-from tandem.rundir.ranking import Rank
-from tandem.rundir.rewind import reach
+from tandem.rundir.evaluations import Rank
+from tandem.rundir.lineage import reach
 from tandem.status import CheckpointRef
 
 

@@ -28,7 +28,7 @@ from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
-from tandem_trainer.checkpoint import staging, writer
+from tandem_trainer.checkpoint import node_memory, staging, writer
 from tandem_trainer.checkpoint.file_names import OPTIMIZER
 from tandem_trainer.checkpoint.restoring import Loaded, Restored, restore
 from tandem_trainer.checkpoint.staging import Layout, Staging, shared_memory

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.rundir import checkpoint, rewind
+from tandem.rundir import checkpoint, lineage
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint import writer
@@ -55,7 +55,7 @@ def main() -> None:
     checkpoint.CHUNK = writer.CHUNK = int(sys.argv[1])
     writer.BLOCK = int(sys.argv[2])
     # The steps of the story are ten apart, and retention is to be about what the story tells.
-    rewind.SPAN = rewind.MARGIN = 0
+    lineage.SPAN = lineage.MARGIN = 0
     for line in sys.stdin:
         request = json.loads(line)
         print(json.dumps(play(request["writers"], request["turns"], request["seconds"])), flush=True)

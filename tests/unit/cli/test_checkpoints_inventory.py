@@ -10,7 +10,7 @@ from rich.text import Text
 from tandem.errors import UserError
 from tandem.rundir.checkpoint import FILE
 from tandem.rundir.durable import replace_json
-from tandem.rundir.rewind import Rewind
+from tandem.rundir.lineage import Rewind
 from tandem_cli.checkpoints import description, listing
 from tandem_cli.checkpoints.inventory import Entry, Inventory, look
 from tandem_cli.checkpoints.selector import choose, sound

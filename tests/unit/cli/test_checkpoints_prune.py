@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tandem.errors import UserError
 from tandem.job import Checkpoint, Evaluators
 from tandem.rundir.checkpoint import FILE
+from tandem.rundir.evaluations import Rank
 from tandem.rundir.layout import RunDir
-from tandem.rundir.ranking import Rank
 from tandem.rundir.retention import Keepers, expendable, reasons
 from tandem.status import CheckpointRef
 from tandem_cli.checkpoints import description, pruning

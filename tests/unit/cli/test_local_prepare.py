@@ -14,8 +14,8 @@ import pytest
 
 from tandem.errors import UserError
 from tandem.job import DistributedTrainingJob
-from tandem.rundir.difference import differences
 from tandem.rundir.layout import RunDir
+from tandem.rundir.ownership import differences
 from tandem_cli.commands.run import Command, ways_on
 from tandem_cli.local import prepare
 from tandem_cli.local.prepare import HeldFolder, claim

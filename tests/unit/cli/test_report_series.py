@@ -5,7 +5,7 @@ import pytest
 
 from tandem.formatting import duration, number, plain, reason, score, several, share, size
 from tandem_cli.report import clock
-from tandem_cli.report.thinning import envelope, means, smooth, thin
+from tandem_cli.report.clock import envelope, means, smooth, thin
 
 
 class TestTheEnvelope:

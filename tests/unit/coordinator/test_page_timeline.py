@@ -8,7 +8,6 @@ import pytest
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
-from tandem_coordinator.page import results
 from tandem_coordinator.page.timeline import Timeline
 from tests.support.worlds.simulated_run import T0, make_run
 
@@ -123,7 +122,7 @@ class TestTheWholeRun:
         assert len(timeline.use["trainer"]) == 32
 
     def test_has_the_newest_evaluations_of_very_many(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(results, "MOST_FOLDERS", 5)
+        monkeypatch.setattr("tandem_coordinator.page.timeline.MOST_FOLDERS", 5)
         path = make_run(tmp_path / "run", steps=500, every=50)
         timeline = Timeline(RunDir(path))
         timeline.follow(60.0, rest=0.0)

@@ -11,7 +11,7 @@ import pytest
 
 from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import checkpoint_name
-from tandem.rundir.rewind import Rewind
+from tandem.rundir.lineage import Rewind
 from tandem.status import CheckpointRef
 from tandem_coordinator.run_watcher import OLD_SECONDS, SECONDS, RunDirectory
 from tests.support.lines import Lines

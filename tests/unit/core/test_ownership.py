@@ -7,11 +7,19 @@ import pytest
 
 from tandem.job import DistributedTrainingJob, OnExisting
 from tandem.rundir import ownership
-from tandem.rundir.difference import differences, goes_further
 from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
-from tandem.rundir.ownership import Finding, Occupied, Unreadable, complete_moves, look, settle
+from tandem.rundir.ownership import (
+    Finding,
+    Occupied,
+    Unreadable,
+    complete_moves,
+    differences,
+    goes_further,
+    look,
+    settle,
+)
 from tandem.status import CheckpointRef
 from tests.support import manifests
 

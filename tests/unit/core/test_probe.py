@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tandem.rundir.probe import lacks
+from tandem.rundir.durable import lacks
 
 
 def test_an_ordinary_disk_can_do_everything_and_nothing_is_left(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.job import Checkpoint, Evaluators
+from tandem.rundir.lineage import MARGIN, MOST_REWINDS, SPAN, Rewind, decide, reach
 from tandem.rundir.retention import Keepers, expendable, reserves
-from tandem.rundir.rewind import MARGIN, MOST_REWINDS, SPAN, Rewind, decide, reach
 from tandem.status import CheckpointRef
 
 LATEST = Evaluators.model_validate({"policy": "Latest"})

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.rundir.rewind import MOST_REWINDS, Rewind, data_step, decide, steps_left_out, windows
+from tandem.rundir.lineage import MOST_REWINDS, Rewind, data_step, decide, steps_left_out, windows
 
 
 def rewind(number: int, start: int, end: int) -> Rewind:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.rundir.durable import read_json_or_none
-from tandem.rundir.ranking import deciding, rank
+from tandem.rundir.evaluations import deciding, rank
 from tandem_cli.checkpoints.inventory import look
 from tandem_cli.report.reading import read
 from tandem_coordinator.run_watcher import RunDirectory

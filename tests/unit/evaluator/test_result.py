@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss
 
 from tandem.rundir.durable import encode
+from tandem.rundir.evaluations import Goal
 from tandem.rundir.layout import checkpoint_name
-from tandem.rundir.ranking import Goal
 from tandem_evaluator.publication import Metric, best
 from tandem_evaluator.result import MergedResult, ShardResult, merge, scores, shard_samples
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tandem.exitcode import ExitCode
-from tandem.rundir.rewind import Rewind
+from tandem.rundir.lineage import Rewind
 from tandem_trainer.elastic_run import decision
 
 

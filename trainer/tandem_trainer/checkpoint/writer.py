@@ -59,11 +59,10 @@ from tandem.rundir.durable import (
     sync_folder,
     temporary_beside,
 )
+from tandem.rundir.evaluations import Rank, deciding, rank
 from tandem.rundir.layout import STALE, RunDir
-from tandem.rundir.lineage import counts
-from tandem.rundir.ranking import Rank, deciding, rank
+from tandem.rundir.lineage import counts, reach
 from tandem.rundir.retention import Keepers, expendable
-from tandem.rundir.rewind import reach
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint.file_names import NAMES_OF_TREES, TREES
 

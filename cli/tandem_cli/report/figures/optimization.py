@@ -5,10 +5,10 @@ import numpy as np
 from tandem.charts import stories
 from tandem.charts.chart import Chart
 from tandem.charts.stories import GRADIENT_NORM, LEARNING_RATE
+from tandem_cli.report.clock import envelope, smooth, thin
 from tandem_cli.report.figures.canvas import steps_of
 from tandem_cli.report.figures.training import SMOOTH_SHARE, points
 from tandem_cli.report.run import Run
-from tandem_cli.report.thinning import envelope, smooth, thin
 
 COLUMNS = 420
 """Stretches that a series is shown in."""

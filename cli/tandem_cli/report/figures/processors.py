@@ -19,11 +19,10 @@ from matplotlib.path import Path
 from tandem.charts.palette import LIGHT, Role
 from tandem.formatting import cores, duration, plain, share
 from tandem.measures import Generation
-from tandem_cli.report.clock import Clock
+from tandem_cli.report.clock import Clock, means
 from tandem_cli.report.figures.canvas import empty, shade_restarts, spread, time_axis
 from tandem_cli.report.run import Floats, Ints, Kind, Run, RunCheckpoint, Use, Work
 from tandem_cli.report.style import Theme
-from tandem_cli.report.thinning import means
 
 MOST_ROWS = 12
 """Of one kind. More processes than this share rows, each the mean of neighbours."""

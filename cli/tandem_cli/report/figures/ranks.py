@@ -6,11 +6,10 @@ from tandem.charts import stories
 from tandem.charts.chart import Band, Chart, Point
 from tandem.charts.stories import Ranks
 from tandem.measures import outages
-from tandem_cli.report.clock import Clock
+from tandem_cli.report.clock import Clock, thin
 from tandem_cli.report.figures.canvas import time_of
 from tandem_cli.report.figures.training import points
 from tandem_cli.report.run import OfRank, Run
-from tandem_cli.report.thinning import thin
 
 COLUMNS = 420
 """Stretches that a series is shown in."""

@@ -7,10 +7,9 @@ import numpy as np
 from tandem.charts.chart import Band, Chart, Point
 from tandem.charts.stories import Losses, training
 from tandem.measures import outages
-from tandem_cli.report.clock import Clock
+from tandem_cli.report.clock import Clock, envelope, smooth, thin
 from tandem_cli.report.figures.canvas import steps_of, time_of
 from tandem_cli.report.run import Floats, Run, RunCheckpoint, Steps
-from tandem_cli.report.thinning import envelope, smooth, thin
 
 SMOOTH_SHARE = 0.02
 """Width of the running mean, of the whole run."""

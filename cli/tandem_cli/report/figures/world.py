@@ -9,11 +9,10 @@ from tandem.charts.chart import Band, Chart
 from tandem.charts.stories import pace
 from tandem.formatting import duration, reason
 from tandem.measures import outages
-from tandem_cli.report.clock import Clock
+from tandem_cli.report.clock import Clock, envelope, smooth, thin
 from tandem_cli.report.figures.canvas import MOST_MARKED, time_of
 from tandem_cli.report.figures.training import points
 from tandem_cli.report.run import Floats, Run
-from tandem_cli.report.thinning import envelope, smooth, thin
 
 COLUMNS = 420
 """Stretches that throughput is shown in."""
