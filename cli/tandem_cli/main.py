@@ -78,7 +78,7 @@ def _call() -> None:
     try:
         application(_words())(prog_name="tandem")
     except UserError as error:
-        from tandem_cli.mistakes import tell  # rich takes a tenth of a second, and most calls go well
+        from tandem_cli.output import tell  # rich takes a tenth of a second, and most calls go well
 
         tell(error)
         sys.exit(2)

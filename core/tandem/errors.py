@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.formatting import printable
+from tandem.manifest.fields import Path
 
 SETTING = "--set"
 """Stands for the file's name in problems of a setting from the command line."""
@@ -59,3 +60,17 @@ class ManifestError(UserError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = tuple(problems)
+
+
+@dataclass(frozen=True)
+class Unmet:
+    """What was found, at the field of the manifest that it is about."""
+
+    field: Path
+    """Path of the field, from the top of the manifest; empty where it is about no field."""
+    message: str
+    """What is wrong and what to do, in a sentence without its full stop."""
+    fails: bool = True
+    """Whether the job cannot run. If not, it is a warning: the job runs, and perhaps not as it was meant."""
+    suggestion: str = ""
+    """What was probably meant."""

@@ -17,12 +17,11 @@ from tandem.launch import token_digest
 from tandem.status import Status
 from tandem_operator import kinds, names, objects, observed, pods, reporting, retry, tokens
 from tandem_operator.api import ApiServer, RequestRefused, Unavailable
-from tandem_operator.attempts import MANY, ending, place, removing, tried, writing
 from tandem_operator.claimants import Claimants
 from tandem_operator.coordinators import Coordinators, Questions
 from tandem_operator.gang_deadlock import PATIENCE_SECONDS, Claimant, starved_for
 from tandem_operator.informer import Cache, Key
-from tandem_operator.job_memory import JobMemory
+from tandem_operator.job_memory import MANY, JobMemory, ending, place, removing, tried, writing
 from tandem_operator.objects import Peers, Volumes
 from tandem_operator.observed import Children, InvalidSpec, Object, observe
 from tandem_operator.operator_metrics import OperatorMetrics, holding
@@ -231,7 +230,7 @@ class Controller:
     # Doing
 
     async def _carry_out(self, key: Key, plan: Plan, at: Situation, memory: JobMemory) -> set[str]:
-        """Returns what was tried in vain (tandem_operator.attempts); what was answered is in the memory then."""
+        """Returns what was tried in vain (tandem_operator.job_memory); what was answered is in the memory then."""
         attempts = {what: one for what, one in at.attempts.items() if what not in plan.settled}
         memory.attempts, vain = attempts, set[str]()
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 
 from tandem.job import DistributedTrainingJob
 from tandem.status import Snapshot, Status
-from tandem_operator.attempts import Attempts
 from tandem_operator.gang_deadlock import PATIENCE_SECONDS, Claimant
-from tandem_operator.job_memory import Memo
+from tandem_operator.job_memory import Attempts, Memo
 from tandem_operator.lifecycle import Idle
 from tandem_operator.objects import Manifest, Peers
 from tandem_operator.observed import Children, Pod, Thing
@@ -86,6 +85,6 @@ class Plan:
     expired: bool = False
     """Delete the job: its time after the end is over."""
     settled: frozenset[str] = frozenset()
-    """What has come to rest, of all that was tried (tandem_operator.attempts)."""
+    """What has come to rest, of all that was tried (tandem_operator.job_memory)."""
     again_in: float | None = None
     """Seconds until something may be due that no event announces."""

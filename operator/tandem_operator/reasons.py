@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tandem.exitcode import ExitCode
 from tandem_operator import kinds, names
-from tandem_operator.attempts import place
 from tandem_operator.gang_deadlock import GAVE_WAY, WAY_SECONDS, claimant, rival, starved_for, way_ends
+from tandem_operator.job_memory import place
 from tandem_operator.kinds import Kind
 from tandem_operator.lifecycle import Lifecycle, condition, is_initialized
 from tandem_operator.observed import BROKEN_WAITING, Pod

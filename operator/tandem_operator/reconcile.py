@@ -48,8 +48,8 @@ from tandem.formatting import seconds
 from tandem.job import DistributedTrainingJob
 from tandem.status import Status
 from tandem_operator import kinds, names, objects, pods, replicas
-from tandem_operator.attempts import ending, later, place, removing, role_waits, writing
 from tandem_operator.gang_deadlock import way_ends
+from tandem_operator.job_memory import ending, later, place, removing, role_waits, writing
 from tandem_operator.kinds import Kind
 from tandem_operator.kueue import group_of
 from tandem_operator.lifecycle import Lifecycle, begins_again, deadline, drained, is_initialized, lifecycle_of

@@ -58,7 +58,7 @@ class Notice:
     message: str
     warning: bool = False
     place: str = ""
-    """Whose new pod it tells of (tandem_operator.attempts); where none could be made, there is nothing to tell."""
+    """Whose new pod it tells of (tandem_operator.job_memory); where none could be made, there is nothing to tell."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from tandem import formatting
-from tandem.charts import scale
+from tandem.charts import drawing
 from tandem.rundir.layout import RunDir
 from tandem.status import Progress, Score, Snapshot, Status
 from tandem_cli.report.writing import write
@@ -142,10 +142,10 @@ def test_the_mouse_reads_the_values_of_all_curves_at_a_step(report: Charts, run:
 def test_a_number_has_the_form_that_it_has_everywhere(report: Charts, value: float) -> None:
     assert report.value(f"Charts.told({value!r}, 'number')") == formatting.number(value)
     assert report.value(f"Charts.told({value!r}, 'cores')") == formatting.cores(value)
-    assert report.value(f"Charts.word({value!r}, 'number')") == scale.word(value, "number")
+    assert report.value(f"Charts.word({value!r}, 'number')") == drawing.word(value, "number")
     if value <= 1.0:
         assert report.value(f"Charts.told({value!r}, 'share')") == formatting.score("accuracy", value)
-        assert report.value(f"Charts.word({value!r}, 'share')") == scale.word(value, "share")
+        assert report.value(f"Charts.word({value!r}, 'share')") == drawing.word(value, "share")
 
 
 def test_a_part_that_was_chosen_fills_the_chart_and_a_double_click_shows_all_as_it_was(report: Charts) -> None:

@@ -16,10 +16,9 @@ from tandem_trainer.checkpoint.restoring import restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
 from tandem_trainer.checkpoint.state import NamedOptimizer, weights
 from tandem_trainer.checkpoint.train_state import TrainState
-from tandem_trainer.classification import build_optimizer
 from tandem_trainer.models import build
 from tandem_trainer.process_group import Group
-from tandem_trainer.train import averaged
+from tandem_trainer.train import averaged, build_optimizer
 from tests.support import manifests
 from tests.support.ranks import Ranks, make_rundir, records
 

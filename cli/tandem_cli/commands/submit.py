@@ -15,8 +15,7 @@ from tandem_cli.commands.validate import summary, warnings
 from tandem_cli.kubernetes.job_view import RESOURCE
 from tandem_cli.kubernetes.kubectl import Kubectl, KubectlResult
 from tandem_cli.kubernetes.references import missing
-from tandem_cli.mistakes import tell
-from tandem_cli.output import echo
+from tandem_cli.output import echo, tell
 
 MANAGER = "tandem"
 """Who the API server is told has set these fields."""

@@ -124,7 +124,7 @@ def _doubts_here(job: DistributedTrainingJob, source: Source) -> list[str]:
 
 def _show(file: str, outcome: _Sound | UserError) -> None:
     if isinstance(outcome, UserError):
-        from tandem_cli.mistakes import tell  # rich takes a tenth of a second; a good manifest goes without
+        from tandem_cli.output import tell  # rich takes a tenth of a second; a good manifest goes without
 
         tell(outcome)
     else:

@@ -8,9 +8,9 @@ not mentioned.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tandem.errors import Unmet
 from tandem.job import DistributedTrainingJob
 from tandem.manifest.fields import Path
-from tandem.unmet import Unmet
 from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl
 
 KEYS = 'go-template={{range $key, $value := .data}}{{$key}}{{"\\n"}}{{end}}'

@@ -15,7 +15,7 @@ from html import escape
 from typing import NamedTuple, TypeVar
 
 from tandem import charts
-from tandem.charts import palette
+from tandem.charts import chart
 from tandem.formatting import duration, metric_name, moment, number, on_validation, reason, score, several, share, size
 from tandem.measures import Generation
 from tandem.status import told
@@ -70,7 +70,7 @@ def page(run: Run, summary: Summary, pictures: Sequence[DrawnPicture], source: s
         f'<meta http-equiv="Content-Security-Policy" content="{policy}"/>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
         f"<title>{escape(run.name)} · Tandem</title>\n"
-        f"<style>\n{palette.variables()}{charts.style()}</style>\n</head>\n<body>\n"
+        f"<style>\n{chart.variables()}{charts.style()}</style>\n</head>\n<body>\n"
         + "\n".join(part for part in body if part)
         + f"\n<script>{script}</script>\n</body>\n</html>\n"
     )

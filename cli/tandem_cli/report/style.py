@@ -2,7 +2,7 @@
 
 Figures are drawn once, in the colours of a light page. Each colour has a role, and each role its own value, so that
 an inline SVG can have its colours replaced by CSS variables (`tandem_cli.report.style`), which the page sets for light
-and for dark (`tandem.charts.palette`).
+and for dark (`tandem.charts.chart`).
 """
 
 import io
@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib import rc_context, rcParams, rcParamsDefault
 from matplotlib.figure import Figure
 
-from tandem.charts.palette import LIGHT
+from tandem.charts.chart import LIGHT
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 from tandem.charts import drawing, gallery, rows, stories
-from tandem.charts.chart import Axis, Band, Chart, Look, Point, Points
-from tandem.charts.palette import Role
+from tandem.charts.chart import Axis, Band, Chart, Look, Point, Points, Role
 from tandem.charts.rows import Row, Rows
 from tandem.charts.series import Series
 from tandem.charts.stories import Losses, Ranks, pace, training

@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from tandem import charts
-from tandem.charts import palette
+from tandem.charts import chart
 from tandem.rundir.layout import RunDir
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.page.viewers import LOOKS, Full, Live, Viewer
@@ -151,7 +151,7 @@ class LivePage:
         self._live = Live(coordinator, rundir)
         self._files = {name: (_file(name), kind) for name, kind in FILES.items()}
         # The report's page and this one look alike, and follow the reader's device in the same way.
-        self._files["page.css"] = (palette.variables() + charts.style() + _file("page.css"), "text/css")
+        self._files["page.css"] = (chart.variables() + charts.style() + _file("page.css"), "text/css")
         self._files["charts.js"] = (charts.script(), "text/javascript")
         self._page, self._door = _file("page.html"), _file("open.html")
 

@@ -22,7 +22,7 @@ const Charts = (() => {
   let tapped = {time: 0, x: 0};
   let box = null;
 
-  // Numbers, as tandem.charts.scale and tandem.formatting write them
+  // Numbers, as tandem.charts.drawing and tandem.formatting write them
 
   const grouped = (value) => Math.round(value).toLocaleString("en-US");
 

@@ -6,10 +6,8 @@ from html import escape
 from math import ceil
 from typing import Literal
 
-from tandem.charts.chart import Axis, Look, Points
-from tandem.charts.drawing import FOOT, VALUES, across, digits, framed, line, matrix, opened, text, time_axis
-from tandem.charts.palette import Role
-from tandem.charts.scale import Scale
+from tandem.charts.chart import Axis, Look, Points, Role
+from tandem.charts.drawing import FOOT, VALUES, Scale, across, digits, framed, line, matrix, opened, text, time_axis
 from tandem.charts.series import shorten
 
 ROW, SPACE, CAPTION = 24.0, 6.0, 22.0

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tandem.charts.chart import Axis, Band, Chart, Curve, Kind, Panel, Point, Points
-from tandem.charts.palette import Role
+from tandem.charts.chart import Axis, Band, Chart, Curve, Kind, Panel, Point, Points, Role
 from tandem.formatting import SHARES, metric_name, score
 
 MOST_DOTS = 80

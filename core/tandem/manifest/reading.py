@@ -26,12 +26,11 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from tandem.errors import SETTING, ManifestError, Problem, UserError
+from tandem.errors import SETTING, ManifestError, Problem, Unmet, UserError
 from tandem.job import API_VERSION, KIND, WHOLE, DistributedTrainingJob
 from tandem.manifest.fields import Node, Path, at, describe, dotted, nearest, suggestion, tree
 from tandem.manifest.source import MOST_BYTES, Place, Source, parse, parse_value, shown
 from tandem.model import RULES, RuleBroken
-from tandem.unmet import Unmet
 
 
 def apply_overrides(data: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:

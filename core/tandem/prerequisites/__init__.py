@@ -19,14 +19,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
+from tandem.errors import Unmet
 from tandem.job import DistributedTrainingJob
 from tandem.prerequisites.dataset import dataset, weights
 from tandem.prerequisites.machine import disk, machine, this_machine
 from tandem.prerequisites.program import program
-from tandem.prerequisites.site import Site, pod
-from tandem.prerequisites.variables import variables
+from tandem.prerequisites.site import Site, pod, variables
 from tandem.rundir.layout import RunDir
-from tandem.unmet import Unmet
 
 __all__ = ["Site", "Unmet", "here", "pod", "unmet"]
 

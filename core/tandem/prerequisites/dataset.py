@@ -19,13 +19,11 @@ from pathlib import Path
 from tandem import tensor_header
 from tandem.architectures import Shapes, plain, shapes
 from tandem.datasets import FILES, NotIdx, Split, find, opened, raw_folder, shape
-from tandem.errors import enumerated
+from tandem.errors import Unmet, enumerated
 from tandem.job import DistributedTrainingJob
-from tandem.prerequisites.folder import fault_of_folder
-from tandem.prerequisites.site import CONFIG, Site, fault_of_file, is_folder
+from tandem.prerequisites.site import CONFIG, Site, fault_of_file, fault_of_folder, is_folder
 from tandem.rundir.durable import may_pass
 from tandem.tasks import CLASSES, LEAST_FOR_CNN, SYNTHETIC_SIZE, ImageClassification
-from tandem.unmet import Unmet
 
 READING_SECONDS = 0.5
 """For reading through files; what is not known by then is left to the ranks."""

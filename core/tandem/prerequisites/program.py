@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from tandem.errors import Unmet
 from tandem.job import DistributedTrainingJob
 from tandem.manifest.reading import separated
 from tandem.prerequisites.site import Site, fault_of_file, is_folder, unexpanded
-from tandem.unmet import Unmet
 
 MOST_BYTES = 2**21
 """Longer scripts are not compiled to find mistakes in them."""

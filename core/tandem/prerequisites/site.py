@@ -7,12 +7,13 @@ see it says nothing about, so that no check is ever a false alarm.
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.datasets import data_folder
+from tandem.errors import Unmet
 from tandem.job import DistributedTrainingJob
 from tandem.manifest.reading import similar_file
 from tandem.rundir.durable import may_pass
@@ -165,3 +166,43 @@ def _beginning(path: Path, text: str) -> str:
     if path.is_absolute() or text.startswith(("~", "$")):
         return ""
     return f" in {Path.cwd()}"
+
+
+def nearest_there(path: Path) -> Path:
+    """The folder itself, or the nearest one above it that is there."""
+    whole = path.absolute()
+    return next((one for one in (whole, *whole.parents) if one.exists()), Path(whole.anchor))
+
+
+def fault_of_folder(path: Path) -> str:
+    """Why nothing can be written into a folder, made or still to be made; empty if something can be, as far as one can
+    see without doing it.
+
+    Raises:
+        OSError: the disk fails, which says nothing about the folder.
+    """
+    try:
+        there = nearest_there(path)
+    except OSError as error:
+        if may_pass(error):
+            raise
+        return str(error.strerror)
+    if not there.is_dir():
+        return f"{there} is a file, and a folder is wanted"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"{there} may not be written"
+    return ""
+
+
+def variables(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
+    """Variables that come from somewhere else and are not set here."""
+    if not site.is_here or site.variables is None:
+        return
+    for index, variable in enumerate(job.spec.trainer.env):
+        source = variable.value_from
+        if source is not None and not source.optional and variable.name not in site.variables:
+            message = (
+                f"spec.trainer.env: {variable.name} comes from a Secret, a ConfigMap or a pod, which a cluster has; "
+                f"here it is taken from the environment: set {variable.name} and try again"
+            )
+            yield Unmet(("spec", "trainer", "env", index, "name"), message)

@@ -16,9 +16,9 @@ from PIL import Image
 
 from tandem import charts
 from tandem.charts import chart, drawing
-from tandem.charts.palette import DARK, LIGHT
+from tandem.charts.chart import DARK, LIGHT
 from tandem_cli.report import clock, style
-from tandem_cli.report.figures import pictures, processors, training
+from tandem_cli.report.figures import curves, pictures, processors
 from tandem_cli.report.reading import read
 from tandem_cli.report.run import Run, Steps, Use, Work
 from tandem_cli.report.style import NARROW, PICTURE, WIDE
@@ -290,7 +290,7 @@ class TestLongRuns:
             figure = processors.draw(run, ticks, WIDE)
             assert figure is not None
             assert len(style.inline(figure, "long", "long")) < 300_000
-        assert len(drawing.draw("long", "long", "", training.charts(run, ticks), chart.WIDE)) < 100_000
+        assert len(drawing.draw("long", "long", "", curves.training(run, ticks), chart.WIDE)) < 100_000
 
     def test_many_checkpoints_get_a_closer_look(self, tmp_path: Path) -> None:
         run = read(make_run(tmp_path, steps=2000, every=20, evaluation_seconds=0.3))

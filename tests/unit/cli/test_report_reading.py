@@ -22,7 +22,7 @@ from tandem.rundir.ownership import LOCK
 from tandem.status import CheckpointRef
 from tandem.status import told as told_of
 from tandem_cli.report import clock, generations
-from tandem_cli.report.figures import optimization, pictures, processors
+from tandem_cli.report.figures import curves, pictures, processors
 from tandem_cli.report.folder import NoRun
 from tandem_cli.report.logs import busy_cores, natural
 from tandem_cli.report.reading import read
@@ -395,7 +395,7 @@ def test_a_run_tells_learning_rates_norms_and_each_ranks_work_and_memory(tmp_pat
     run = read(make_run(tmp_path / "run", steps=120, gpus=True))
     assert run.counted.measures["lr"][[49, 119]].tolist() == pytest.approx([5e-4, 1e-3])
     assert np.flatnonzero(np.isfinite(run.counted.measures["gradientNorm"]))[:2].tolist() == [4, 9]
-    (chart,) = optimization.charts(run)
+    (chart,) = curves.optimization(run)
     rates, norms = (panel.curves[0].points for panel in chart.panels)
     assert (len(rates), len(norms)) == (120, 24)
     assert all(y is not None for _, y in norms), "a norm is measured now and then, which is no gap"

@@ -15,7 +15,7 @@ from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef, Snapshot, Status, Troubles, told
 from tandem_cli.local.run_view import look_briefly
 from tandem_cli.report import clock
-from tandem_cli.report.figures import world
+from tandem_cli.report.figures import curves
 from tandem_cli.report.reading import read
 from tandem_cli.report.run import Run
 from tandem_cli.report.summary import Summary, summarize, time_by_phase
@@ -74,7 +74,7 @@ def test_an_outage_has_one_length(views: Views) -> None:
     assert [one.reason for one in told] == ["WorkerFailed", "MemberLost"]
     assert measures.outages(views.timeline.formed) == told
     assert time_by_phase(views.run)["restart"] == pytest.approx(sum(one.seconds for one in told))
-    (chart,) = world.charts(views.run, clock.of(views.run.marks))
+    (chart,) = curves.charts(views.run, clock.of(views.run.marks))
     words = [band.words[1] for band in chart.panels[0].bands]
     assert words == [f"{duration(one.seconds)} without a step" for one in told]
     drawn = pictures.speed(views.timeline, WIDE)
@@ -83,7 +83,7 @@ def test_an_outage_has_one_length(views: Views) -> None:
 
 def test_no_curve_leads_through_an_outage(views: Views) -> None:
     ticks = clock.of(views.run.marks)
-    (chart,) = world.charts(views.run, ticks)
+    (chart,) = curves.charts(views.run, ticks)
     for outage in measures.outages(views.run.generations):
         begin, end = ticks.at(outage.begin), ticks.at(outage.end)
         for curve in chart.panels[0].curves:

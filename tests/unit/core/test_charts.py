@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.charts import drawing, gallery, palette, rows, scale
+from tandem.charts import chart, drawing, gallery, rows
 from tandem.charts.chart import NARROW, WIDE, Axis, Band, Chart, Curve, Look, Panel, Point
+from tandem.charts.drawing import Scale
 from tandem.charts.gallery import Tile
 from tandem.charts.rows import Row, Rows
-from tandem.charts.scale import Scale
 from tandem.charts.series import Series, shorten
 from tandem.charts.stories import REDONE, Losses, Ranks, optimization, pace, ranks, training
 
@@ -46,17 +46,17 @@ class TestTicks:
         ],
     )
     def test_are_round_and_few(self, low: float, high: float, most: int, expected: list[float]) -> None:
-        assert scale.ticks(low, high, most) == pytest.approx(expected)
+        assert drawing.ticks(low, high, most) == pytest.approx(expected)
 
     def test_of_what_is_counted_are_whole(self) -> None:
-        assert scale.ticks(0, 2, 6, whole=True) == [0, 1, 2]
-        assert scale.ticks(0, 2, 6) == [0, 0.5, 1, 1.5, 2]
+        assert drawing.ticks(0, 2, 6, whole=True) == [0, 1, 2]
+        assert drawing.ticks(0, 2, 6) == [0, 0.5, 1, 1.5, 2]
 
     @given(
         st.floats(-1e12, 1e12), st.floats(1e-9, 1e12), st.integers(2, 12), st.booleans()
     )  # fmt: skip
     def test_lie_inside_ascend_and_are_never_too_many(self, low: float, length: float, most: int, whole: bool) -> None:
-        found = scale.ticks(low, low + length, most, whole)
+        found = drawing.ticks(low, low + length, most, whole)
         assert len(found) <= most
         assert found == sorted(found)
         assert (
@@ -71,14 +71,14 @@ class TestTicks:
 class TestScales:
     def test_are_logarithmic_only_where_that_is_allowed_and_worth_it(self) -> None:
         wide = Panel(title="", curves=(), may_be_logarithmic=True)
-        assert scale.of_values([0.01, 2.0], wide).logarithmic
-        assert not scale.of_values([0.5, 2.0], wide).logarithmic
-        assert not scale.of_values([0.0, 2.0], wide).logarithmic
-        assert not scale.of_values([0.01, 2.0], Panel(title="", curves=())).logarithmic
+        assert drawing.of_values([0.01, 2.0], wide).logarithmic
+        assert not drawing.of_values([0.5, 2.0], wide).logarithmic
+        assert not drawing.of_values([0.0, 2.0], wide).logarithmic
+        assert not drawing.of_values([0.01, 2.0], Panel(title="", curves=())).logarithmic
 
     @given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), max_size=20), st.booleans())
     def test_have_a_place_for_every_value(self, values: list[float], from_zero: bool) -> None:
-        found = scale.of_values(values, Panel(title="", curves=(), from_zero=from_zero, may_be_logarithmic=True))
+        found = drawing.of_values(values, Panel(title="", curves=(), from_zero=from_zero, may_be_logarithmic=True))
         assert all(0.0 <= found.place(value) <= 1.0 for value in values if math.isfinite(value))
 
 
@@ -146,10 +146,10 @@ class TestADrawing:
         svg = drawn(one((0, 1.0), (50, None), (60, 3.0), flags=(70.0,), flag="bad"))
         assert not re.search(r"#[0-9a-fA-F]{3,}|rgb", svg)
         used = set(re.findall(r"var\(--([a-z]+)\)", svg))
-        assert used <= palette.LIGHT.keys() == palette.DARK.keys()
-        light, dark = palette.variables().split("@media (prefers-color-scheme: dark)")
-        assert all(f"--{role}: {palette.LIGHT[role]};" in light for role in palette.LIGHT)
-        assert all(f"--{role}: {palette.DARK[role]};" in dark for role in palette.DARK)
+        assert used <= chart.LIGHT.keys() == chart.DARK.keys()
+        light, dark = chart.variables().split("@media (prefers-color-scheme: dark)")
+        assert all(f"--{role}: {chart.LIGHT[role]};" in light for role in chart.LIGHT)
+        assert all(f"--{role}: {chart.DARK[role]};" in dark for role in chart.DARK)
 
     def test_needs_no_style_and_no_script_of_its_own(self) -> None:
         svg = drawn(training(Losses(each=[(0, 1.0)], scored=[(50, 0.9)], best=(50, 0.9)), STEPS))

@@ -16,14 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.architectures import shapes
-from tandem.errors import ManifestError, Problem
+from tandem.errors import ManifestError, Problem, Unmet
 from tandem.job import DistributedTrainingJob
 from tandem.manifest.reading import job_of, read_job, refuse
 from tandem.manifest.source import parse
 from tandem.prerequisites import Site, here, pod, unmet
 from tandem.prerequisites.site import Machine
 from tandem.rundir.layout import RunDir
-from tandem.unmet import Unmet
 from tests.support import ROOT
 from tests.support.bad_surroundings import CASES, BadSurroundings, idx, safetensors, weights, whole_mnist, written
 from tests.support.failing_disk import unreadable

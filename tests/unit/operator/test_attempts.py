@@ -8,7 +8,7 @@ import pytest
 
 from tandem_operator import kinds, names
 from tandem_operator.api import Object, RequestRefused, Unavailable
-from tandem_operator.attempts import LONGEST_SECONDS, MANY
+from tandem_operator.job_memory import LONGEST_SECONDS, MANY
 from tandem_operator.reconcile import HASTY_SECONDS
 from tests.support.worlds.operator_cluster import NAMESPACE, Cluster, Place
 from tests.support.worlds.operator_job import IMAGES

@@ -4,7 +4,7 @@ import pytest
 
 from tandem.formatting import rfc3339
 from tandem_operator import kinds
-from tandem_operator.attempts import Attempt, ending
+from tandem_operator.job_memory import Attempt, ending
 from tandem_operator.observed import Children
 from tandem_operator.reconcile import ENDING_SECONDS, HASTY_SECONDS, LAZY_SECONDS, steady
 from tandem_operator.replicas import RESULT_SECONDS

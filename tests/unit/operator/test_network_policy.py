@@ -9,7 +9,7 @@ import pytest
 from tandem_operator import kinds, names, objects
 from tandem_operator.__main__ import _options
 from tandem_operator.api import RequestRefused
-from tandem_operator.attempts import Attempt, removing
+from tandem_operator.job_memory import Attempt, removing
 from tandem_operator.objects import Manifest, Peers
 from tandem_operator.observed import Children, Thing
 from tandem_operator.reporting import Want

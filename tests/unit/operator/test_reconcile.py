@@ -7,7 +7,7 @@ import pytest
 
 from tandem.status import GenerationView
 from tandem_operator import kinds, names
-from tandem_operator.attempts import Attempt, place, writing
+from tandem_operator.job_memory import Attempt, place, writing
 from tandem_operator.objects import Volumes
 from tandem_operator.observed import Children, Pod, Thing, VolumeClaim, children
 from tandem_operator.reconcile import reconcile

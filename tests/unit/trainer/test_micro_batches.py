@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tandem.tasks import ImageClassification
-from tandem_trainer.classification import Stepper
 from tandem_trainer.data import Samples
 from tandem_trainer.data.order import pieces, share
 from tandem_trainer.models.dropout import Draws
 from tandem_trainer.process_group import Group
+from tandem_trainer.train import Stepper
 
 sizes = st.integers(1, 70)
 

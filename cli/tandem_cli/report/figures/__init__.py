@@ -10,7 +10,7 @@ from tandem.charts.chart import Chart
 from tandem.charts.stories import GRADIENT_NORM, LEARNING_RATE
 from tandem.formatting import cores, duration, metric_name, number, reason, score, several, share
 from tandem_cli.report.clock import Clock
-from tandem_cli.report.figures import confusion, optimization, painted, phases, processors, ranks, training, world
+from tandem_cli.report.figures import confusion, curves, painted, phases, processors
 from tandem_cli.report.run import Floats, Run
 from tandem_cli.report.style import Theme
 from tandem_cli.report.summary import Summary, time_by_phase
@@ -36,17 +36,17 @@ def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
     """All pictures that a run may have."""
     found = [
         _charted(
-            "training", "Training loss and evaluation score", _training(run, summary), training.charts(run, clock)
+            "training", "Training loss and evaluation score", _training(run, summary), curves.training(run, clock)
         ),
-        _charted("optimization", "Learning rate and gradient norm", _optimization(run), optimization.charts(run)),
+        _charted("optimization", "Learning rate and gradient norm", _optimization(run), curves.optimization(run)),
         Picture(
             "processors",
             "Training and evaluation, side by side",
             _processors(run, summary),
             lambda look: processors.draw(run, clock, look),
         ),
-        _charted("world", "Throughput and world size", _world(run, summary), world.charts(run, clock)),
-        _charted("ranks", "Throughput and work, rank by rank", _ranks(run), ranks.charts(run, clock)),
+        _charted("world", "Throughput and world size", _world(run, summary), curves.world(run, clock)),
+        _charted("ranks", "Throughput and work, rank by rank", _ranks(run), curves.ranks(run, clock)),
         Picture("phases", "Where training's time went", _phases(run), lambda look: phases.draw(run, clock, look)),
         Picture("confusion", "The best checkpoint", _confusion(run), lambda look: confusion.draw(run, look)),
     ]

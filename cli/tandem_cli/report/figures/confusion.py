@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from tandem.charts.palette import LIGHT
+from tandem.charts.chart import LIGHT
 from tandem.tasks import class_names
-from tandem_cli.report.figures.canvas import empty
+from tandem_cli.report.figures.painted import empty
 from tandem_cli.report.run import Floats, Ints, Run
 from tandem_cli.report.style import Theme
 

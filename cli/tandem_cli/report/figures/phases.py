@@ -5,10 +5,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from tandem.charts.palette import LIGHT
+from tandem.charts.chart import LIGHT
 from tandem.formatting import duration, plain, share
 from tandem_cli.report.clock import Clock
-from tandem_cli.report.figures.canvas import empty, shade_restarts, time_axis
+from tandem_cli.report.figures.painted import empty, shade_restarts, time_axis
 from tandem_cli.report.run import Floats, Run
 from tandem_cli.report.style import Theme
 from tandem_cli.report.summary import time_by_phase

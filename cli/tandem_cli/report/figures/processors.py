@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
 
-from tandem.charts.palette import LIGHT, Role
+from tandem.charts.chart import LIGHT, Role
 from tandem.formatting import cores, duration, plain, share
 from tandem.measures import Generation
 from tandem_cli.report.clock import Clock, means
-from tandem_cli.report.figures.canvas import empty, shade_restarts, spread, time_axis
+from tandem_cli.report.figures.painted import empty, shade_restarts, spread, time_axis
 from tandem_cli.report.run import Floats, Ints, Kind, Run, RunCheckpoint, Use, Work
 from tandem_cli.report.style import Theme
 
