@@ -32,7 +32,7 @@ from typing import NoReturn
 
 from tandem.exitcode import ExitCode, depart
 from tandem.protocol import SCRIPT
-from tandem_trainer.ending import close_files
+from tandem_trainer.open_files import close_files
 from tandem_trainer.pulse import Pulse, die_with_parent
 from tandem_trainer.stacks import answer_with_stacks
 from tandem_trainer.warm import forkserver, stub
