@@ -55,9 +55,10 @@ from tandem_trainer.data.keyed import mixed
 from tandem_trainer.data.order import Passes, pieces
 from tandem_trainer.data.sampling import EpochOrder, Listing, check_data, has_indices, plain_order
 from tandem_trainer.elastic_run import ElasticRun, StopRequest, rank_context
+from tandem_trainer.ending import code_of, leave
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.meter import Busy
-from tandem_trainer.open_files import close_files, code_of, leave
+from tandem_trainer.open_files import close_files
 from tandem_trainer.process_group import Group, PeerFault
 from tandem_trainer.pulse import Pulse, Watchdog, check_name
 from tandem_trainer.strategies.replicated import Models
