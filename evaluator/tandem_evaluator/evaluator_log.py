@@ -41,7 +41,9 @@ class EvaluatorLog:
         say(record.kind, **record.model_dump(exclude={"kind", "time"}, exclude_none=True))
 
     def close(self) -> None:
-        """Write the end."""
+        """Write the end. A second time nothing happens."""
+        if self._over.is_set():
+            return
         self._over.set()
         self._thread.join()
         self._usage()

@@ -74,7 +74,7 @@ def test_an_outage_has_one_length(views: Views) -> None:
     assert [one.reason for one in told] == ["WorkerFailed", "MemberLost"]
     assert measures.outages(views.timeline.formed) == told
     assert time_by_phase(views.run)["restart"] == pytest.approx(sum(one.seconds for one in told))
-    (chart,) = curves.charts(views.run, clock.of(views.run.marks))
+    (chart,) = curves.world(views.run, clock.of(views.run.marks))
     words = [band.words[1] for band in chart.panels[0].bands]
     assert words == [f"{duration(one.seconds)} without a step" for one in told]
     drawn = pictures.speed(views.timeline, WIDE)
@@ -83,7 +83,7 @@ def test_an_outage_has_one_length(views: Views) -> None:
 
 def test_no_curve_leads_through_an_outage(views: Views) -> None:
     ticks = clock.of(views.run.marks)
-    (chart,) = curves.charts(views.run, ticks)
+    (chart,) = curves.world(views.run, ticks)
     for outage in measures.outages(views.run.generations):
         begin, end = ticks.at(outage.begin), ticks.at(outage.end)
         for curve in chart.panels[0].curves:

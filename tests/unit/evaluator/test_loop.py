@@ -28,17 +28,24 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def evaluator(run: Run) -> Iterator[Evaluator]:
-    evaluation = Evaluation.load(run.job.spec.trainer.settings)
+def log(run: Run) -> Iterator[EvaluatorLog]:
     with EvaluatorLog(run.rundir, NAME) as log:
-        yield Evaluator(run.rundir, run.job.spec.evaluation, NAME, evaluation, log)
+        yield log
+
+
+@pytest.fixture
+def evaluator(run: Run, log: EvaluatorLog) -> Evaluator:
+    evaluation = Evaluation.load(run.job.spec.trainer.settings)
+    return Evaluator(run.rundir, run.job.spec.evaluation, NAME, evaluation, log)
 
 
 def checkpoint(run: Run, step: int) -> CheckpointRef:
     return run.checkpoint(step, run.weights(step, image_size=8))
 
 
-def why_bad(run: Run) -> dict[str, str]:
+def why_bad(run: Run, log: EvaluatorLog) -> dict[str, str]:
+    """What the log says of checkpoints that were passed over, once it is written: its writer is a thread."""
+    log.close()
     return {line["checkpoint"]: line["why"] for line in run.log(NAME, "bad")}
 
 
@@ -67,13 +74,15 @@ def test_a_final_checkpoint_of_another_model_is_a_failure(
     assert run.merged(older), "the newest that can be read stands in for it"
 
 
-def test_a_broken_final_checkpoint_is_set_aside_and_the_one_before_stands_in(run: Run, evaluator: Evaluator) -> None:
+def test_a_broken_final_checkpoint_is_set_aside_and_the_one_before_stands_in(
+    run: Run, evaluator: Evaluator, log: EvaluatorLog
+) -> None:
     older, final = checkpoint(run, 10), checkpoint(run, 20)
     (run.rundir.checkpoint(final.name) / WEIGHTS).write_bytes(b"")
     run.rundir.mark_done(final)
     assert evaluator.run() == ExitCode.DONE
     assert run.merged(older)
-    assert "bytes instead of" in why_bad(run)[final.name]
+    assert "bytes instead of" in why_bad(run, log)[final.name]
     assert (run.rundir.checkpoints / f"{final.name}.bad").is_dir()
 
 
@@ -93,7 +102,7 @@ def failing_reads(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> lis
 
 
 def test_an_input_output_error_that_goes_away_is_nobodys_fault(
-    run: Run, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+    run: Run, evaluator: Evaluator, log: EvaluatorLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     final = checkpoint(run, 10)
     run.rundir.mark_done(final)
@@ -101,17 +110,17 @@ def test_an_input_output_error_that_goes_away_is_nobodys_fault(
     assert evaluator.run() == ExitCode.DONE
     assert len(failed) == 3
     assert run.merged(final)
-    assert why_bad(run) == {}
+    assert why_bad(run, log) == {}
 
 
 def test_a_final_checkpoint_that_cannot_be_read_is_kept_and_the_process_fails(
-    run: Run, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+    run: Run, evaluator: Evaluator, log: EvaluatorLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     final = checkpoint(run, 10)
     run.rundir.mark_done(final)
     failing_reads(monkeypatch, final.name, times=1000)
     assert evaluator.run() == ExitCode.FAILED
-    assert "Input/output error" in why_bad(run)[final.name]
+    assert "Input/output error" in why_bad(run, log)[final.name]
     assert run.rundir.checkpoint(final.name).is_dir()
     assert not list(run.rundir.leases.iterdir())
 
