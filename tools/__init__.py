@@ -1,4 +1,4 @@
-"""Generators of what stands in the repository and nobody writes by hand: `python -m tools`, or `make generate`.
+"""Generators of the repository's generated files: `python -m tools`, or `make generate`.
 
     charts/tandem/files/crd.yaml            what the API server knows of a job
     charts/tandem/files/rights*.yaml        what the operator may do

@@ -1,4 +1,4 @@
-"""The alerts: what is worth waking somebody for, or at least telling. Each has a section in docs/alerts.md.
+"""The alerts, as Prometheus rules. Each has a section in docs/alerts.md.
 
 Thresholds are for jobs of hours. `runbook_url` is a path of this repository, which the chart puts an address before.
 """

@@ -1,4 +1,4 @@
-"""The picture of the processes of a job: who runs, who talks to whom, and what lies on the disk.
+"""The picture of a job's architecture: its processes, their connections, and the files on the disk.
 
 It carries its colours for light and for dark itself, so it looks right wherever a page shows it as an image.
 """

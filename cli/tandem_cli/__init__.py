@@ -1,1 +1,1 @@
-"""The `tandem` command, and what it is made of: everything that serves people, and no process of a job."""
+"""The `tandem` command: everything for people, and no process of a job."""

@@ -1,4 +1,4 @@
-"""The options and the argument that all commands to a cluster share."""
+"""The options and the argument that all cluster commands share."""
 
 import re
 import shlex
@@ -32,5 +32,5 @@ def named(name: str) -> str:
         return name
     if "/" in name:
         run = shlex.quote(name)
-        raise UserError(f"{name} is no job's name. For a run on this machine: tandem report {run}")
-    raise UserError(f"{name} is no job's name: lower-case letters, digits and dashes")
+        raise UserError(f"{name} is not a job name. For a run on this machine: tandem report {run}")
+    raise UserError(f"{name} is not a job name: lower-case letters, digits and dashes")

@@ -1,4 +1,4 @@
-"""What commands print: results in the form of `-o`, and a user's mistake with its place, safe for any terminal."""
+"""Output of commands: results in the format of `-o`, and errors with their position; safe for any terminal."""
 
 import json
 import re

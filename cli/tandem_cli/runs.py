@@ -1,4 +1,4 @@
-"""The run that a command is given, by its folder or its name, and what may have been meant where there is none.
+"""Finds the run that a command names, by folder or name, and suggests similar names if there is none.
 
 Commands that are for runs of this machine and for jobs of a cluster decide so:
 
@@ -83,7 +83,7 @@ def local(word: str, namespace: str = "", context: str = "") -> Path | None:
         return _only(word, found)
     if shutil.which("kubectl") is None:
         raise UserError(
-            f"no run of this machine is called {word}, and kubectl is not there to ask a cluster for a job"
+            f"no run of this machine is called {word}, and kubectl was not found to ask a cluster for a job"
             f"{other_runs()}"
         )
     return None

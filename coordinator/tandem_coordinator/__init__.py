@@ -1,1 +1,1 @@
-"""One small process per job that alone decides who is in the training group."""
+"""The coordinator: one small process per job that alone decides the membership of the training group."""

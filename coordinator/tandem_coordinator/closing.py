@@ -1,4 +1,6 @@
-"""How a generation ends: at once, or after it has saved. Pure; a part of the machine in `membership`.
+"""The end of a generation: at once, or after it has saved.
+
+Pure; a part of the state machine in `membership`.
 
 **Save, then change.** A member that has to go, a newcomer, another number of replicas: none of them is in a hurry. The
 members are asked to save and to stop at the next step boundary, and the generation is closed when all have come back.

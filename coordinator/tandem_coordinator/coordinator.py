@@ -1,4 +1,4 @@
-"""The coordinator of one job: feeds events to the membership machine and does what it decides.
+"""The coordinator of one job: feeds events to the membership state machine and carries out its actions.
 
 Everything here runs on one event loop, so nothing needs a lock. What may block (the run directory) runs on threads: the
 state store's, the run watcher's, the log's.

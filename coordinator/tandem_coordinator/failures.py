@@ -1,4 +1,4 @@
-"""How a group fails: by what, whose fault it is, whether it is the same again, and when the next one starts. Pure.
+"""Failures of a group: their cause, whose fault they are, and the backoff before the next start. Pure.
 
 `membership`.
 

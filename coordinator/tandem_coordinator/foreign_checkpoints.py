@@ -1,4 +1,4 @@
-"""Notices the checkpoints of scripts that save in a way of their own, by the names that frameworks give them.
+"""Detects checkpoints that scripts write themselves, by the file names that frameworks use.
 
 Only when the newest one was written matters: shortly after it, a group that grows loses next to nothing (see
 `forming`). A file counts once it has stayed the same from one look to the next, because until then it may be half

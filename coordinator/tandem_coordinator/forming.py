@@ -1,5 +1,6 @@
-"""When a generation is formed, of whom, and when an open one makes room for another size. Pure; a part of the machine
-in `membership`.
+"""Formation of generations: when to form one, from which agents, and when an open one is resized.
+
+Pure; a part of the state machine in `membership`.
 
 **Growth loses nothing, or less than waiting.** Ranks that are known to save when asked make a checkpoint for it (see
 `closing`), so a group grows as soon as its cool-down is over. A script that nobody knows to do so is ended at once,

@@ -1,4 +1,4 @@
-"""Where a job's time goes: each moment of its life belongs to one of the six phases of tandem.metrics.TIME.
+"""Goodput: assigns each moment of a job's life to one of the six phases of tandem.metrics.TIME.
 
 What a group that steps does, its first rank writes down, late and in stretches (tandem_coordinator.log_followers); the
 rest is this process's own clock. Between the two stands a balance: time in which a group stepped, less the time that

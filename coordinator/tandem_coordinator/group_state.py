@@ -1,4 +1,4 @@
-"""The group of a job: what the coordinator knows of it, what can happen to it, and what then has to be done.
+"""The group of a job: the coordinator's state, events and actions.
 
 Values and simple questions about them; what follows from what is decided in `membership`, `forming` and `closing`.
 """

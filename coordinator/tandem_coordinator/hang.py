@@ -1,4 +1,4 @@
-"""Notices a group that hangs, from what its ranks report. No clock and no I/O: it lives by the times it is given.
+"""Hang detection from the reports of the ranks. No clock and no I/O: callers pass the time.
 
 A rank that is stopped, deadlocked or stuck in a collective stops the whole group, because each step waits for all; its
 agent lives and heartbeats on. So a group hangs when no rank at all has made a step for too long. Who is to blame is a

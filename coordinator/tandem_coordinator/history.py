@@ -1,4 +1,4 @@
-"""The history of a job: its latest generations and events, in memory for status requests and in the run's log.
+"""The history of a job: recent generations and events, in memory for status requests and in the run's log.
 
 Ranks say with each heartbeat how many saves have failed and how many lines of their log are lost, because a full disk
 takes no record of either. Each kind is said to people when it begins, and again whenever its number has doubled.

@@ -1,5 +1,4 @@
-"""What the logs in the run directory tell the coordinator: what training took and what became of its saves, and what
-each evaluator is doing.
+"""Followers of the run directory's logs: the time that training took, the outcome of saves, and the work of evaluators.
 
 First ranks and evaluators write these for people and reports anyway, so counting from them costs a step nothing, and
 ranks, agents and heartbeats need not know. Rejected: sums in each heartbeat (they begin anew with each process, so they

@@ -1,4 +1,4 @@
-"""Who is in the training group: a pure state machine, `(state, event, now) -> (state, actions)`.
+"""Group membership: a pure state machine, `(state, event, now) -> (state, actions)`.
 
 An *agent* is one process that starts the ranks of one replica; a new process is a new *incarnation*. A *generation*
 is an immutable, numbered membership. At most one generation is open. It is closed at once when a member fails, is lost,

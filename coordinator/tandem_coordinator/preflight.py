@@ -1,5 +1,6 @@
-"""The pre-flight of a generation: who is tried out, what the reports mean, and what follows. Pure; a part of the
-machine in `membership`.
+"""The pre-flight of a generation: which members are tested, what their reports mean, and what follows.
+
+Pure; a part of the state machine in `membership`.
 
 With `elasticity.preflight`, a generation with a member that has not passed one yet begins with a pre-flight. Each agent
 has short-lived processes compute something whose result is known, exchange data with other members in pairs, and add up

@@ -1,4 +1,4 @@
-"""How far training is, from what the ranks of the current generation say."""
+"""The progress of training, from the reports of the current generation's ranks."""
 
 from collections.abc import Iterable, Iterator
 

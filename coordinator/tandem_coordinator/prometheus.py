@@ -1,4 +1,4 @@
-"""The snapshot of a job, and what was counted besides, as Prometheus metrics.
+"""The snapshot of a job, and its counters, as Prometheus metrics.
 
 The series are built anew at each scrape. Rejected: gauges that are set as news arrive, which would keep the series of
 ranks and evaluators that are long gone.

@@ -1,4 +1,4 @@
-"""The coordinator's HTTP interface (docs/architecture.md): who may ask, what is a sound request, what is answered."""
+"""The coordinator's HTTP interface (docs/architecture.md): authentication, validation and responses."""
 
 import gzip
 import hmac

@@ -1,4 +1,4 @@
-"""The snapshot of a job, put together from membership, reports and the run directory. Pure."""
+"""Builds the snapshot of a job from membership, reports and the run directory. Pure."""
 
 import math
 from collections.abc import Iterable

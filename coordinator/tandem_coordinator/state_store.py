@@ -1,4 +1,4 @@
-"""What the coordinator must remember over its own death: `coordinator.json` in the run directory.
+"""The coordinator's persistent state: `coordinator.json` in the run directory.
 
 It is written before a generation is handed out, so that a number is never given twice. It also says who writes it: a
 coordinator whose node was cut off while another took over finds the other's name there and ends. Its kubelet then

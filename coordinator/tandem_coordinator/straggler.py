@@ -1,4 +1,4 @@
-"""Names ranks that are slower than the rest, from the time that each says its own work in a step takes.
+"""Straggler detection: names ranks whose own work in a step takes longer than that of the others.
 
 The time of a whole step is useless for this: each step waits for the slowest, so all ranks take equally long. The
 median of all ranks is the measure, because a few slow ones do not move it; of an even number it is the lower middle

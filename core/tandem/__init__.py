@@ -1,3 +1,3 @@
-"""What every part of Tandem shares; imports neither torch nor kopf nor kubernetes."""
+"""The code that all parts of Tandem share. Imports neither torch nor kopf nor kubernetes."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""What the built-in models are made of, without torch: the name and shape of each tensor.
+"""The architectures of the built-in models, without torch: the name and shape of each tensor.
 
 It says how large a checkpoint gets and whether weights fit before anything is started. The models themselves are
 `tandem_trainer.models`; a test compares the two, name by name.

@@ -116,7 +116,7 @@ class CoordinatorClient:
         """
         answer = self._request("POST", "/v1/invitation", MOST_WORD_BYTES)
         if not isinstance(answer, dict) or not isinstance(answer.get("word"), str):
-            raise Unreachable(f"the coordinator at {self.endpoint} has no live page; it is of another version")
+            raise Unreachable(f"the coordinator at {self.endpoint} has no live page; it runs another version")
         return str(answer["word"])
 
     def close(self) -> None:
@@ -221,7 +221,7 @@ def _content(response: http.client.HTTPResponse, most: int) -> bytes:
         return response.read()
     content = response.read(most + 1) if known is None else b""
     if known is not None or len(content) > most:
-        raise _Unreadable(f"it answers more than {most} bytes")
+        raise _Unreadable(f"its answer exceeds {most} bytes")
     return content
 
 
@@ -237,9 +237,9 @@ def _unpacked(content: bytes, most: int) -> bytes:
     except zlib.error as error:
         raise _Unreadable(str(error)) from error
     if len(found) > most:
-        raise _Unreadable(f"it answers more than {most} bytes")
+        raise _Unreadable(f"its answer exceeds {most} bytes")
     if not unpacking.eof:
-        raise _Unreadable("what it has packed breaks off")
+        raise _Unreadable("its compressed answer is truncated")
     return found
 
 
@@ -286,7 +286,7 @@ def _read(model: type[M], data: object) -> M:
     try:
         return model.read(data)
     except ValidationError as error:
-        raise Unreachable(f"the coordinator's answer is not understood: {error.errors()[0]['msg']}") from error
+        raise Unreachable(f"cannot parse the coordinator's answer: {error.errors()[0]['msg']}") from error
 
 
 def _why(answer: object) -> str:

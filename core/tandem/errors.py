@@ -1,4 +1,4 @@
-"""A user's mistake: what `tandem` answers with one clear message and exit code 2, never with a stack trace."""
+"""A user's mistake: `tandem` reports it with one clear message and exit code 2, never with a stack trace."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Numbers, names and times as people read them: the same on a terminal, on pages and in pictures.
+"""Formats numbers, names and times for people: the same on a terminal, on pages and in pictures.
 
 What a number is stands in `tandem.measures`; how it is written, here. For programs (`key=value` lines, JSON, metrics)
 numbers are not formatted.

@@ -383,8 +383,8 @@ class Workers(Model):
         Transition(
             lambda old, new: old.processes == new.processes,
             f"{processes_in_cel('self')} == {processes_in_cel('oldSelf')}",
-            "the number of processes in each replica (processesPerReplica, or its GPUs) cannot be changed; "
-            "make a new job of another name",
+            "the number of processes in each replica (processesPerReplica, or its GPUs) cannot be changed; create a "
+            "new job with another name",
             "processesPerReplica",
         ),
     )
@@ -466,7 +466,7 @@ class Storage(Model):
         Rule(
             lambda s: not s.claim_name or (s.size is None and s.storage_class_name is None),
             "!has(self.claimName) || (!has(self.size) && !has(self.storageClassName))",
-            "an existing claimName brings its own size and storageClassName; leave those out",
+            "an existing claimName has its own size and storageClassName; omit those",
             "claimName",
         ),
     )
@@ -597,7 +597,7 @@ class Spec(Model):
         Rule(
             lambda s: s.trainer.task is not None or s.evaluators is None or s.evaluators.replicas == 0,
             "has(self.trainer.task) || !has(self.evaluators) || self.evaluators.replicas == 0",
-            "evaluators know the built-in tasks alone; leave evaluators out, or replicas: 0, with your own command",
+            "evaluators support only the built-in tasks; with your own command, omit evaluators or set replicas: 0",
             "evaluators",
         ),
     )

@@ -1,4 +1,4 @@
-"""By which names and labels the objects of a job are found. The operator gives them; who looks on reads them."""
+"""The names and labels of a job's objects. The operator sets them; the CLI reads them."""
 
 import hashlib
 import re

@@ -46,7 +46,7 @@ def weakness(token: str) -> str:
         return ""
     return (
         f"{TOKEN} has to have {LEAST_TOKEN} or more letters, digits and signs, and no spaces: "
-        "whoever knows it steers the job; make one with `openssl rand -hex 32`"
+        "anyone who knows it controls the job; create one with `openssl rand -hex 32`"
     )
 
 

@@ -1,4 +1,4 @@
-"""What the numbers mean that several views show of one run: each is computed here and nowhere else. Pure.
+"""The numbers that several views show of one run. Each is computed only here. Pure.
 
 `docs/numbers.md` defines them for people, `tandem.formatting` writes them, and `tandem.status` words what went wrong.
 """

@@ -1,4 +1,4 @@
-"""How agents, operator and commands speak with a coordinator of another version (docs/decisions/0020-versions.md).
+"""Protocol versions between agents, operator, CLI and coordinator (docs/decisions/0020-versions.md).
 
 Each request and each answer carries a header with the protocol that its sender reads. Versions before the second send
 none, and refuse a message with a field that they do not know; so they are sent the fields of the first alone. From the

@@ -1,4 +1,4 @@
-"""What is known of a running job: produced by the coordinator, shown by the CLI, copied into the resource's status.
+"""The status of a running job: produced by the coordinator, shown by the CLI, copied into the resource's status.
 
 Every number that is not known yet is absent, never 0.
 """
@@ -361,9 +361,7 @@ def told(troubles: Troubles | None) -> Iterator[Sentence]:
         lasts = bool(troubles.evaluation_message)
         yield Sentence(EVALUATION_FAILED, "error", explained(text, troubles.evaluation_message), lasts)
     if troubles.lines_lost:
-        yield Sentence(
-            LINES_LOST, "error", _have(troubles.lines_lost, "log line", "been lost: the disk did not take them")
-        )
+        yield Sentence(LINES_LOST, "error", _have(troubles.lines_lost, "log line", "been lost: the disk refused them"))
     if troubles.rewinds:
         times = "once" if troubles.rewinds == 1 else f"{troubles.rewinds} times"
         left = several(troubles.batches_left_out, "batch", "batches")

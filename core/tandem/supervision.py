@@ -1,4 +1,4 @@
-"""Which child to start, stop or give up on: a pure function of the children, what is known of the run, and the time.
+"""Supervision of child processes: which to start, stop or give up on. A pure function of children, run and time.
 
 The run passes through four moods, each stronger than the one before:
 
@@ -235,7 +235,7 @@ def _failure(child: Child) -> FailRun:
     if child.code == ExitCode.CONFIGURATION:
         return FailRun(
             "InvalidConfiguration",
-            f"{child.name} cannot work as the job is written",
+            f"{child.name} cannot work with this job as written",
             child.name,
             ExitCode.CONFIGURATION,
         )

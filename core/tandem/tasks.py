@@ -1,4 +1,4 @@
-"""The built-in tasks and their typed configuration. A task names what is learnt; its config says how."""
+"""The built-in tasks and their typed configuration. A task names what to learn; its config says how."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -61,19 +61,19 @@ class Data(Model):
         Rule(
             lambda d: d.end is None or (d.start or 0) < d.end,
             "!has(self.end) || (has(self.start) ? self.start : 0) < self.end",
-            "end must be greater than start, or there is nothing to learn from",
+            "end must be greater than start, or there are no samples to train on",
             "end",
         ),
         Rule(
             lambda d: d.name == "synthetic" or d.samples is None,
             "self.name == 'synthetic' || !has(self.samples)",
-            "samples is only for the synthetic data set; a real one has the samples it has",
+            "samples is only for the synthetic data set; the size of a real one is fixed",
             "samples",
         ),
         Rule(
             lambda d: d.name == "synthetic" or d.image_size is None,
             "self.name == 'synthetic' || !has(self.imageSize)",
-            "imageSize is only for the synthetic data set; a real one has the size it has",
+            "imageSize is only for the synthetic data set; the image size of a real one is fixed",
             "imageSize",
         ),
         Rule(
@@ -88,7 +88,7 @@ class Data(Model):
             "self.name != 'synthetic' || ((has(self.start) ? self.start : 0)"
             f" < (has(self.samples) ? self.samples : {SYNTHETIC})"
             f" && (has(self.end) ? self.end : 0) <= (has(self.samples) ? self.samples : {SYNTHETIC}))",
-            f"start must be less than samples ({SYNTHETIC:,} where nothing is said), and end at most that",
+            f"start must be less than samples ({SYNTHETIC:,} by default), and end at most that",
             "end",
         ),
     )
@@ -195,7 +195,7 @@ class ImageClassification(Model):
             " || self.globalBatchSize <= (has(self.data.end) ? self.data.end"
             f" : self.data.name == 'digits' ? {DIGITS} : has(self.data.samples) ? self.data.samples : {SYNTHETIC})"
             " - (has(self.data.start) ? self.data.start : 0)",
-            "dropLast would leave out all samples, because globalBatchSize is more than there are",
+            "dropLast would drop all samples, because globalBatchSize exceeds their number",
             "globalBatchSize",
         ),
     )

@@ -1,4 +1,4 @@
-"""The header of a safetensors file: what tensors it holds and where they stand, without a byte of them.
+"""The header of a safetensors file: name, dtype, shape and offset of each tensor, without reading its data.
 
 (https://github.com/huggingface/safetensors, section Format.)
 """

@@ -1,4 +1,4 @@
-"""Pictures of samples that the best checkpoint takes for something else: `wrong.json`.
+"""`wrong.json`: pictures of the samples that the best checkpoint misclassifies.
 
 Evaluators have the test data in memory, and the machine that shows a run may not have it at all; so they put a small
 picture of each into the run directory, of the best checkpoint alone. It is a hint, as best.json is: replaced

@@ -1,1 +1,1 @@
-"""CPU processes that evaluate every checkpoint while training goes on."""
+"""The evaluators: CPU processes that evaluate every checkpoint during training."""

@@ -1,4 +1,4 @@
-"""What an evaluator process does next: a pure function of what it sees on the shared disk.
+"""The next action of an evaluator process: a pure function of the files on the shared disk.
 
 The processes share no lock and elect no leader. Each looks, chooses and tries to claim; one that loses the claim
 looks again. Whatever one of them has seen may be old by the time it acts, so the choice only has to be right for any

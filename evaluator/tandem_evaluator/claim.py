@@ -1,4 +1,4 @@
-"""The claim on one shard: a lease that its holder renews from a thread for as long as it works.
+"""The claim on one shard: a lease that its holder renews from a thread while it works.
 
 The claim is also what keeps retention from deleting the checkpoint: retention spares a checkpoint for which any
 `<verb>-<checkpoint>-…` lease runs. So it is held until the shard's result is published, and by whoever publishes the

@@ -1,4 +1,4 @@
-"""Several evaluator processes in one pod: starts them, starts a dead one again, ends when all are done.
+"""Runs several evaluator processes in one pod: starts them, restarts dead ones, and ends when all are done.
 
 They share nothing but the run directory, as if they were in different pods. One that was killed is started again after
 a pause that grows, so that the others do not have to do its share; one that says that it cannot work ends them all.

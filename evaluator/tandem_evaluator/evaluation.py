@@ -1,4 +1,4 @@
-"""The computation: one shard of the evaluation data through the model, on the processor, in inference mode."""
+"""The evaluation of one shard: runs its data through the model, on the CPU, in inference mode."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""What an evaluator process says: `log/evaluator-NAME.jsonl` for reports, one line for each event for people.
+"""The logs of an evaluator process: `log/evaluator-NAME.jsonl` for reports, one line per event for people.
 
 The use of the processor is told by a small thread, so that it goes on during a long evaluation.
 """

@@ -1,4 +1,4 @@
-"""The evaluator's loop: look, choose, claim, evaluate, publish, until training is over and everything is merged.
+"""The evaluator's loop: survey, choose, claim, evaluate and publish until training is over and every result is merged.
 
 Trouble of three kinds, and what becomes of it:
 - A checkpoint is *broken* (its bytes are not those of its manifest): set aside as `.bad` after a second look, for

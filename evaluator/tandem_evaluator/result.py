@@ -1,4 +1,4 @@
-"""What evaluators publish: the result of one shard, and the merged result of a checkpoint.
+"""The results that evaluators publish: of one shard, and merged of a checkpoint.
 
 A shard carries counts, not scores: how many samples of class i were taken for class j, and the sum of their losses.
 Counts add up exactly, in any order and for any split, so the merged scores are those of one pass over the whole data;

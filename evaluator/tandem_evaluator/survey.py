@@ -1,4 +1,4 @@
-"""One look at the run directory: which checkpoints are there, and how far the evaluation of each is.
+"""A survey of the run directory: which checkpoints exist, and how far the evaluation of each is.
 
 A look happens several times a second for hours, so what cannot change is remembered: a manifest belongs to a folder
 that is never written again, a generation's record is written once, and a merged result is the last word. What remains

@@ -1,4 +1,4 @@
-"""Objects that no honest tenant makes: bounded before they are parsed, passed over where they cannot be read.
+"""Bounds on API objects: hostile ones are detected before they are parsed, and unreadable ones skipped.
 
 An object has a megabyte and a half at most. As text that costs twice as much; as `[],[],…` or `{"a":1},…` twenty-five
 times, and a list of such objects is the end of whoever has 300 MB. So commas and brackets are counted first, which

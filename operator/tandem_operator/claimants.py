@@ -1,4 +1,4 @@
-"""Which jobs of the whole cluster are starved, or have given way (tandem_operator.gang_deadlock).
+"""The jobs of the whole cluster that are starved, or have given way (tandem_operator.gang_deadlock).
 
 It is asked for each job that has been starved for long, and everybody's jobs are looked through for that: those who
 write them must neither stop that nor make it long. So jobs are chosen by their pods and their conditions alone; of the

@@ -1,4 +1,4 @@
-"""The shell around `reconcile`: looks at one job after the other, and does what is decided.
+"""The controller: the shell around `reconcile`, which handles jobs one by one and carries out the decisions.
 
 Watches only say which job to look at. A look takes what is known of the job's objects, asks its coordinator, decides,
 and writes. What a write answers is known at once, so that the next look does not do it again because the watch is late.

@@ -1,4 +1,4 @@
-"""Asks the coordinators of jobs how they are, and tells them how many replicas are wished for.
+"""The client of the coordinators: reads the status of jobs, and sets their desired number of replicas.
 
 A coordinator is asked where the job's own pod is, and by that pod's owner alone it is known to be the job's: whoever
 makes a pod with the labels of somebody's coordinator is not asked, and is not given the token.

@@ -1,4 +1,4 @@
-"""Two jobs that each hold a part of what the other needs: one gives its pods back. Pure.
+"""Gang deadlock: two jobs each hold part of what the other needs, so one releases its pods. Pure.
 
 Nothing in Kubernetes places the pods of a job together (Kueue does, where it is installed: runPolicy.queueName). Two
 jobs that come at the same time can each get some of their workers placed, fewer than they need to begin, and then both

@@ -1,4 +1,4 @@
-"""What the operator has seen of jobs and their objects, kept true by watches, its own writes, and a list every minute.
+"""The operator's cache of jobs and their objects, kept current by watches, its own writes, and a list every minute.
 
 Only a cache: all of it comes back from the API server at any time. A version that is older than what is known is passed
 over, because watches tell of our own writes after we have their answers. What a list says is so, unless something newer

@@ -1,4 +1,4 @@
-"""What is kept of a job between two looks, only to save requests and work; all of it can be lost.
+"""Per-job memory between two reconciles. It only saves requests and work; losing it is safe.
 
 A thousand jobs are looked at two hundred times a second, and of most nothing has changed but a step: what follows from
 a job's spec and little else, a dozen objects and their hashes, is computed once.

@@ -1,4 +1,4 @@
-"""The kinds of objects that the operator works with, and where the API server has them."""
+"""The kinds of objects that the operator handles, and their API paths."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Workers that wait in a queue of Kueue's: which pod group they are. Pure.
+"""Kueue integration: the pod group of a job's workers. Pure.
 
 Kueue starts the pods of a group together, takes a replacement in while at least one of the group has not ended, and is
 done with a group, for good, when all have. It never changes a group's size. So a worker joins the group of those that

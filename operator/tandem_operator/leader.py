@@ -1,4 +1,4 @@
-"""Which operator acts: the one that holds the Lease, so that two of one cluster do not do everything twice.
+"""Leader election: only the operator that holds the Lease acts.
 
 An operator of the whole cluster holds one Lease. One that is confined to namespaces holds one in each, and acts in
 those whose Lease it holds: whoever writes in a namespace can take that one Lease from it, and no other.

@@ -1,4 +1,4 @@
-"""What is to become of a job: train, drain, be suspended, or end. Pure.
+"""The lifecycle of a job: whether it trains, drains, is suspended, or ends. Pure.
 
     train      every place in the group is filled again and again
     drain      training is complete: workers go by themselves, evaluators finish what is left, within limits

@@ -1,6 +1,6 @@
-"""Coordinators that have stopped answering, although their pods are ready: what a dead node looks like from outside
-until the cluster notices, which by default takes it 40 seconds. A group whose member died with that node waits for its
-coordinator all that time.
+"""Liveness of coordinators: detects those that have stopped answering although their pods are ready. A dead node looks
+like that until the cluster notices it, by default after 40 seconds. If a member of the group died with that node, the
+others wait for the coordinator all that time.
 
 A coordinator that answered before is named, so that another one takes its place elsewhere,
 

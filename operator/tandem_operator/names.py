@@ -1,4 +1,4 @@
-"""What the objects of a job are called, and the labels by which they are found.
+"""The names and labels of a job's objects.
 
 Names follow from the job's name alone, so that an operator that has just started finds what another one made. The
 longest is an evaluator's, `NAME-evaluator-999-abcde`, which has to fit into 63 characters: host names, labels and

@@ -1,4 +1,4 @@
-"""The objects of a job, whole, as they are sent to the API server. Pure."""
+"""The complete objects of a job, as they are sent to the API server. Pure."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""A job and its objects as the API server has them: the few facts that decisions depend on.
+"""The observed state of a job: the few facts of each API object that decisions depend on.
 
 The rest of an object is not kept: a thousand jobs have several thousand objects of ten kilobytes each.
 

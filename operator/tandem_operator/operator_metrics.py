@@ -1,4 +1,4 @@
-"""The operator's own numbers for Prometheus, and the answers to probes: /healthz, /readyz, /metrics."""
+"""The operator's Prometheus metrics, and its probes: /healthz, /readyz, /metrics."""
 
 import asyncio
 import time

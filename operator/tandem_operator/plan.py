@@ -1,4 +1,4 @@
-"""What `reconcile` decides from, and what it decides."""
+"""The inputs and the result of `reconcile`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

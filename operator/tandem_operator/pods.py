@@ -1,4 +1,4 @@
-"""The pods of a job: what those of each role run and with which rights.
+"""The pods of a job: the containers and security settings of each role.
 
 All pass the `restricted` Pod Security Standard. A user's template is laid over (tandem_operator.pods), and then
 what the operator relies on is put back: its labels, and that a worker's container is never restarted in place.

@@ -1,4 +1,4 @@
-"""What the operator may do: exactly what it does, by kind. The chart's roles are made from this.
+"""The operator's RBAC rules: exactly what it does, by kind. The chart's roles are generated from this.
 
 Secrets can be made and not read, but for one: the operator's own key, in its own namespace. Nothing is needed on nodes,
 namespaces or CRDs, so that the operator can be confined to namespaces: then the same rules stand in a Role of each.

@@ -1,4 +1,4 @@
-"""What keeps a job from getting what it needs, and what was replaced, in words. Pure."""
+"""Reasons and messages: what keeps a job from getting what it needs, and what was replaced. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""What to do about one job: a pure function of the job, its objects, and what its coordinator says.
+"""Reconciles one job: a pure function of the job, its objects, and its coordinator's answer.
 
 The objects of a job NAME (tandem_operator.names shortens long names):
 

@@ -1,4 +1,4 @@
-"""Which pods of a role to make and which to remove: a pure function of the pods there are, and the time.
+"""The replicas of a role: which pods to create and which to delete. A pure function of the existing pods and the time.
 
 Every place among those of a role has an index. A place is taken while a live pod has it; otherwise the way its last
 pod went decides when the next one is made:

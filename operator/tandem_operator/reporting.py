@@ -1,4 +1,4 @@
-"""The job's status and the events for people, from what is so and what is to become of it. Pure."""
+"""The job's status and Events, from its observed state and its lifecycle. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

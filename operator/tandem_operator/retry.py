@@ -1,4 +1,4 @@
-"""Trying a failed job again in place: somebody gives it the annotation `tandem.dev/retry-at`, with a value that it did
+"""Retries of a failed job in place: a user sets the annotation `tandem.dev/retry-at`, with a value that it did
 not have before. Pure.
 
 All its pods go, with the failures that they count. Then the job is Pending again, with one retry more, and its pods are

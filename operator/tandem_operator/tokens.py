@@ -1,4 +1,4 @@
-"""The token of each job, which follows from a key of the operator's and the UID of the job.
+"""The token of each job, derived from the operator's key and the job's UID.
 
 So it can be made again whenever it is needed: a Secret that somebody has deleted comes back as it was, and the operator
 reads nobody's Secrets but its own key (docs/decisions/0021-tokens-of-jobs.md).

@@ -1,4 +1,4 @@
-"""Which jobs have to be looked at, and when: each at most once at a time, with a growing pause after errors.
+"""The work queue: which jobs to reconcile and when, each at most once at a time, with backoff after errors.
 
 Keys that take long, and keys of one group, have some of the places alone: whoever has a hundred coordinators that take
 each question and never answer waits for himself. Of the places for keys that take long, too, a group has a share alone:

@@ -97,7 +97,7 @@ def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
     assert "no job digits" in said(namespace, "status", "digits", code=2)
     longer = ("--set", "spec.trainer.config.epochs=400", "--set", "spec.elasticity.growAfterSeconds=5")
     assert said(namespace, "submit", DIGITS, *longer).startswith(f"made in namespace {namespace.name}: digits:")
-    assert said(namespace, "submit", DIGITS, *longer).startswith("is there as the file says")
+    assert said(namespace, "submit", DIGITS, *longer).startswith("is up to date")
 
     job = Job(namespace, "digits")
     logs, watched = follow("logs", "digits", "--follow"), follow("status", "digits", "--watch")

@@ -95,7 +95,7 @@ def test_what_cannot_change_is_refused(change: dict[str, Any], field: str) -> No
     apply((ROOT / "examples/digits.yaml").read_text())
     result = patch("digits", {"spec": change})
     assert result.returncode != 0
-    assert f"{field} cannot be changed; make a new job of another name" in result.stderr
+    assert f"{field} cannot be changed; create a new job with another name" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_a_check_that_finds_nothing_is_a_dry_run(fake: FakeKubectl) -> None:
     assert (result.returncode, result.stdout.startswith("would be made in namespace team")) == (0, True)
 
 
-@pytest.mark.parametrize(("replicas", "verb"), [(2, "is there as the file says"), (5, "changed")])
+@pytest.mark.parametrize(("replicas", "verb"), [(2, "is up to date"), (5, "changed")])
 def test_a_job_that_is_there_is_told_apart(fake: FakeKubectl, replicas: int, verb: str) -> None:
     fake.answers("get", JOBS, "--ignore-not-found", says=fakes.job() | {"spec": {"workers": {"replicas": 2}}})
     fake.answers("apply", says=fakes.job() | {"spec": {"workers": {"replicas": replicas}}})
@@ -202,7 +202,7 @@ def test_a_machine_without_kubectl_is_told_so(tmp_path: Path, words: tuple[str, 
         timeout=60,
     )
     assert result.returncode == 2
-    assert "kubectl is not there" in result.stderr
+    assert "kubectl was not found" in result.stderr
 
 
 # --- status

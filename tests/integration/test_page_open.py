@@ -92,13 +92,13 @@ class TestARunOnThisMachine:
         opens(coordinator, opened("digits", "--print", cwd=tmp_path).stdout)
         published(coordinator, tmp_path / "runs" / "other")
         message = refused(opened("--print", cwd=tmp_path))
-        assert "several runs are going on: runs/digits, runs/other" in message
+        assert "several runs are active: runs/digits, runs/other" in message
 
     def test_that_is_over_is_answered_with_what_shows_it(self, tmp_path: Path) -> None:
         run_directory(tmp_path / "runs" / "digits", job())
         assert "tandem report runs/digits" in refused(opened("runs/digits", cwd=tmp_path))
         assert "does not exist" in refused(opened("runs/digit", cwd=tmp_path))
-        assert "no run is going on here" in refused(opened(cwd=tmp_path))
+        assert "no run is active here" in refused(opened(cwd=tmp_path))
 
     def test_whose_coordinator_is_gone_is_said_to_be_so(self, tmp_path: Path) -> None:
         run = run_directory(tmp_path / "here", job()).path
@@ -159,7 +159,7 @@ class TestAJobOnACluster:
             until(lambda: "does not answer; trying again" in told.read_text(), "that it is away")
             until(lambda: any(f"{coordinator.port}:http" in call.words for call in fake.asked), "a new way")
             coordinator.start()
-            until(lambda: "is there again" in told.read_text(), "that it is back")
+            until(lambda: "answers again" in told.read_text(), "that it is back")
             fake.answers("get", JOBS, "digits", says=fakes.job(phase="Succeeded"))
             coordinator.kill()
             assert process.wait(SECONDS) == 0
@@ -184,7 +184,7 @@ class TestAJobOnACluster:
 
     def test_without_a_secret_yet_says_who_makes_it(self, fake: FakeKubectl, tmp_path: Path) -> None:
         fake.answers("get", "secret", "digits-token", complains='Error from server (NotFound): secrets "x" not found')
-        assert "is the operator at work?" in refused(opened("digits", cwd=tmp_path, PATH=fake.path))
+        assert "is the operator running?" in refused(opened("digits", cwd=tmp_path, PATH=fake.path))
 
 
 @pytest.mark.full("core", "cli", "coordinator")

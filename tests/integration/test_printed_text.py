@@ -111,7 +111,7 @@ def folder(hostile: SmallRun, tmp_path: Path) -> Path:
         (("ls", "--all", "-o", "json"), "gnp.exe"),
         (("compare", f"runs/a {EVIL}", f"runs/b {EVIL}"), "--other"),
         (("compare", f"runs/a {EVIL}", f"runs/b {EVIL}", "-o", "json"), "--other"),
-        (("stop", f"runs/a {EVIL}"), "is not going on"),
+        (("stop", f"runs/a {EVIL}"), "is not running"),
     ],
     ids=["ls", "ls as data", "compare", "compare as data", "stop"],
 )

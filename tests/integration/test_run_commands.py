@@ -93,4 +93,4 @@ def test_stop_has_it_save_and_whoever_follows_sees_it_end(run: LocalRun, tmp_pat
     assert f"nothing of it runs; the same `tandem run` goes on after step {saved.step:,}" in told
     again = called(run, "stop", "digits")
     assert again.returncode == 2
-    assert "is not going on" in again.stderr
+    assert "is not running" in again.stderr

@@ -237,7 +237,7 @@ CASES = (
     ),
     BadSurroundings("script-with-zeros", _command("python", "a.py", a__py=b"x\0"), _SECOND, "null bytes"),
     BadSurroundings(
-        "script-linked-to-nothing", _linked("a.py", "gone.py"), _SECOND, "a link to gone.py, which is not there"
+        "script-linked-to-nothing", _linked("a.py", "gone.py"), _SECOND, "a link to gone.py, which does not exist"
     ),
     BadSurroundings("script-linked-in-circles", _linked("a.py", "a.py"), _SECOND, "symbolic links|a link to"),
     BadSurroundings(
@@ -248,10 +248,10 @@ CASES = (
     ),
     BadSurroundings("script-name-too-long", _command("python", "a" * 300 + ".py"), _SECOND, "too long"),
     BadSurroundings("home-not-expanded", _command("python", "~/train.py"), _SECOND, "~ is not expanded"),
-    BadSurroundings("variable-not-expanded", _command("python", "$HOME/train.py"), _SECOND, "no shell reads this"),
+    BadSurroundings("variable-not-expanded", _command("python", "$HOME/train.py"), _SECOND, "no shell runs this"),
     BadSurroundings("module-missing", _command("python", "-m", "no_such"), _THIRD, "no module no_such"),
     BadSurroundings("module-is-a-file", _command("python", "-m", "a.py", a__py=""), _THIRD, "not a package", "a"),
-    BadSurroundings("module-is-a-path", _command("python", "-m", "./a"), _THIRD, "no name of a module"),
+    BadSurroundings("module-is-a-path", _command("python", "-m", "./a"), _THIRD, "is not a module name"),
     BadSurroundings("module-in-a-module", _command("python", "-m", "a.b", a__py=""), _THIRD, "not a package"),
     BadSurroundings(
         "package-without-main",
@@ -259,7 +259,7 @@ CASES = (
         _THIRD,
         "without a __main__.py",
     ),
-    BadSurroundings("module-unnamed", _command("python", "-m"), _SECOND, "-m lacks the name"),
+    BadSurroundings("module-unnamed", _command("python", "-m"), _SECOND, "-m needs the name"),
     BadSurroundings(
         "program-missing", _command("no-such-program"), _FIRST, "no program no-such-program in the folders of PATH"
     ),
@@ -268,7 +268,9 @@ CASES = (
     ),
     BadSurroundings("program-not-executable", _command("./start", start="#!/bin/sh\n"), _FIRST, "chmod \\+x"),
     BadSurroundings("program-is-a-folder", _folder("bin", "./bin"), _FIRST, "is a folder"),
-    BadSurroundings("no-interpreter", _command("./a", a="#!/no/such\n", executable=True), _FIRST, "run by /no/such"),
+    BadSurroundings(
+        "no-interpreter", _command("./a", a="#!/no/such\n", executable=True), _FIRST, "interpreter /no/such"
+    ),
     BadSurroundings(
         "no-interpreter-by-env",
         _command("./a", a="#!/usr/bin/env nosuch\n", executable=True),
@@ -276,7 +278,7 @@ CASES = (
         "no folder of PATH",
     ),
     BadSurroundings(
-        "windows-line-ends", _command("./a", a="#!/bin/sh\r\ntrue\r\n", executable=True), _FIRST, "Windows line ends"
+        "windows-line-ends", _command("./a", a="#!/bin/sh\r\ntrue\r\n", executable=True), _FIRST, "Windows line endings"
     ),
     BadSurroundings("shell-script-missing", _command("bash", "run.sh"), _SECOND, "there is no file run.sh"),
     BadSurroundings(
@@ -437,5 +439,5 @@ CASES = (
         needs_no_gpu=True,
     ),
     BadSurroundings("run-directory-forbidden", _runs_may_not_be_entered, "", "Permission denied|may not be"),
-    BadSurroundings("run-directory-below-a-file", _runs_is_a_file, "", "is a file, and a folder is wanted"),
+    BadSurroundings("run-directory-below-a-file", _runs_is_a_file, "", "is a file; a folder is needed"),
 )

@@ -1,4 +1,4 @@
-"""The dashboard of one job: is it training, is it learning, is the hardware busy, what went wrong."""
+"""The dashboard of one job: progress, loss, use of the hardware, and problems."""
 
 from grafana_foundation_sdk.builders import dashboard as build
 

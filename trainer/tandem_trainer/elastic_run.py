@@ -1,4 +1,4 @@
-"""An elastic run, for one generation: where it starts, what follows each step, its last checkpoint.
+"""One generation of an elastic run: its restore, the work after each step, and its last checkpoint.
 
 Everything that makes training elastic is here, and nothing of what is trained: the built-in loop (tandem_trainer.train)
 and a script of the user's own (tandem_trainer.session) both hand their steps to it. It starts from the newest

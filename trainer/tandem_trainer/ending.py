@@ -1,4 +1,4 @@
-"""How a training process ends: which exit code an error means, and how to leave with it."""
+"""The end of a training process: maps an error to an exit code, and exits with it."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Write the weights of a checkpoint as one file that knows nothing of Tandem; started by `tandem checkpoints export`.
+"""Writes the weights of a checkpoint as one file that does not need Tandem. Run by `tandem checkpoints export`.
 
     python -m tandem_trainer.export --checkpoint FOLDER --digest SHA256 --to FILE --form safetensors --dtype bfloat16
 

@@ -1,4 +1,4 @@
-"""Why a rank failed, as its agent hears it: what was raised, where, and the traceback as the script alone shows it.
+"""The failure of a rank, as reported to its agent: the error, its place, and the traceback of the script.
 
 torchrun tells its rendezvous that a rank has failed, and not how. So a rank that ends by an error leaves a record in
 the memory that it shares with its agent (tandem_trainer.pulse), and the agent sends the first one of its ranks to the

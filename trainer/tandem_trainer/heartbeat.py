@@ -1,4 +1,4 @@
-"""The agent's conversation with the coordinator, on a thread of its own.
+"""The agent's heartbeats to the coordinator, on a separate thread.
 
 One thread speaks, over one connection, and does nothing that could block on anything else: no store, no DNS, no torch.
 torchrun's thread only says what it wants (`enter`, `leave`) and waits for the answer; a pipe wakes the speaker out of a

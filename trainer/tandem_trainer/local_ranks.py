@@ -1,4 +1,4 @@
-"""The ranks of one replica in one generation, as their agent sees them: pulses, processes, ends.
+"""The ranks of one replica in one generation, from the agent's side: pulses, processes, exits.
 
 torchrun starts and reaps the processes; its rendezvous handler never learns how one ended. What it has to know it
 learns here: a pidfd says at once that a process has ended, and `waitid` with WNOWAIT how, without taking the status

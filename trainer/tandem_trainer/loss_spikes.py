@@ -1,4 +1,4 @@
-"""Whether training still learns: finds the step at which the loss became useless.
+"""Loss spike detection: finds the step at which the loss became NaN or worse than untrained.
 
 Two signs. A loss that is NaN or infinite is bad at once. A *spike* is bad when the mean of the last SPAN losses exceeds
 the mean with which the run began and also FACTOR times the median of what came before: the model has become worse than

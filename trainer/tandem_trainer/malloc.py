@@ -1,4 +1,4 @@
-"""Keeps memory that was freed, instead of giving it back to the system and asking for it again in the next step.
+"""malloc settings: freed memory stays in the process instead of returning to the system between steps.
 
 A step on a CPU allocates the same activations as the one before. glibc returns what lies free at the end of the heap to
 the system once it is more than a threshold, and a new page costs a fault and 4 KiB of zeros: 5 of 53 milliseconds of a

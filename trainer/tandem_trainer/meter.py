@@ -1,4 +1,4 @@
-"""Measures training as it goes: time by phase, throughput, losses; feeds the log and the pulse.
+"""Measures training: time by phase, throughput, losses. Feeds the log and the pulse.
 
 Cheap enough for every step: clock reads and list appends; JSON and disk are the business of the log's thread.
 

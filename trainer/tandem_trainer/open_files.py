@@ -1,4 +1,4 @@
-"""Files that a script has left open, closed before its process ends without taking the interpreter apart.
+"""Closes files that a script left open, before its process exits without finalizing the interpreter.
 
 Python closes what is open when it ends, and so writes what is still in buffers. A rank that leaves with `os._exit`
 would lose that: the last lines of a log, a whole small file, the directory of a zip archive, what C has printed. It

@@ -1,4 +1,4 @@
-"""The group of ranks: who is in it, on which device, and how they agree.
+"""The group of ranks: its members, their devices, and their collectives.
 
 Gradients travel over NCCL or gloo as torch sees fit. What the ranks say to each other about the run itself goes through
 a gloo group of its own, so that it neither waits behind gradients nor touches the GPU.

@@ -1,4 +1,4 @@
-"""The pulse: what a rank and its agent tell each other, through a small file that both have mapped into memory.
+"""The pulse: the channel between a rank and its agent, a small memory-mapped file.
 
 For each local rank the agent lays out, in the folder `$TANDEM_PULSE`,
 

@@ -1,4 +1,4 @@
-"""What several ranks of one replica print, with the rank in front of each line: `[rank 3] epoch 2`.
+"""The output of several ranks of one replica, with the rank before each line: `[rank 3] epoch 2`.
 
 A replica has one log. torchrun can label lines too (`--tee`), but only of files that it writes beside, on the pod's own
 disk and without a bound. Here each stream of a rank is a pipe to its agent, which passes on whole lines. It works for

@@ -1,4 +1,4 @@
-"""Tandem for a training script of your own: exact resume, fast checkpoints, metrics, and leaving when asked.
+"""A session: Tandem in your own training script, with exact resume, fast checkpoints, metrics, and leaving on request.
 
     with Session("runs/mine") as session:
         model = session.distribute(Net())

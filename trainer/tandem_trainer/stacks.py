@@ -1,4 +1,4 @@
-"""Stacks of a rank that hangs: where every thread of it is, written down before it is ended.
+"""Stack dumps of a rank that hangs: the stacks of all its threads, written before it is ended.
 
 A rank registers a signal handler in C (faulthandler), which needs neither the interpreter lock nor the main thread: a
 rank that hangs gives neither. The handler writes into a file beside the pulse that both rank and agent hold open. The

@@ -1,4 +1,4 @@
-"""Training a built-in task, from top to bottom: data, model, where to start, each step, the end.
+"""The training loop of a built-in task, from top to bottom: data, model, restore, steps, end.
 
 The gradient is that of the mean loss over the *global* batch, whatever the number of ranks, however unevenly the batch
 splits and however many micro-batches a rank needs; every rank takes as many as the one that needs most, because a

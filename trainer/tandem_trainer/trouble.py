@@ -1,4 +1,4 @@
-"""What went wrong in this rank and did not end it: counted here, told to the agent through the pulse.
+"""Problems in this rank that did not end it: counted here and reported to the agent through the pulse.
 
 A full disk takes neither a checkpoint nor the line that says so; the heartbeat needs no disk.
 """

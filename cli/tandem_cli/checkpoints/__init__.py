@@ -1,4 +1,4 @@
-"""The checkpoints of a run, for people who keep a cluster: what is behind `tandem checkpoints`.
+"""The implementation of `tandem checkpoints`: list, verify, compare, export and delete the checkpoints of a run.
 
     inventory     a run directory -> what is there, as frozen values; writes nothing, holds no lease
     choice        the checkpoint that a word of the user's means

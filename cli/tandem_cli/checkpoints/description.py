@@ -1,5 +1,5 @@
-"""Checkpoints in words: where one stands, where it comes from, how it scored, what is in it, and why it is kept; what
-verifying found, and what pruning would do.
+"""The description of checkpoints as text: position, origin, scores, contents, why each is kept; the findings of
+verification, and what pruning would delete.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A look at all checkpoints of a run: which are there, which count, how they scored, who reads them, why they are kept.
+"""The inventory of a run's checkpoints: which exist, which count, their scores, their readers, and why each is kept.
 
 The order of the look matters while the run goes on. Checkpoints are listed before the lineage is read: a generation
 writes its record before it commits anything, so every checkpoint seen has its generation's record in the lineage read

@@ -1,4 +1,4 @@
-"""All checkpoints of a run: a table with totals for people, and the same as JSON for programs.
+"""The list of a run's checkpoints: a table with totals for people, JSON for programs.
 
 list each row is one line: the last column is cut, or left out as any other.
 

@@ -1,6 +1,4 @@
-"""Two checkpoints side by side: what their manifests say differently, and how much their tensors differ. The values are
-apart from how they are found (`comparison`), which needs numpy.
-"""
+"""The differences between two checkpoints: their manifests, and the results of `tensor_diff`, which needs numpy."""
 
 import math
 from dataclasses import dataclass

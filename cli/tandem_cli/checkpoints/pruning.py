@@ -1,4 +1,4 @@
-"""What may be deleted of a run's checkpoints, and deleting it while the run goes on.
+"""Pruning: which checkpoints of a run may be deleted, and their deletion during the run.
 
 Deciding is pure and follows `tandem.rundir.retention`, with the job's policy or the one given. Deleting is harder,
 because the run does not wait: between a look and a deletion a reader may take a lease, a new generation may begin, and
@@ -103,7 +103,7 @@ def carry_out(rundir: RunDir, agreed: Pruning, again: Pruning) -> Iterator[tuple
     still = {(one.name, one.digest) for one in again.doomed}
     for one in agreed.doomed:
         if (one.name, one.digest) not in still:
-            yield one, "it is needed, or gone, meanwhile"
+            yield one, "it is needed, or gone, by now"
             continue
         try:
             yield one, _delete(rundir, one)

@@ -1,4 +1,4 @@
-"""The checkpoint that a word means: its name, a step, `latest`, `best` or `final`."""
+"""Resolves a word to a checkpoint: its name, a step, `latest`, `best` or `final`."""
 
 from difflib import get_close_matches
 

@@ -1,4 +1,4 @@
-"""What differs between the files of two checkpoints, tensor by tensor and by how much. Without torch.
+"""The numeric differences between two checkpoints, tensor by tensor. Without torch.
 
 Both are read side by side in windows, each byte verified before it is used, so two models larger than the memory can be
 compared. Bytes decide what is equal; numbers say by how much the rest differs. A file whose checksums agree is not read

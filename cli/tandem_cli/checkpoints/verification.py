@@ -1,4 +1,4 @@
-"""Every byte of a checkpoint against its checksums. Changes nothing: what is damaged is set aside by training.
+"""Verifies every byte of a checkpoint. Changes nothing: training sets damaged checkpoints aside.
 
 `tandem.rundir.checkpoint.verified_bytes` gives a whole file at once, which is what training needs. Here files may be
 larger than the memory of the machine that looks at them, so at most a few chunks are held.

@@ -1,4 +1,4 @@
-"""What an exported checkpoint is called, where it goes, what it may replace, and what its config.json says.
+"""An exported checkpoint: its name, its destination, what it may replace, and its config.json.
 
 A name is made from a pattern such as `digits_{step:06d}-{accuracy}`, which has the fields of str.format with their
 format, and nothing else of it: no attributes, no indices, no conversions, which would let it reach into the program.
@@ -62,8 +62,8 @@ def filled(pattern: str, fields: Fields) -> str:
             name += _value(pattern, field, form or "", conversion, fields)
     if not name or name.startswith((".", "-")) or "/" in name or printable(name) != name or "\n" in name:
         raise UserError(
-            f"--name {pattern} gives {printable(name)!r}, which is no good name for a file: "
-            "no slash, no control characters, and neither a dot nor a dash in front"
+            f"--name {pattern} gives {printable(name)!r}, which is not a valid file name: no slash, no control "
+            "characters, and no leading dot or dash"
         )
     if len(name.encode()) > MOST_CHARACTERS:
         raise UserError(f"--name {pattern} gives a name of {len(name)} characters; {MOST_CHARACTERS} are the most")
@@ -333,7 +333,7 @@ def _answer(output: str) -> dict[str, Any]:
 
 def _why(code: int, errors: str) -> str:
     if code == -signal.SIGKILL:
-        return "the process was killed, perhaps for want of memory; it needs twice the size of the weights"
+        return "the process was killed, perhaps for lack of memory; it needs twice the size of the weights"
     last = errors.strip().splitlines()[-1:] or [f"exit code {code}"]
     return last[0]
 

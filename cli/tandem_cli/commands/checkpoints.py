@@ -1,4 +1,4 @@
-"""`tandem checkpoints ls | show | verify | diff | export | prune`: the checkpoints of a run, for their keepers."""
+"""`tandem checkpoints ls | show | verify | diff | export | prune`: the checkpoints of a run."""
 
 import signal
 import sys

@@ -43,7 +43,7 @@ def compare(
     Works on runs that are going on, too, and on those that were killed.
     """
     if not 2 <= len(runs) <= MOST:
-        raise UserError(f"2 to {MOST} runs can be compared, not {len(runs)}; `tandem ls` lists those that there are")
+        raise UserError(f"2 to {MOST} runs can be compared, not {len(runs)}; `tandem ls` lists the runs")
     paths = [opened(run).path for run in runs]
     found = [read(path) for path in paths]
     outcomes = [outcome(run, str(path)) for run, path in zip(found, paths, strict=True)]

@@ -1,4 +1,4 @@
-"""`tandem events NAME`: what happened to a run of this machine or a job on a cluster, in sentences."""
+"""`tandem events NAME`: the history of a local run or of a job on a cluster, as sentences."""
 
 import time
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def events(
     uses what is set up for it.
     """
     if watch and output.is_data:
-        raise UserError(f"-o {output.value} says what has happened so far; leave --watch out")
+        raise UserError(f"-o {output.value} prints the events so far; omit --watch")
     source, console = source_of(name, namespace, context), PrintableConsole(highlight=False)
     with asked(name, namespace, context):
         seen = source.look(None)

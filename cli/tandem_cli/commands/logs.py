@@ -1,4 +1,4 @@
-"""`tandem logs NAME`: what all processes of a run or of a job on a cluster have printed, in one stream."""
+"""`tandem logs NAME`: the output of all processes of a run or of a job on a cluster, in one stream."""
 
 import sys
 from enum import StrEnum

@@ -16,7 +16,7 @@ MOST = 20
 
 
 def ls(
-    everything: Annotated[bool, typer.Option("--all", "-a", help=f"All; else the {MOST} that began last.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help=f"All; by default the {MOST} most recent.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """List the runs of this machine, the one that began last first: those in runs/ here, and all that `tandem run` has
@@ -28,7 +28,7 @@ def ls(
         emit([job_record(job) for job in jobs], output)
         return
     if not jobs:
-        echo("no runs yet; begin one with: tandem run FILE", err=True)
+        echo("no runs yet; start one with: tandem run FILE", err=True)
         return
     console = PrintableConsole(highlight=False)
     width = console.width if console.is_terminal and output is not Output.WIDE else None

@@ -29,12 +29,12 @@ def open(
         typer.Argument(
             metavar="RUN|NAME",
             help="A run of this machine, by its name or folder; else a job on a cluster.",
-            show_default="the run that is going on here",
+            show_default="the current run on this machine",
             autocompletion=completed,
         ),
     ] = "",
     print_only: Annotated[
-        bool, typer.Option("--print", help="Print the address instead of opening it; it is good for once.")
+        bool, typer.Option("--print", help="Print the address instead of opening it; it works once.")
     ] = False,
     port: Annotated[
         int,
@@ -63,9 +63,9 @@ def _only_run() -> Path:
     if len(going) == 1:
         return going[0]
     if not going:
-        raise UserError("no run is going on here. Give a run directory, or the name of a job on a cluster")
+        raise UserError("no run is active here. Give a run directory, or the name of a job on a cluster")
     some = ", ".join(str(path) for path in going[:MOST_NAMED])
-    raise UserError(f"several runs are going on: {some}. Say which: tandem open {shlex.quote(str(going[0]))}")
+    raise UserError(f"several runs are active: {some}. Choose one: tandem open {shlex.quote(str(going[0]))}")
 
 
 def _endpoint(folder: Path) -> tuple[str, str]:
@@ -73,10 +73,11 @@ def _endpoint(folder: Path) -> tuple[str, str]:
     file = folder / ENDPOINT
     if not file.exists():
         raise UserError(
-            f"{folder} is not going on, so it has no live page. What it was: tandem report {shlex.quote(str(folder))}"
+            f"{folder} is not running, so it has no live page. For its results: tandem report "
+            f"{shlex.quote(str(folder))}"
         )
     if (found := endpoint(folder)) is None:
-        raise UserError(f"{file} cannot be read; it belongs to whoever started the run, and says where its page is")
+        raise UserError(f"{file} cannot be read; only the user who started the run can read it")
     return found
 
 
@@ -86,7 +87,7 @@ def _invited(endpoint: str, token: str) -> str:
         with CoordinatorClient(endpoint, token) as client:
             return f"http://{endpoint}/open#{client.invitation()}"
     except (Unreachable, Refused, ValueError) as error:
-        raise UserError(f"{error}. Is the run still going on?") from error
+        raise UserError(f"{error}. Is the run still active?") from error
 
 
 def _show(address: str, print_only: bool) -> None:
@@ -97,7 +98,7 @@ def _show(address: str, print_only: bool) -> None:
     if webbrowser.open(address):
         echo(f"opened {page}")
     else:
-        echo(f"there is no browser here; open this, which is good for once: {address}")
+        echo(f"there is no browser here; open this address, which works once: {address}")
 
 
 def _on_a_cluster(kubectl: Kubectl, name: str, port: int, print_only: bool) -> int:

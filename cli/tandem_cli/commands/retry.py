@@ -1,4 +1,4 @@
-"""`tandem retry NAME`: a failed job on a cluster once more, from its newest checkpoint."""
+"""`tandem retry NAME`: retries a failed job on a cluster, from its newest checkpoint."""
 
 import time
 

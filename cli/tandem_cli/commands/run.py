@@ -1,4 +1,4 @@
-"""`tandem run FILE`: a whole job on this machine, until it is complete."""
+"""`tandem run FILE`: runs a whole job on this machine until it is complete."""
 
 import errno
 import importlib.util
@@ -60,12 +60,10 @@ def run(
     metrics_port: Annotated[
         int | None,
         typer.Option(
-            "--metrics-port", min=1, max=65535, help="Port for Prometheus without the token, on this machine alone."
+            "--metrics-port", min=1, max=65535, help="Port for Prometheus without the token, only on this machine."
         ),
     ] = None,
-    pin: Annotated[
-        bool, typer.Option("--pin", help="Give trainers and evaluators cores of their own (Linux).")
-    ] = False,
+    pin: Annotated[bool, typer.Option("--pin", help="Give trainers and evaluators separate cores (Linux).")] = False,
 ) -> None:
     """Train and evaluate a job on this machine.
 
@@ -278,7 +276,7 @@ def ways_on(command: Command, job: DistributedTrainingJob, made: DistributedTrai
     """
     anew = f"to begin anew: {command.again('--fresh')}"
     if job.spec.trainer.task is None:
-        return f"give the script other args to have it go on in the same folder, or, {anew}"
+        return f"give the script other args to continue in the same folder, or, {anew}"
     asked, config = job.spec.trainer.settings, made.spec.trainer.settings
     field, length = ("epochs", config.epochs) if config.max_steps is None else ("maxSteps", config.max_steps)
     further = command.again("--set", f"{CONFIG}{field}={2 * length}", without={f"{CONFIG}{field}", f"{CONFIG}maxSteps"})

@@ -1,4 +1,4 @@
-"""`tandem status [NAME]`: how a run of this machine or the jobs of a cluster get on."""
+"""`tandem status [NAME]`: the status of a run of this machine or of jobs on a cluster."""
 
 import json
 import time
@@ -43,7 +43,7 @@ def status(
         ),
     ] = "",
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Watch until it ends. Exit code 0 if it is complete, else 1.")
+        bool, typer.Option("--watch", "-w", help="Watch until it ends. Exit code 0 if it is complete, otherwise 1.")
     ] = False,
     everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="The jobs of all namespaces.")] = False,
     output: OutputOption = Output.TEXT,
@@ -56,11 +56,11 @@ def status(
     cluster it needs kubectl, and uses what is set up for it. All runs of this machine: `tandem ls`.
     """
     if name and everywhere:
-        raise UserError("give a NAME or --all-namespaces, not both; where the job is, says --namespace")
+        raise UserError("give a NAME or --all-namespaces, not both; select the job's namespace with --namespace")
     if watch and not name:
         raise UserError("--watch follows one job: give its NAME; for all of them: kubectl get dtj --watch")
     if watch and output.is_data:
-        raise UserError(f"-o {output.value} says how it is now; leave --watch out, or call it again and again")
+        raise UserError(f"-o {output.value} prints the current status; omit --watch, or call it repeatedly")
     console = PrintableConsole(highlight=False)
     width = console.width if console.is_terminal and output is not Output.WIDE else None
     if name:
@@ -78,7 +78,7 @@ def status(
     try:
         found = ask_jobs(kubectl, everywhere)
     except ClusterError as error:
-        raise UserError(f"{error}. Without a NAME it is about a cluster; runs of this machine: tandem ls") from error
+        raise UserError(f"{error}. Without a NAME it shows jobs on a cluster; local runs: tandem ls") from error
     if output.is_data:
         emit([job_record(job) for job in found], output)
     elif found:

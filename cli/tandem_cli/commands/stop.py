@@ -1,4 +1,4 @@
-"""`tandem stop RUN`: have a run of this machine save and leave, from another terminal."""
+"""`tandem stop RUN`: makes a run of this machine save and leave, from another terminal."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def stop(
     """
     rundir = opened(run)
     if not is_alive(rundir.path):
-        raise UserError(f"{rundir.path} is not going on")
+        raise UserError(f"{rundir.path} is not running")
     process = _process(rundir.path)
     try:
         for _ in range(2 if at_once else 1):
@@ -60,7 +60,7 @@ def _process(path: Path) -> psutil.Process:
             # The number may be another process's by now.
             if process.create_time() <= (path / LOCK).stat().st_mtime + 1.0:
                 return process
-    raise UserError(f"{path} is just ending, or does not say yet which process it is; try again")
+    raise UserError(f"{path} is just ending, or has not recorded its process yet; try again")
 
 
 def saved_in(rundir: RunDir) -> str:

@@ -1,4 +1,4 @@
-"""`tandem submit FILE…`: manifests to a cluster, checked first."""
+"""`tandem submit FILE…`: checks manifests and submits them to a cluster."""
 
 import json
 from typing import Annotated, Any
@@ -66,7 +66,7 @@ def told(before: dict[str, Any] | None, after: dict[str, Any], dry_run: bool) ->
     if before is None:
         return "would be made" if dry_run else "made"
     if _wanted(before) == _wanted(after):
-        return "is there as the file says"
+        return "is up to date"
     return "would be changed" if dry_run else "changed"
 
 

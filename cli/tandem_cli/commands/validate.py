@@ -1,4 +1,4 @@
-"""`tandem validate FILE…`: all that is wrong with manifests, before a cluster or a GPU is involved."""
+"""`tandem validate FILE…`: reports all errors in manifests, without a cluster or a GPU."""
 
 import os
 from dataclasses import asdict, dataclass
@@ -64,8 +64,8 @@ def warnings(job: DistributedTrainingJob) -> list[str]:
 
 def _secrets(job: DistributedTrainingJob) -> list[str]:
     return [
-        f"spec.trainer.env[{index}].value: {one.name} looks like a secret, and what stands here is written into the "
-        "run directory; keep it in a Secret and name that in valueFrom.secretKeyRef"
+        f"spec.trainer.env[{index}].value: {one.name} looks like a secret, and this value is written into the run "
+        "directory; keep it in a Secret and refer to it in valueFrom.secretKeyRef"
         for index, one in enumerate(job.spec.trainer.env)
         if one.value and looks_secret(one.name)
     ]
@@ -79,7 +79,7 @@ def _claims(workers: Workers) -> list[str]:
         return []
     return [
         "spec.workers.template.spec.resourceClaims: GPUs that pods claim are not counted, so each worker has one rank; "
-        "say how many in workers.processesPerReplica"
+        "set the number in workers.processesPerReplica"
     ]
 
 

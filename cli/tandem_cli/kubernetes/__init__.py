@@ -1,4 +1,4 @@
-"""A job on a cluster, as people see it from a terminal: what `tandem submit | status | logs | events` need.
+"""Jobs on a cluster, through kubectl: the implementation of `tandem submit | status | logs | events`.
 
     kubectl     runs kubectl; Tandem's core has no client of Kubernetes of its own
     kubectl_errors  what kubectl complains of, and what to do about it

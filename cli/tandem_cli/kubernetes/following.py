@@ -1,4 +1,4 @@
-"""The logs of a job as they come, over restarts, replaced pods and broken connections, until it ends.
+"""Follows the logs of a job across restarts, replaced pods and broken connections, until the job ends.
 
 Pods of a job come and go. A look-out asks every two seconds which there are, and has a reader follow each container
 that has none. A reader goes on from the last line that was shown of its pod, so a connection that breaks, a container
@@ -234,7 +234,7 @@ class ContainerLog:
                 self.last = max(self.last, one.at)
                 yield one
         except TimeoutError:
-            self.trouble = ClusterError(f"its log did not come within {SILENCE_SECONDS:g} s; is its node there?")
+            self.trouble = ClusterError(f"its log did not arrive within {SILENCE_SECONDS:g} s; is its node reachable?")
             return
         if self._child.wait() != 0 and not self._stopped:
             self.trouble = complaint(errors_of(self._said))

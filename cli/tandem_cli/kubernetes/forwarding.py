@@ -1,4 +1,4 @@
-"""The way to a job's coordinator: its token, and a port of this machine that leads to it, kept open by kubectl.
+"""A connection to a job's coordinator: its token, and a local port that kubectl forwards to it.
 
 A port-forward ends with the pod that it leads to, or stays and leads nowhere. So it is looked after: whether it lives,
 and whether the coordinator answers through it. A new one takes the same port, so a page that was opened finds its
@@ -47,19 +47,19 @@ def token(kubectl: Kubectl, job: str) -> str:
     try:
         found = kubectl.json("get", "secret", name)
     except NotFound as error:
-        raise NotFound(f"{job} has no Secret {name} yet: is the operator at work? See: tandem events {job}") from error
+        raise NotFound(f"{job} has no Secret {name} yet: is the operator running? See: tandem events {job}") from error
     except ClusterError as error:
         if _FORBIDDEN not in str(error):
             raise
         raise ClusterError(
-            f"you may not read the Secret {name}, which holds what opens the page. That takes the right to `get` this "
-            f"one of the `secrets`; whoever keeps the cluster can give it\n{error}"
+            f"you may not read the Secret {name}, which holds the key to the page. You need the right to `get` this "
+            f"one of the `secrets`; ask the administrator of the cluster\n{error}"
         ) from error
     try:
         return base64.b64decode(found["data"]["token"], validate=True).decode()
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
         words = (
-            f"the Secret {name} holds no token; if it is deleted, the operator makes it again with the job's next pod"
+            f"the Secret {name} holds no token; delete it, and the operator creates it again with the job's next pod"
         )
         raise ClusterError(words) from error
 
@@ -145,7 +145,7 @@ class Forward:
         if _FORBIDDEN not in str(error):
             return error
         return ClusterError(
-            f"{error}\nThe page takes the rights to `get` `services`, to `get`, `list` and `watch` `pods`, and to "
+            f"{error}\nThe page needs the rights to `get` `services`, to `get`, `list` and `watch` `pods`, and to "
             "`create` `pods/portforward`"
         )
 
@@ -201,7 +201,7 @@ def until_it_ends(
             here = forward.look()
         if here:
             if away:
-                tell("the coordinator is there again")
+                tell("the coordinator answers again")
             away = False
             continue
         if word := ended():

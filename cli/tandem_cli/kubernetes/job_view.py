@@ -1,4 +1,4 @@
-"""A job at one moment, with its pods and what happened to it, asked of the cluster in three questions side by side.
+"""A job at one moment, with its pods and events, fetched from the cluster in three concurrent requests.
 
 Events of a pod that is gone are told too, so they are known by the name of what they speak of, not by what is there:
 the objects of a job have names that follow from its own. What was told before the job was made is an earlier job's of
@@ -381,8 +381,8 @@ def _status(name: str, status: Raw) -> Status:
     except ValidationError as error:
         place = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise UserError(
-            f"the status of {name} cannot be read at {printable(place)}: the operator is of another version than this "
-            f"tandem. Install the version of the operator here; meanwhile: kubectl get {RESOURCE} {name} -o yaml"
+            f"the status of {name} cannot be read at {printable(place)}: the operator and this tandem have different "
+            f"versions. Install the operator's version here; meanwhile: kubectl get {RESOURCE} {name} -o yaml"
         ) from error
 
 

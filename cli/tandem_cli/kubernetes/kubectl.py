@@ -1,4 +1,4 @@
-"""Runs kubectl, which does for `tandem` what a client library would.
+"""Runs kubectl, which `tandem` uses in place of a client library.
 
 What people have set up for kubectl (contexts, login plugins, proxies, rights) works here without a word about it, and
 core stays without a client of its own, which would be larger than all the rest (0011). The price is a process for each
@@ -60,18 +60,18 @@ _ADVICE: tuple[tuple[re.Pattern[str], type[ClusterError], str], ...] = tuple(
         (
             r"doesn't have a resource type \"distributedtrainingjobs|no matches for kind \"DistributedTrainingJob\"",
             ClusterError,
-            f"Tandem is not installed on this cluster: install the chart in {CHART}, "
-            f"or the kind of jobs alone with `kubectl apply --server-side -f {CRD}`",
+            f"Tandem is not installed on this cluster: install the chart in {CHART}, or only the CRD with `kubectl "
+            f"apply --server-side -f {CRD}`",
         ),
         (
             r"\(Forbidden\).*exceeded quota",
             ClusterError,
-            "See `kubectl describe quota`; ask for less, or whoever keeps the cluster for more",
+            "See `kubectl describe quota`; request less, or ask the administrator of the cluster for more",
         ),
         (
             r"\(Forbidden\)",
             ClusterError,
-            "You may not do that there: try another --namespace or --context, or ask whoever keeps the cluster",
+            "You may not do that there: try another --namespace or --context, or ask the administrator of the cluster",
         ),
         (
             r"\(Unauthorized\)|must be logged in|token has expired|getting credentials",
@@ -81,19 +81,19 @@ _ADVICE: tuple[tuple[re.Pattern[str], type[ClusterError], str], ...] = tuple(
         (
             r"namespaces \"[^\"]*\" not found",
             NotFound,
-            "Choose another --namespace, or make it with `kubectl create namespace`",
+            "Choose another --namespace, or create it with `kubectl create namespace`",
         ),
         (r"\(NotFound\)", NotFound, ""),
         (
             r"Apply failed with \d+ conflict",
             ClusterError,
-            "Somebody has changed these fields by other means (`kubectl scale`, for instance): take their value over "
-            "into the file, or overwrite theirs with --force",
+            "These fields were changed by other means (for example `kubectl scale`): copy their values into the file, "
+            "or overwrite them with --force",
         ),
         (
             r"namespace from the provided object .* does not match",
             ClusterError,
-            "Leave --namespace out, or metadata.namespace in the file",
+            "Omit --namespace, or metadata.namespace in the file",
         ),
         (
             r"was refused|no such host|i/o timeout|unable to connect|timeout exceeded|deadline exceeded|"
@@ -114,7 +114,7 @@ def complaint(said: str) -> ClusterError:
     for pattern, kind, advice in _ADVICE:
         if pattern.search(words):
             return kind(f"kubectl: {words}" + (f"\n{advice}" if advice else ""))
-    return ClusterError(f"kubectl: {words or 'it ended with an error, and did not say which'}")
+    return ClusterError(f"kubectl: {words or 'it failed without an error message'}")
 
 
 def warnings(said: str) -> list[str]:
@@ -244,7 +244,7 @@ def end(child: subprocess.Popen[bytes]) -> None:
 def _started(command: Sequence[str], source: IO[bytes] | int, said: IO[bytes]) -> subprocess.Popen[bytes]:
     if shutil.which(command[0]) is None:
         raise ClusterError(
-            f"{command[0]} is not there, and tandem speaks to clusters through it. Install it, and see that "
+            f"{command[0]} was not found, and tandem needs it to reach clusters. Install it, and check that "
             f"`{command[0]} get nodes` works; for this machine alone there is `tandem run`"
         )
     return subprocess.Popen(command, stdin=source, stdout=subprocess.PIPE, stderr=said)

@@ -1,4 +1,4 @@
-"""What a job refers to by name on its cluster: its claim, its queue, its classes, the Secrets of its variables.
+"""The objects that a job refers to by name: its claim, queue, classes, Secrets and ConfigMaps.
 
 The API server takes a job that refers to what is not there, and its pods then wait. `tandem submit --check` asks
 beforehand, with the rights that the user has: what may not be read, or is of a kind that the cluster does not know, is

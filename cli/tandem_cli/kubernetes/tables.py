@@ -109,7 +109,7 @@ def message_of(job: JobSummary, now: float) -> str:
     if job.leaving:
         return "it is being deleted"
     if not job.taken_up and now - job.made > NEVER_TAKEN_UP_SECONDS:
-        return "no operator has taken it up: is one running, and does it look after this namespace?"
+        return "no operator has handled it: is one running, and does it manage this namespace?"
     return job.status.message or ""
 
 

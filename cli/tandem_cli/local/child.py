@@ -1,4 +1,4 @@
-"""One child process over all its lives: started again under the same name, with the same log."""
+"""One child process over all its restarts, under the same name and with the same log."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Where a run is shown: a screen that is drawn anew, or plain lines. Losing the terminal must not end the run."""
+"""The display of a run: a screen that is redrawn, or plain lines. Losing the terminal must not end the run."""
 
 import re
 import threading

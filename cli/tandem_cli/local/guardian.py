@@ -1,4 +1,4 @@
-"""The guardian: waits until the parent is gone, for whatever reason, and leaves nothing of its run behind.
+"""The guardian: waits until the parent has ended, for any reason, and then ends everything that its run started.
 
 A process in a session of its own, so that a signal to the parent's group does not reach it. Its standard input is a
 pipe whose other end the parent alone holds: the kernel closes that when the parent dies, by SIGKILL too. It then kills

@@ -1,4 +1,4 @@
-"""The runs of this machine: those in `runs/` here, and those that `tandem run` has written down for this user.
+"""The runs of this machine: those in `runs/` here, and those that `tandem run` has recorded for this user.
 
 Each run that is begun is a file of its own in the user's state folder, named after the path of its run directory: so
 runs that begin at the same time need no lock, and what cannot be written costs nothing but a row of `tandem ls`. Moved

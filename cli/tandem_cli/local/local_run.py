@@ -1,4 +1,4 @@
-"""The shell around one local run: does what supervision decides, shows how it goes, leaves nothing behind.
+"""The shell around one local run: carries out supervision's decisions, displays progress, and cleans up.
 
 Everything that starts a process happens on the main thread (see tandem_cli.local.child); the only other thread asks
 the coordinator for its snapshot.

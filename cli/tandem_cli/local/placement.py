@@ -1,4 +1,4 @@
-"""Where each child runs: threads of ranks, and with `--pin` the cores of trainers and of evaluators.
+"""CPU placement of the child processes: threads of ranks, and with `--pin` separate cores for trainers and evaluators.
 
 Without `--pin` the kernel places all processes, and evaluators run in the idle class, on what ranks leave free.
 
@@ -57,8 +57,8 @@ def place(cores: Sequence[int], workers: int, processes: int, evaluators: int, p
     if each < 1:
         asked = f"a core for each of {ranks} ranks" + (" and one for the evaluators" if evaluators else "")
         raise UserError(
-            f"--pin needs {asked}, {ranks + set_aside} in all; this process may use {len(cores)}. "
-            "Leave --pin out, or set spec.workers.replicas lower."
+            f"--pin needs {asked}, {ranks + set_aside} in all; this process may use {len(cores)}. Omit --pin, or set "
+            "spec.workers.replicas lower."
         )
     mine = [tuple(cores[start : start + each * processes]) for start in range(0, ranks * each, each * processes)]
     rest = tuple(cores[-set_aside:]) if set_aside else ()
@@ -98,7 +98,7 @@ def refuse_unpinnable(platform: str = sys.platform) -> None:
         UserError: this is not Linux.
     """
     if platform != "linux":
-        raise UserError(f"--pin needs Linux; {platform} does not let a process choose its cores. Leave --pin out.")
+        raise UserError(f"--pin needs Linux; {platform} does not let a process choose its cores. Omit --pin.")
 
 
 def visible_gpus(environment: dict[str, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The run directory before anything is started: whose it is, whether to go on with it, and who else is at work in it.
+"""Prepares the run directory: whose it is, whether to resume from it, and whether another run uses it.
 
 The lock is flock on a file of the run directory. The kernel gives it up when its last holder dies, however that
 happens; the guardian holds it too, so a new run waits until what a killed one left is gone. The run directory's own

@@ -1,4 +1,4 @@
-"""What the processes of a run on this machine have printed, as one stream of lines in the order of time.
+"""The output of a local run's processes, as one stream of lines in time order.
 
 Agents, coordinator and evaluators say when they print a line. What a script prints counts as of the line before it.
 """

@@ -1,4 +1,4 @@
-"""A run of this machine as a job on a cluster is seen, so that both are told in the same words.
+"""A view of a local run in the form of a cluster job, so that both are shown alike.
 
 While it goes on, its coordinator is asked; afterwards, or if that does not answer, its files are read.
 """

@@ -1,4 +1,4 @@
-"""What a child runs first: tie its life to the parent's, take its place on the processors, become its command.
+"""The start of a child process: ties its life to the parent's, sets its CPU affinity, and executes its command.
 
 Run by path in an isolated interpreter (10 ms), so it imports nothing of ours. `preexec_fn` would do the same between
 fork and exec, where a parent with threads may deadlock.

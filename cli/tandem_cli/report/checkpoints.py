@@ -1,4 +1,4 @@
-"""The checkpoints of a run: what trainers say they wrote, what is on the disk, and what evaluators made of it."""
+"""The checkpoints of a run, merged from three sources: the trainers' logs, the disk, and the evaluations."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Wall-clock time as a figure shows it: seconds since the run began, without the stretches in which nothing ran.
+"""The time axis of figures: seconds since the run began, without the stretches in which nothing ran.
 
 A run that was stopped in the evening and went on in the morning would otherwise be two specks at the ends of an empty
 axis. A pause is a time in which no process of the run wrote a line; the place where one was cut out is marked.

@@ -1,4 +1,4 @@
-"""Several runs side by side: in what their jobs differ, and what became of them. Pure."""
+"""The comparison of runs: the differences of their jobs and of their results. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

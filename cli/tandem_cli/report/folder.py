@@ -1,4 +1,4 @@
-"""What is in a run directory, and whether a folder is one at all; apart from `reading`, so that it needs no numpy."""
+"""The files of a run directory, and the test whether a folder is one. Apart from `reading`: without numpy."""
 
 from contextlib import suppress
 from pathlib import Path

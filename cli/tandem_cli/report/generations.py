@@ -1,5 +1,5 @@
-"""The memberships of a run, put together from three witnesses: records, the trainers' logs, the coordinator's log; and
-which of the steps that were logged made the model.
+"""The generations of a run, merged from records, the trainers' logs and the coordinator's log, and which of the logged
+steps the final model contains.
 
 After a restart, steps after the checkpoint are done again, so several generations log the same step. The rule is that
 of `tandem.rundir.lineage`: of a generation, the steps up to the one its successor on the lineage resumed from count. A

@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything in it. It asks for nothing from anywhere, and opens offline.
+"""The page of a report: one HTML file without external resources, so that it opens offline.
 
 Every text that comes from a run goes through `html.escape`; only what this package wrote itself is put in as it is.
 Each picture stands in the page twice, drawn for a wide and for a narrow screen, and CSS shows one of them: a picture

@@ -1,4 +1,4 @@
-"""A run directory as it is found, whole or not, read into a `run.Run`.
+"""Reads a run directory, complete or damaged, into a `run.Run`.
 
 Nothing in it is trusted to be there: the run may be going on, may have been killed at any moment, or may be years old
 with half of its files cleaned away. What is missing is left out, what is damaged is named in `Run.faults`, and only a

@@ -1,4 +1,4 @@
-"""What a run was, as values: the result of reading, and all that summary, figures and page are made from.
+"""The data of a run as values: the result of reading, and the input of summary, figures and page.
 
 Times are seconds since the epoch. Arrays of one object have the same length and the order of the log they come from.
 What is not known is None or NaN, never 0.

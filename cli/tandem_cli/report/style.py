@@ -1,4 +1,4 @@
-"""Colours and type of all pictures, and how they follow light and dark.
+"""Colours and typefaces of all pictures, in light and dark.
 
 Figures are drawn once, in the colours of a light page. Each colour has a role, and each role its own value, so that
 an inline SVG can have its colours replaced by CSS variables (`tandem_cli.report.style`), which the page sets for light

@@ -1,4 +1,4 @@
-"""The figures of merit at the top of the page, from a run. Times in seconds; None is what is not known."""
+"""The key figures at the top of the page. Times are in seconds; None means unknown."""
 
 from dataclasses import dataclass
 from statistics import median

@@ -1,4 +1,4 @@
-"""From a run directory to files: the page, and each picture as PNG."""
+"""Writes a report: the page, and each picture as PNG."""
 
 import contextlib
 import os

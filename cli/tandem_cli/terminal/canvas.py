@@ -1,4 +1,4 @@
-"""A picture that fills the terminal and is drawn anew until it is closed; then the terminal is as it was.
+"""A full-screen display that is redrawn until it is closed, and then restores the terminal.
 
 It is drawn on the terminal's second screen, as `less` and `top` do. On the first one a picture has to be found again
 before it can be replaced, and only the terminal knows where it is: the keys that a user presses are echoed into it, and

@@ -1,4 +1,4 @@
-"""A scene as a screen: at most 20 lines, 80 columns are enough, and it reads the same without colours.
+"""Renders a scene as a screen of at most 20 lines and 80 columns, which is readable without colours.
 
 In fewer columns words become shorter before any value is cut.
 """

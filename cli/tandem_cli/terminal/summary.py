@@ -1,4 +1,4 @@
-"""How a run ended: read from its run directory, which is all that is left of it."""
+"""The summary of a finished run, read from its run directory."""
 
 import math
 import shlex

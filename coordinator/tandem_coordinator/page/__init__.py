@@ -1,4 +1,4 @@
-"""The live page of a job: for those who have no dashboards (0014, docs/live-page.md).
+"""The live page of a job, for users without dashboards (0014, docs/live-page.md).
 
     session    who may look: invitations that are good for once, and cookies
     tail       a log that is followed in small bites

@@ -1,4 +1,4 @@
-"""The parts of the page as HTML, each with a name by which the browser puts it in its place. Pure.
+"""The parts of the page as HTML. The browser places each part by its name. Pure.
 
 Everything that comes from a run goes through `html.escape`. Times stand in UTC, with the second they mean: the browser
 writes them in its own zone. No part has a style or a script of its own, which the page forbids.

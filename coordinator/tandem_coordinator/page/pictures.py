@@ -1,4 +1,4 @@
-"""The page's charts: what a timeline holds, told by the stories that the report tells as well. Pure."""
+"""The charts of the page, drawn from a timeline with the same stories as the report. Pure."""
 
 from collections.abc import Sequence
 from math import isfinite

@@ -1,4 +1,4 @@
-"""The page's addresses: what may be asked, by whom, and what a browser is told about it.
+"""The routes of the page: the requests, their authentication, and the response headers.
 
 POST /v1/invitation    with the token, as all of /v1: a word that opens the page once
 GET  /open             a page that takes the word out of the address bar and trades it

@@ -1,4 +1,4 @@
-"""A run as its logs tell it: what the page shows of the time before it was opened, and before this coordinator began.
+"""The timeline of a run, from its logs: the time before the page was opened and before this coordinator started.
 
 The logs are in the run directory, so nothing has to be kept while nobody looks, and a coordinator that has restarted
 shows the whole run. They are read from their beginning, in bites, by a thread that rests three times as long as it

@@ -1,4 +1,4 @@
-"""Draws the page again and again, and sends it to whoever is looking.
+"""The viewers of the page: renders it while somebody looks, and sends each viewer what changed.
 
 A viewer is sent the newest state of a part and never the ones between: what waits for one that reads slowly is at most
 one of each part, however slowly it reads.

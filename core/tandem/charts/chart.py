@@ -1,4 +1,4 @@
-"""A chart as a value: what it shows, and in which colours; nothing of how it is drawn.
+"""A chart as a value: its curves, axes and colours, independent of how it is drawn.
 
 The hues are those of Okabe and Ito, told apart under the common kinds of colour blindness, in luminances that keep at
 least 3:1 against the page for everything that carries meaning. A drawing names roles, as CSS variables; the page around

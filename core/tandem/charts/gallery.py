@@ -1,4 +1,4 @@
-"""Small grey pictures in a grid, each with words below, as SVG text."""
+"""A grid of small grey-scale pictures with captions, as SVG text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Processor use as rows: one for each process, filled to its busy cores, its mean or newest value beside it."""
+"""Processor use as rows: one bar for each process, filled to its busy cores, with its mean or newest value."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which curves tell of a run: one decision for the live page and for the report. Pure."""
+"""The choice of curves for each chart of a run, the same for the live page and the report. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

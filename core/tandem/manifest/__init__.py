@@ -1,4 +1,4 @@
-"""The manifest of a job: from YAML to a job, or to the list of everything that is wrong with it.
+"""The manifest of a job: parses YAML into a job, or into the list of all its errors.
 
 source     YAML as kubectl reads it, with the place of every value
 syntax     what is wrong with the YAML itself, in words

@@ -1,4 +1,4 @@
-"""Every field that a manifest may have, as one tree read off the models of the job.
+"""The fields of a manifest, as one tree derived from the models of the job.
 
 What pydantic knows of a model (types, bounds, defaults, docstrings) is turned once into plain nodes. Three readers
 share them: messages about a mistake (`tandem.manifest.reading`), the nearest right name for a wrong one, and the

@@ -1,4 +1,4 @@
-"""From a manifest to a job, or to the list of everything that is wrong with it.
+"""Reads a manifest into a job, or into the list of all its errors.
 
 `tandem validate` and `tandem run` read a file here. All mistakes are found in one go, each with its line, what was
 written, what may stand there, and the name that was probably meant. What the API server would take, this takes, and the
@@ -65,7 +65,7 @@ def setting_of(setting: str) -> tuple[Path, Any]:
     if node is not None and node.kind == "text" and text != "null":
         return path, text
     if not text.strip():
-        raise _wrong(setting, len(name), dotted(path), f"{name}= lacks a value; null takes the field out")
+        raise _wrong(setting, len(name), dotted(path), f"{name}= lacks a value; null removes the field")
     try:
         return path, parse_value(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""YAML as kubectl reads it, with the place of every value: what a manifest says and where it says it.
+"""YAML as kubectl reads it, with the position of every value.
 
 PyYAML composes the text into nodes with positions, and this module makes plain data of the nodes itself, because
 PyYAML's own constructor differs from kubectl in ways that bite: it reads `1e-3` as text (YAML 1.1 wants a dot), `1:30`
@@ -35,7 +35,7 @@ from tandem.manifest.fields import Path, dotted
 Mark = yaml.Mark
 
 _QUOTE = "a quote that is never closed: the text that begins here has no quote at its end"
-_INDENTED = "indented in another way than the lines above it that belong to the same group"
+_INDENTED = "indented differently from the lines above it in the same group"
 _TOO_FAR = "a field cannot begin here: the line above has a value already, or lacks its colon, or is indented less"
 _SECOND_COLON = "a second colon in one line; put a value that has a colon in it into quotes"
 _ESCAPES = "a \\ between double quotes begins an escape such as \\n; write \\\\, or put the text into single quotes"
@@ -59,7 +59,7 @@ def in_words(error: yaml.MarkedYAMLError, lines: list[str]) -> tuple[Mark | None
     if found := re.search(r"undefined alias '(.*)'", problem):
         return (
             here,
-            f"*{found[1]} stands for what is marked with &{found[1]}, and nothing above is; put a text into quotes",
+            f"*{found[1]} refers to the anchor &{found[1]}, which is not defined above; put a text into quotes",
         )
     if found := re.search(r"found character '(.*)' that cannot start any token", problem):
         return here, f"a value cannot begin with {found[1]}; put it into quotes"
@@ -67,7 +67,7 @@ def in_words(error: yaml.MarkedYAMLError, lines: list[str]) -> tuple[Mark | None
         is_a_field = here is not None and here.line and re.fullmatch(r"\s*[\w./-]+", line[: here.column])
         return here, _TOO_FAR if is_a_field else _SECOND_COLON
     if "block mapping" in context and here is not None and line[: here.column].strip():
-        return here, "more text after a value that is complete; put the whole value into quotes"
+        return here, "more text after a complete value; put the whole value into quotes"
     for words, message in _KNOWN.items():
         if words in problem or words in context:
             return here, message
@@ -244,7 +244,7 @@ def _documents(source: Source, text: str) -> list[Node]:
                 found.append(node)
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        message = f"the character U+{int(error.character):04X} cannot stand in YAML"
+        message = f"the character U+{int(error.character):04X} is not allowed in YAML"
         raise ManifestError([source.problem(Place(line, 1, 1), (), message)]) from None
     except yaml.MarkedYAMLError as error:
         is_ours = isinstance(error, _TooMuch)
@@ -313,7 +313,7 @@ class _Reader:
             inner = (*path, name)
             if name in result:
                 first = self.source.keys[inner].line
-                self._note(place, inner, f"{dotted(inner)} stands twice, first in line {first}")
+                self._note(place, inner, f"{dotted(inner)} appears twice, first in line {first}")
                 continue
             self.source.keys[inner] = place
             result[name] = self.value(value, inner)
@@ -345,7 +345,7 @@ class _Reader:
             case "float":
                 self._note(place, path, f"{text} is not a number that JSON and Kubernetes know")
             case _:
-                self._note(place, path, f"the tag {node.tag} is not understood here")
+                self._note(place, path, f"the tag {node.tag} is not supported here")
         return None
 
     def _integer(self, text: str, path: Path, place: Place) -> int | None:
@@ -354,14 +354,14 @@ class _Reader:
         base = 8 if len(digits) > 1 and digits.isdecimal() and digits[0] == "0" else 0
         # The length first: Python refuses to read very long numbers.
         if len(digits) > 80 or not -(2**63) <= (number := sign * int(digits, base)) < 2**63:
-            self._note(place, path, "a whole number beyond what 64 bits hold")
+            self._note(place, path, "a whole number that does not fit into 64 bits")
             return None
         return number
 
     def _float(self, text: str, path: Path, place: Place) -> float | int | None:
         number = float(text.replace("_", ""))
         if not math.isfinite(number):
-            self._note(place, path, "a number beyond what a computer's floating point holds")
+            self._note(place, path, "a number too large for floating point")
             return None
         # kubectl sends JSON, where 1e3 and 5.0 are the whole numbers 1000 and 5.
         return int(number) if number.is_integer() and abs(number) < 2**53 else number

@@ -1,4 +1,4 @@
-"""What a job needs of the place where it runs: known before torch is imported and before anything is started.
+"""The prerequisites of a job on the machine where it runs, checked before torch is imported and anything starts.
 
 A manifest can be right and the job still unable to run: its script is not there, its data has no test images, its
 weights are those of another model, its replicas do not fit into the memory. Each of these is found here in milliseconds

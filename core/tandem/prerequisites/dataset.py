@@ -1,4 +1,4 @@
-"""The data of a built-in task: whether it is there, whole, and as large as the job says.
+"""The data set of a built-in task: whether it exists, is complete, and is as large as the job says.
 
 Only headers are read, and labels; compressed images are read through while READING_SECONDS last, to see that they end
 where their header says.
@@ -135,7 +135,7 @@ def _files(job: DistributedTrainingJob, settings: ImageClassification, site: Sit
         return
     try:
         if root.exists() and not root.is_dir():
-            yield Unmet(path, f"{data.path} is a file, and a folder is wanted")
+            yield Unmet(path, f"{data.path} is a file; a folder is needed")
             return
         if not root.exists() and data.path is not None and not data.download:
             yield Unmet(path, f"there is no folder {data.path}; {_how_to_provide(settings)}")

@@ -1,4 +1,4 @@
-"""What one machine can carry: the processes of a job that all run on it, its GPUs, its ports.
+"""The capacity of one machine: the memory and processes of a whole job, its GPUs, its ports.
 
 Only what cannot work is refused. Ranks that share a core are slow and no mistake, so there is a warning.
 
@@ -97,7 +97,7 @@ def _task(job: DistributedTrainingJob, there: Machine, site: Site) -> Iterator[U
         return
     settings = job.spec.trainer.settings
     if settings.precision == "float16" and there.has_gpu is False:
-        message = "float16 needs a GPU, and training runs on CPUs here; take bfloat16 or float32"
+        message = "float16 needs a GPU, but training runs on CPUs here; use bfloat16 or float32"
         yield Unmet((*CONFIG, "precision"), message)
     data = settings.data
     if data.name == "synthetic" and there.memory is not None:
@@ -110,7 +110,7 @@ def _task(job: DistributedTrainingJob, there: Machine, site: Site) -> Iterator[U
             field = (*CONFIG, "data", "samples" if data.samples else "imageSize")
             yield Unmet(field, f"{message}{size(there.memory)}")
     if settings.compile and there.has_gpu is False and not _has_compiler(site.variables or {}):
-        message = "compile needs a C++ compiler (g++), and there is none in the folders of PATH"
+        message = "compile needs a C++ compiler (g++), and none is in the folders of PATH"
         yield Unmet((*CONFIG, "compile"), message)
 
 
@@ -203,8 +203,8 @@ def disk(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
         return
     if free < needed:
         message = (
-            f"two checkpoints take {size(needed)}, and {size(free)} are free where the run directory {path} lies; "
-            "make room, or take another folder"
+            f"two checkpoints need {size(needed)}, but only {size(free)} are free on the disk of the run directory "
+            f"{path}; free some space, or use another folder"
         )
         yield Unmet((), message)
 

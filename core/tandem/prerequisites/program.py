@@ -1,4 +1,4 @@
-"""The user's own command: whether there is what it names, and whether it can be started.
+"""The user's own command: whether the script, module or program exists and can be started.
 
 The words are read as the agent reads them (tandem.launch.agent_command): a script, a module, or a program. Nothing is
 imported and nothing is run. What follows the script is its own business.
@@ -122,7 +122,7 @@ def _mistake_in(script: Path) -> str:
 
 def _module(words: Sequence[Word], place: int, site: Site) -> Found:
     if not words:
-        yield "-m lacks the name of a module after it", place, ""
+        yield "-m needs the name of a module after it", place, ""
         return
     name, place = words[0]
     if not site.is_here or site.variables is None:
@@ -138,14 +138,14 @@ def _fault_of_module(name: str, folders: Sequence[str]) -> str:
     """Why Python finds no module of a name to run; empty if it does, or if only an import could tell."""
     parts, where = name.split("."), list(folders)
     if not all(part.isidentifier() for part in parts):
-        return f"{name} is no name of a module; -m takes one such as package.module, and a path stands without -m"
+        return f"{name} is not a module name; -m takes a name such as package.module; give a path without -m"
     for number in range(1, len(parts) + 1):
         full = ".".join(parts[:number])
         spec, is_known = _found(full, where, is_top=number == 1)
         if not is_known:
             return ""
         if spec is None:
-            return f"Python finds no module {full} in {Path.cwd()}, in PYTHONPATH or among what is installed"
+            return f"Python finds no module {full} in {Path.cwd()}, in PYTHONPATH or among the installed packages"
         if spec.submodule_search_locations is None:
             if number < len(parts):
                 return f"{full} is a module and not a package, so there is no {name} in it"
@@ -228,19 +228,19 @@ def _fault_of_image(path: Path, text: str, site: Site) -> str:
     if not begin.startswith(b"#!"):
         is_text = begin.isascii() and b"\0" not in begin
         if is_text and not _has_foreign_formats():
-            return f"{text} is text without #! and the name of what runs it in its first line; name that before it"
+            return f"{text} is a text file without #! and an interpreter in its first line; put one before it"
         return ""
     line = begin[2:].split(b"\n", 1)[0].decode(errors="replace")
     words = line.split()
     if not words:
         return f"{text} names nothing after #! in its first line"
     if line.endswith("\r"):
-        return f"{text} has Windows line ends, which belong to the name {words[0]} in its first line; use dos2unix"
+        return f"{text} has Windows line endings, which are part of the name {words[0]} in its first line; use dos2unix"
     if not Path(words[0]).exists():
-        return f"{text} wants to be run by {words[0]}, as its first line says, which is not there"
+        return f"the first line of {text} names the interpreter {words[0]}, which does not exist"
     by_env = Path(words[0]).name == "env" and len(words) > 1 and "=" not in words[1] and not words[1].startswith("-")
     if by_env and _on_path(words[1], site) is None:
-        return f"{text} wants to be run by {words[1]}, as its first line says, which is in no folder of PATH"
+        return f"the first line of {text} names the interpreter {words[1]}, which is in no folder of PATH"
     return ""
 
 

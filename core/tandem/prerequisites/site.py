@@ -1,4 +1,4 @@
-"""The place where a job would run, as far as this process can look into it.
+"""The machine or volume where a job would run, as far as this process can inspect it.
 
 `tandem run` is on the very machine, with the very folder and variables: it sees everything. The coordinator of a job on
 a cluster shares one volume with the workers and nothing else: neither their image nor their node. What a process cannot
@@ -131,7 +131,7 @@ def fault_of_file(path: Path, text: str) -> tuple[str, str]:
         facts = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         if path.is_symlink():
-            return f"{text} is a link to {path.readlink()}, which is not there", ""
+            return f"{text} is a link to {path.readlink()}, which does not exist", ""
         near = similar_file(path) if not text.startswith(("~", "$")) else ""
         return f"there is no file {text}{unexpanded(text)}{_beginning(path, text)}", near
     except OSError as error:
@@ -139,7 +139,7 @@ def fault_of_file(path: Path, text: str) -> tuple[str, str]:
             raise
         return f"{text} cannot be read: {error.strerror}", ""
     if stat.S_ISDIR(facts.st_mode):
-        return f"{text} is a folder, and a file is wanted", ""
+        return f"{text} is a folder; a file is needed", ""
     if not os.access(path, os.R_OK):
         return f"{text} cannot be read: Permission denied", ""
     return "", ""
@@ -156,9 +156,9 @@ def is_folder(path: Path) -> bool:
 def unexpanded(text: str) -> str:
     """What to say of a path in which somebody expected a shell."""
     if text.startswith("~"):
-        return ": ~ is not expanded here; write the whole path"
+        return ": ~ is not expanded here; write the full path"
     if "$" in text or "*" in text:
-        return ": no shell reads this, so variables and * are not expanded; write the whole path"
+        return ": no shell runs this, so variables and * are not expanded; write the full path"
     return ""
 
 
@@ -188,7 +188,7 @@ def fault_of_folder(path: Path) -> str:
             raise
         return str(error.strerror)
     if not there.is_dir():
-        return f"{there} is a file, and a folder is wanted"
+        return f"{there} is a file; a folder is needed"
     if not os.access(there, os.W_OK | os.X_OK):
         return f"{there} may not be written"
     return ""
@@ -202,7 +202,7 @@ def variables(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
         source = variable.value_from
         if source is not None and not source.optional and variable.name not in site.variables:
             message = (
-                f"spec.trainer.env: {variable.name} comes from a Secret, a ConfigMap or a pod, which a cluster has; "
-                f"here it is taken from the environment: set {variable.name} and try again"
+                f"spec.trainer.env: {variable.name} comes from a Secret, a ConfigMap or a pod on a cluster; here it is "
+                f"taken from the environment: set {variable.name} and try again"
             )
             yield Unmet(("spec", "trainer", "env", index, "name"), message)

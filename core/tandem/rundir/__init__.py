@@ -1,4 +1,4 @@
-"""The run directory: what survives every process of a job, and all that trainer and evaluators share.
+"""The run directory: the state that survives every process of a job. Trainer and evaluators share only this.
 
 layout       which files there are, and who writes them: `RunDir`
 durable      files that survive a power cut and are never seen half-written

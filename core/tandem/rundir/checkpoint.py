@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what belongs to it, how to know it is whole, and where training stood.
+"""The manifest of a checkpoint: its files, their checksums, and the position of training.
 
 PyTorch's distributed checkpoints load a flipped bit, or a folder that was overwritten half, without a word. So every
 file is listed with its size and a checksum of each CHUNK of it, and the manifest carries a digest of itself. It is

@@ -1,4 +1,4 @@
-"""Files that survive a power cut and are never seen half-written: write aside, fsync, rename, fsync the folder.
+"""Durable, atomic file writes: write to a temporary file, fsync, rename, fsync the folder.
 
 Works on local disks and on NFS; uses neither flock nor inotify, which NFS lacks. A reader that does not find a file, or
 finds one of another size than it hoped for, has met a normal moment of a shared disk, not an error.

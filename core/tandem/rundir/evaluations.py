@@ -1,4 +1,4 @@
-"""The evaluation of checkpoints as files: their names, how far each is, and which checkpoint is the best.
+"""The evaluation files: their names, the progress that they record, and the rule of the best checkpoint.
 
 Of generation 7: `g000007.shard-0-of-2.json` for each part, then `g000007.json`, the merged result; or
 `g000007.skipped.json`, the note that nobody evaluates it. Each is created once and never replaced. A merged result

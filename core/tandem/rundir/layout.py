@@ -1,4 +1,4 @@
-"""The run directory: everything that must survive, and all that trainer and evaluators share.
+"""The layout of the run directory: the name of every file and folder in it.
 
     job.json                              the resolved job
     coordinator.json                      the last generation number given out
@@ -158,7 +158,7 @@ class RunDir:
         try:
             record = GenerationRecord.read(read_json(path))
         except ValueError as error:
-            raise ValueError(f"{path} is damaged; nobody can tell which checkpoints count without it") from error
+            raise ValueError(f"{path} is damaged; without it Tandem cannot tell which checkpoints count") from error
         if record.generation != generation:
             raise ValueError(f"{path} is damaged: it speaks of generation {record.generation}")
         return record

@@ -1,4 +1,4 @@
-"""Leases on the shared disk: who is reading or evaluating what, until when.
+"""Leases on the shared disk: which process reads or evaluates what, and until when.
 
 A lease is a small file made by exclusive create. Its holder renews it; one whose time is over may be taken by another.
 Two holders at once are possible when a holder sleeps past its time and wakes up: all work done under a lease is

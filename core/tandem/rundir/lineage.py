@@ -1,4 +1,4 @@
-"""Which checkpoints count: the chain from the newest generation back to the first.
+"""The lineage of checkpoints: which of them count, from the newest generation back to the first.
 
 Each generation writes one record, once, before its first step: the checkpoint it resumed from. Follow these from the
 newest record: generation 9 resumed from step 500 of generation 7, so of generation 7 the steps up to 500 count, of

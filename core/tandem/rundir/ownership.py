@@ -1,4 +1,4 @@
-"""Whose a run directory is when a job comes to it that was not there before, and what becomes of what it holds.
+"""Ownership of a run directory: whether a new job resumes from it, replaces it, or is refused.
 
 `tandem run` and the coordinator both ask here, before they record their job, so one answer holds on a laptop and on a
 cluster (docs/decisions/0024-run-directories.md):

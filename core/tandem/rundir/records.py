@@ -1,4 +1,4 @@
-"""The lines of a run's logs, typed: what each says, in which unit, and who writes it (docs/architecture.md).
+"""The typed records of a run's logs: fields, units, and the writer of each (docs/architecture.md).
 
 Three processes write logs, each its own: rank 0 of a generation (`TrainingRecord`), the coordinator
 (`CoordinatorRecord`) and each evaluator (`EvaluatorRecord`). They are for people and reports alone.

@@ -1,4 +1,4 @@
-"""Which checkpoints may be deleted: a pure decision, carried out by whoever commits a new one.
+"""Checkpoint retention: a pure decision which checkpoints to delete. The process that commits a new one carries it out.
 
 Never deleted: the newest `keepLast`, the best `keepBest` by score, those at multiples of `keepEvery`, the one that the
 running generation resumed from, those being read, those that are half evaluated, and, where every checkpoint is to

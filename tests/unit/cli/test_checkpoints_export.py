@@ -76,10 +76,10 @@ class TestNames:
             ("{step:zz}", "{step} cannot be written as 'zz'"),
             ("{step:99999999999d}", "{step} cannot be written as"),
             ("a/{step}", "no slash"),
-            ("..", "no good name"),
-            (".{step}", "no good name"),
-            ("", "no good name"),
-            ("a\n{step}", "no good name"),
+            ("..", "not a valid file name"),
+            (".{step}", "not a valid file name"),
+            ("", "not a valid file name"),
+            ("a\n{step}", "not a valid file name"),
             ("{step:0300d}", "{step} cannot be written as '0300d': 200 characters are the most"),
             ("{step:.99999999999f}", "200 characters are the most"),
             ("{step:0200d}-", "a name of 201 characters"),
@@ -289,7 +289,7 @@ class TestCopying:
         [
             ('print(\'{"refused": "it is damaged"}\')', "it is damaged"),
             ("raise SystemExit('out of luck')", "could not be written: out of luck"),
-            ("import os; os.kill(os.getpid(), 9)", "was killed, perhaps for want of memory"),
+            ("import os; os.kill(os.getpid(), 9)", "was killed, perhaps for lack of memory"),
             ("pass", "could not be written: exit code 0"),
         ],
     )

@@ -130,7 +130,7 @@ class TestDeleting:
         agreed = planned(run)
         with run.read("step-000000400"):
             spared = carried_out(run, agreed)
-        assert spared["step-000000400"] == "it is needed, or gone, meanwhile"
+        assert spared["step-000000400"] == "it is needed, or gone, by now"
         assert "step-000000400" in run.names()
 
     def test_puts_back_what_somebody_began_to_read_in_the_last_moment(
@@ -179,7 +179,7 @@ class TestDeleting:
     def test_passes_over_what_retention_deleted_first(self, run: SmallRun) -> None:
         agreed = planned(run)
         carried_out(run, agreed)
-        assert set(carried_out(run, agreed).values()) == {"it is needed, or gone, meanwhile"}
+        assert set(carried_out(run, agreed).values()) == {"it is needed, or gone, by now"}
 
     def test_a_folder_being_deleted_does_not_look_forgotten(
         self, run: SmallRun, monkeypatch: pytest.MonkeyPatch

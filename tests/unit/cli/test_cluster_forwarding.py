@@ -115,4 +115,4 @@ def test_a_way_is_kept_until_the_job_ends_and_each_change_is_told_once(
         monkeypatch.setattr(found, "look", lambda: next(there))
         assert forwarding.until_it_ends(found, lambda: next(asked), told.append, seconds=0.0) == "digits has ended"
     away = "the coordinator does not answer; trying again"
-    assert told == [away, "the coordinator is there again", away]
+    assert told == [away, "the coordinator answers again", away]

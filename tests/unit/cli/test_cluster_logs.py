@@ -151,7 +151,7 @@ def test_a_node_that_is_silent_does_not_hold_up_the_rest(fake: FakeKubectl, monk
     fake.answers("logs", "digits-worker-1-abcde", says=at(2, "b"))
     lines, told, _ = read(fake, fakes.pod("worker", 0), fakes.pod("worker", 1))
     assert lines == ["worker-1: b"]
-    assert "did not come" in told[0]
+    assert "did not arrive" in told[0]
 
 
 def test_a_line_without_an_end_is_cut(fake: FakeKubectl) -> None:

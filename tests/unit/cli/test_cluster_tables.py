@@ -95,7 +95,7 @@ def test_what_failed_is_told_first() -> None:
 
 def test_a_job_that_no_operator_takes_up_says_so_after_a_while() -> None:
     assert "no operator" not in drawn(view({}), now=MADE + 3)
-    assert "no operator has taken it up" in drawn(view({}), now=MADE + 60)
+    assert "no operator has handled it" in drawn(view({}), now=MADE + 60)
     assert "no operator" not in drawn(view(RUNNING), now=MADE + 60)
 
 
@@ -152,7 +152,7 @@ def test_all_jobs_have_a_row_each() -> None:
     row = "digits  Running  2/2  1,240  45 %  1 min 12 s  0.0213  97.31 %  3 min 12 s"
     assert first.split() == row.split()
     assert second.startswith("other")
-    assert "no operator has taken it up" in second
+    assert "no operator has handled it" in second
 
 
 FAILED = {**RUNNING, "phase": "Failed", "message": "rank 1 (worker-1) failed: KeyError: 'lable'; " + "and more " * 40}

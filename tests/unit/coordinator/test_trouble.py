@@ -103,7 +103,7 @@ def test_lost_lines_of_all_logs_are_added_up() -> None:
     world.saves(0, 0, lines=1_200)
     world.watch.look(Observed(lines_lost=70), 5, 0.0)
     assert world.watch.troubles == Troubles(lines_lost=1_275)
-    assert world.said == [("error", "1,275 log lines have been lost: the disk did not take them")]
+    assert world.said == [("error", "1,275 log lines have been lost: the disk refused them")]
 
 
 def test_each_rewind_is_said_with_what_is_left_out_and_old_ones_are_not_said_again() -> None:

@@ -103,7 +103,7 @@ def test_two_checkpoints_have_to_have_room(monkeypatch: pytest.MonkeyPatch, fold
     of = trains(model="resnet-18")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=200 * 2**20))
     (one,) = found(of)
-    assert (one.field, one.message.startswith("two checkpoints take 268 MB")) == ((), True)
+    assert (one.field, one.message.startswith("two checkpoints need 268 MB")) == ((), True)
     assert not found(trains(model="cnn"))
 
 

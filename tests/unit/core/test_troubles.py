@@ -14,7 +14,7 @@ def test_the_gravest_comes_first_and_what_is_past_does_not_last() -> None:
     past = Troubles(saves_failed=2, rewinds=3, batches_left_out=180, evaluations_skipped=18, lines_lost=1)
     assert [(one.level, one.text) for one in told(past)] == [
         ("warning", "2 saves have failed"),
-        ("error", "1 log line has been lost: the disk did not take them"),
+        ("error", "1 log line has been lost: the disk refused them"),
         ("warning", "the loss became useless: training went back 3 times and left out 180 batches"),
         ("info", "18 checkpoints have been skipped by evaluators"),
     ]

@@ -1,1 +1,1 @@
-"""Checkpoints: staged in memory within milliseconds, committed by another process, verified before they are trusted."""
+"""Checkpoints: staged in memory within milliseconds, committed by another process, verified before use."""

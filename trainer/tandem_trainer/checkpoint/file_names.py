@@ -1,4 +1,4 @@
-"""What the files of a checkpoint are called, and what stands in its manifest's `loop`."""
+"""The names of a checkpoint's files, and of the keys in its manifest's `loop`."""
 
 OPTIMIZER = "state/optimizer.safetensors"
 FULL_WEIGHTS = "state/weights.safetensors"

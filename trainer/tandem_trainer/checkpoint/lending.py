@@ -1,4 +1,4 @@
-"""The weights of one checkpoint, read and checked once for all evaluators of a node, in memory that they share.
+"""The weights of one checkpoint, read and verified once for all evaluators of a node, in shared memory.
 
 Evaluators start, stop and choose what to do each for itself, so they cannot divide the reading as the ranks of a group
 do (checkpoint.node_memory). But the shards of one checkpoint are evaluated at the same time. So the first

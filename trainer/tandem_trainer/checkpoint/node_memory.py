@@ -1,4 +1,4 @@
-"""The files of a checkpoint, read and checked once for all ranks of a node, in memory that they share.
+"""The files of a checkpoint, read and verified once for all ranks of a node, in shared memory.
 
 Were each rank to read for itself, eight ranks on a node would read, hash and hold the files eight times. So the ranks
 of a node divide the chunks of all files among themselves, and each reads and checks its part, with several threads,

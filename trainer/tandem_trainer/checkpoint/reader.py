@@ -1,4 +1,4 @@
-"""Read a committed checkpoint: every byte is checked against the manifest before use, and nothing is unpickled."""
+"""Reads a committed checkpoint. Every byte is verified against the manifest before use, and nothing is unpickled."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Where a generation starts: the newest checkpoint that counts, or the beginning where there has never been one.
+"""Restores a generation from the newest checkpoint that counts, or starts from the beginning if there never was one.
 
 Two phases, and an agreement between them. First rank 0 proposes, newest first; the ranks of each node read and check
 every byte together (checkpoint.node_memory), and each compares what it read with what is to take it. Nothing

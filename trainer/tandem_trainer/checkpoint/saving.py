@@ -1,4 +1,4 @@
-"""The training side of a save: copy the state into shared memory, hand it to the writer process, go on.
+"""The training side of a save: copies the state into shared memory, hands it to the writer process, and continues.
 
 One save is in flight at a time. A save that falls due meanwhile is skipped and counted, never waited for; the last one
 is waited for. Every rank saves its part (tandem_trainer.checkpoint.staging); all call `save` after the same steps,

@@ -1,4 +1,4 @@
-"""A flat shared memory that holds a rank's part of a checkpoint, in exactly the order in which it is written.
+"""The staging buffer: flat shared memory with a rank's part of a checkpoint, in the order of writing.
 
 Training stalls only while tensors are copied here; the writer process maps the same memory and writes it out as it is,
 so nothing is pickled, copied or sent a second time. Reused for every save of the same state; one save is in flight at a

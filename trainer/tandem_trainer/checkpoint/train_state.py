@@ -1,4 +1,4 @@
-"""What a run keeps: model and optimizers, an average of the weights, and whatever else has a state.
+"""The train state of a run: model and optimizers, an average of the weights, and other objects with a state.
 
 Taking a checkpoint back has two halves. `check` compares it with what is there, name by name and shape by shape, and
 changes nothing; `load` changes everything, and what fails in it ends this process. So nothing goes on half loaded.

@@ -1,4 +1,4 @@
-"""The writer process: commits what its rank has staged in shared memory, while training goes on.
+"""The writer process: commits what its rank has staged in shared memory, while training continues.
 
 Started once, before the first save, so that no save waits for a process to start; niced, and without torch, so that it
 costs little memory and never competes with training for a core. Requests come as JSON lines on standard input, one at a

@@ -1,4 +1,4 @@
-"""Batches out of any data set of torch's, each sample exactly once in an epoch, whatever the number of ranks, loader
+"""Batches from any torch data set, with each sample exactly once in an epoch, whatever the number of ranks, loader
 workers and restarts.
 
 What a step sees is a function of the step (tandem_trainer.data.order), never of who has read how far ahead: loader

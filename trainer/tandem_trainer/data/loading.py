@@ -1,4 +1,4 @@
-"""Find a data set: inside an installed package, in a folder, or on the network."""
+"""Loads a data set from an installed package, a folder, or the network."""
 
 import errno
 import math

@@ -1,4 +1,4 @@
-"""Which samples belong to which step: a function of seed and step alone, whatever the number of ranks.
+"""The data order: the samples of a step depend only on seed and step, whatever the number of ranks.
 
 An epoch is one permutation of the training samples; a step takes the next `global_batch_size` of it (the last step of
 an epoch takes what is left, or is left out with it); the ranks that are there split that. So a run that shrinks and

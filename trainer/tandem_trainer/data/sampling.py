@@ -1,4 +1,4 @@
-"""Orders of an epoch that are no plain shuffle: weighted samples, samples of similar length together, your own.
+"""Sampling orders other than a plain shuffle: weighted, bucketed by length, or your own.
 
 An order is a function of seed and epoch:
 

@@ -1,4 +1,4 @@
-"""Dropout whose draws belong to the sample: a function of seed, step, sample, layer, call and unit, of nothing else.
+"""Per-sample dropout: its draws depend only on seed, step, sample, layer, call and unit.
 
 So the same units are dropped for the same sample whichever rank computes it, in whatever micro-batch, and a run that
 shrinks, grows and resumes has the loss curve of an undisturbed one. torch's own dropout draws from the generator of the

@@ -1,4 +1,4 @@
-"""The pre-flight: what a member finds out about itself and its network before its ranks start.
+"""The pre-flight: a member tests itself and its network before its ranks start.
 
 The agent starts one short-lived process for each rank (`processes`), on the rank's device, with a prefix of its own in
 the generation's store. Each process says what it found in lines of JSON as it goes, so that what was found is known

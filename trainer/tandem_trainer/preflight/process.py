@@ -1,4 +1,4 @@
-"""What one process of a pre-flight does, from the first check to the last, and what it says of it."""
+"""One process of a pre-flight: runs the checks in order and reports their results."""
 
 import datetime
 import os

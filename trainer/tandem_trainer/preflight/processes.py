@@ -1,4 +1,4 @@
-"""The processes of one replica's pre-flight, as their agent sees them: started, listened to, and ended with it."""
+"""The processes of one replica's pre-flight, from the agent's side: start, output, end."""
 
 import json
 import logging

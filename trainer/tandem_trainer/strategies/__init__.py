@@ -1,1 +1,1 @@
-"""How a model is spread over the ranks. Today: replicated on each (data parallelism)."""
+"""Parallelism strategies: how a model is distributed over the ranks. Today: replicated (data parallelism)."""

@@ -1,4 +1,4 @@
-"""Data parallelism: every rank holds the whole model, gradients are averaged while the backward pass runs."""
+"""Data parallelism: every rank holds the whole model, and gradients are averaged during the backward pass."""
 
 import contextlib
 import inspect

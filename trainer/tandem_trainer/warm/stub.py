@@ -1,4 +1,4 @@
-"""What torchrun starts in place of a rank: asks the agent's fork server for the rank, and stands in for it.
+"""The stub that torchrun starts for a rank: requests the rank from the agent's fork server and stands in for it.
 
 A rank that is forked is a child of the fork server, but torchrun watches, signals and reaps children of its own. So
 the stub takes a few milliseconds to start (it is run without site-packages and imports nothing but the standard

@@ -1,4 +1,4 @@
-"""What the best checkpoint takes for what: its confusion matrix, and F1 of each class."""
+"""The confusion matrix of the best checkpoint, and the F1 score of each class."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where training's time went: data, compute, checkpoints, and the time without steps around restarts."""
+"""The breakdown of training time: data, compute, checkpoints, and the time without steps around restarts."""
 
 import numpy as np
 from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""The time line of processor use: trainers above, evaluators below, and every checkpoint that went from one to others.
+"""The timeline of processor use: trainers above, evaluators below, and each checkpoint's way from one to the other.
 
 Each process has a row filled to its busy cores. Between the two groups lies the lane of checkpoints; a curve leads from
 each to the blocks in which evaluators worked on it. What it shows at a glance: training is busy all the time,
