@@ -7,9 +7,6 @@ each is a request.
 """
 
 import os
-import random
-import re
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,12 +18,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tandem.job import Evaluators
-from tandem.model import amount, finite, whole
+from tandem.model import amount
+from tandem.rundir.catalog import Lineage, Rarely, Result, Results
 from tandem.rundir.checkpoint import Broken
-from tandem.rundir.durable import listed, read_json_or_none
-from tandem.rundir.evaluations import Rank, deciding, last_word, rank
+from tandem.rundir.durable import listed
+from tandem.rundir.evaluations import Rank
 from tandem.rundir.layout import EARLIER, FOLDERS, RunDir, evaluator_of_log
-from tandem.rundir.lineage import Chain, Rewind, batches_left_out, counts
+from tandem.rundir.lineage import batches_left_out
 from tandem.status import CheckpointRef, EvaluatorView, Score
 from tandem_coordinator.foreign_checkpoints import ForeignCheckpoints
 from tandem_coordinator.log_followers import EvaluatorFollower, Training, TrainingLogs
@@ -39,16 +37,10 @@ FORGOTTEN_SECONDS = 60.0
 """Silent for so long, it is not shown any more."""
 VOLUME_SECONDS = 10.0
 """Between two questions how much room is left: to a shared disk each is a request."""
-OLD_SECONDS = 30.0
-"""Between two looks at what hardly ever changes."""
-RECENT_SECONDS = 60.0
-"""A folder that has changed so lately is looked at each time."""
 MOST_EVALUATORS = 1_000
 """Of the logs of more nobody is told."""
-MOST_RESULT_BYTES = 16 * 2**20
 MOST_REASON, MOST_WORDS = 100, 2_000
 """Characters of what FAILED.json says."""
-_REWIND = re.compile(r"^[0-9]{6,15}\.json$")
 
 
 @dataclass(frozen=True)
@@ -141,21 +133,6 @@ class Observed:
         return sum(1 for evaluator in self.evaluators if evaluator.silent_seconds < READY_SECONDS)
 
 
-class Rarely:
-    """When to look again at what hardly ever changes. By chance, or it would all be due at the same look."""
-
-    def __init__(self) -> None:
-        self._due: dict[str, float] = {}
-
-    def is_due(self, name: str, now: float) -> bool:
-        """Whether to look now; also where the clock was set back."""
-        return not 0.0 < self._due.get(name, now) - now <= OLD_SECONDS
-
-    def put_off(self, name: str, now: float) -> None:
-        """Look again later."""
-        self._due[name] = now + OLD_SECONDS * random.uniform(0.5, 1.0)  # noqa: S311
-
-
 class RunDirectory:
     """One run directory as it was at the last look, with what need not be read twice. Used by one thread.
 
@@ -166,20 +143,16 @@ class RunDirectory:
     def __init__(self, rundir: RunDir, evaluation: Evaluators, own_script: bool = False) -> None:
         self._rundir, self._evaluation = rundir, evaluation
         self._foreign = ForeignCheckpoints(rundir.path, frozenset({*FOLDERS, *EARLIER})) if own_script else None
-        self._links: Chain = {}
-        self._linked_up_to = -1
+        self._lineage, self._results = Lineage(rundir), Results(rundir)
         self._manifests: dict[str, CheckpointRef | None] = {}
         self._saved: dict[CheckpointRef, SavedCheckpoint] = {}
         self._scores: dict[CheckpointRef, tuple[Rank, Score]] = {}
         self._skipped: set[tuple[str, int]] = set()
         self._published: float | None = None
-        self._evaluated: float | None = None
-        self._listed: dict[str, int] = {}
         self._unsettled: frozenset[str] = frozenset()
-        self._old_folders, self._old_logs = Rarely(), Rarely()
+        self._old_logs = Rarely()
         self._logs: dict[str, EvaluatorFollower] = {}
         self._training = TrainingLogs(rundir.log)
-        self._rewinds = 0, 0
         self._volume: tuple[float, Volume | None] = (float("-inf"), None)
 
     def look(self, now: float) -> Observed:
@@ -188,15 +161,14 @@ class RunDirectory:
         Raises:
             OSError, ValueError: the directory cannot be read, or is damaged; the next look may go well.
         """
-        self._follow_lineage()
-        self._follow_rewinds()
+        self._lineage.look()
         logs = listed(self._rundir.log)
-        checkpoints = [ref for ref in self._checkpoints() if counts(self._links, ref)]
+        checkpoints = [ref for ref in self._checkpoints() if self._lineage.counts(ref)]
         ending = self._ending()
         final = None if ending is None else ending.final
         latest = max(checkpoints, key=self._age, default=None)
         self._find_scores(checkpoints, (final, latest), now)
-        scores = [(ref, score) for ref, score in self._scores.items() if counts(self._links, ref)]
+        scores = [(ref, score) for ref, score in self._scores.items() if self._lineage.counts(ref)]
         evaluated, (_, score) = max(scores, key=lambda entry: self._age(entry[0]), default=(None, (None, None)))
         evaluators = tuple(self._evaluators(logs, now))
         foreign = self._foreign
@@ -213,9 +185,9 @@ class RunDirectory:
             training=self._training.follow(logs),
             saved=None if latest is None else self._saved.get(latest),
             evaluations=self._evaluations(checkpoints, evaluated),
-            evaluated_at=self._evaluated,
-            rewinds=self._rewinds[0],
-            batches_left_out=self._rewinds[1],
+            evaluated_at=self._results.changed_at,
+            rewinds=len(self._lineage.rewinds),
+            batches_left_out=batches_left_out(self._lineage.rewinds),
             lines_lost=sum(log.lines_lost for log in self._logs.values()),
             volume=self._room(now),
         )
@@ -223,22 +195,6 @@ class RunDirectory:
     def _age(self, reference: CheckpointRef) -> tuple[int, int]:
         """Of checkpoints on the chain the one of the newest generation is the newest, then the one of the last step."""
         return reference.generation, reference.step
-
-    def _follow_lineage(self) -> None:
-        newest = self._rundir.newest_generation()
-        if newest != self._linked_up_to:
-            self._links = self._rundir.chain()
-            self._linked_up_to = newest
-
-    def _follow_rewinds(self) -> None:
-        paths = [path for path in listed(self._rundir.rewinds) if _REWIND.match(path.name)]
-        if len(paths) == self._rewinds[0]:
-            return
-        records = []
-        for path in paths:
-            with suppress(ValidationError):
-                records.append(Rewind.read(read_json_or_none(path)))
-        self._rewinds = len(paths), batches_left_out(records)
 
     def _checkpoints(self) -> list[CheckpointRef]:
         names = self._rundir.checkpoint_names()
@@ -269,51 +225,26 @@ class RunDirectory:
         """
         before = self._unsettled
         self._unsettled = frozenset(ref.name for ref in checkpoints if not self._is_settled(ref, needed))
-        for folder in listed(self._rundir.evaluations):
-            # One that was evaluated last may be deleted already.
-            is_awaited = folder.name in self._unsettled or folder.name in before
-            if not is_awaited and not self._old_folders.is_due(folder.name, now):
-                continue
-            # A folder whose time has not changed has no new file; most never change again.
-            try:
-                status = folder.stat()
-            except FileNotFoundError:
-                continue
-            changed = status.st_mtime_ns
-            if now - changed / 1e9 > RECENT_SECONDS:
-                self._old_folders.put_off(folder.name, now)
-            if not stat.S_ISDIR(status.st_mode) or self._listed.get(folder.name) == changed:
-                continue
-            self._evaluated = max(self._evaluated or 0.0, changed / 1e9)
-            for word in filter(None, map(last_word, listed(folder))):
-                if word.is_note:
-                    self._skipped.add((folder.name, word.generation))
-                elif found := self._score(word.path, folder.name, word.generation):
-                    self._scores[found[0]] = found[1:]
-                    self._published = max(self._published or 0.0, changed / 1e9)
-            if time.time_ns() - changed > 2_000_000_000:
-                self._listed[folder.name] = changed
+        # One that was evaluated last may be deleted already.
+        for result, at in self._results.new(now, self._unsettled | before):
+            reference = result.checkpoint
+            if result.skipped:
+                self._skipped.add((reference.name, reference.generation))
+            elif found := self._score(result):
+                self._scores[reference] = found
+                self._published = max(self._published or 0.0, at)
 
     def _is_settled(self, reference: CheckpointRef, needed: Sequence[CheckpointRef | None]) -> bool:
         """Whether no evaluator will publish anything about a checkpoint."""
         passed_over = self._evaluation.policy == "Latest" and (reference.name, reference.generation) in self._skipped
         return reference in self._scores or (passed_over and reference not in needed)
 
-    def _score(self, path: Path, name: str, generation: int) -> tuple[CheckpointRef, Rank, Score] | None:
-        result = read_json_or_none(path, MOST_RESULT_BYTES)
-        if not isinstance(result, dict) or not isinstance(result.get("metrics"), dict):
+    def _score(self, result: Result) -> tuple[Rank, Score] | None:
+        metric, reference = self._evaluation.metric, result.checkpoint
+        value, place = result.metrics.get(metric), result.rank(metric, self._evaluation.direction)
+        if value is None or place is None:
             return None
-        step, value = whole(result.get("step")), finite(result["metrics"].get(self._evaluation.metric))
-        if step is None or value is None:
-            return None
-        evaluation = self._evaluation
-        if (place := rank(deciding(result), evaluation.metric, evaluation.direction, step, generation)) is None:
-            return None
-        try:
-            reference = CheckpointRef(name=name, step=step, generation=generation)
-        except ValidationError:
-            return None
-        return reference, place, Score(name=name, step=step, metric=self._evaluation.metric, value=value)
+        return place, Score(name=reference.name, step=reference.step, metric=metric, value=value)
 
     def _evaluations(self, checkpoints: list[CheckpointRef], evaluated: CheckpointRef | None) -> Evaluations:
         waiting = [ref for ref in checkpoints if evaluated is None or self._age(ref) > self._age(evaluated)]

@@ -19,11 +19,13 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from tandem.job import DistributedTrainingJob
+from tandem.model import whole
 from tandem.rundir import evaluations
+from tandem.rundir.catalog import read_result
 from tandem.rundir.checkpoint import FILE, Broken, Manifest, OtherFormat
 from tandem.rundir.durable import TEMPORARY, listed, read_json_or_none
-from tandem.rundir.evaluations import Rank, deciding, direction, held_out, rank
-from tandem.rundir.layout import ASIDE, BAD, RunDir
+from tandem.rundir.evaluations import LastWord, Rank, direction
+from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import Chain, GenerationRecord, Rewind, chain, counts, is_rewound, reach
 from tandem.rundir.retention import Keepers, reasons
 
@@ -199,27 +201,26 @@ def _committed(rundir: RunDir, name: str) -> Entry | None:
 
 def _uncommitted(rundir: RunDir) -> tuple[list[Entry], list[Leftover]]:
     """What was set aside, and what has a temporary name."""
-    aside, leftovers = [], []
+    aside = []
+    for one in rundir.all_set_aside():
+        body = _mapping(read_json_or_none(one.path / FILE))
+        aside.append(
+            Entry(
+                name=one.path.name,
+                step=one.step,
+                state="bad" if one.is_bad else "stale",
+                why=one.why,
+                generation=body["generation"] if isinstance(body.get("generation"), int) else None,
+                size=_size(one.path),
+                at=_changed(one.path),
+            )
+        )
+    leftovers = []
     for path in listed(rundir.checkpoints):
         if path.name.startswith(TEMPORARY):
             with suppress(FileNotFoundError):
                 age = max(0.0, time.time() - path.lstat().st_mtime)
                 leftovers.append(Leftover(name=path.name, size=_size(path), age=age))
-        elif match := ASIDE.match(path.name):
-            note = _mapping(read_json_or_none(rundir.checkpoints / f"{path.name}.why.json"))
-            body = _mapping(read_json_or_none(path / FILE))
-            state: State = "bad" if match["mark"] == BAD else "stale"
-            aside.append(
-                Entry(
-                    name=path.name,
-                    step=int(match["step"]),
-                    state=state,
-                    why=str(note.get("why", "")),
-                    generation=body["generation"] if isinstance(body.get("generation"), int) else None,
-                    size=_size(path),
-                    at=_changed(path),
-                )
-            )
     return aside, leftovers
 
 
@@ -270,26 +271,20 @@ def _scored(entry: Entry, rundir: RunDir, job: DistributedTrainingJob | None, me
         return entry
     reference = entry.manifest.reference
     merged = evaluations.folder(rundir, reference) / evaluations.merged_name(reference)
-    result = _mapping(read_json_or_none(merged))
-    metrics = {
-        str(name): float(value)
-        for name, value in _mapping(result.get("metrics")).items()
-        if isinstance(value, int | float)
-    }
+    result, content = read_result(LastWord(merged, reference.generation, is_note=False)) or (None, {})
     found = evaluations.fate(rundir, reference)
     progress: Progress = "waits" if job and job.spec.evaluation.processes > 0 else "off"
-    if metrics:
+    if result:
         progress = "evaluated"
     elif found == "skipped" or (found == "begun" and progress == "waits"):
         progress = found
-    samples = result.get("samples")
     return replace(
         entry,
         evaluation=progress,
-        metrics=metrics,
-        validation=held_out(result),
-        rank=rank(deciding(result), metric, direction(job, metric), reference.step, reference.generation),
-        evaluated_samples=samples if isinstance(samples, int) else None,
+        metrics=result.metrics if result else {},
+        validation=result.validation if result else {},
+        rank=result.rank(metric, direction(job, metric)) if result else None,
+        evaluated_samples=whole(content.get("samples")),
     )
 
 

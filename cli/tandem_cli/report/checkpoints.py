@@ -1,7 +1,6 @@
 """The checkpoints of a run, merged from three sources: the trainers' logs, the disk, and the evaluations."""
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from operator import itemgetter
@@ -10,19 +9,17 @@ from typing import Any, Literal
 import numpy as np
 
 from tandem.model import whole
+from tandem.rundir.catalog import Result, read_result
 from tandem.rundir.checkpoint import Broken
-from tandem.rundir.durable import read_json_or_none
-from tandem.rundir.evaluations import deciding, held_out, last_word, rank
-from tandem.rundir.layout import BAD, STALE, RunDir, step_of
+from tandem.rundir.evaluations import METRICS, last_word, rank
+from tandem.rundir.layout import RunDir, step_of
 from tandem_cli.report.folder import folders, listed
 from tandem_cli.report.generations import Limits, counts
 from tandem_cli.report.logs import ReadEvaluatorLog, TrainLog
-from tandem_cli.report.run import Floats, Ints, RunCheckpoint, RunEvaluation, mapping, moment, number, text, within
+from tandem_cli.report.run import Floats, Ints, RunCheckpoint, RunEvaluation, mapping, moment, number, within
 
 MOST_CLASSES = 4096
 """Larger confusion matrices are not read."""
-
-_FOLDER = re.compile(r"^(step-([0-9]{9,}))(?:(\.bad|\.stale)(?:\.[0-9]+)?)?$")
 
 Key = tuple[str, int | None]
 Found = dict[Key, RunCheckpoint]
@@ -38,7 +35,10 @@ def collect(
             found[save.name, log.generation] = RunCheckpoint(
                 save.name, save.step, log.generation, save.time, save.bytes, save.stall_seconds, save.commit_seconds
             )
-    _add_folders(found, rundir)
+    try:
+        _add_folders(found, rundir)
+    except OSError as error:
+        faults.append(f"checkpoints cannot be read: {error}")
     _add_evaluations(found, rundir, faults)
     explained = {name for (name, _), checkpoint in found.items() if checkpoint.skipped}
     for evaluator in evaluators:
@@ -66,27 +66,22 @@ def best(found: Sequence[RunCheckpoint], metric: str, goal: Literal["Maximize", 
 
 
 def _add_folders(found: Found, rundir: RunDir) -> None:
-    for folder in folders(rundir.checkpoints):
-        match = _FOLDER.match(folder.name)
-        if match is None:
-            continue
-        name, step, mark = match[1], int(match[2]), match[3]
-        why = mapping(read_json_or_none(rundir.checkpoints / f"{folder.name}.why.json"))
-        if mark is None:
-            _add_committed(found, rundir, name, step)
-        elif mark == BAD:
-            _mark(found, name, moment(why.get("at")), step=step, bad=text(why.get("why")) or "set aside as damaged")
-        elif mark == STALE:
-            _mark(found, name, moment(why.get("at")), step=step, counts=False)
+    for name in rundir.checkpoint_names():
+        _add_committed(found, rundir, name)
+    for one in rundir.all_set_aside():
+        if one.is_bad:
+            _mark(found, one.checkpoint, moment(one.at), step=one.step, bad=one.why or "set aside as damaged")
+        else:
+            _mark(found, one.checkpoint, moment(one.at), step=one.step, counts=False)
 
 
-def _add_committed(found: Found, rundir: RunDir, name: str, step: int) -> None:
+def _add_committed(found: Found, rundir: RunDir, name: str) -> None:
     try:
         manifest = rundir.manifest(name)
     except FileNotFoundError:
         return
     except Broken as error:
-        _mark(found, name, None, step=step, bad=str(error), on_disk=True)
+        _mark(found, name, None, bad=str(error), on_disk=True)
         return
     known = found.get((name, manifest.generation))
     if known is None:
@@ -103,13 +98,14 @@ def _add_evaluations(found: Found, rundir: RunDir, faults: list[str]) -> None:
         for word in filter(None, map(last_word, listed(folder))):
             key = (folder.name, word.generation)
             known = found.get(key) or RunCheckpoint(folder.name, step, word.generation)
-            content = mapping(read_json_or_none(word.path))
-            if word.is_note:
-                found[key] = replace(known, skipped=text(content.get("why")) or "passed over")
-            elif (evaluation := _evaluation(content)) is not None:
-                found[key] = replace(known, evaluation=evaluation)
-            else:
+            if (read := read_result(word)) is None:
                 faults.append(f"evaluations/{folder.name}/{word.path.name} is not an evaluation; passed over")
+                continue
+            result, content = read
+            if result.skipped:
+                found[key] = replace(known, skipped=result.skipped)
+            else:
+                found[key] = replace(known, evaluation=_evaluation(result, content))
 
 
 def _mark(
@@ -122,11 +118,9 @@ def _mark(
     """Change the checkpoint of that name that was there then; after a restart a name may come back."""
     known = [key for key in found if key[0] == name]
     if not known:
+        step = step_of(name) if step is None else step
         if step is None:
-            match = _FOLDER.match(name)
-            if match is None:
-                return
-            step = int(match[2])
+            return
         found[name, None] = RunCheckpoint(name, step, None)
         known = [(name, None)]
     before = [key for key in known if at is None or (found[key].at or 0.0) <= at]
@@ -134,19 +128,16 @@ def _mark(
     found[key] = replace(found[key], **changes)  # type: ignore[arg-type]
 
 
-def _evaluation(data: dict[str, Any]) -> RunEvaluation | None:
-    metrics = {name: number(value) for name, value in mapping(data.get("metrics")).items()}
-    if not metrics:
-        return None
+def _evaluation(result: Result, content: Mapping[str, Any]) -> RunEvaluation:
     return RunEvaluation(
-        metrics=metrics,
-        deciding=deciding(data),
-        validation=held_out(data),
-        samples=whole(data.get("samples")),
-        per_class_f1=_column(data.get("perClassF1")),
-        confusion=_matrix(data.get("confusion")),
-        started_at=moment(data.get("startedAt")),
-        finished_at=moment(data.get("finishedAt")),
+        metrics={name: number(value) for name, value in mapping(content.get(METRICS)).items()},
+        deciding=dict(result.deciding),
+        validation=dict(result.validation),
+        samples=whole(content.get("samples")),
+        per_class_f1=_column(content.get("perClassF1")),
+        confusion=_matrix(content.get("confusion")),
+        started_at=moment(content.get("startedAt")),
+        finished_at=moment(content.get("finishedAt")),
     )
 
 

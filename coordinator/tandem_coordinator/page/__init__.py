@@ -3,7 +3,6 @@
     session    who may look: invitations that are good for once, and cookies
     tail       a log that is followed in small bites
     record     a run as its logs tell it, from its beginning, in bounded memory
-    results    the merged evaluations of a run
     pictures   its charts
     parts      the page's parts as HTML
     viewers    who is looking, and what they have to be sent

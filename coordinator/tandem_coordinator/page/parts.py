@@ -24,9 +24,10 @@ from tandem.formatting import (
     size,
 )
 from tandem.measures import Generation
+from tandem.rundir.catalog import Result
 from tandem.status import MemberView, Snapshot, Status, told
 from tandem_coordinator.page import pictures
-from tandem_coordinator.page.timeline import Key, ShownResult, Timeline
+from tandem_coordinator.page.timeline import Key, Timeline
 
 MOST_ROWS = 30
 """Rows of a table; of more the newest are shown."""
@@ -169,7 +170,7 @@ def _on_validation(status: Status, timeline: Timeline | None) -> str:
     """By which score the best was chosen, where data is held out."""
     if status.best_checkpoint is None or timeline is None:
         return ""
-    results = timeline.results.found.items()
+    results = timeline.results.items()
     scores = next((one.validation for key, one in results if _is_best(key, status, timeline)), {})
     return on_validation(status.best_checkpoint.metric, scores)
 
@@ -248,14 +249,14 @@ def _generation(one: Generation) -> str:
 
 
 def _checkpoints(status: Status, timeline: Timeline | None) -> str:
-    if timeline is None or not (timeline.saves or timeline.results.found):
+    if timeline is None or not (timeline.saves or timeline.results):
         return '<p class="note">None was written yet.</p>'
-    keys = sorted({*timeline.saves, *timeline.results.found}, reverse=True)
+    keys = sorted({*timeline.saves, *timeline.results}, reverse=True)
     scored = status.best_checkpoint or status.latest_evaluation
     metric = scored.metric if scored is not None else "accuracy"
     shown = keys[:MOST_CHECKPOINTS]
     shown += [key for key in keys[MOST_CHECKPOINTS:] if _is_best(key, status, timeline)][:1]
-    holds_out = any(one.validation for one in timeline.results.found.values())
+    holds_out = any(one.validation for one in timeline.results.values())
     rows = "".join(_checkpoint(key, metric, status, timeline, holds_out) for key in shown)
     heads = _heads(("Step", True), ("At", True), (metric_name(metric).capitalize(), True),
                    *([("Validation", True)] if holds_out else []), ("Loss", True), ("Size", True), ("Stall", True),
@@ -264,12 +265,12 @@ def _checkpoints(status: Status, timeline: Timeline | None) -> str:
 
 
 def _is_best(key: Key, status: Status, timeline: Timeline) -> bool:
-    best, result = status.best_checkpoint, timeline.results.found.get(key)
+    best, result = status.best_checkpoint, timeline.results.get(key)
     return best is not None and result is not None and key[0] == best.name and timeline.counts(result.checkpoint)
 
 
 def _checkpoint(key: Key, metric: str, status: Status, timeline: Timeline, holds_out: bool) -> str:
-    save, result = timeline.saves.get(key), timeline.results.found.get(key)
+    save, result = timeline.saves.get(key), timeline.results.get(key)
     reference = save.checkpoint if save else result.checkpoint if result else None
     assert reference is not None, "a key is of one of the two"
     counting = timeline.counts(reference)
@@ -292,7 +293,7 @@ def _checkpoint(key: Key, metric: str, status: Status, timeline: Timeline, holds
     )
 
 
-def _fate(result: ShownResult | None, counting: bool, status: Status) -> str:
+def _fate(result: Result | None, counting: bool, status: Status) -> str:
     if not counting:
         return "superseded after a restart"
     if result is not None:

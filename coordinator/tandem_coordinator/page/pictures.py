@@ -10,8 +10,9 @@ from tandem.charts.series import Series
 from tandem.charts.stories import Losses, Ranks, pace, training
 from tandem.formatting import cores, duration, reason, share
 from tandem.measures import outages
+from tandem.rundir.catalog import Result
 from tandem.status import Score, Snapshot, Status
-from tandem_coordinator.page.timeline import ShownResult, Timeline
+from tandem_coordinator.page.timeline import Timeline
 
 SMOOTH_FROM = 100
 """Fewer losses are drawn as they are."""
@@ -27,7 +28,7 @@ KINDS: tuple[tuple[str, str, Role, str], ...] = (
 def losses(timeline: Timeline, status: Status, look: Look) -> str:
     """Training loss and scores over steps; empty while there is nothing of them."""
     found = timeline.loss if len(timeline.loss) else timeline.told_loss
-    results = sorted(timeline.results.found.values(), key=lambda result: result.checkpoint.step)
+    results = sorted(timeline.results.values(), key=lambda result: result.checkpoint.step)
     metric = (status.best_checkpoint or status.latest_evaluation or _NO_SCORE).metric
     counting = [result for result in results if timeline.counts(result.checkpoint) and not result.skipped]
     off = [result for result in results if not timeline.counts(result.checkpoint)]
@@ -158,7 +159,7 @@ def _name(look: Look) -> str:
     return "narrow" if look.narrow else "wide"
 
 
-def _of(results: Sequence[ShownResult], metric: str) -> list[Point]:
+def _of(results: Sequence[Result], metric: str) -> list[Point]:
     return [(float(r.checkpoint.step), r.metrics[metric]) for r in results if isfinite(r.metrics.get(metric, _NAN))]
 
 

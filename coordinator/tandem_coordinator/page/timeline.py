@@ -11,20 +11,15 @@ looks at, and nothing after a restart); a process of its own (a second Python in
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
 from tandem.charts.gallery import Tile
 from tandem.charts.series import Series
 from tandem.measures import Generation
-from tandem.model import finite
 from tandem.rundir import records
-from tandem.rundir.durable import listed, read_json_or_none
-from tandem.rundir.evaluations import held_out, last_word
-from tandem.rundir.layout import RunDir, step_of
-from tandem.rundir.lineage import Chain, counts
+from tandem.rundir.catalog import Lineage, Result, Results
+from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, TRAINING, AnyRecord, CoordinatorRecord, TrainingRecord
 from tandem.status import CheckpointRef
@@ -32,79 +27,8 @@ from tandem.wrong_samples import gallery
 
 MOST_FOLDERS = 1000
 """The newest; what was evaluated before is left to `tandem report`."""
-SETTLED_SECONDS = 2.0
-"""A folder that has not changed for so long is not looked into again until it does."""
-
-
 Key = tuple[str, int]
 """A checkpoint's name and its generation: after a restart a name may come back."""
-
-
-@dataclass(frozen=True)
-class ShownResult:
-    """What evaluators made of one checkpoint."""
-
-    checkpoint: CheckpointRef
-    metrics: dict[str, float]
-    """Finite ones alone; empty if it was passed over."""
-    validation: dict[str, float]
-    """Those on the validation data; empty where none is held out."""
-    finished_at: float | None
-    skipped: bool = False
-
-
-class Results:
-    """All results that are there, by checkpoint. For one thread."""
-
-    def __init__(self, rundir: RunDir) -> None:
-        self._rundir = rundir
-        self._settled: dict[str, int] = {}
-        self.found: dict[Key, ShownResult] = {}
-
-    def look(self, now: float) -> None:
-        """Read what is new.
-
-        Raises:
-            OSError: the folder cannot be read.
-        """
-        folders = [path for path in listed(self._rundir.evaluations) if step_of(path.name) is not None]
-        for folder in folders[-MOST_FOLDERS:]:
-            try:
-                changed = folder.stat().st_mtime_ns
-            except FileNotFoundError:
-                continue
-            if self._settled.get(folder.name) == changed:
-                continue
-            for result in self._of(folder):
-                key = result.checkpoint.name, result.checkpoint.generation
-                if not result.skipped or key not in self.found:
-                    self.found[key] = result
-            if now - changed / 1e9 > SETTLED_SECONDS:
-                self._settled[folder.name] = changed
-        while len(self.found) > MOST_FOLDERS:
-            oldest = min(self.found)
-            del self.found[oldest]
-            self._settled.pop(oldest[0], None)
-
-    def _of(self, folder: Path) -> Iterator[ShownResult]:
-        step = step_of(folder.name)
-        assert step is not None
-        for word in filter(None, map(last_word, listed(folder))):
-            reference = CheckpointRef(name=folder.name, step=step, generation=word.generation)
-            content = read_json_or_none(word.path)
-            content = content if isinstance(content, dict) else {}
-            if word.is_note:
-                yield ShownResult(reference, {}, {}, finite(content.get("at")), skipped=True)
-            elif metrics := _metrics(content.get("metrics")):
-                yield ShownResult(reference, metrics, held_out(content), finite(content.get("finishedAt")))
-
-
-def _metrics(value: Any) -> dict[str, float]:
-    if not isinstance(value, dict):
-        return {}
-    numbers = {str(name): finite(entry) for name, entry in value.items()}
-    return {name: number for name, number in numbers.items() if number is not None}
-
 
 BITE = 32 * 2**10
 """Bytes that are read and parsed in one go: a millisecond or so, as heartbeats share the interpreter."""
@@ -165,7 +89,9 @@ class Timeline:
     """When nothing ran, and for how long."""
 
     def __post_init__(self) -> None:
-        self.results = Results(self.rundir)
+        self.results: dict[Key, Result] = {}
+        """What evaluators made of each checkpoint: the newest MOST_FOLDERS."""
+        self._results, self._lineage = Results(self.rundir, MOST_FOLDERS), Lineage(self.rundir)
         self.hurry = False
         """Set from another thread: the coordinator ends, so leave what is not read yet."""
         self._told = LogReader(self.rundir.coordinator_log, COORDINATOR, bite=BITE)
@@ -173,8 +99,6 @@ class Timeline:
         self._over: set[int] = set()
         self._stepped: dict[int, list[float]] = {}
         self._last: float | None = None
-        self._links: Chain = {}
-        self._linked_up_to = -1
         self.wrong: list[Tile] = []
         """Samples that the best checkpoint takes for something else."""
         self._shown: tuple[int, ...] = ()
@@ -195,11 +119,9 @@ class Timeline:
                 return False
         # A generation that was superseded may write a last line late, but not two generations later.
         self._over.update(numbers[:-2])
-        self.results.look(time.time())
+        self._look_at_results()
         self._look_at_gallery()
-        newest = self.rundir.newest_generation()
-        if newest != self._linked_up_to:
-            self._links, self._linked_up_to = self.rundir.chain(), newest
+        self._lineage.look()
         return True
 
     def _read(self, log: LogReader[AnyRecord], take: Callable[[AnyRecord], None], until: float, rest: float) -> bool:
@@ -241,7 +163,17 @@ class Timeline:
 
     def counts(self, checkpoint: CheckpointRef) -> bool:
         """Whether a checkpoint made the model; without records that say otherwise, it did."""
-        return not self._links or counts(self._links, checkpoint)
+        return not self._lineage.is_known or self._lineage.counts(checkpoint)
+
+    def _look_at_results(self) -> None:
+        for result, _ in self._results.new(time.time()):
+            key = result.checkpoint.name, result.checkpoint.generation
+            if result.metrics or (result.skipped and key not in self.results):
+                self.results[key] = result
+        while len(self.results) > MOST_FOLDERS:
+            oldest = min(self.results)
+            del self.results[oldest]
+            self._results.forget(oldest[0])
 
     def _look_at_gallery(self) -> None:
         files = [path for path in (self.rundir.wrong_file, self.rundir.best_file) if path.exists()]

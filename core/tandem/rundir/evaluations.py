@@ -140,7 +140,7 @@ def direction(job: DistributedTrainingJob | None, metric: str) -> Goal:
 
 def deciding(result: Mapping[str, Any]) -> dict[str, float]:
     """The scores by which a merged result is compared with others: those that are numbers, by metric."""
-    tested = _scores(result)
+    tested = scores(result)
     if not isinstance(result.get(VALIDATION), Mapping):
         return tested
     return held_out(result) if LOSS in tested else {}
@@ -150,10 +150,11 @@ def held_out(result: Mapping[str, Any]) -> dict[str, float]:
     """The scores of a merged result on the validation data: those that are numbers, by metric; none where no data is
     held out."""
     part = result.get(VALIDATION)
-    return _scores(part) if isinstance(part, Mapping) else {}
+    return scores(part) if isinstance(part, Mapping) else {}
 
 
-def _scores(part: Mapping[str, Any]) -> dict[str, float]:
+def scores(part: Mapping[str, Any]) -> dict[str, float]:
+    """The scores of a merged result, or of its part on the validation data: those that are numbers, by metric."""
     source = part.get(METRICS)
     found = {str(name): finite(value) for name, value in source.items()} if isinstance(source, Mapping) else {}
     return {name: value for name, value in found.items() if value is not None}

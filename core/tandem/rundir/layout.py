@@ -25,11 +25,12 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tandem.job import DistributedTrainingJob
-from tandem.model import whole
+from tandem.model import finite, whole
 from tandem.rundir import lease
 from tandem.rundir.checkpoint import Broken, Manifest, OtherFormat
 from tandem.rundir.durable import create_json, listed, read_json, read_json_or_none, replace_json
@@ -50,6 +51,22 @@ BAD = ".bad"
 STALE = ".stale"
 ASIDE = re.compile(rf"^step-(?P<step>\d{{9,}})(?P<mark>{re.escape(BAD)}|{re.escape(STALE)})(?:\.\d+)?$")
 """What a checkpoint is called that was set aside."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetAside:
+    """A checkpoint that was set aside, under its new name."""
+
+    path: Path
+    checkpoint: str
+    """The name that it had."""
+    step: int
+    is_bad: bool
+    """Damaged; otherwise committed by a generation that no longer counts."""
+    why: str
+    """Empty where the note beside it is missing."""
+    at: float | None
+    """When, seconds since the epoch."""
 
 
 def step_of(name: str) -> int | None:
@@ -188,10 +205,13 @@ class RunDir:
         self.rewinds.mkdir(exist_ok=True)
         return create_json(self.rewinds / f"{rewind.number:06d}.json", rewind.dump_brief())
 
+    def rewind_files(self) -> list[Path]:
+        """The records of rewinds, oldest first."""
+        return [path for path in listed(self.rewinds) if _GENERATION.match(path.name)]
+
     def rewind_records(self) -> list[Rewind]:
         """All rewinds, oldest first."""
-        paths = (path for path in listed(self.rewinds) if _GENERATION.match(path.name))
-        return [Rewind.read(read_json(path)) for path in paths]
+        return [Rewind.read(read_json(path)) for path in self.rewind_files()]
 
     # Checkpoints
 
@@ -246,12 +266,8 @@ class RunDir:
 
     def bad(self) -> dict[str, str]:
         """Checkpoints that were set aside because they are damaged, each with the reason, newest step first."""
-        found = {}
-        for path in reversed(listed(self.checkpoints)):
-            if (match := ASIDE.match(path.name)) and match["mark"] == BAD and path.is_dir():
-                why = (_object(read_json_or_none(path.with_name(f"{path.name}.why.json"))) or {}).get("why")
-                found[path.name] = str(why or "it is damaged")
-        return found
+        found = (one for one in reversed(self.all_set_aside()) if one.is_bad and one.path.is_dir())
+        return {one.path.name: one.why or "it is damaged" for one in found}
 
     def checkpoint_names(self) -> list[str]:
         """Names of the committed checkpoint folders, lowest step first, on the chain or not, sound or not."""
@@ -278,8 +294,26 @@ class RunDir:
             return target
         raise OSError(f"{source} was set aside a thousand times already")
 
+    def all_set_aside(self) -> list[SetAside]:
+        """What was set aside, damaged or superseded, by name."""
+        found = []
+        for path in listed(self.checkpoints):
+            if match := ASIDE.match(path.name):
+                note = _object(read_json_or_none(path.with_name(f"{path.name}.why.json"))) or {}
+                found.append(
+                    SetAside(
+                        path=path,
+                        checkpoint=path.name.partition(match["mark"])[0],
+                        step=int(match["step"]),
+                        is_bad=match["mark"] == BAD,
+                        why=str(note.get("why") or ""),
+                        at=finite(note.get("at")),
+                    )
+                )
+        return found
+
     def set_aside_names(self) -> list[str]:
-        """Names of what was set aside, damaged or superseded."""
+        """Names of what was set aside."""
         return [path.name for path in listed(self.checkpoints) if ASIDE.match(path.name)]
 
     def readers(self, by_own_clock: bool = False) -> dict[str, tuple[str, ...]]:

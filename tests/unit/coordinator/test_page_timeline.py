@@ -42,7 +42,7 @@ class TestTheWholeRun:
         assert timeline.formed[1].first_step_at is not None
         assert {"0", "1"} == timeline.use["trainer"].keys()
         assert [save.checkpoint.step for save in timeline.saves.values()][-1] == 400
-        assert timeline.results.found
+        assert timeline.results
         assert timeline.share_read == 1.0
 
     def test_shows_each_step_once_and_what_was_done_again_apart(self, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ class TestTheWholeRun:
         timeline = Timeline(RunDir(path))
         timeline.follow(60.0, rest=0.0)
         timeline.follow(60.0, rest=0.0)
-        assert sorted(result.checkpoint.step for result in timeline.results.found.values()) == [300, 350, 400, 450, 500]
+        assert sorted(result.checkpoint.step for result in timeline.results.values()) == [300, 350, 400, 450, 500]
 
 
 class TestALogThatIsNotAsItShouldBe:

@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 import pytest
 
+from tandem.rundir.catalog import OLD_SECONDS
 from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import checkpoint_name
 from tandem.rundir.lineage import Rewind
 from tandem.status import CheckpointRef
-from tandem_coordinator.run_watcher import OLD_SECONDS, SECONDS, RunDirectory
+from tandem_coordinator.run_watcher import SECONDS, RunDirectory
 from tests.support.lines import Lines
 from tests.support.worlds.small_run import SmallRun
 

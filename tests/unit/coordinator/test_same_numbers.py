@@ -100,7 +100,7 @@ def test_a_restart_is_counted_the_same(views: Views) -> None:
 
 def test_checkpoints_are_counted_the_same(views: Views) -> None:
     evaluations = views.observed.evaluations
-    results = list(views.timeline.results.found.values())
+    results = list(views.timeline.results.values())
     assert evaluations.merged == sum(not one.skipped for one in results) == views.end.evaluated
     assert evaluations.merged == views.metrics['tandem_evaluations_totalresult="merged"']
     assert evaluations.skipped == views.metrics['tandem_evaluations_totalresult="skipped"']

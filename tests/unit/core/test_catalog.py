@@ -1,0 +1,130 @@
+"""The one reading of evaluations, lineage and set-aside checkpoints."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.rundir.catalog import Lineage, Results, read_result
+from tandem.rundir.evaluations import LastWord, last_word
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import GenerationRecord
+from tandem.status import CheckpointRef
+
+STEP = "step-000000100"
+
+
+@pytest.fixture
+def rundir(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path)
+    run.create()
+    return run
+
+
+def write(rundir: RunDir, name: str, content: Any, step: str = STEP) -> LastWord:
+    folder = rundir.evaluations / step
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    word = last_word(folder / name)
+    assert word is not None
+    return word
+
+
+def names(results: Results, now: float, awaited: frozenset[str] | None = None) -> list[str]:
+    return [result.checkpoint.name for result, _ in results.new(now, awaited)]
+
+
+def test_a_result_has_its_scores_and_its_rank(rundir: RunDir) -> None:
+    content = {"metrics": {"accuracy": 0.5, "loss": 1.5, "odd": None}, "finishedAt": 7.0, "samples": 10}
+    read = read_result(write(rundir, "g000002.json", content))
+    assert read is not None
+    result, whole = read
+    assert result.checkpoint == CheckpointRef(name=STEP, step=100, generation=2)
+    assert result.metrics == result.deciding == {"accuracy": 0.5, "loss": 1.5}
+    assert (result.validation, result.skipped, result.finished_at) == ({}, "", 7.0)
+    assert whole["samples"] == 10
+    better = result.rank("accuracy", "Maximize")
+    assert better is not None
+    assert better.score == -0.5
+    assert result.rank("perplexity", "Minimize") is None
+
+
+def test_held_out_data_decides(rundir: RunDir) -> None:
+    held = {"metrics": {"accuracy": 0.25, "loss": 2.0}}
+    read = read_result(write(rundir, "g000002.json", {"metrics": {"accuracy": 0.5, "loss": 1.0}, "validation": held}))
+    assert read is not None
+    assert read[0].deciding == read[0].validation == held["metrics"]
+
+
+def test_a_note_says_why_a_checkpoint_was_skipped(rundir: RunDir) -> None:
+    read = read_result(write(rundir, "g000002.skipped.json", {"why": "newer ones came first", "at": 3.0}))
+    assert read is not None
+    assert (read[0].skipped, read[0].finished_at, read[0].metrics) == ("newer ones came first", 3.0, {})
+    empty = read_result(write(rundir, "g000003.skipped.json", "{"))
+    assert empty is not None
+    assert empty[0].skipped
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"metrics": {}}', '{"metrics": 3}', '{"metrics"', "9" * 5000])
+def test_what_holds_no_scores_is_no_result(rundir: RunDir, content: str) -> None:
+    assert read_result(write(rundir, "g000002.json", content)) is None
+
+
+def test_each_result_is_read_once(rundir: RunDir) -> None:
+    write(rundir, "g000002.json", {"metrics": {"loss": 1.0}})
+    old = time.time() - 10
+    os.utime(rundir.evaluations / STEP, (old, old))
+    results = Results(rundir)
+    assert names(results, time.time()) == [STEP]
+    assert names(results, time.time()) == []
+    assert results.changed_at == pytest.approx(old)
+    results.forget(STEP)
+    assert names(results, time.time()) == [STEP]
+
+
+def test_a_folder_that_nobody_awaits_is_looked_at_rarely(rundir: RunDir) -> None:
+    results, now = Results(rundir), time.time()
+    folder = rundir.evaluations / STEP
+    folder.mkdir()
+    os.utime(folder, (now - 1000, now - 1000))
+    assert names(results, now, frozenset()) == []
+    write(rundir, "g000002.json", {"metrics": {"loss": 1.0}})
+    assert names(results, now + 1, frozenset()) == []
+    assert names(results, now + 2, frozenset({STEP})) == [STEP]
+
+
+def test_the_newest_alone_are_read(rundir: RunDir) -> None:
+    for step in (100, 200, 300):
+        write(rundir, "g000002.json", {"metrics": {"loss": 1.0}}, f"step-{step:09d}")
+    (rundir.evaluations / "zzz").mkdir()
+    assert names(Results(rundir, most=2), time.time()) == ["step-000000200", "step-000000300"]
+
+
+def test_the_lineage_follows_new_generations(rundir: RunDir) -> None:
+    lineage, first = Lineage(rundir), CheckpointRef(name=STEP, step=100, generation=1)
+    lineage.look()
+    assert not lineage.is_known
+    rundir.record_generation(GenerationRecord(generation=1, world_size=1, started_at=0))
+    lineage.look()
+    assert lineage.counts(first)
+    rundir.record_generation(GenerationRecord(generation=2, world_size=1, started_at=0))
+    lineage.look()
+    assert not lineage.counts(first)
+    rundir.rewinds.mkdir(exist_ok=True)
+    (rundir.rewinds / "000001.json").write_text("{")
+    lineage.look()
+    assert lineage.rewinds == []
+
+
+def test_what_was_set_aside_is_listed_with_its_reason(rundir: RunDir) -> None:
+    for name in (STEP, "step-000000200"):
+        rundir.checkpoint(name).mkdir()
+    rundir.set_aside(STEP, why="a chunk is damaged")
+    rundir.set_aside("step-000000200", ".stale")
+    bad, stale = rundir.all_set_aside()
+    assert (bad.checkpoint, bad.step, bad.is_bad, bad.why) == (STEP, 100, True, "a chunk is damaged")
+    assert (stale.checkpoint, stale.is_bad, stale.why) == ("step-000000200", False, "")
+    assert rundir.bad() == {f"{STEP}.bad": "a chunk is damaged"}
