@@ -2,7 +2,7 @@
 `commands/`, or, where it has subcommands itself, a typer application of that name.
 
 A module is imported when its command is called, and at no other time: `tandem validate` in an editor's save hook must
-not wait for matplotlib. So the help of the others is the sentence below, not their docstring. Rejected: a lazy subclass
+not wait for numpy. So the help of the others is the sentence below, not their docstring. Rejected: a lazy subclass
 of typer's group, which breaks whenever typer changes what is under it.
 """
 
@@ -41,8 +41,8 @@ COMMANDS = {
 typer.Typer called NAME."""
 
 EXTRAS = {
-    "matplotlib": "report",
     "numpy": "report",
+    "resvg_py": "report",
     "safetensors": "trainer",
     "sklearn": "trainer",
     "tensorboard": "tensorboard",

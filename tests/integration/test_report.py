@@ -92,7 +92,7 @@ class TestMistakesOfTheUser:
         message = self.refused(tandem("report", "run", "--to", "file/page.html", cwd=tmp_path))
         assert re.match(r"error: the report cannot be written to file.*: ", message)
 
-    def test_a_lack_of_matplotlib_is_answered_with_the_command_that_mends_it(self, tmp_path: Path) -> None:
-        lack = "import sys; sys.modules['matplotlib'] = None; "
+    def test_a_lack_of_resvg_is_answered_with_the_command_that_mends_it(self, tmp_path: Path) -> None:
+        lack = "import sys; sys.modules['resvg_py'] = None; "
         message = self.refused(tandem("report", "run", cwd=tmp_path, before=lack))
-        assert message == "error: tandem report needs matplotlib; install it with: pip install 'tandem[report]'\n"
+        assert message == "error: tandem report needs resvg_py; install it with: pip install 'tandem[report]'\n"

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib  # noqa: F401 - before numpy: where it is missing, the error names the extra
+import resvg_py  # noqa: F401 - before numpy: where it is missing, the error names the extra
 import typer
 
 from tandem.errors import UserError

@@ -8,10 +8,10 @@
     run          a run as frozen values
     clock        the time axis, without the hours in which nothing ran
     summary      the key figures at the top of the page
-    figures/     one module for each picture: values in, charts (tandem.charts) or a matplotlib figure out
-    style        typefaces of matplotlib's pictures, light and dark, and a figure as a piece of HTML
+    figures/     one module for each picture: values in, SVG out, by tandem.charts
+    raster       a picture as PNG
     page         the page
     writing      page and pictures as files
 
-Needs matplotlib (`pip install 'tandem[report]'`).
+Needs numpy and resvg (`pip install 'tandem[report]'`).
 """

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from tandem.charts import chart, drawing, gallery
-from tandem_cli.report import clock, style
+from tandem.charts import gallery
+from tandem.charts.chart import NARROW, WIDE
+from tandem_cli.report import clock, raster
 from tandem_cli.report.figures import Picture, pictures
 from tandem_cli.report.page import DrawnPicture, page
 from tandem_cli.report.reading import read
@@ -49,13 +50,13 @@ def write(run_dir: Path, output: Path | None = None, png: bool = True) -> Report
     target = _target(run_dir, output)
     target.parent.mkdir(parents=True, exist_ok=True)
     drawn, written = [], []
-    with style.drawing():
-        for picture in pictures(run, ticks, summary):
-            if (done := _drawn(picture)) is None:
-                continue
-            drawn.append(done)
-            if png:
-                written.append(_png(picture, target.with_suffix("")))
+    for picture in pictures(run, ticks, summary):
+        wide, narrow = picture.draw("wide", WIDE), picture.draw("narrow", NARROW)
+        if wide is None or narrow is None:
+            continue
+        drawn.append(DrawnPicture(picture.title, picture.finding, wide, narrow))
+        if png:
+            written.append(_png(picture, wide, target.with_suffix("")))
     if run.wrong:
         drawn.append(_gallery(run))
     with _replacing(target) as aside:
@@ -69,45 +70,20 @@ def _target(run_dir: Path, output: Path | None) -> Path:
     return output if output.suffix.lower() in (".html", ".htm") and not output.is_dir() else output / FILE
 
 
-def _drawn(picture: Picture) -> DrawnPicture | None:
-    if picture.charts:
-        return DrawnPicture(
-            picture.title,
-            picture.finding,
-            *(
-                drawing.draw(f"{picture.name}-{name}", picture.title, picture.finding, picture.charts, look)
-                for name, look in (("wide", chart.WIDE), ("narrow", chart.NARROW))
-            ),
-        )
-    wide, narrow = picture.draw(style.WIDE), picture.draw(style.NARROW)
-    if wide is None or narrow is None:
-        return None
-    label = f"{picture.title}. {picture.finding}".strip()
-    return DrawnPicture(
-        picture.title,
-        picture.finding,
-        style.inline(wide, f"{picture.name}-wide", label),
-        style.inline(narrow, f"{picture.name}-narrow", label),
-    )
-
-
 def _gallery(run: Run) -> DrawnPicture:
     title = "What the best checkpoint takes for something else"
     finding = "The wrong samples of which it is most sure: what each is → what it was taken for, and how sure it was."
     wide, narrow = (
-        gallery.draw(f"wrong-{name}", title, run.wrong, look)
-        for name, look in (("wide", chart.WIDE), ("narrow", chart.NARROW))
+        gallery.draw(f"wrong-{name}", title, run.wrong, look) for name, look in (("wide", WIDE), ("narrow", NARROW))
     )
     return DrawnPicture(title, finding, wide, narrow)
 
 
-def _png(picture: Picture, folder: Path) -> Path:
-    figure = picture.draw(style.PICTURE)
-    assert figure is not None
+def _png(picture: Picture, svg: str, folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / f"{picture.name}.png"
     with _replacing(path) as aside:
-        figure.savefig(aside, format="png", dpi=style.PICTURE.dots_per_inch, metadata={"Software": None})
+        aside.write_bytes(raster.png(svg, picture.title))
     return path
 
 

@@ -17,11 +17,10 @@ from PIL import Image
 from tandem import charts
 from tandem.charts import chart, drawing
 from tandem.charts.chart import DARK, LIGHT
-from tandem_cli.report import clock, style
+from tandem_cli.report import clock, raster
 from tandem_cli.report.figures import curves, pictures, processors
 from tandem_cli.report.reading import read
 from tandem_cli.report.run import Run, Steps, Use, Work
-from tandem_cli.report.style import NARROW, PICTURE, WIDE
 from tandem_cli.report.summary import summarize
 from tandem_cli.report.writing import Report, write
 from tests.support.worlds.simulated_run import T0, make_run
@@ -83,9 +82,9 @@ class TestThePage:
             found = [part for part in tree(text).iter("div") if part.get("class") == kind]
             assert [len(part.findall("svg")) for part in found] == [1] * 7
             drawings = [part.find("svg") for part in found]
-            labels = [one.get("aria-label") or one.findtext("title", "") for one in drawings if one is not None]
+            labels = [f"{one.findtext('title', '')}. {one.findtext('desc', '')}" for one in drawings if one is not None]
             assert all(label and len(label) > 20 for label in labels)
-            assert sum(one is not None and len(one.findtext("desc", "")) > 20 for one in drawings) == 4
+            assert sum(one is not None and len(one.findtext("desc", "")) > 20 for one in drawings) == 7
 
     def test_has_text_as_text(self, text: str) -> None:
         words = {"".join(part.itertext()).strip() for part in tree(text).iter("text")}
@@ -162,7 +161,7 @@ class TestThePictures:
     def test_are_large_and_not_blank(self, report: Report) -> None:
         for path in report.pictures:
             with Image.open(path) as image:
-                assert image.width == int(PICTURE.width * PICTURE.dots_per_inch)
+                assert image.width == round((chart.WIDE.width + 2 * raster.MARGIN) * raster.SCALE)
                 assert image.height > 400
                 pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
             drawn = (pixels != pixels[0]).any(axis=1).mean()
@@ -286,40 +285,17 @@ class TestLongRuns:
     def test_a_million_steps_make_a_picture_no_larger_than_a_page(self, report: Report) -> None:
         run = self.long(report.run, 1_000_000)
         ticks = clock.of(run.marks)
-        with style.drawing():
-            figure = processors.draw(run, ticks, WIDE)
-            assert figure is not None
-            assert len(style.inline(figure, "long", "long")) < 300_000
+        drawn = processors.draw("long", "long", "", run, ticks, chart.WIDE)
+        assert drawn is not None
+        assert len(drawn) < 300_000
         assert len(drawing.draw("long", "long", "", curves.training(run, ticks), chart.WIDE)) < 100_000
 
     def test_many_checkpoints_get_a_closer_look(self, tmp_path: Path) -> None:
         run = read(make_run(tmp_path, steps=2000, every=20, evaluation_seconds=0.3))
         ticks = clock.of(run.marks)
         found = {picture.name: picture for picture in pictures(run, ticks, summarize(run, ticks))}
-        with style.drawing():
-            figure = found["close"].draw(NARROW)
-        assert figure is not None
+        assert found["close"].draw("narrow", chart.NARROW)
         window = processors.close_window(run)
         assert window is not None
         inside = [c for c in run.checkpoints if c.at is not None and window[0] <= c.at <= window[1]]
         assert processors.CLOSE_CHECKPOINTS <= len(inside) <= processors.CLOSE_CHECKPOINTS + 2
-
-
-def test_the_style_of_the_users_own_matplotlib_does_not_show(report: Report) -> None:
-    from matplotlib import rcParams
-
-    ticks = clock.of(report.run.marks)
-    with style.drawing():
-        plain = processors.draw(report.run, ticks, WIDE)
-        assert plain is not None
-        expected = style.inline(plain, "a", "a")
-    before = rcParams["axes.facecolor"], rcParams["font.size"]
-    try:
-        rcParams["axes.facecolor"], rcParams["font.size"] = "yellow", 30
-        with style.drawing():
-            drawn = processors.draw(report.run, ticks, WIDE)
-            assert drawn is not None
-            assert style.inline(drawn, "a", "a") == expected
-        assert rcParams["font.size"] == 30
-    finally:
-        rcParams["axes.facecolor"], rcParams["font.size"] = before

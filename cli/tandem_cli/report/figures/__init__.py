@@ -4,15 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from tandem.charts.chart import Chart
+from tandem.charts import drawing
+from tandem.charts.chart import Chart, Look
 from tandem.charts.stories import GRADIENT_NORM, LEARNING_RATE
 from tandem.formatting import cores, duration, metric_name, number, reason, score, several, share
 from tandem_cli.report.clock import Clock
-from tandem_cli.report.figures import confusion, curves, painted, phases, processors
+from tandem_cli.report.figures import confusion, curves, phases, processors
 from tandem_cli.report.run import Floats, Run
-from tandem_cli.report.style import Theme
 from tandem_cli.report.summary import Summary, time_by_phase
 
 
@@ -26,10 +25,17 @@ class Picture:
     """The heading above it."""
     finding: str
     """What this run's picture shows, in a sentence or two."""
-    draw: Callable[[Theme], Figure | None]
-    """Draws it for a place; None when the run has nothing for it."""
-    charts: tuple[Chart, ...] = ()
-    """The same as charts, where the live page has it too: what stands on the page is drawn from these."""
+    svg: Callable[[str, str, str, Look], str | None]
+    """Draws it for a place, by the name of the drawing, the title and a description; None when the run has nothing for
+    it."""
+
+    def draw(self, place: str, look: Look) -> str | None:
+        """An svg element for a place.
+
+        Args:
+            place: a word; with the picture's name it is the prefix of the ids in the drawing.
+        """
+        return self.svg(f"{self.name}-{place}", self.title, self.finding, look)
 
 
 def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
@@ -43,12 +49,22 @@ def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
             "processors",
             "Training and evaluation, side by side",
             _processors(run, summary),
-            lambda look: processors.draw(run, clock, look),
+            lambda name, title, finding, look: processors.draw(name, title, finding, run, clock, look),
         ),
         _charted("world", "Throughput and world size", _world(run, summary), curves.world(run, clock)),
         _charted("ranks", "Throughput and work, rank by rank", _ranks(run), curves.ranks(run, clock)),
-        Picture("phases", "Where training's time went", _phases(run), lambda look: phases.draw(run, clock, look)),
-        Picture("confusion", "The best checkpoint", _confusion(run), lambda look: confusion.draw(run, look)),
+        Picture(
+            "phases",
+            "Where training's time went",
+            _phases(run),
+            lambda name, title, finding, look: phases.draw(name, title, finding, run, clock, look),
+        ),
+        Picture(
+            "confusion",
+            "The best checkpoint",
+            _confusion(run),
+            lambda name, title, finding, look: confusion.draw(name, title, finding, run, look),
+        ),
     ]
     window = processors.close_window(run)
     if window is not None:
@@ -56,14 +72,17 @@ def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
             "close",
             "A closer look",
             "The same for a few checkpoints in the middle of the run.",
-            lambda look: processors.draw(run, clock, look, window),
+            lambda name, title, finding, look: processors.draw(name, title, finding, run, clock, look, window),
         )
         found.insert(3, close)
     return found
 
 
 def _charted(name: str, title: str, finding: str, charts: tuple[Chart, ...]) -> Picture:
-    return Picture(name, title, finding, lambda look: painted.draw(charts, look, title) if charts else None, charts)
+    def svg(name: str, title: str, finding: str, look: Look) -> str | None:
+        return drawing.draw(name, title, finding, charts, look) if charts else None
+
+    return Picture(name, title, finding, svg)
 
 
 def _training(run: Run, summary: Summary) -> str:

@@ -1,49 +1,52 @@
 """The confusion matrix of the best checkpoint, and the F1 score of each class."""
 
-from typing import Any
-
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.collections import PatchCollection
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from tandem.charts.chart import LIGHT
+from tandem.charts.chart import Look
+from tandem.charts.drawing import LETTER, framed, line, rectangle, text, ticks
 from tandem.tasks import class_names
-from tandem_cli.report.figures.painted import empty
 from tandem_cli.report.run import Floats, Ints, Run
-from tandem_cli.report.style import Theme
 
 MOST_LABELLED = 20
 """Classes that have room for a number in each cell."""
 
 MOST_CELLS = 64
-"""Classes whose cells are drawn one by one; more are drawn as an image."""
+"""Classes whose cells are drawn one by one; of more, neighbours share one."""
 
 MOST_BARS = 20
 """Classes there is room for; of more classes the worst are shown."""
 
+TITLE, GAP, FOOT = 24.0, 36.0, 24.0
+LONGEST = 14
+"""Characters of a class's name beside an axis."""
 
-def draw(run: Run, look: Theme) -> Figure | None:
-    """Matrix beside bars (narrow: above them). None without an evaluation that has either."""
+
+def draw(name: str, title: str, description: str, run: Run, look: Look) -> str | None:
+    """Matrix beside scores (narrow: above them), as an SVG element. None without an evaluation that has either.
+
+    Args:
+        name: prefix of the ids in it.
+        title: what it is.
+        description: what it shows, for those who do not see it.
+    """
     evaluation = run.best.evaluation if run.best else None
     if evaluation is None or not (len(evaluation.confusion) or len(evaluation.per_class_f1)):
         return None
-    parts = [part for part in (evaluation.confusion, evaluation.per_class_f1) if len(part)]
-    down, across = (len(parts), 1) if look.narrow else (1, len(parts))
-    figure = empty(look, 3.65 * down if look.narrow else 4.6, f"The best checkpoint, step {run.best.step:,}")  # type: ignore[union-attr]
-    panels = iter(figure.subplots(down, across, squeeze=False, **_ratios(down)).ravel())
-    names = _names(run, max(len(part) for part in parts))
+    count = sum(bool(len(part)) for part in (evaluation.confusion, evaluation.per_class_f1))
+    across = 1 if look.narrow else count
+    width = (look.width - GAP * (across - 1)) / across
+    names = _names(run, max(len(evaluation.confusion), len(evaluation.per_class_f1)))
+    parts: list[str] = []
+    left = top = bottom = 0.0
     if len(evaluation.confusion):
-        _matrix(next(panels), evaluation.confusion, names)
+        drawn, bottom = _matrix(evaluation.confusion, names, left, top, width)
+        parts += drawn
+        left, top = (0.0, bottom + GAP / 2) if look.narrow else (width + GAP, 0.0)
     if len(evaluation.per_class_f1):
-        _f1(next(panels), evaluation.per_class_f1, names)
-    return figure
-
-
-def _ratios(down: int) -> dict[str, Any]:
-    return {"height_ratios": (1.25, 1)} if down == 2 else {}
+        drawn, foot = _f1(evaluation.per_class_f1, names, left, top, width)
+        parts += drawn
+        bottom = max(bottom, foot)
+    return framed(name, title, description, parts, look.width, bottom)
 
 
 def _names(run: Run, classes: int) -> list[str]:
@@ -52,65 +55,81 @@ def _names(run: Run, classes: int) -> list[str]:
     return list(names) if classes == len(names) else [str(index) for index in range(classes)]
 
 
-def _matrix(axes: Axes, confusion: Ints, names: list[str]) -> None:
-    classes = len(confusion)
-    share = confusion / np.maximum(1, confusion.sum(axis=1, keepdims=True))
-    axes.set_title("Confusion (rows: truth, columns: answer)")
-    axes.set_xlim(0, classes)
-    axes.set_ylim(classes, 0)
-    axes.set_aspect("equal", adjustable="box")
-    axes.grid(visible=False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_visible(False)
-    if classes <= MOST_CELLS:
-        _cells(axes, share)
-    else:
-        shades = np.zeros((classes, classes, 4))
-        shades[..., :3] = tuple(int(LIGHT["evaluator"][at : at + 2], 16) / 255 for at in (1, 3, 5))
-        shades[..., 3] = np.sqrt(share)
-        axes.imshow(shades, extent=(0, classes, classes, 0), interpolation="nearest")
-    if classes <= MOST_LABELLED:
-        for truth, answer in np.argwhere(confusion > 0):
-            diagonal = truth == answer
-            axes.text(
-                answer + 0.5,
-                truth + 0.5,
-                f"{confusion[truth, answer]:,}",
-                ha="center",
-                va="center",
-                fontsize=8 if confusion.max() < 1000 else 7,
-                color=LIGHT["paper"] if share[truth, answer] > 0.5 else LIGHT["ink"],
-                fontweight="normal" if diagonal else "bold",
-            )
-        _ticks(axes, names)
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+def _beside(names: list[str]) -> float:
+    """Pixels that the names take beside an axis."""
+    return LETTER * min(LONGEST, max(len(name) for name in names)) + 14
 
 
-def _cells(axes: Axes, share: Floats) -> None:
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
+
+
+def _matrix(confusion: Ints, names: list[str], left: float, top: float, width: float) -> tuple[list[str], float]:
     """A square for each cell: strong on the diagonal, and wrong answers lifted so that one in a hundred still shows."""
-    truth = np.eye(len(share), dtype=bool)
-    for color, chosen in ((LIGHT["trainer"], truth), (LIGHT["alert"], ~truth)):
-        where = np.argwhere(chosen & (share > 0))
-        patches = [Rectangle((answer + 0.03, row + 0.03), 0.94, 0.94) for row, answer in where]
-        strength = [float(np.sqrt(share[row, answer])) for row, answer in where]
-        for patch, alpha in zip(patches, strength, strict=True):
-            patch.set(facecolor=color, alpha=round(max(0.15, alpha), 2), edgecolor="none")
-        axes.add_collection(PatchCollection(patches, match_original=True))
-    empty_cells = [Rectangle((c + 0.03, r + 0.03), 0.94, 0.94) for r, c in np.argwhere(share == 0)]
-    axes.add_collection(PatchCollection(empty_cells, facecolor=LIGHT["grid"], edgecolor="none"))
+    classes = len(confusion)
+    beside = _beside(names) if classes <= MOST_LABELLED else 40.0
+    side = min(width - beside, 330.0)
+    x0, y0 = left + beside, top + TITLE
+    parts = [text(left, top + 13, "Confusion (rows: truth, columns: answer)", "ink", bold=True)]
+    share = confusion / np.maximum(1, confusion.sum(axis=1, keepdims=True))
+    shown = share if classes <= MOST_CELLS else _coarse(share)
+    cell = side / len(shown)
+    room = min(1.0, 0.06 * cell)
+    for row in range(len(shown)):
+        for column in range(len(shown)):
+            value = float(shown[row, column])
+            color = "grid" if not value else "trainer" if row == column else "alert"
+            strength = round(max(0.15, value**0.5), 2) if value else 1.0
+            if value or classes <= MOST_CELLS:
+                x, y = x0 + column * cell + room / 2, y0 + row * cell + room / 2
+                parts.append(rectangle(x, y, cell - room, cell - room, color, strength))  # type: ignore[arg-type]
+    if classes <= MOST_LABELLED:
+        size = 11.0 if confusion.max() < 1000 and classes <= 12 else 9.0
+        for truth, answer in np.argwhere(confusion > 0).tolist():
+            color = "paper" if share[truth, answer] > 0.5 else "ink"
+            x, y = x0 + (answer + 0.5) * cell, y0 + (truth + 0.5) * cell + 4
+            words = f"{confusion[truth, answer]:,}"
+            parts.append(text(x, y, words, color, "middle", bold=truth != answer, size=size))  # type: ignore[arg-type]
+    return [*parts, *(_ticks(names, x0, y0, side))], y0 + side + _foot(names)
 
 
-def _ticks(axes: Axes, names: list[str]) -> None:
-    places = np.arange(len(names)) + 0.5
-    long = max(len(name) for name in names) > 3
-    axes.set_xticks(places, names, rotation=45 if long else 0, ha="right" if long else "center")
-    axes.set_yticks(places, names)
-    axes.tick_params(length=0)
+def _coarse(share: Floats) -> Floats:
+    """The most of neighbouring cells, as many as there is room for."""
+    size = -(-len(share) // MOST_CELLS)
+    count = -(-len(share) // size)
+    padded = np.zeros((count * size, count * size))
+    padded[: len(share), : len(share)] = share
+    coarse: Floats = padded.reshape(count, size, count, size).max(axis=(1, 3))
+    return coarse
 
 
-def _f1(axes: Axes, f1: Floats, names: list[str]) -> None:
+def _foot(names: list[str]) -> float:
+    long = len(names) <= MOST_LABELLED and max(len(name) for name in names) > 3
+    return _beside(names) * 0.75 + 8 if long else FOOT
+
+
+def _ticks(names: list[str], x0: float, y0: float, side: float) -> list[str]:
+    classes = len(names)
+    if classes <= MOST_LABELLED:
+        marks = list(enumerate(names))
+    else:
+        marks = [(int(value), f"{value:,.0f}") for value in ticks(0, classes - 1, 6, whole=True)]
+    long = classes <= MOST_LABELLED and max(len(name) for name in names) > 3
+    parts = []
+    for place, name in marks:
+        middle = (place + 0.5) * side / classes
+        parts.append(text(x0 - 7, y0 + middle + 4, _short(name), "muted", "end"))
+        if long:
+            at = f"{x0 + middle + 4:.1f} {y0 + side + 12:.1f}"
+            word = text(0, 0, _short(name), "muted", "end")
+            parts.append(f'<g transform="translate({at}) rotate(-45)">{word}</g>')
+        else:
+            parts.append(text(x0 + middle, y0 + side + 16, name, "muted", "middle"))
+    return parts
+
+
+def _f1(f1: Floats, names: list[str], left: float, top: float, width: float) -> tuple[list[str], float]:
+    """A line with a dot for each class."""
     order = np.arange(len(f1))
     title = "F1 of each class"
     if len(f1) > MOST_BARS:
@@ -118,24 +137,19 @@ def _f1(axes: Axes, f1: Floats, names: list[str]) -> None:
         title = f"F1, the {MOST_BARS} worst of {len(f1)} classes"
     values = np.nan_to_num(f1[order])
     low = 0.0 if values.min() < 0.6 else float(np.floor(values.min() * 20 - 0.5) / 20)
-    axes.set_title(title)
-    places = np.arange(len(order))
-    axes.hlines(places, low, values, color=LIGHT["evaluator"], alpha=0.35, linewidth=1.4)
-    axes.plot(values, places, "o", color=LIGHT["evaluator"], markersize=6, clip_on=False)
-    for place, value in zip(places, values, strict=True):
-        axes.annotate(
-            f"{100 * value:.1f}",
-            (value, place),
-            xytext=(8, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8.5,
-            annotation_clip=False,
-        )
-    axes.set_yticks(np.arange(len(order)), [names[index] for index in order])
-    axes.set_ylim(len(order) - 0.4, -0.6)
-    axes.set_xlim(low, 1.0)
-    axes.grid(visible=True, axis="x")
-    axes.grid(visible=False, axis="y")
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+    beside, row = _beside([names[index] for index in order]), 330.0 / max(10, len(order))
+    x0, y0, length = left + beside, top + TITLE, width - beside - 52
+    bottom = y0 + row * len(order)
+    parts = [text(left, top + 13, title, "ink", bold=True)]
+    for value in ticks(low, 1.0, 5):
+        x = x0 + (value - low) / (1 - low) * length
+        parts += [line(x, y0, x, bottom, "grid"), text(x, bottom + 17, f"{100 * value:g} %", "muted", "middle")]
+    for place, (index, value) in enumerate(zip(order.tolist(), values.tolist(), strict=True)):
+        x, y = x0 + (value - low) / (1 - low) * length, y0 + (place + 0.5) * row
+        parts += [
+            line(x0, y, x, y, "evaluator", 1.4, ' stroke-opacity="0.35"'),
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="var(--evaluator)"/>',
+            text(x + 9, y + 4, f"{100 * value:.1f}", "ink"),
+            text(x0 - 7, y + 4, _short(names[index]), "muted", "end"),
+        ]
+    return [*parts, line(x0, bottom, x0 + length, bottom, "line")], bottom + FOOT

@@ -14,7 +14,7 @@ from tandem.charts.stories import GRADIENT_NORM, LEARNING_RATE, Losses, Ranks, p
 from tandem.formatting import duration, reason
 from tandem.measures import outages
 from tandem_cli.report.clock import Clock, envelope, smooth, thin
-from tandem_cli.report.figures.painted import MOST_MARKED, steps_of, time_of
+from tandem_cli.report.figures.axes import MOST_MARKED, steps_of, time_of
 from tandem_cli.report.run import Floats, OfRank, Run, RunCheckpoint, Steps
 
 SMOOTH_SHARE = 0.02

@@ -1,96 +1,113 @@
 """The breakdown of training time: data, compute, checkpoints, and the time without steps around restarts."""
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
-from tandem.charts.chart import LIGHT
+from tandem.charts.chart import Look, Role
+from tandem.charts.drawing import LETTER, framed, line, rectangle, text, time_axis
 from tandem.formatting import duration, plain, share
 from tandem_cli.report.clock import Clock
-from tandem_cli.report.figures.painted import empty, shade_restarts, time_axis
+from tandem_cli.report.figures.axes import Plot, pauses, restarts, time_of
 from tandem_cli.report.run import Floats, Run
-from tandem_cli.report.style import Theme
 from tandem_cli.report.summary import time_by_phase
 
-COLORS = {
-    "compute": LIGHT["trainer"],
-    "data": LIGHT["gpu"],
-    "checkpoint": LIGHT["checkpoint"],
-    "restart": LIGHT["alert"],
-    "start": LIGHT["evaluator"],
-    "other": LIGHT["line"],
+COLORS: dict[str, Role] = {
+    "compute": "trainer",
+    "data": "gpu",
+    "checkpoint": "checkpoint",
+    "restart": "alert",
+    "start": "evaluator",
+    "other": "line",
 }
-SPARE = (LIGHT["muted"], LIGHT["other"])
+SPARE: tuple[Role, ...] = ("muted", "other")
 """For phases that are not known by name here."""
 
 WORDS = {"compute": "in steps", "data": "waiting for data", "checkpoint": "saving"}
 """What a phase is called; others by their own name."""
 ORDER = ("compute", "data", "checkpoint")
 
+LEFT, RIGHT = 50.0, 12.0
+BAR, HEIGHT, HEIGHT_NARROW = 26.0, 170.0, 150.0
+"""Pixels of the bar of the whole run, and of the plot over time."""
+ENTRY = 18.0
+"""Pixels of a line of the legend."""
+STRENGTH = 0.85
 
-def draw(run: Run, clock: Clock, look: Theme) -> Figure | None:
-    """One bar for the whole run above shares over time. None when no phases were logged."""
+
+def draw(name: str, title: str, description: str, run: Run, clock: Clock, look: Look) -> str | None:
+    """One bar for the whole run above shares over time, as an SVG element. None when no phases were logged.
+
+    Args:
+        name: prefix of the ids in it.
+        title: what it is.
+        description: what it shows, for those who do not see it.
+    """
     total = time_by_phase(run)
     if not run.rates.phases or not total:
         return None
-    figure = empty(look, 3.9 if look.narrow else 3.4, "Where training's time went")
-    bar, over_time = figure.subplots(2, 1, height_ratios=(1, 3.4))
-    _bar(bar, total, look)
-    _shares(over_time, run, clock, look)
-    return figure
+    parts, y = _bar(total, look)
+    shares, y = _shares(run, clock, look, y + 40)
+    return framed(name, title, description, [*parts, *shares], look.width, y)
 
 
-def _colors(names: list[str]) -> dict[str, str]:
+def _colors(names: list[str]) -> dict[str, Role]:
     spare = iter(SPARE * len(names))
-    return {name: COLORS.get(name) or next(spare) for name in names}
+    return {name: COLORS[name] if name in COLORS else next(spare) for name in names}
 
 
-def _bar(axes: Axes, total: dict[str, float], look: Theme) -> None:
-    colors, whole, left = _colors(list(total)), sum(total.values()), 0.0
+def _bar(total: dict[str, float], look: Look) -> tuple[list[str], float]:
+    colors, whole = _colors(list(total)), sum(total.values())
+    parts: list[str] = []
+    x, y = 0.0, ENTRY - 5
     for name, seconds in total.items():
-        axes.barh(
-            0,
-            seconds,
-            left=left,
-            color=colors[name],
-            height=0.8,
-            edgecolor=LIGHT["paper"],
-            linewidth=0.8,
-            label=f"{WORDS.get(name, plain(name))} {duration(seconds)} · {share(seconds / whole)}",
-        )
-        left += seconds
-    axes.set_xlim(0, whole)
-    axes.axis("off")
-    axes.legend(
-        loc="lower left",
-        bbox_to_anchor=(-0.005, 1.0),
-        ncols=2 if look.narrow else 6,
-        handlelength=0.9,
-        handleheight=0.9,
-        columnspacing=1.4,
-    )
+        words = f"{WORDS.get(name, plain(name))} {duration(seconds)} · {share(seconds / whole)}"
+        length = 16 + LETTER * len(words) + 18
+        if x and x + length > look.width:
+            x, y = 0.0, y + ENTRY
+        parts += [rectangle(x, y - 10, 10, 10, colors[name]), text(x + 16, y, words, "ink")]
+        x += length
+    y += 10
+    x = 0.0
+    for name, seconds in total.items():
+        width = look.width * seconds / whole
+        parts.append(rectangle(x, y, max(0.0, width - 1), BAR, colors[name]))
+        x += width
+    return parts, y + BAR
 
 
-def _shares(axes: Axes, run: Run, clock: Clock, look: Theme) -> None:
+def _shares(run: Run, clock: Clock, look: Look, top: float) -> tuple[list[str], float]:
     names = sorted(run.rates.phases, key=lambda name: (ORDER.index(name) if name in ORDER else 9, name))
     colors = _colors(names)
     edges = np.linspace(0, clock.length or 1.0, (90 if look.narrow else 160) + 1)
     begin, end = clock.axis(run.rates.time - run.rates.seconds), clock.axis(run.rates.time)
     length = _laid(begin, end, run.rates.seconds, edges)
-    floor = np.zeros(len(edges))
+    layers, floor = [], np.zeros(len(edges) - 1)
     for name in names:
-        share = np.divide(
-            _laid(begin, end, run.rates.phases[name], edges), length, out=np.zeros_like(length), where=length > 0
-        )
-        top = floor + np.append(share, share[-1:])
-        axes.fill_between(edges, floor, top, step="post", color=colors[name], alpha=0.85, linewidth=0)
-        floor = top
-    shade_restarts(axes, run, clock)
-    time_axis(axes, clock)
-    axes.set_ylim(0, max(1.0, min(1.2, float(floor.max()))))
-    axes.set_title("Share of each second")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
+        laid = _laid(begin, end, run.rates.phases[name], edges)
+        part = np.divide(laid, length, out=np.zeros_like(length), where=length > 0)
+        layers.append((colors[name], floor, floor + part))
+        floor = floor + part
+    axis = time_of(clock)
+    height = HEIGHT_NARROW if look.narrow else HEIGHT
+    plot = Plot(axis, LEFT, look.width - LEFT - RIGHT, top, height, most=max(1.0, min(1.2, float(floor.max()))))
+    parts = [text(0, top - 14, "Share of each second", "ink", bold=True)]
+    parts += [
+        f'<path d="{_stairs(plot, edges, low, high)}" fill="var(--{color})" fill-opacity="{STRENGTH:g}"/>'
+        for color, low, high in layers
+    ]
+    for percent in (0, 25, 50, 75, 100):
+        y = plot.y(percent / 100)
+        parts += [line(LEFT - 4, y, LEFT, y, "line"), text(LEFT - 7, y + 4, f"{percent} %", "muted", "end")]
+    parts += restarts(run, clock, plot)
+    parts += [line(LEFT, plot.bottom, plot.right, plot.bottom, "line"), *pauses(axis, plot)]
+    parts += time_axis(axis, LEFT, plot.width, plot.bottom)
+    return parts, plot.bottom + 42
+
+
+def _stairs(plot: Plot, edges: Floats, low: Floats, high: Floats) -> str:
+    """The outline of a layer: along its top to the right, along its floor back."""
+    there = [(edges[i + side], high[i]) for i in range(len(high)) for side in (0, 1)]
+    back = [(edges[i + side], low[i]) for i in reversed(range(len(low))) for side in (1, 0)]
+    return "M" + "L".join(f"{plot.x(x):.1f} {plot.y(y):.1f}" for x, y in (*there, *back)) + "Z"
 
 
 def _laid(begin: Floats, end: Floats, amount: Floats, edges: Floats) -> Floats:

@@ -6,23 +6,17 @@ evaluators work beside it, and no row of training has a hole where a checkpoint 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.collections import PatchCollection
-from matplotlib.figure import Figure
-from matplotlib.patches import PathPatch, Rectangle
-from matplotlib.path import Path
 
-from tandem.charts.chart import LIGHT, Role
+from tandem.charts.chart import Look, Role
+from tandem.charts.drawing import LETTER, framed, line, text, time_axis
 from tandem.formatting import cores, duration, plain, share
 from tandem.measures import Generation
 from tandem_cli.report.clock import Clock, means
-from tandem_cli.report.figures.painted import empty, shade_restarts, spread, time_axis
+from tandem_cli.report.figures.axes import Plot, pauses, restarts, spread, time_of
 from tandem_cli.report.run import Floats, Ints, Kind, Run, RunCheckpoint, Use, Work
-from tandem_cli.report.style import Theme
 
 MOST_ROWS = 12
 """Of one kind. More processes than this share rows, each the mean of neighbours."""
@@ -33,9 +27,6 @@ MOST_LINKS = 160
 MOST_DIAMONDS = 100
 """More checkpoints than this are thin ticks."""
 
-TITLE = "Processors: training and evaluation in tandem"
-TITLE_CLOSE = "A closer look: training and evaluation in tandem"
-
 BESIDE_SECONDS = 2.0
 """A sample that is so near to a generation tells of it."""
 
@@ -43,6 +34,12 @@ CLOSE_CHECKPOINTS = 9
 """How many checkpoints a close look shows."""
 
 COLORS: dict[Kind, Role] = {"trainer": "trainer", "gpu": "gpu", "evaluator": "evaluator"}
+
+UNIT = 26.0
+"""Pixels of a row's height."""
+LEFT, LEFT_NARROW, RIGHT = 112.0, 98.0, 76.0
+"""Pixels beside the plot, for the names of rows and their means."""
+SMALL_LETTER = LETTER * 0.8
 
 
 @dataclass(frozen=True)
@@ -54,11 +51,31 @@ class ProcessRow:
     uses: tuple[Use, ...]
     """One process, or several that share the row."""
     base: float
-    """Where its floor is, in units of a row's height from the top, negative."""
+    """Where its floor is, in units of a row's height from the top."""
+
+    @property
+    def foot(self) -> float:
+        """Where its floor is, in pixels."""
+        return self.base * UNIT
 
 
-def draw(run: Run, clock: Clock, look: Theme, window: tuple[float, float] | None = None) -> Figure | None:
-    """The whole run, or the `window` between two times. None when no processor use and no evaluation was logged."""
+def draw(
+    name: str,
+    title: str,
+    description: str,
+    run: Run,
+    clock: Clock,
+    look: Look,
+    window: tuple[float, float] | None = None,
+) -> str | None:
+    """The whole run, or the `window` between two times, as an SVG element. None when no processor use and no evaluation
+    was logged.
+
+    Args:
+        name: prefix of the ids in it.
+        title: what it is.
+        description: what it shows, for those who do not see it.
+    """
     since = clock.at(window[0]) * clock.unit_seconds if window else 0.0
     if window is not None:
         clock = clock.seen_from(window[0], window[1] - window[0])
@@ -67,26 +84,27 @@ def draw(run: Run, clock: Clock, look: Theme, window: tuple[float, float] | None
         return None
     trainers = [row for kind in ("trainer", "gpu") for row in _grouped([u for u in uses if u.kind == kind])]
     evaluators = _grouped([use for use in uses if use.kind == "evaluator"])
-    above = [ProcessRow(label, use[0].kind, use, -1.75 - 1.18 * i) for i, (label, use) in enumerate(trainers)]
-    lane = (above[-1].base if above else -0.2) - 0.85
-    below = [ProcessRow(label, use[0].kind, use, lane - 2.2 - 1.18 * i) for i, (label, use) in enumerate(evaluators)]
-    bottom = (below[-1].base if below else lane - 0.4) - 0.15
-    figure = empty(look, 0.36 * -bottom + 0.75, TITLE_CLOSE if window else TITLE)
-    axes = figure.subplots()
-    _frame(axes, clock, bottom)
+    above = [ProcessRow(label, use[0].kind, use, 1.75 + 1.18 * i) for i, (label, use) in enumerate(trainers)]
+    lane = (above[-1].base if above else 0.2) + 0.85
+    below = [ProcessRow(label, use[0].kind, use, lane + 2.2 + 1.18 * i) for i, (label, use) in enumerate(evaluators)]
+    bottom = (below[-1].base if below else lane + 0.4) + 0.15
+    axis = time_of(clock)
     if window is not None:
-        axes.set_xlim(0, clock.at(window[1]))
-        axes.set_xlabel(f"time since {duration(since)} ({clock.unit})")
-    shade_restarts(axes, run, clock)
+        axis = replace(axis, high=clock.at(window[1]), label=f"time since {duration(since)} ({clock.unit})")
+    left = LEFT_NARROW if look.narrow else LEFT
+    plot = Plot(axis, left, look.width - left - RIGHT, 0.0, bottom * UNIT)
+    parts = restarts(run, clock, plot)
     for row in (*above, *below):
-        _fill(axes, row, clock, look)
-    _captions(axes, look, above, lane, below)
+        parts += _row(row, clock, plot)
+    parts += _captions(above, lane, below, plot)
     shown = [c for c in run.checkpoints if c.at is not None and _within(c.at, window)]
-    _checkpoints(axes, shown, run, clock, look, lane)
     works = [work for work in run.works if _within(work.end, window) or _within(work.begin, window)]
-    _blocks(axes, works, below, clock, look)
-    _links(axes, works, run.checkpoints, below, clock, lane)
-    return figure
+    parts += _links(works, run.checkpoints, below, clock, plot, lane)
+    parts += _blocks(works, below, clock, plot)
+    parts += _checkpoints(shown, clock, plot, lane)
+    parts += [line(plot.left, plot.bottom, plot.right, plot.bottom, "line"), *pauses(axis, plot)]
+    parts += time_axis(axis, plot.left, plot.width, plot.bottom)
+    return framed(name, title, description, parts, look.width, plot.bottom + 42)
 
 
 def close_window(run: Run) -> tuple[float, float] | None:
@@ -163,50 +181,52 @@ def _short(use: Use) -> str:
     return {"trainer": f"rank {name}", "gpu": f"GPU {name}", "evaluator": f"evaluator {name}"}[use.kind]
 
 
-def _frame(axes: Axes, clock: Clock, bottom: float) -> None:
-    time_axis(axes, clock)
-    axes.set_ylim(bottom, 0)
-    axes.set_yticks([])
-    axes.grid(visible=True, axis="x")
-    axes.spines["left"].set_visible(False)
-
-
 def _within(time: float, window: tuple[float, float] | None) -> bool:
     return window is None or window[0] <= time <= window[1]
 
 
-def _fill(axes: Axes, row: ProcessRow, clock: Clock, look: Theme) -> None:
-    """Fill the row up to the busy cores, and write its mean beside it."""
-    low, high = axes.get_xlim()
-    color = LIGHT[COLORS[row.kind]]
-    axes.plot([low, high], [row.base, row.base], color=LIGHT["line"], linewidth=0.7, zorder=1)
-    _beside(axes, row.base + 0.42, row.label, 8 if look.narrow else 9, LIGHT["ink"], "normal")
+def _row(row: ProcessRow, clock: Clock, plot: Plot) -> list[str]:
+    """The row filled up to the busy cores, with its name and its mean beside it."""
+    color = COLORS[row.kind]
+    middle = row.foot - 0.42 * UNIT + 4
+    parts = [
+        line(plot.left, row.foot, plot.right, row.foot, "line", 0.7),
+        text(plot.left - 7, middle, row.label, "ink", "end"),
+    ]
     samples = [_stretches(use, clock) for use in row.uses if len(use.time)]
     if not samples:
-        return
+        return parts
+    low, high = plot.axis.low, plot.axis.high
     most = max(1.0, float(np.ceil(np.nanmax([_usual_most(use) for use in row.uses if len(use.time)]) - 0.15)))
     edges, busy = samples[0] if len(samples) == 1 else _shared(samples, low, high)
     if len(edges) > 900:
         columns = np.linspace(low, high, 500)
         busy = means((edges[:-1] + edges[1:]) / 2, busy, columns)
         edges = columns
-    height = np.clip(busy / most * 0.95, 0, 1)
-    # Not fill_between: that leaves out the last value before a gap.
-    axes.stairs(row.base + height, edges, baseline=row.base, fill=True, color=color, alpha=0.72, linewidth=0, zorder=2)
+    if path := _filled(edges, np.clip(busy / most * 0.95, 0, 1), row.foot, plot):
+        parts.append(f'<path d="{path}" fill="var(--{color})" fill-opacity="0.72"/>')
     visible = busy[(edges[1:] > low) & (edges[:-1] < high)]
     if np.isfinite(visible).any():
         mean = float(np.nanmean(visible))
-        axes.annotate(
-            share(mean) if row.kind == "gpu" else cores(mean),
-            (1, row.base + 0.42),
-            xycoords=("axes fraction", "data"),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8.5,
-            fontweight="bold",
-            color=color,
-        )
+        words = share(mean) if row.kind == "gpu" else cores(mean)
+        parts.append(text(plot.right + 6, middle, words, color, bold=True, size=11))
+    return parts
+
+
+def _filled(edges: Floats, height: Floats, foot: float, plot: Plot) -> str:
+    """One path for the whole row: up at the beginning of each stretch, along its values, down again at its end."""
+    steps: list[str] = []
+    is_up = False
+    for begin, end, value in zip(edges[:-1], edges[1:], height, strict=True):
+        if not np.isfinite(value) or end <= plot.axis.low or begin >= plot.axis.high:
+            steps += [f"V{foot:.1f}Z"] if is_up else []
+            is_up = False
+            continue
+        if not is_up:
+            steps.append(f"M{plot.x(begin):.1f} {foot:.1f}")
+        steps.append(f"V{foot - value * UNIT:.1f}H{plot.x(end):.1f}")
+        is_up = True
+    return "".join(steps) + (f"V{foot:.1f}Z" if is_up else "")
 
 
 def _usual_most(use: Use) -> float:
@@ -232,131 +252,86 @@ def _shared(samples: list[tuple[Floats, Floats]], low: float, high: float) -> tu
     return columns, np.where(present > 0, total / np.maximum(1, present), np.nan)
 
 
-def _captions(axes: Axes, look: Theme, above: list[ProcessRow], lane: float, below: list[ProcessRow]) -> None:
-    size = 8 if look.narrow else 9
+def _captions(above: list[ProcessRow], lane: float, below: list[ProcessRow], plot: Plot) -> list[str]:
+    parts = []
     for rows, title in ((above, "TRAINING"), (below, "EVALUATION")):
         if rows:
-            _beside(axes, rows[0].base + 1.32, title, size - 1, LIGHT[COLORS[rows[0].kind]], "bold")
-    _beside(axes, lane, "checkpoints", size, LIGHT["checkpoint"], "normal")
+            y = rows[0].foot - 1.32 * UNIT + 4
+            parts.append(text(plot.left - 7, y, title, COLORS[rows[0].kind], "end", bold=True, size=11))
+    parts.append(text(plot.left - 7, lane * UNIT + 4, "checkpoints", "checkpoint", "end"))
     first = (above or below)[0]
-    axes.annotate(
-        "busy",
-        (1, first.base + 1.32),
-        xycoords=("axes fraction", "data"),
-        xytext=(5, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=8,
-        color=LIGHT["muted"],
-    )
+    return [*parts, text(plot.right + 6, first.foot - 1.32 * UNIT + 4, "busy", "muted", size=11)]
 
 
-def _beside(axes: Axes, height: float, text: str, size: float, color: str, weight: str) -> None:
-    axes.annotate(
-        text,
-        (0, height),
-        xycoords=("axes fraction", "data"),
-        xytext=(-6, 0),
-        textcoords="offset points",
-        ha="right",
-        va="center",
-        fontsize=size,
-        color=color,
-        fontweight=weight,
-    )
-
-
-def _checkpoints(axes: Axes, shown: list[RunCheckpoint], run: Run, clock: Clock, look: Theme, lane: float) -> None:
+def _checkpoints(shown: list[RunCheckpoint], clock: Clock, plot: Plot, lane: float) -> list[str]:
     """A diamond for each: full when it was evaluated, empty when it was not, a cross when it was bad."""
-    kinds: tuple[tuple[list[RunCheckpoint], dict[str, Any]], ...] = (
-        ([c for c in shown if not c.bad and c.evaluation], {"marker": "D", "mfc": LIGHT["checkpoint"]}),
-        ([c for c in shown if not c.bad and not c.evaluation], {"marker": "D", "mfc": LIGHT["paper"]}),
-        ([c for c in shown if c.bad], {"marker": "X", "mfc": LIGHT["alert"]}),
-    )
-    many = len(shown) > MOST_DIAMONDS
-    for members, style in kinds:
-        if members:
-            x = clock.axis(np.array([c.at for c in members], np.float64))
-            if many:
-                style |= {"marker": "|", "mew": 0.8, "markersize": 7}
-                x = np.unique(np.round(x / clock.length, 3)) * clock.length
-            size: dict[str, Any] = {"markersize": 5.5, "mec": LIGHT["checkpoint"]}
-            axes.plot(x, np.full(len(x), lane), linestyle="none", zorder=5, **(size | style))
-    low, high = axes.get_xlim()
-    places = [clock.at(c.at) for c in shown if c.at is not None]
+    y = lane * UNIT
+    parts = []
+    if len(shown) > MOST_DIAMONDS:
+        ticks = sorted({round(plot.x(clock.at(c.at))) for c in shown if c.at is not None})
+        parts += [line(x, y - 5, x, y + 5, "checkpoint", 0.8) for x in ticks]
+    else:
+        for one in sorted(shown, key=lambda c: bool(c.bad)):
+            assert one.at is not None
+            at = f'<g transform="translate({plot.x(clock.at(one.at)):.1f} {y:.1f})">'
+            if one.bad:
+                drawn = '<path d="M-4 -4l8 8m0 -8l-8 8" stroke="var(--alert)" stroke-width="2.2" fill="none"/>'
+            else:
+                inside = "checkpoint" if one.evaluation else "paper"
+                drawn = f'<path d="M0 -5l4 5l-4 5l-4 -5Z" fill="var(--{inside})" stroke="var(--checkpoint)"/>'
+            parts.append(f"{at}{drawn}</g>")
+    places = [plot.x(clock.at(c.at)) for c in shown if c.at is not None]
     letters = max((len(f"{c.step:,}") for c in shown), default=1)
-    for index in spread(places, (high - low) * letters * (0.031 if look.narrow else 0.0105)):
-        axes.annotate(
-            f"{shown[index].step:,}",
-            (places[index], lane),
-            xytext=(0, 6),
-            textcoords="offset points",
-            ha="center",
-            fontsize=7.5,
-            color=LIGHT["muted"],
-        )
+    told = spread(places, SMALL_LETTER * letters + 8)
+    return parts + [text(places[i], y - 9, f"{shown[i].step:,}", "muted", "middle", size=10) for i in told]
 
 
-def _blocks(axes: Axes, works: list[Work], below: list[ProcessRow], clock: Clock, look: Theme) -> None:
+def _blocks(works: list[Work], below: list[ProcessRow], clock: Clock, plot: Plot) -> list[str]:
     """A block for each piece of an evaluator's work, with the step of its checkpoint where there is room.
 
     Blocks that are narrower than their outline would cover the row they stand in: then there are none.
     """
-    low, high = axes.get_xlim()
-    widths = [clock.at(work.end) - clock.at(work.begin) for work in works]
-    if not works or (len(works) > MOST_LINKS and np.median(widths) < 0.006 * (high - low)):
-        return
-    letters = max(len(f"{work.step:,}") for work in works)
-    needed = (high - low) * letters * (0.025 if look.narrow else 0.0085)
-    bases = {use.name: row.base for row in below for use in row.uses}
-    patches = []
-    for work in works:
-        begin, end = clock.at(work.begin), clock.at(work.end)
-        base = bases[work.evaluator]
-        patches.append(Rectangle((begin, base), end - begin, 1.0))
+    places = [(plot.x(clock.at(work.begin)), plot.x(clock.at(work.end))) for work in works]
+    widths = [end - begin for begin, end in places]
+    if not works or (len(works) > MOST_LINKS and np.median(widths) < 0.006 * plot.width):
+        return []
+    needed = SMALL_LETTER * max(len(f"{work.step:,}") for work in works) + 4
+    feet = {use.name: row.foot for row in below for use in row.uses}
+    parts = []
+    for work, (begin, end) in zip(works, places, strict=True):
+        top = feet[work.evaluator] - UNIT
+        parts.append(
+            f'<rect x="{begin:.1f}" y="{top:.1f}" width="{end - begin:.1f}" height="{UNIT:g}" fill="none" '
+            'stroke="var(--evaluator)" stroke-width="0.9"/>'
+        )
         if end - begin >= needed:
-            axes.annotate(
-                f"{work.step:,}",
-                ((begin + end) / 2, base + 1.0),
-                xytext=(0, -2),
-                textcoords="offset points",
-                ha="center",
-                va="top",
-                fontsize=7,
-                color=LIGHT["ink"],
-                zorder=6,
-            )
-    axes.add_collection(
-        PatchCollection(patches, facecolor="none", edgecolor=LIGHT["evaluator"], linewidth=0.9, zorder=4), autolim=False
-    )
+            parts.append(text((begin + end) / 2, top + 10, f"{work.step:,}", "ink", "middle", size=9.5))
+    return parts
 
 
 def _links(
-    axes: Axes,
     works: list[Work],
     checkpoints: Sequence[RunCheckpoint],
     below: list[ProcessRow],
     clock: Clock,
+    plot: Plot,
     lane: float,
-) -> None:
+) -> list[str]:
     """A curve from each checkpoint to the blocks in which it was evaluated."""
     if not works or len(works) > MOST_LINKS:
-        return
-    bases = {use.name: row.base for row in below for use in row.uses}
+        return []
+    feet = {use.name: row.foot for row in below for use in row.uses}
     taken = {(c.name, c.generation): c.at for c in checkpoints if c.at is not None}
-    lines = []
+    parts = []
     for work in works:
         at = taken.get((work.checkpoint, work.generation))
         if at is None:
             continue
-        x0, x1 = clock.at(at), clock.at(work.begin)
-        y0, y1 = lane - 0.22, bases[work.evaluator] + 1.0
-        bend = 0.55 * (y1 - y0) if y0 - y1 < 1.6 else -0.75
-        curve = Path(
-            [(x0, y0), (x0, y0 + bend), (x1, y1 - bend), (x1, y1)], [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
+        x0, x1 = plot.x(clock.at(at)), plot.x(clock.at(work.begin))
+        y0, y1 = (lane + 0.22) * UNIT, feet[work.evaluator] - UNIT
+        bend = 0.55 * (y1 - y0) if y1 - y0 < 1.6 * UNIT else 0.75 * UNIT
+        parts.append(
+            f'<path d="M{x0:.1f} {y0:.1f}C{x0:.1f} {y0 + bend:.1f} {x1:.1f} {y1 - bend:.1f} {x1:.1f} {y1:.1f}" '
+            'stroke="var(--checkpoint)" stroke-width="0.8" stroke-opacity="0.6" fill="none"/>'
         )
-        lines.append(curve)
-    for curve in lines:
-        axes.add_patch(
-            PathPatch(curve, facecolor="none", edgecolor=LIGHT["checkpoint"], linewidth=0.8, alpha=0.6, zorder=3)
-        )
+    return parts
