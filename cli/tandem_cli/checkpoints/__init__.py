@@ -1,17 +1,15 @@
 """The implementation of `tandem checkpoints`: list, verify, compare, export and delete the checkpoints of a run.
 
-    inventory     a run directory -> what is there, as frozen values; writes nothing, holds no lease
-    choice        the checkpoint that a word of the user's means
-    chunks        a file of a checkpoint, read piece by piece, nothing used before its checksum was compared
-    verification  every byte of a checkpoint against its checksums
-    comparison    what differs between the files of two checkpoints (needs numpy)
-    exporting     what an exported copy is called, where it goes, and what its config.json says
-    copying       writing it (torch does, in a process of its own)
-    pruning       what may be deleted, and deleting it while the run goes on
-    columns       rows that fit a terminal's width
-    listing       all checkpoints as a table
-    description   one checkpoint in words; what verifying found, and what would be deleted
-    contrast      two checkpoints side by side
+    inventory       a run directory -> its checkpoints as frozen values; writes nothing, holds no lease
+    selector        the checkpoint that a user's word means
+    listing         all checkpoints as a table or JSON
+    description     checkpoints as text; the findings of verification; what pruning would delete
+    verification    every byte of a checkpoint against its checksums, chunk by chunk
+    manifest_diff   the differences between two checkpoints, from their manifests
+    tensor_diff     the differences between their tensors (needs numpy)
+    weights_export  an exported copy: its name, its destination, its config.json (torch writes it, in another process)
+    pruning         what may be deleted, and its deletion during the run
 
-Deciding functions take values and return values; `inventory`, `chunks`, `copying` and `pruning` touch the disk.
+Deciding functions take values and return values; `inventory`, `verification`, `weights_export` and `pruning` use the
+disk.
 """

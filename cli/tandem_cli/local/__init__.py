@@ -2,14 +2,16 @@
 
 The same processes as on a cluster, as children of one parent: a coordinator, one agent per replica, the evaluators.
 
-    prepare      the run directory: whose it is, whether it may be gone on with, who else is at work in it
-    placement    which cores and GPUs each child gets, and how many threads
-    supervision  which child to start, stop or give up on when: a pure function
-    process      one child: its log, its niceness, and that it dies with its parent
-    starter      what a child runs before it becomes its command
-    guardian     a process that outlives the parent and leaves nothing running
-    watch        asks the coordinator for its snapshot
-    session      the shell around all of it
+    prepare     the run directory: whose it is, whether to resume from it, whether another run uses it
+    placement   the cores and GPUs of each child, and its number of threads
+    child       one child over all its restarts; which to start or stop is decided by tandem.supervision
+    starter     what a child runs before it becomes its command
+    guardian    a process that outlives the parent and leaves nothing running
+    local_run   the shell around all of it
+    run_output  the output of all children as one stream of lines
+    display     the screen, or plain lines
+    known       the runs of this machine
+    run_view    a run in the form of a cluster job, so that both are shown alike
 
 That nothing is left running holds by three means, because each has a gap. The parent stops its children when it ends
 in any way it notices. Each child asks the kernel to be killed when the parent dies, which happens at once, but only to

@@ -11,6 +11,8 @@
     figures/     one module for each picture: values in, SVG out, by tandem.charts
     raster       a picture as PNG
     page         the page
+    comparison   several runs side by side
+    run_export   the numbers of a run as CSV, or for TensorBoard
     writing      page and pictures as files
 
 Needs numpy and resvg (`pip install 'tandem[report]'`).

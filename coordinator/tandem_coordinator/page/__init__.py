@@ -1,13 +1,10 @@
 """The live page of a job, for users without dashboards (0014, docs/live-page.md).
 
-    session    who may look: invitations that are good for once, and cookies
-    tail       a log that is followed in small bites
-    record     a run as its logs tell it, from its beginning, in bounded memory
-    pictures   its charts
+    routes     the requests, and who may make them: one-time invitations, and cookies
+    viewers    who is looking, and what each has to be sent; renders the page while somebody looks
+    timeline   a run from its logs, from its beginning, in bounded memory
     parts      the page's parts as HTML
-    viewers    who is looking, and what they have to be sent
-    live       draws the parts again and again while somebody looks
-    routes     the page's addresses
+    pictures   its charts
 
 Nothing of it runs while nobody looks. While somebody does, the event loop that answers heartbeats gives it a glance at
 the job once a second; reading and drawing happen on a thread that rests three times as long as it reads.

@@ -1,5 +1,6 @@
 """The rooms of the repository, and who may enter which."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -87,3 +88,33 @@ def test_each_folder_of_unit_tests_is_named_after_a_room() -> None:
     folders = {Path(name).parts[2] for name in TRACKED if name.startswith("tests/unit/") and name.count("/") > 2}
     assert folders <= rooms
     assert not [name for name in TRACKED if re.fullmatch(r"tests/unit/test_\w+\.py", name) and (ROOT / name).is_file()]
+
+
+ROOMS = ("core", "cli", "coordinator", "trainer", "evaluator", "operator")
+LISTED = re.compile(r"^    ([a-z_]+(?:\.[a-z]+)?)/?  +\S", re.MULTILINE)
+"""A line of a package's docstring that says what a module of it is."""
+
+
+def packages_with_lists() -> dict[str, set[str]]:
+    """Packages whose docstring lists their modules, each with the names in that list."""
+    found = {}
+    for name in TRACKED:
+        if name.startswith(ROOMS) and name.endswith("/__init__.py"):
+            described = ast.get_docstring(ast.parse((ROOT / name).read_text("utf-8")), clean=False) or ""
+            if listed := set(LISTED.findall(described)):
+                found[str(Path(name).parent)] = listed
+    return found
+
+
+@pytest.mark.parametrize(("package", "listed"), packages_with_lists().items())
+def test_the_list_of_a_packages_modules_is_complete(package: str, listed: set[str]) -> None:
+    inside = [Path(name).relative_to(package) for name in TRACKED if Path(name).is_relative_to(package)]
+    modules = {path.stem for path in inside if len(path.parts) == 1 and path.suffix == ".py"}
+    folders = {path.parts[0] for path in inside if len(path.parts) > 1}
+    others = {path.name for path in inside if len(path.parts) == 1 and path.suffix != ".py"}
+    assert {name for name in modules if not name.startswith("__")} | folders <= listed | others
+    assert listed <= modules | folders | others
+
+
+def test_packages_with_lists_are_found() -> None:
+    assert {"core/tandem/charts", "cli/tandem_cli/local"} <= packages_with_lists().keys()
