@@ -154,7 +154,7 @@ def _unchanged(name: str, child: Node) -> dict[str, str]:
         same = f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || {same})"
     return {
         "rule": same,
-        "message": f"{name} cannot be changed; make a new job of another name",
+        "message": f"{name} cannot be changed; create a new job with another name",
         "fieldPath": f".{name}",
     }
 
