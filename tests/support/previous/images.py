@@ -41,9 +41,15 @@ def provide(present: Images, previous: Previous) -> Images:
     return found
 
 
+def _installed(previous: Previous) -> list[str]:
+    """The rooms that its images hold: those that it let a build see."""
+    seen = (previous.folder / ".dockerignore").read_text().splitlines()
+    return [room for room in previous.rooms if f"!{room}" in seen]
+
+
 def _built(name: str, image: str, previous: Previous) -> str:
     copies = []
-    for room in previous.rooms:
+    for room in _installed(previous):
         (folder,) = [one for one in (previous.folder / room).iterdir() if one.is_dir()]
         copies.append(f"COPY {room}/{folder.name} /previous/{folder.name}")
     recipe = DOCKERFILE.format(image=image, copies="\n".join(copies))
