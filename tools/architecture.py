@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
-from tandem.charts.chart import Role, variables
+from tandem_coordinator.charts.chart import Role, variables
 
 WIDTH, HEIGHT = 960, 566
 LINE = 18

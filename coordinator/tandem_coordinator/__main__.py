@@ -25,11 +25,11 @@ from tandem.job import DistributedTrainingJob, OnExisting
 from tandem.launch import EVERYWHERE, INCARNATION, JOB, POD, RUN_DIR, TOKEN, TOKEN_DIGEST, listen, weakness
 from tandem.manifest.fields import dotted
 from tandem.manifest.reading import read_job
-from tandem.prerequisites import pod, unmet
 from tandem.rundir.durable import lacks, temporary_beside
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import Finding, Occupied, Unreadable, complete_moves, look, recorded, settle
 from tandem_coordinator.coordinator import Coordinator
+from tandem_coordinator.prerequisites import pod, unmet
 from tandem_coordinator.server import application, metrics_application
 from tandem_coordinator.state_store import StateStore, TakenOver
 

@@ -5,14 +5,10 @@ picture of each into the run directory, of the best checkpoint alone. It is a hi
 atomically, made again by anybody, and shown only where it is of the checkpoint that best.json names.
 """
 
-import base64
-import binascii
 from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from tandem.charts.gallery import Tile
-from tandem.formatting import share
 from tandem.model import Model, PlainName, Whole
 from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json_or_none
@@ -53,20 +49,6 @@ class Gallery(Model):
     width: Annotated[int, Field(ge=1, le=LARGEST)]
     height: Annotated[int, Field(ge=1, le=LARGEST)]
     pictures: Annotated[list[WrongPicture], Field(max_length=MOST)]
-
-    def tiles(self) -> list[Tile]:
-        """What is drawn of it; a picture that is damaged is left out."""
-        found = []
-        for one in self.pictures:
-            try:
-                pixels = base64.b64decode(one.pixels, validate=True)
-            except (binascii.Error, ValueError):
-                continue
-            if len(pixels) == self.width * self.height:
-                sure = share(one.confidence)
-                told = f"sample {one.index:,}: {one.label}, taken for {one.prediction}, {sure} sure"
-                found.append(Tile(pixels, self.width, one.label, f"→ {one.prediction}, {sure}", told))
-        return found
 
 
 def gallery(rundir: RunDir) -> Gallery | None:

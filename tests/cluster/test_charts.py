@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 
 from tandem import formatting
-from tandem.charts import drawing
 from tandem.rundir.layout import RunDir
 from tandem.status import Progress, Score, Snapshot, Status
 from tandem_cli.report.writing import write
+from tandem_coordinator.charts import drawing
 from tandem_coordinator.page.routes import LivePage
 from tests.support import manifests
 from tests.support.cluster.browser import Browser

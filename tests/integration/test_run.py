@@ -13,6 +13,7 @@ import pytest
 from tandem.rundir.lease import is_held
 from tandem.supervision import SAVING_SECONDS
 from tandem.wrong_samples import gallery
+from tandem_coordinator.charts.gallery import tiles
 from tests.support import ROOT
 from tests.support.local_run import DIGITS, LocalRun, evaluations
 from tests.support.ports import reserved_port
@@ -80,7 +81,7 @@ class TestFromBeginningToEnd:
         found, best = gallery(complete.run_dir), json.loads(complete.run_dir.best_file.read_text())
         assert found is not None
         wrong = round((1 - best["value"]) * evaluations(complete.path)[0]["samples"])
-        assert len(found.tiles()) == len(found.pictures) == min(24, wrong)
+        assert len(tiles(found)) == len(found.pictures) == min(24, wrong)
         assert all(one.label != one.prediction for one in found.pictures)
 
     def test_it_says_what_it_waits_for_and_how_far_it_is_in_plain_lines_of_fields(self, complete: LocalRun) -> None:

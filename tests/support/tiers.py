@@ -36,7 +36,7 @@ KEPT = 20
 REACH = {
     "core": {"core", "cli", "coordinator", "trainer", "evaluator", "operator"},
     "cli": {"cli"},
-    "coordinator": {"coordinator"},
+    "coordinator": {"coordinator", "cli"},
     "trainer": {"trainer", "evaluator"},
     "evaluator": {"evaluator"},
     "operator": {"operator"},

@@ -25,7 +25,6 @@ from tandem.job import Checkpoint, Coordinator, DistributedTrainingJob, RunPolic
 from tandem.launch import TOKEN, weakness
 from tandem.manifest.reading import job_of, read_source, refuse
 from tandem.manifest.source import Source
-from tandem.prerequisites import here, unmet
 from tandem.rundir.layout import RunDir
 from tandem.status import Event
 from tandem.supervision import is_given_up
@@ -38,6 +37,7 @@ from tandem_cli.local.prepare import HeldFolder, claim
 from tandem_cli.terminal import summary
 from tandem_cli.terminal.canvas import PrintableConsole
 from tandem_cli.terminal.screen import event_line
+from tandem_coordinator.prerequisites import here, unmet
 
 CONFIG = "trainer.config."
 TAIL = 15

@@ -111,9 +111,9 @@ def _doubts_here(job: DistributedTrainingJob, source: Source) -> list[str]:
         ManifestError: it cannot.
     """
     # Who does not ask for it does not wait for it.
-    from tandem.prerequisites import here, unmet
     from tandem.rundir.layout import RunDir
     from tandem_cli.local.placement import share_gpus, usable_cores, visible_gpus
+    from tandem_coordinator.prerequisites import here, unmet
 
     gpus, _ = share_gpus(visible_gpus(dict(os.environ)), job)
     site = here(job, RunDir(Path("runs") / job.metadata.name), len(usable_cores()), gpus)

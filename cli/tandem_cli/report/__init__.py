@@ -8,7 +8,7 @@
     run          a run as frozen values
     clock        the time axis, without the hours in which nothing ran
     summary      the key figures at the top of the page
-    figures/     one module for each picture: values in, SVG out, by tandem.charts
+    figures/     one module for each picture: values in, SVG out, by tandem_coordinator.charts
     raster       a picture as PNG
     page         the page
     comparison   several runs side by side

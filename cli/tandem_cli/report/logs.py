@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from tandem.charts.stories import GRADIENT_NORM, LEARNING_RATE
 from tandem.model import LATEST
 from tandem.rundir import records
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, EVALUATOR, TRAINING, AnyRecord, Kinds
 from tandem.status import Troubles
 from tandem_cli.report.run import Floats, Kind, OfRank, Rates, RunEvent, Steps, Use, Work, World, number, within
+from tandem_coordinator.charts.stories import GRADIENT_NORM, LEARNING_RATE
 
 MOST_CORES = 10_000.0
 MOST_THROUGHPUT = 1e15

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple, TypeVar
 
-from tandem import charts
-from tandem.charts import chart
 from tandem.formatting import duration, metric_name, moment, number, on_validation, reason, score, several, share, size
 from tandem.measures import Generation
 from tandem.status import told
 from tandem_cli.report.run import Run, RunCheckpoint
 from tandem_cli.report.summary import Summary
+from tandem_coordinator import charts
+from tandem_coordinator.charts import chart
 
 MOST_ROWS = 100
 """Rows of a table; of more the last are shown, with those that stand out."""

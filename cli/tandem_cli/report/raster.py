@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import resvg_py
 
-from tandem.charts.chart import LIGHT
+from tandem_coordinator.charts.chart import LIGHT
 
 SCALE = 1.67
 """Pixels of a PNG file for each of the page."""
@@ -32,7 +32,7 @@ def png(svg: str, title: str) -> bytes:
     """A picture as a PNG file, in the colours of a light page, with its title above it.
 
     Args:
-        svg: an svg element of `tandem.charts.drawing.framed`.
+        svg: an svg element of `tandem_coordinator.charts.drawing.framed`.
 
     Raises:
         ElementTree.ParseError: it is not one.

@@ -14,7 +14,6 @@ import numpy as np
 import yaml
 from pydantic import ValidationError
 
-from tandem.charts.gallery import Tile
 from tandem.formatting import elapsed
 from tandem.formatting import moment as moment_of
 from tandem.job import DistributedTrainingJob
@@ -41,6 +40,7 @@ from tandem_cli.report.logs import (
     read_train_log,
 )
 from tandem_cli.report.run import Floats, Rates, Result, Run, RunCheckpoint, Use, moment, text
+from tandem_coordinator.charts.gallery import Tile, tiles
 
 SILENT_SECONDS = 20.0
 """A run without an end and without a lock whose logs are silent for so long is not going on: the coordinator writes
@@ -112,7 +112,7 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
 
 def _wrong(rundir: RunDir) -> tuple[Tile, ...]:
     found = gallery(rundir)
-    return () if found is None else tuple(found.tiles())
+    return () if found is None else tuple(tiles(found))
 
 
 def _job(rundir: RunDir, faults: list[str]) -> tuple[DistributedTrainingJob | None, str]:

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tandem.charts.gallery import Tile
 from tandem.job import DistributedTrainingJob
 from tandem.measures import Generation
 from tandem.model import LATEST
 from tandem.status import Troubles
+from tandem_coordinator.charts.gallery import Tile
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from tandem.charts import gallery
-from tandem.charts.chart import NARROW, WIDE
 from tandem_cli.report import clock, raster
 from tandem_cli.report.figures import Picture, pictures
 from tandem_cli.report.page import DrawnPicture, page
 from tandem_cli.report.reading import read
 from tandem_cli.report.run import Run
 from tandem_cli.report.summary import Summary, summarize
+from tandem_coordinator.charts import gallery
+from tandem_coordinator.charts.chart import NARROW, WIDE
 
 FILE = "report.html"
 

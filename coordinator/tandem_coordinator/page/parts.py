@@ -8,7 +8,6 @@ import datetime
 from dataclasses import dataclass
 from html import escape
 
-from tandem.charts.chart import Look
 from tandem.formatting import (
     cores,
     duration,
@@ -26,6 +25,7 @@ from tandem.formatting import (
 from tandem.measures import Generation
 from tandem.rundir.catalog import Result
 from tandem.status import MemberView, Snapshot, Status, told
+from tandem_coordinator.charts.chart import Look
 from tandem_coordinator.page import pictures
 from tandem_coordinator.page.timeline import Key, Timeline
 

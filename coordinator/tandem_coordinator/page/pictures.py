@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from math import isfinite
 
-from tandem.charts import drawing, gallery, rows, stories
-from tandem.charts.chart import Axis, Band, Chart, Look, Point, Points, Role
-from tandem.charts.rows import Row, Rows
-from tandem.charts.series import Series
-from tandem.charts.stories import Losses, Ranks, pace, training
 from tandem.formatting import cores, duration, reason, share
 from tandem.measures import outages
 from tandem.rundir.catalog import Result
 from tandem.status import Score, Snapshot, Status
+from tandem_coordinator.charts import drawing, gallery, rows, stories
+from tandem_coordinator.charts.chart import Axis, Band, Chart, Look, Point, Points, Role
+from tandem_coordinator.charts.rows import Row, Rows
+from tandem_coordinator.charts.series import Series
+from tandem_coordinator.charts.stories import Losses, Ranks, pace, training
 from tandem_coordinator.page.timeline import Timeline
 
 SMOOTH_FROM = 100

@@ -28,9 +28,9 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from tandem import charts
-from tandem.charts import chart
 from tandem.rundir.layout import RunDir
+from tandem_coordinator import charts
+from tandem_coordinator.charts import chart
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.page.viewers import LOOKS, Full, Live, Viewer
 

@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from tandem.charts.gallery import Tile
-from tandem.charts.series import Series
 from tandem.measures import Generation
 from tandem.rundir import records
 from tandem.rundir.catalog import Lineage, Result, Results
@@ -24,6 +22,8 @@ from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, TRAINING, AnyRecord, CoordinatorRecord, TrainingRecord
 from tandem.status import CheckpointRef
 from tandem.wrong_samples import gallery
+from tandem_coordinator.charts.gallery import Tile, tiles
+from tandem_coordinator.charts.series import Series
 
 MOST_FOLDERS = 1000
 """The newest; what was evaluated before is left to `tandem report`."""
@@ -180,7 +180,7 @@ class Timeline:
         changed = tuple(path.stat().st_mtime_ns for path in files)
         if changed != self._shown:
             found = gallery(self.rundir)
-            self.wrong, self._shown = [] if found is None else found.tiles(), changed
+            self.wrong, self._shown = [] if found is None else tiles(found), changed
 
     def _find_logs(self) -> None:
         for number, path in self.rundir.training_logs().items():

@@ -13,8 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from tandem.charts.chart import NARROW, WIDE, Look
 from tandem.rundir.layout import RunDir
+from tandem_coordinator.charts.chart import NARROW, WIDE, Look
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.page import parts
 from tandem_coordinator.page.parts import Glance

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tandem.charts.chart import LIGHT, WIDE, Axis, Chart, Curve, Panel
-from tandem.charts.drawing import draw, framed, text
 from tandem_cli.report import raster
+from tandem_coordinator.charts.chart import LIGHT, WIDE, Axis, Chart, Curve, Panel
+from tandem_coordinator.charts.drawing import draw, framed, text
 
 
 def painted(svg: str, title: str = "") -> np.ndarray:

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tandem import charts
-from tandem.charts import chart, drawing
-from tandem.charts.chart import DARK, LIGHT
 from tandem_cli.report import clock, raster
 from tandem_cli.report.figures import curves, pictures, processors
 from tandem_cli.report.reading import read
 from tandem_cli.report.run import Run, Steps, Use, Work
 from tandem_cli.report.summary import summarize
 from tandem_cli.report.writing import Report, write
+from tandem_coordinator import charts
+from tandem_coordinator.charts import chart, drawing
+from tandem_coordinator.charts.chart import DARK, LIGHT
 from tests.support.worlds.simulated_run import T0, make_run
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from tandem.job import DistributedTrainingJob
 from tandem.launch import environment
-from tandem.prerequisites import here, unmet
 from tandem.rundir.layout import RunDir
 from tandem_cli.commands.validate import warnings
 from tandem_cli.output import HIDDEN, hidden, looks_secret
+from tandem_coordinator.prerequisites import here, unmet
 from tests.support import manifests
 
 REFERENCE = {"secretKeyRef": {"name": "hub", "key": "token"}}

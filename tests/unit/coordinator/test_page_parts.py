@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tandem.charts.chart import NARROW, WIDE
 from tandem.rundir.layout import RunDir
 from tandem.status import (
     CheckpointRef,
@@ -22,6 +21,7 @@ from tandem.status import (
     Status,
     Straggler,
 )
+from tandem_coordinator.charts.chart import NARROW, WIDE
 from tandem_coordinator.page import parts
 from tandem_coordinator.page.parts import Glance
 from tandem_coordinator.page.timeline import Timeline

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tandem import measures
-from tandem.charts.chart import WIDE
 from tandem.formatting import duration
 from tandem.job import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
@@ -21,6 +20,7 @@ from tandem_cli.report.run import Run
 from tandem_cli.report.summary import Summary, summarize, time_by_phase
 from tandem_cli.report.writing import write
 from tandem_cli.terminal import summary as ending
+from tandem_coordinator.charts.chart import WIDE
 from tandem_coordinator.page import parts, pictures
 from tandem_coordinator.page.parts import Glance
 from tandem_coordinator.page.timeline import Timeline

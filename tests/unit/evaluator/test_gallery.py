@@ -13,6 +13,7 @@ from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef
 from tandem.wrong_samples import Gallery, gallery
 from tandem_cli.report.writing import write
+from tandem_coordinator.charts.gallery import tiles
 from tandem_coordinator.page.timeline import Timeline
 from tandem_evaluator.publication import update
 from tests.support.worlds.small_run import SmallRun
@@ -67,7 +68,7 @@ def test_reach_from_the_darkest_to_the_brightest_pixel(run: SmallRun) -> None:
     update(run.rundir, IMAGES, NAMES)
     found = gallery(run.rundir)
     assert found is not None
-    (tile,) = found.tiles()
+    (tile,) = tiles(found)
     assert list(tile.pixels) == [17 * pixel for pixel in range(16)]
     assert (tile.words, tile.beside) == ("cat", "→ dog, 75 %")
 
@@ -79,7 +80,7 @@ def test_of_large_images_are_made_smaller(run: SmallRun, size: tuple[int, int]) 
     found = gallery(run.rundir)
     assert found is not None
     assert (found.height, found.width) == (32, 32)
-    assert len(found.tiles()) == 6
+    assert len(tiles(found)) == 6
 
 
 def test_of_what_is_not_in_the_data_any_more_or_not_finite_harm_nothing(run: SmallRun) -> None:
@@ -111,7 +112,7 @@ def test_that_are_damaged_are_not_shown_and_are_made_again(run: SmallRun, how: s
     update(run.rundir, IMAGES, NAMES)
     run.rundir.wrong_file.write_text(damaged(read_json(run.rundir.wrong_file), how))
     found = gallery(run.rundir)
-    assert found is None or not found.tiles()
+    assert found is None or not tiles(found)
     if found is None:
         update(run.rundir, IMAGES, NAMES)
         assert isinstance(gallery(run.rundir), Gallery)

@@ -117,4 +117,4 @@ def test_the_list_of_a_packages_modules_is_complete(package: str, listed: set[st
 
 
 def test_packages_with_lists_are_found() -> None:
-    assert {"core/tandem/charts", "cli/tandem_cli/local"} <= packages_with_lists().keys()
+    assert {"coordinator/tandem_coordinator/charts", "cli/tandem_cli/local"} <= packages_with_lists().keys()

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tandem.charts import drawing
-from tandem.charts.chart import Chart, Look
-from tandem.charts.stories import GRADIENT_NORM, LEARNING_RATE
 from tandem.formatting import cores, duration, metric_name, number, reason, score, several, share
 from tandem_cli.report.clock import Clock
 from tandem_cli.report.figures import confusion, curves, phases, processors
 from tandem_cli.report.run import Floats, Run
 from tandem_cli.report.summary import Summary, time_by_phase
+from tandem_coordinator.charts import drawing
+from tandem_coordinator.charts.chart import Chart, Look
+from tandem_coordinator.charts.stories import GRADIENT_NORM, LEARNING_RATE
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tandem.charts.chart import Axis
-from tandem.charts.drawing import across, line, rectangle, text
 from tandem.formatting import duration
 from tandem.measures import outages
 from tandem_cli.report.clock import Clock
 from tandem_cli.report.run import Run
+from tandem_coordinator.charts.chart import Axis
+from tandem_coordinator.charts.drawing import across, line, rectangle, text
 
 MOST_MARKED = 400
 """More restarts than this are a smear; the table has them all."""

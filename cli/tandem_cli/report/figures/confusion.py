@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from tandem.charts.chart import Look
-from tandem.charts.drawing import LETTER, framed, line, rectangle, text, ticks
 from tandem.tasks import class_names
 from tandem_cli.report.run import Floats, Ints, Run
+from tandem_coordinator.charts.chart import Look
+from tandem_coordinator.charts.drawing import LETTER, framed, line, rectangle, text, ticks
 
 MOST_LABELLED = 20
 """Classes that have room for a number in each cell."""

@@ -8,14 +8,14 @@ from itertools import zip_longest
 
 import numpy as np
 
-from tandem.charts import stories
-from tandem.charts.chart import Band, Chart, Point
-from tandem.charts.stories import GRADIENT_NORM, LEARNING_RATE, Losses, Ranks, pace
 from tandem.formatting import duration, reason
 from tandem.measures import outages
 from tandem_cli.report.clock import Clock, envelope, smooth, thin
 from tandem_cli.report.figures.axes import MOST_MARKED, steps_of, time_of
 from tandem_cli.report.run import Floats, OfRank, Run, RunCheckpoint, Steps
+from tandem_coordinator.charts import stories
+from tandem_coordinator.charts.chart import Band, Chart, Point
+from tandem_coordinator.charts.stories import GRADIENT_NORM, LEARNING_RATE, Losses, Ranks, pace
 
 SMOOTH_SHARE = 0.02
 """Width of the running mean, of the whole run."""

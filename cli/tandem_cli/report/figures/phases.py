@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from tandem.charts.chart import Look, Role
-from tandem.charts.drawing import LETTER, framed, line, rectangle, text, time_axis
 from tandem.formatting import duration, plain, share
 from tandem_cli.report.clock import Clock
 from tandem_cli.report.figures.axes import Plot, pauses, restarts, time_of
 from tandem_cli.report.run import Floats, Run
 from tandem_cli.report.summary import time_by_phase
+from tandem_coordinator.charts.chart import Look, Role
+from tandem_coordinator.charts.drawing import LETTER, framed, line, rectangle, text, time_axis
 
 COLORS: dict[str, Role] = {
     "compute": "trainer",

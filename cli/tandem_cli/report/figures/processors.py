@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tandem.charts.chart import Look, Role
-from tandem.charts.drawing import LETTER, framed, line, text, time_axis
 from tandem.formatting import cores, duration, plain, share
 from tandem.measures import Generation
 from tandem_cli.report.clock import Clock, means
 from tandem_cli.report.figures.axes import Plot, pauses, restarts, spread, time_of
 from tandem_cli.report.run import Floats, Ints, Kind, Run, RunCheckpoint, Use, Work
+from tandem_coordinator.charts.chart import Look, Role
+from tandem_coordinator.charts.drawing import LETTER, framed, line, text, time_axis
 
 MOST_ROWS = 12
 """Of one kind. More processes than this share rows, each the mean of neighbours."""

@@ -9,7 +9,7 @@ Who checks what:
     tandem validate FILE          the manifest alone (tandem.manifest.reading)
     tandem validate --here FILE   and this machine, as tandem run does
     tandem run FILE               and this machine, before the run directory is made
-    coordinator on a cluster      what lies on the job's volume, before a worker trains (tandem.prerequisites.site.pod)
+    coordinator on a cluster      what lies on the job's volume, before a worker trains (`site.pod`)
 
 A finding is a mistake only if the job cannot run; all else is a warning. What cannot be known is not mentioned. So a
 check reads what the ranks would read, in the same way, and stops where it would have to import or run something.
@@ -21,11 +21,11 @@ from itertools import chain
 
 from tandem.errors import Unmet
 from tandem.job import DistributedTrainingJob
-from tandem.prerequisites.dataset import dataset, weights
-from tandem.prerequisites.machine import disk, machine, this_machine
-from tandem.prerequisites.program import program
-from tandem.prerequisites.site import Site, pod, variables
 from tandem.rundir.layout import RunDir
+from tandem_coordinator.prerequisites.dataset import dataset, weights
+from tandem_coordinator.prerequisites.machine import disk, machine, this_machine
+from tandem_coordinator.prerequisites.program import program
+from tandem_coordinator.prerequisites.site import Site, pod, variables
 
 __all__ = ["Site", "Unmet", "here", "pod", "unmet"]
 

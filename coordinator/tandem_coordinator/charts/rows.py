@@ -6,9 +6,21 @@ from html import escape
 from math import ceil
 from typing import Literal
 
-from tandem.charts.chart import Axis, Look, Points, Role
-from tandem.charts.drawing import FOOT, VALUES, Scale, across, digits, framed, line, matrix, opened, text, time_axis
-from tandem.charts.series import shorten
+from tandem_coordinator.charts.chart import Axis, Look, Points, Role
+from tandem_coordinator.charts.drawing import (
+    FOOT,
+    VALUES,
+    Scale,
+    across,
+    digits,
+    framed,
+    line,
+    matrix,
+    opened,
+    text,
+    time_axis,
+)
+from tandem_coordinator.charts.series import shorten
 
 ROW, SPACE, CAPTION = 24.0, 6.0, 22.0
 """Pixels of a row, between two, and of a heading."""

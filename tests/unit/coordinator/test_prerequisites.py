@@ -20,9 +20,9 @@ from tandem.errors import ManifestError, Problem, Unmet
 from tandem.job import DistributedTrainingJob
 from tandem.manifest.reading import job_of, read_job, refuse
 from tandem.manifest.source import parse
-from tandem.prerequisites import Site, here, pod, unmet
-from tandem.prerequisites.site import Machine
 from tandem.rundir.layout import RunDir
+from tandem_coordinator.prerequisites import Site, here, pod, unmet
+from tandem_coordinator.prerequisites.site import Machine
 from tests.support import ROOT
 from tests.support.bad_surroundings import CASES, BadSurroundings, idx, safetensors, weights, whole_mnist, written
 from tests.support.failing_disk import unreadable

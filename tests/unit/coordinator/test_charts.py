@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.charts import chart, drawing, gallery, rows
-from tandem.charts.chart import NARROW, WIDE, Axis, Band, Chart, Curve, Look, Panel, Point
-from tandem.charts.drawing import Scale
-from tandem.charts.gallery import Tile
-from tandem.charts.rows import Row, Rows
-from tandem.charts.series import Series, shorten
-from tandem.charts.stories import REDONE, Losses, Ranks, optimization, pace, ranks, training
+from tandem_coordinator.charts import chart, drawing, gallery, rows
+from tandem_coordinator.charts.chart import NARROW, WIDE, Axis, Band, Chart, Curve, Look, Panel, Point
+from tandem_coordinator.charts.drawing import Scale
+from tandem_coordinator.charts.gallery import Tile
+from tandem_coordinator.charts.rows import Row, Rows
+from tandem_coordinator.charts.series import Series, shorten
+from tandem_coordinator.charts.stories import REDONE, Losses, Ranks, optimization, pace, ranks, training
 
 STEPS = Axis(low=0.0, high=100.0, label="step", whole=True)
 EVIL = '"><script>alert(1)</script>'
@@ -320,7 +320,7 @@ def test_a_gallery_has_a_picture_of_as_many_shades_as_can_be_told_apart_and_harm
 
 def test_charts_need_nothing_but_pythons_own_library() -> None:
     heavy = ("numpy", "matplotlib", "pydantic", "aiohttp", "rich")
-    modules = "tandem.charts.drawing, tandem.charts.rows, tandem.charts.stories, tandem.charts.gallery"
+    modules = ", ".join(f"tandem_coordinator.charts.{name}" for name in ("drawing", "rows", "stories", "gallery"))
     code = f"import sys, {modules}; print(sorted(set({heavy!r}) & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout == "[]\n"

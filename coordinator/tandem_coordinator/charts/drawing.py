@@ -1,6 +1,6 @@
 """Charts as SVG text.
 
-Every colour is a CSS variable of `tandem.charts.chart`, everything that comes from a run is escaped, and no element
+Every colour is a CSS variable of `chart`, everything that comes from a run is escaped, and no element
 has a style of its own: a page may forbid inline styles altogether. A drawing has no more points than pixels have a use
 for, however long the series is.
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from tandem.charts.chart import Axis, Band, Chart, Curve, Look, Panel, Point, Role, Unit
-from tandem.charts.series import shorten
+from tandem_coordinator.charts.chart import Axis, Band, Chart, Curve, Look, Panel, Point, Role, Unit
+from tandem_coordinator.charts.series import shorten
 
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 """Distances between ticks, times a power of ten."""

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tandem.charts.chart import Axis, Band, Chart, Curve, Kind, Panel, Point, Points, Role
 from tandem.formatting import SHARES, metric_name, score
+from tandem_coordinator.charts.chart import Axis, Band, Chart, Curve, Kind, Panel, Point, Points, Role
 
 MOST_DOTS = 80
 """More scores than this are a line without a dot for each."""

@@ -1,6 +1,6 @@
 // Reads values off charts and enlarges a part of them, on the live page and in a report.
 //
-// tandem.charts.drawing writes a curve in the values that it shows, and a matrix takes them to pixels. So values are
+// tandem_coordinator.charts.drawing writes a curve in the values that it shows, and a matrix takes them to pixels. So values are
 // read off the paths, and to enlarge is to write another matrix, ticks, and places of what keeps its shape. Charts over
 // the same axis are enlarged and read together. The content of a host may be replaced at any time; call adopt() then.
 "use strict";
@@ -22,7 +22,7 @@ const Charts = (() => {
   let tapped = {time: 0, x: 0};
   let box = null;
 
-  // Numbers, as tandem.charts.drawing and tandem.formatting write them
+  // Numbers, as tandem_coordinator.charts.drawing and tandem.formatting write them
 
   const grouped = (value) => Math.round(value).toLocaleString("en-US");
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from tandem.errors import Unmet
 from tandem.job import DistributedTrainingJob
 from tandem.manifest.reading import separated
-from tandem.prerequisites.site import Site, fault_of_file, is_folder, unexpanded
+from tandem_coordinator.prerequisites.site import Site, fault_of_file, is_folder, unexpanded
 
 MOST_BYTES = 2**21
 """Longer scripts are not compiled to find mistakes in them."""

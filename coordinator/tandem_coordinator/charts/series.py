@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from tandem.charts.chart import Point
+from tandem_coordinator.charts.chart import Point
 
 MOST_BUCKETS = 1000
 

@@ -1,12 +1,19 @@
 """A grid of small grey-scale pictures with captions, as SVG text."""
 
+import base64
+import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
+from typing import TYPE_CHECKING
 
-from tandem.charts.chart import Look
-from tandem.charts.drawing import framed, text
+from tandem.formatting import share
+from tandem_coordinator.charts.chart import Look
+from tandem_coordinator.charts.drawing import framed, text
+
+if TYPE_CHECKING:
+    from tandem.wrong_samples import Gallery
 
 LEVELS = 8
 """Shades that are told apart: each is one path, and the darkest is none."""
@@ -30,6 +37,21 @@ class Tile:
     """… and in the second."""
     told: str
     """What is said to those who do not see it."""
+
+
+def tiles(found: "Gallery") -> list[Tile]:
+    """What is drawn of a checkpoint's wrong samples; a picture that is damaged is left out."""
+    drawn = []
+    for one in found.pictures:
+        try:
+            pixels = base64.b64decode(one.pixels, validate=True)
+        except (binascii.Error, ValueError):
+            continue
+        if len(pixels) == found.width * found.height:
+            sure = share(one.confidence)
+            told = f"sample {one.index:,}: {one.label}, taken for {one.prediction}, {sure} sure"
+            drawn.append(Tile(pixels, found.width, one.label, f"→ {one.prediction}, {sure}", told))
+    return drawn
 
 
 def draw(name: str, title: str, tiles: Sequence[Tile], look: Look) -> str:

@@ -21,9 +21,9 @@ from tandem.architectures import Shapes, plain, shapes
 from tandem.datasets import FILES, NotIdx, Split, find, opened, raw_folder, shape
 from tandem.errors import Unmet, enumerated
 from tandem.job import DistributedTrainingJob
-from tandem.prerequisites.site import CONFIG, Site, fault_of_file, fault_of_folder, is_folder
 from tandem.rundir.durable import may_pass
 from tandem.tasks import CLASSES, LEAST_FOR_CNN, SYNTHETIC_SIZE, ImageClassification
+from tandem_coordinator.prerequisites.site import CONFIG, Site, fault_of_file, fault_of_folder, is_folder
 
 READING_SECONDS = 0.5
 """For reading through files; what is not known by then is left to the ranks."""

@@ -20,9 +20,9 @@ from tandem.architectures import elements, shapes
 from tandem.errors import Unmet
 from tandem.formatting import size
 from tandem.job import DistributedTrainingJob
-from tandem.prerequisites.dataset import known
-from tandem.prerequisites.site import CONFIG, Machine, Site, fault_of_folder, nearest_there
 from tandem.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, ImageClassification
+from tandem_coordinator.prerequisites.dataset import known
+from tandem_coordinator.prerequisites.site import CONFIG, Machine, Site, fault_of_folder, nearest_there
 
 AGENT_BYTES, RANK_BYTES, EVALUATOR_BYTES = 64 * 2**20, 28 * 2**20, 96 * 2**20
 """What a process has for itself at least, beside what all share: an agent with its fork server, a rank, an evaluator of
