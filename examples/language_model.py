@@ -20,17 +20,20 @@ LENGTH, WIDTH = 64, 128
 
 
 class Passages:
-    """Every passage of LENGTH bytes, with the byte that follows each."""
+    """Passages of LENGTH bytes, with the byte that follows each: of every ten, nine to train on, and one held out."""
 
-    def __init__(self) -> None:
+    def __init__(self, held_out: bool = False) -> None:
         text = "\n".join(topics[name] for name in sorted(topics))
         self.bytes = torch.tensor(list(text.encode()))
+        numbers = range((len(self.bytes) - 1) // LENGTH)
+        self.numbers = [number for number in numbers if (number % 10 == 9) == held_out]
 
     def __len__(self) -> int:
-        return (len(self.bytes) - 1) // LENGTH
+        return len(self.numbers)
 
-    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        passage = self.bytes[number * LENGTH : (number + 1) * LENGTH + 1]
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        start = self.numbers[index] * LENGTH
+        passage = self.bytes[start : start + LENGTH + 1]
         return passage[:-1], passage[1:]
 
 

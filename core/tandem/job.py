@@ -186,6 +186,7 @@ QUANTITY = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+
 Count = Annotated[int, Field(ge=0)]
 Replicas = Annotated[int, Field(ge=1, le=10_000)]
 Seconds = Annotated[float, Field(gt=0)]
+MetricName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$", max_length=63)]
 ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", max_length=253)]
 Quantity = Annotated[str, Field(pattern=QUANTITY, max_length=64)] | Count
 """An amount as Kubernetes writes it: `2`, `500m`, `16Gi`."""
@@ -422,10 +423,24 @@ class Evaluators(Model):
     """Processes in each pod. The evaluation data is split over all processes of all pods."""
     policy: Literal["Latest", "Every"] = "Latest"
     """`Latest` evaluates the newest checkpoint and records the ones that it skips; `Every` evaluates all of them."""
-    metric: Literal["loss", "accuracy", "macroF1"] = "accuracy"
-    """The score that decides which checkpoint is the best."""
+    metric: MetricName = "accuracy"
+    """The score that decides which checkpoint is the best. Of a built-in task: `loss`, `accuracy` or `macroF1`. Of a
+    `command`: one of those that it reports."""
     goal: Literal["Maximize", "Minimize"] | None = None
-    """Which direction is better. Default: the metric's own."""
+    """Which direction is better. Default: the metric's own, if it is one of a built-in task."""
+    image: Image | None = None
+    """Container image of the evaluators. Default: the chart's evaluator image. `tandem run` does not use it."""
+    command: Annotated[list[Word], Field(min_length=1, max_length=64)] | None = None
+    """Your own program and how to start it, for instance `[python, evaluate.py]`, in place of a built-in task's
+    metrics. Each evaluator process runs it for its share of each checkpoint, or keeps it alive between checkpoints
+    (`tandem.evaluation`)."""
+    args: Annotated[list[Word], Field(max_length=512)] = []
+    """Arguments that follow `command`."""
+    env: Annotated[list[EnvVar], Field(max_length=256)] = []
+    """Environment variables of the evaluators, besides those of `trainer.env`."""
+    timeout_seconds: Seconds | None = None
+    """A program of your own that takes longer than this for one shard of one checkpoint is killed, and the checkpoint
+    counts as failed after the second time. Default: no limit."""
     drain_seconds: Seconds = 600.0
     """After training, the job waits for its evaluators as long as they make progress. It ends when this long has passed
     without a new result."""
@@ -433,6 +448,33 @@ class Evaluators(Model):
     """Kubernetes resource requests and limits of one evaluator pod."""
     template: Template = {}
     """A pod template merged over the operator's own."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda e: e.command is not None or e.metric in GOALS,
+            f"has(self.command) || self.metric in {list(GOALS)}",
+            f"metric must be one of {', '.join(GOALS)}; others are reported by a command of your own",
+            "metric",
+        ),
+        Rule(
+            lambda e: e.command is None or e.metric in GOALS or e.goal is not None,
+            f"!has(self.command) || self.metric in {list(GOALS)} || has(self.goal)",
+            "goal must say whether more of this metric is better (Maximize) or less (Minimize)",
+            "metric",
+        ),
+        Rule(
+            lambda e: e.command is not None or not e.args,
+            "has(self.command) || !has(self.args) || size(self.args) == 0",
+            "args belong to a command",
+            "args",
+        ),
+        Rule(
+            lambda e: e.command is not None or e.timeout_seconds is None,
+            "has(self.command) || !has(self.timeoutSeconds)",
+            "timeoutSeconds belongs to a command",
+            "timeoutSeconds",
+        ),
+    )
 
     @property
     def processes(self) -> int:
@@ -442,7 +484,7 @@ class Evaluators(Model):
     @property
     def direction(self) -> Literal["Maximize", "Minimize"]:
         """The goal with its default filled in."""
-        return self.goal or GOALS[self.metric]
+        return self.goal or GOALS.get(self.metric, "Maximize")
 
 
 class Storage(Model):
@@ -595,9 +637,16 @@ class Spec(Model):
     immutable: ClassVar[tuple[str, ...]] = ("trainer",)
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            lambda s: s.trainer.task is not None or s.evaluators is None or s.evaluators.replicas == 0,
-            "has(self.trainer.task) || !has(self.evaluators) || self.evaluators.replicas == 0",
-            "evaluators support only the built-in tasks; with your own command, omit evaluators or set replicas: 0",
+            lambda s: (
+                s.trainer.task is not None
+                or s.evaluators is None
+                or s.evaluators.replicas == 0
+                or s.evaluators.command is not None
+            ),
+            "has(self.trainer.task) || !has(self.evaluators) || self.evaluators.replicas == 0"
+            " || has(self.evaluators.command)",
+            "what your own trainer.command trains is evaluated by a program of your own: set evaluators.command, or "
+            "omit evaluators",
             "evaluators",
         ),
     )

@@ -11,10 +11,10 @@ import hashlib
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tandem.job import DistributedTrainingJob
+from tandem.job import DistributedTrainingJob, EnvVar
 from tandem.rundir.layout import RunDir
 
 RUN_DIR = "TANDEM_RUN_DIR"
@@ -116,6 +116,13 @@ def evaluator_command(index: int, python: str = sys.executable) -> list[str]:
     return [python, "-m", "tandem_evaluator", "--index", str(index)]
 
 
+def program_command(words: Sequence[str], python: str = sys.executable) -> list[str]:
+    """A command of the user's as it is started: with our Python where it names none or any, as torchrun does."""
+    if words[0] in ("python", "python3"):
+        return [python, *words[1:]]
+    return [python, *words] if words[0].endswith(".py") else list(words)
+
+
 def environment(
     job: DistributedTrainingJob, run_dir: Path, replica: str, token: str = "", coordinator: str = ""
 ) -> dict[str, str]:
@@ -123,7 +130,20 @@ def environment(
     own = {RUN_DIR: str(run_dir), REPLICA: replica, "PYTHONUNBUFFERED": "1"}
     if token:
         own |= {TOKEN: token, COORDINATOR: coordinator}
-    return {one.name: one.value for one in job.spec.trainer.env if one.value_from is None} | own
+    return _literal(job.spec.trainer.env) | own
+
+
+def evaluator_environment(job: DistributedTrainingJob, run_dir: Path, replica: str) -> dict[str, str]:
+    """The variables of an evaluator."""
+    theirs = [one for one in job.spec.evaluation.env if one.name not in (RUN_DIR, REPLICA)]
+    # Of a variable that the job names twice, that of the evaluators counts, wherever its value comes from.
+    named = {one.name for one in theirs}
+    own = environment(job, run_dir, replica)
+    return {name: value for name, value in own.items() if name not in named} | _literal(theirs)
+
+
+def _literal(variables: Sequence[EnvVar]) -> dict[str, str]:
+    return {one.name: one.value for one in variables if one.value_from is None}
 
 
 POLL_SECONDS = 0.1

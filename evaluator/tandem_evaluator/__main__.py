@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import suppress
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from tandem import launch
 from tandem.exitcode import ExitCode, depart
@@ -22,6 +23,9 @@ from tandem.rundir.durable import may_pass
 from tandem.rundir.layout import RunDir
 from tandem_evaluator.crew import run_crew
 from tandem_evaluator.evaluator_log import EvaluatorLog
+
+if TYPE_CHECKING:
+    from tandem_evaluator.scoring import Scoring
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
@@ -82,13 +86,13 @@ def _wait_for_job(rundir: RunDir) -> DistributedTrainingJob | None:
 
 
 def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCode:
-    if job.spec.trainer.task is None:
-        raise CannotEvaluate(
-            ExitCode.CONFIGURATION, f"{job.metadata.name} trains by a command; evaluators know the tasks alone"
-        )
     if job.spec.evaluation.processes == 0:
         raise CannotEvaluate(
             ExitCode.CONFIGURATION, f"evaluation is turned off in {job.metadata.name}: evaluators.replicas is 0"
+        )
+    if job.spec.trainer.task is None and job.spec.evaluation.command is None:
+        raise CannotEvaluate(
+            ExitCode.CONFIGURATION, f"{job.metadata.name} trains by a command and has no evaluators.command"
         )
 
     try:
@@ -98,18 +102,11 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
         raise CannotEvaluate(code, f"the run directory cannot be written: {error}") from error
     with log:
         _wait_for_training(rundir)
-        # These load torch.
-        from tandem_evaluator.evaluation import Evaluation
         from tandem_evaluator.loop import Evaluator
-        from tandem_trainer.failure import ConfigurationError
 
-        try:
-            evaluation = Evaluation.load(job.spec.trainer.settings)
-        except ConfigurationError as error:
-            raise CannotEvaluate(ExitCode.CONFIGURATION, str(error)) from error
-        except OSError as error:
-            raise CannotEvaluate(ExitCode.FAILED, f"the data cannot be read: {error}") from error
-        evaluator = Evaluator(rundir, job.spec.evaluation, name, evaluation, log)
+        scoring = _scoring(job)
+        log.others = scoring.cpu_seconds
+        evaluator = Evaluator(rundir, job.spec.evaluation, name, scoring, log)
         interrupted = False
 
         def leave(number: int, _: FrameType | None) -> None:
@@ -119,8 +116,29 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, leave)
-        code = evaluator.run()
+        try:
+            code = evaluator.run()
+        finally:
+            scoring.close()
         return ExitCode.INTERRUPTED if interrupted and code == ExitCode.PREEMPTED else code
+
+
+def _scoring(job: DistributedTrainingJob) -> "Scoring":
+    """How the job's checkpoints are evaluated."""
+    if job.spec.evaluation.command is not None:
+        from tandem_evaluator.program import ProgramScoring
+
+        return ProgramScoring(job.spec.evaluation)
+    # These load torch.
+    from tandem_evaluator.evaluation import Evaluation, TaskScoring
+    from tandem_trainer.failure import ConfigurationError
+
+    try:
+        return TaskScoring(Evaluation.load(job.spec.trainer.settings))
+    except ConfigurationError as error:
+        raise CannotEvaluate(ExitCode.CONFIGURATION, str(error)) from error
+    except OSError as error:
+        raise CannotEvaluate(ExitCode.FAILED, f"the data cannot be read: {error}") from error
 
 
 def _wait_for_training(rundir: RunDir) -> None:

@@ -1,25 +1,40 @@
 """The evaluation of one shard: runs its data through the model, on the CPU, in inference mode."""
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tandem.rundir.checkpoint import Manifest
+from tandem.rundir.layout import RunDir
 from tandem.tasks import ImageClassification, class_names
-from tandem_evaluator.result import MOST_WRONG, WrongSample, finite_or_none, surest
+from tandem_evaluator import gallery
+from tandem_evaluator.evaluator_log import say
+from tandem_evaluator.result import (
+    MOST_WRONG,
+    Counted,
+    MergedResult,
+    ShardResult,
+    WrongSample,
+    finite_or_none,
+    merge,
+    shard_samples,
+    surest,
+)
+from tandem_evaluator.scoring import Misfit, Work
 from tandem_trainer import data, models
+from tandem_trainer.checkpoint.lending import Library
 from tandem_trainer.failure import ConfigurationError
 
 MOST_SAMPLES = 256
 MOST_NUMBERS = 2**20
 """A batch has at most so many samples, and so many input numbers: activations stay within tens of megabytes for every
 image size, and a request to stop is heard within about a second."""
-
-
-class Misfit(Exception):  # noqa: N818 - it is a state of the checkpoint, and reads as one
-    """Weights that are not those of the job's model."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +158,102 @@ class Evaluation:
             for place in _surest_places(predicted != labels, confidence)
         )
         return Tally(len(labels), finite_or_none(loss.item()), cells.view(self.classes, self.classes).tolist(), wrong)
+
+
+class TaskScoring:
+    """Scores a built-in task, in this process.
+
+    Args:
+        evaluation: of the job's task.
+    """
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._evaluation, self._library = evaluation, Library()
+
+    def read(self, folder: Path, manifest: Manifest) -> dict[str, Tensor]:
+        """The weights, read and verified once for all evaluators of a node."""
+        return self._library.weights(folder, manifest)
+
+    def score(self, read: Mapping[str, Tensor], work: Work, going_on: Callable[[], bool]) -> ShardResult | None:
+        """Run the samples of a shard through the model."""
+        tally = self._evaluation.run(read, work.shard, work.shards, going_on)
+        if tally is None:
+            return None
+        now = time.time()
+        return ShardResult(
+            checkpoint=work.reference.name,
+            step=work.reference.step,
+            generation=work.reference.generation,
+            shard=work.shard,
+            shards=work.shards,
+            samples=tally.samples,
+            loss_sum=tally.loss_sum,
+            confusion=tally.confusion,
+            wrong=tally.wrong,
+            validation=counted(tally.held_out),
+            note="" if tally.loss_sum is not None else "the loss is not finite",
+            seconds=max(0.0, now - work.started),
+            evaluator=work.evaluator,
+            at=now,
+        )
+
+    def read_shard(self, content: Any, work: Work) -> ShardResult:
+        """
+        Raises:
+            ValueError: it is not the result of this shard of our data, for instance because the data set was
+                another one when it was made.
+        """
+        result = ShardResult.read(content)
+        if (result.reference, result.shard, result.shards) != (work.reference, work.shard, work.shards):
+            raise ValueError("it is the result of another shard")
+        evaluation = self._evaluation
+        if (result.validation is None) != (evaluation.held_out == 0):
+            raise ValueError("it is of a job that holds out other validation data")
+        for part, total in ((result, evaluation.total), (result.validation, evaluation.held_out)):
+            if part is None:
+                continue
+            if part.samples != shard_samples(total, work.shard, result.shards):
+                raise ValueError(f"it has {part.samples} samples, which is not this shard of {total}")
+            if [len(row) for row in part.confusion] != [evaluation.classes] * evaluation.classes:
+                raise ValueError(f"its confusion matrix is not that of {evaluation.classes} classes")
+            if sum(map(sum, part.confusion)) != part.samples:
+                raise ValueError("its confusion matrix does not count its samples")
+        return result
+
+    def merge(self, shards: Sequence[ShardResult]) -> MergedResult:
+        """The scores of one pass over the whole data."""
+        return merge(shards)
+
+    def read_merged(self, content: Any) -> MergedResult:
+        """A published result."""
+        return MergedResult.read(content)
+
+    def best_changed(self, rundir: RunDir) -> None:
+        """Make pictures of what the best checkpoint takes for something else."""
+        try:
+            gallery.update(rundir, self._evaluation.images, self._evaluation.names)
+        except OSError as error:
+            # Nothing but pictures: no reason to keep a checkpoint waiting.
+            say("no-gallery", why=error)
+
+    def rest(self) -> None:
+        """Lend nothing any more."""
+        self._library.close()
+
+    def cpu_seconds(self) -> float:
+        """None works for this process."""
+        return 0.0
+
+    def close(self) -> None:
+        """Lend nothing any more."""
+        self._library.close()
+
+
+def counted(tally: Tally | None) -> Counted | None:
+    """What a shard's result says of validation data."""
+    if tally is None:
+        return None
+    return Counted(samples=tally.samples, loss_sum=tally.loss_sum, confusion=tally.confusion)
 
 
 def _surest_places(wrong: Tensor, confidence: Tensor) -> list[int]:

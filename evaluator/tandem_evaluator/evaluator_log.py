@@ -6,6 +6,7 @@ The use of the processor is told by a small thread, so that it goes on during a 
 import json
 import threading
 import time
+from collections.abc import Callable
 
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogWriter
@@ -26,6 +27,8 @@ class EvaluatorLog:
         self._writer = LogWriter(rundir.evaluator_log(name))
         self._writer.open()
         self._activity: tuple[str, str | None] = ("starting", None)
+        self.others: Callable[[], float] = lambda: 0.0
+        """CPU seconds of processes that work for this one."""
         self._over = threading.Event()
         self._usage()
         self._thread = threading.Thread(target=self._watch, name="usage", daemon=True)
@@ -62,7 +65,9 @@ class EvaluatorLog:
 
     def _usage(self) -> None:
         state, checkpoint = self._activity
-        used = Usage(time=time.time(), cpu_seconds=time.process_time(), state=state, checkpoint=checkpoint)
+        used = Usage(
+            time=time.time(), cpu_seconds=time.process_time() + self.others(), state=state, checkpoint=checkpoint
+        )
         self._writer.append(used)
 
     def __enter__(self) -> "EvaluatorLog":

@@ -1,18 +1,18 @@
 """The evaluator's loop: survey, choose, claim, evaluate and publish until training is over and every result is merged.
 
-Trouble of three kinds, and what becomes of it:
+Trouble of four kinds, and what becomes of it:
 - A checkpoint is *broken* (its bytes are not those of its manifest): set aside as `.bad` after a second look, for
   everybody.
 - A checkpoint cannot be *used by this process* (the disk keeps failing, or its weights are not those of the job's
   model): reported and passed over here; another process may have more luck.
+- The user's *program* fails on a checkpoint, twice and each time afresh: recorded as its last word, for everybody.
 - The *disk* fails: waited for, because an NFS server comes back; given up after PATIENCE_SECONDS of nothing but
   failures.
 """
 
 import time
 from collections.abc import Iterator
-
-from torch import Tensor
+from typing import Any
 
 from tandem.exitcode import ExitCode
 from tandem.job import Evaluators
@@ -20,15 +20,12 @@ from tandem.rundir.checkpoint import Broken, Manifest
 from tandem.rundir.layout import RunDir
 from tandem.rundir.records import Evaluated, NotEvaluated, Unusable
 from tandem.status import CheckpointRef
-from tandem_evaluator import publication
 from tandem_evaluator.choice import Action, Evaluate, Finished, Merge, Skip, View, Wait, choose, worth_doing
 from tandem_evaluator.claim import Claim, claim, claim_file, give_back_leftovers
-from tandem_evaluator.evaluation import Evaluation, Misfit, Tally
 from tandem_evaluator.evaluator_log import EvaluatorLog, say
 from tandem_evaluator.publication import Publication
-from tandem_evaluator.result import Counted, ShardResult
+from tandem_evaluator.scoring import Misfit, ProgramFailed, Scoring, Work
 from tandem_evaluator.survey import Survey
-from tandem_trainer.checkpoint.lending import Library
 
 SHORTEST_POLL_SECONDS = 0.2
 LONGEST_POLL_SECONDS = 1.0
@@ -43,19 +40,17 @@ SLICE_SECONDS = 0.1
 class Evaluator:
     """One evaluator process at work on one run directory."""
 
-    def __init__(
-        self, rundir: RunDir, evaluators: Evaluators, name: str, evaluation: Evaluation, log: EvaluatorLog
-    ) -> None:
+    def __init__(self, rundir: RunDir, evaluators: Evaluators, name: str, scoring: Scoring, log: EvaluatorLog) -> None:
         """
         Args:
             name: of this process; no other living process of the run has it.
+            scoring: how a shard is evaluated.
         """
         self._rundir, self._policy, self._shards = rundir, evaluators.policy, evaluators.processes
-        self._name, self._evaluation, self._log = name, evaluation, log
+        self._name, self._scoring, self._log = name, scoring, log
         self._survey = Survey(rundir, self._shards)
-        self._publication = Publication(rundir, evaluators, evaluation.total, evaluation.classes, evaluation.held_out)
+        self._publication = Publication(rundir, evaluators, scoring)
         self._unusable: dict[CheckpointRef, str] = {}
-        self._library = Library()
         self._signature: object = None
         self._stopped = False
 
@@ -92,7 +87,7 @@ class Evaluator:
                 continue
             trouble_since = None
             if isinstance(action, Wait):
-                self._library.close()
+                self._scoring.rest()
                 self._pause(poll)
                 poll = min(1.2 * poll, LONGEST_POLL_SECONDS)
             else:
@@ -129,11 +124,7 @@ class Evaluator:
             self._set_aside(name, why)
         if (signature := self._survey.signature(view)) != self._signature:
             self._publication.update_best()
-            try:
-                publication.update(self._rundir, self._evaluation.images, self._evaluation.names)
-            except OSError as error:
-                # Nothing but pictures: no reason to keep a checkpoint waiting.
-                say("no-gallery", why=error)
+            self._scoring.best_changed(self._rundir)
             self._signature = signature
         return view
 
@@ -155,34 +146,21 @@ class Evaluator:
 
     def evaluate(self, reference: CheckpointRef, shard: int) -> None:
         """Evaluate a shard that is claimed, publish its result, and merge if it was the last one."""
-        started = time.time()
-        weights = self._read(reference)
-        if weights is None:
+        work = Work(reference, shard, self._shards, self._name, time.time())
+        found = self._read(reference)
+        if found is None:
             return
         try:
-            tally = self._evaluation.run(weights, shard, self._shards, lambda: not self._stopped)
+            result = self._scoring.score(found, work, lambda: not self._stopped)
         except Misfit as error:
             self._pass_over(reference, str(error))
             return
-        if tally is None:
+        except ProgramFailed as error:
+            if self._publication.fail(reference, str(error)):
+                self._log.event(Unusable(time=time.time(), checkpoint=reference.name, why=str(error)))
             return
-        now = time.time()
-        result = ShardResult(
-            checkpoint=reference.name,
-            step=reference.step,
-            generation=reference.generation,
-            shard=shard,
-            shards=self._shards,
-            samples=tally.samples,
-            loss_sum=tally.loss_sum,
-            confusion=tally.confusion,
-            wrong=tally.wrong,
-            validation=counted(tally.held_out),
-            note="" if tally.loss_sum is not None else "the loss is not finite",
-            seconds=max(0.0, now - started),
-            evaluator=self._name,
-            at=now,
-        )
+        if result is None:
+            return
         if self._publication.publish(result):
             self._log.event(
                 Evaluated(
@@ -200,7 +178,7 @@ class Evaluator:
         """Publish the merged result if all shards are there."""
         merged = self._publication.merge(reference)
         if merged is not None:
-            say("merged", checkpoint=reference.name, **merged.metrics.model_dump(by_alias=True))
+            say("merged", checkpoint=reference.name, **merged.scores, **({"note": merged.note} if merged.note else {}))
             self._publication.update_best()
 
     def skip(self, references: tuple[CheckpointRef, ...]) -> None:
@@ -214,8 +192,8 @@ class Evaluator:
             if (held := self.claim(reference, shard)) is not None:
                 yield shard, held
 
-    def _read(self, reference: CheckpointRef) -> dict[str, Tensor] | None:
-        """The weights; None if they are gone, broken, unreadable, or we are asked to leave."""
+    def _read(self, reference: CheckpointRef) -> Any:
+        """What is scored; None if it is gone, broken, unreadable, or we are asked to leave."""
         folder = self._rundir.checkpoint(reference.name)
         doubt: Broken | None = None
         failure: OSError | None = None
@@ -227,7 +205,7 @@ class Evaluator:
                 manifest: Manifest = self._rundir.manifest(reference.name)
                 if manifest.reference != reference:
                     return None  # retention or a newer generation freed the name, and it was used again
-                return self._library.weights(folder, manifest)
+                return self._scoring.read(folder, manifest)
             except FileNotFoundError:
                 return None
             except Broken as error:
@@ -260,10 +238,3 @@ class Evaluator:
         until = time.monotonic() + seconds
         while not self._stopped and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, SLICE_SECONDS))
-
-
-def counted(tally: Tally | None) -> Counted | None:
-    """What a shard's result says of validation data."""
-    if tally is None:
-        return None
-    return Counted(samples=tally.samples, loss_sum=tally.loss_sum, confusion=tally.confusion)

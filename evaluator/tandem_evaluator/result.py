@@ -1,20 +1,23 @@
-"""The results that evaluators publish: of one shard, and merged of a checkpoint.
+"""The results that evaluators publish, of one shard and merged of a checkpoint: of a built-in task, and of a program of
+the user's own.
 
 A shard carries counts, not scores: how many samples of class i were taken for class j, and the sum of their losses.
 Counts add up exactly, in any order and for any split, so the merged scores are those of one pass over the whole data;
-scores themselves (a mean of F1 values, say) could not be put together like that.
+scores themselves (a mean of F1 values, say) could not be put together like that. A program says with each of its
+metrics how shards are put together (tandem.evaluation).
 """
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field
-from sklearn.metrics import accuracy_score, f1_score
+from pydantic import Field, model_validator
 
+from tandem.evaluation import MOST_CLASSES, MOST_METRICS
+from tandem.job import MetricName
 from tandem.model import Model
-from tandem.rundir.evaluations import VALIDATION
+from tandem.rundir.evaluations import LOSS, METRICS, VALIDATION
 from tandem.status import CheckpointRef
 
 Count = Annotated[int, Field(ge=0)]
@@ -49,7 +52,7 @@ class Counted(Model):
 
 
 class Result(Model):
-    """What both kinds have in common."""
+    """What all kinds have in common."""
 
     checkpoint: str
     """The checkpoint's name."""
@@ -57,12 +60,6 @@ class Result(Model):
     """Its step."""
     generation: Count
     """The generation that wrote it."""
-    samples: Count
-    """Evaluation samples seen."""
-    confusion: list[list[Count]]
-    """Samples of class i (row) that were taken for class j (column)."""
-    wrong: Annotated[list[WrongSample], Field(max_length=MOST_WRONG)] = []
-    """Of the samples that were taken for something else those of which the model is most sure."""
     note: str = ""
     """What a reader of the numbers has to know; absent if nothing."""
 
@@ -81,23 +78,51 @@ class Result(Model):
         return body
 
 
-class ShardResult(Result):
+class Shard(Result):
     """One shard of the evaluation data under one checkpoint."""
 
     shard: Count
     """Which one; it has the samples `shard`, `shard + shards`, `shard + 2 * shards`, …"""
     shards: Annotated[int, Field(ge=1)]
     """How many there are."""
-    loss_sum: float | None
-    """Sum of the samples' cross entropies, nats; None if it is not finite."""
-    validation: Counted | None = None
-    """The same shard of the validation data, where the job holds some out."""
     seconds: Annotated[float, Field(ge=0)]
     """Time from the claim to the result."""
     evaluator: str
     """The process that did it."""
     at: float
     """When it was done, seconds since the epoch."""
+
+
+class Merged(Result):
+    """The evaluation of one checkpoint."""
+
+    metrics: Any
+    """Its scores."""
+    started_at: float
+    """When the first shard was begun, seconds since the epoch."""
+    finished_at: float
+    """When the last shard was done, seconds since the epoch."""
+
+    @property
+    def scores(self) -> dict[str, float | None]:
+        """Its scores by metric; None for what is not finite or not defined."""
+        found: dict[str, float | None] = self.to_json()[METRICS]
+        return found
+
+
+class ShardResult(Shard):
+    """A shard under a checkpoint of a built-in task."""
+
+    samples: Count
+    """Evaluation samples seen."""
+    confusion: list[list[Count]]
+    """Samples of class i (row) that were taken for class j (column)."""
+    wrong: Annotated[list[WrongSample], Field(max_length=MOST_WRONG)] = []
+    """Of the samples that were taken for something else those of which the model is most sure."""
+    loss_sum: float | None
+    """Sum of the samples' cross entropies, nats; None if it is not finite."""
+    validation: Counted | None = None
+    """The same shard of the validation data, where the job holds some out."""
 
 
 class Metrics(Model):
@@ -120,19 +145,60 @@ class Validation(Model):
     """Its scores."""
 
 
-class MergedResult(Result):
-    """The evaluation of one checkpoint."""
+class MergedResult(Merged):
+    """The evaluation of one checkpoint of a built-in task."""
 
+    samples: Count
+    """Evaluation samples seen."""
+    confusion: list[list[Count]]
+    """Samples of class i (row) that were taken for class j (column)."""
+    wrong: Annotated[list[WrongSample], Field(max_length=MOST_WRONG)] = []
+    """Of the samples that were taken for something else those of which the model is most sure."""
     metrics: Metrics
     """Its scores on the test data."""
     validation: Validation | None = None
     """Its scores on the validation data, where the job holds some out."""
     per_class_f1: list[float | None]
     """F1 of each class; None for one that neither occurs nor is ever predicted."""
-    started_at: float
-    """When the first shard was begun, seconds since the epoch."""
-    finished_at: float
-    """When the last shard was done, seconds since the epoch."""
+
+
+class Part(Model):
+    """What one shard adds to a metric of the user's program."""
+
+    reducer: Literal["mean", "sum", "max", "min"]
+    """How the shards are put together."""
+    value: float | None
+    """Of `mean`, the sum over the samples; None if it is not finite."""
+    count: Annotated[float, Field(ge=0)] = 1.0
+    """`mean` only: how many samples there were, or the sum of their weights."""
+
+
+class ProgramShard(Shard):
+    """A shard under a checkpoint, as the user's program has reported it."""
+
+    metrics: Annotated[dict[MetricName, Part], Field(max_length=MOST_METRICS)]
+    """By name."""
+    confusion: Annotated[list[list[Count]], Field(max_length=MOST_CLASSES)] | None = None
+    """Samples of class i (row) that were taken for class j (column), where the program reports them."""
+
+    @model_validator(mode="after")
+    def _is_square(self) -> Self:
+        if self.confusion and any(len(row) != len(self.confusion) for row in self.confusion):
+            raise ValueError("a confusion matrix has as many columns as rows")
+        if not self.metrics and not self.confusion:
+            raise ValueError("a report has at least one metric")
+        return self
+
+
+class ProgramResult(Merged):
+    """The evaluation of one checkpoint by the user's program."""
+
+    metrics: dict[MetricName, float | None]
+    """Its scores; None for what is not finite."""
+    confusion: list[list[Count]] | None = None
+    """Samples of class i (row) that were taken for class j (column), where the program reports them."""
+    per_class_f1: list[float | None] | None = None
+    """F1 of each class, likewise."""
 
 
 def shard_samples(total: int, shard: int, shards: int) -> int:
@@ -179,6 +245,65 @@ def merge(results: Sequence[ShardResult]) -> MergedResult:
     )
 
 
+def merge_program(results: Sequence[ProgramShard], metric: str) -> ProgramResult:
+    """Put the shards of one checkpoint together, whatever their order.
+
+    Args:
+        results: every shard of one split, once.
+        metric: that decides which checkpoint is the best.
+    """
+    results = sorted(results, key=lambda result: result.shard)
+    first, notes = results[0], []
+    metrics: dict[str, float | None] = {}
+    for name in dict.fromkeys(name for result in results for name in result.metrics):
+        parts = [result.metrics[name] for result in results if name in result.metrics]
+        if len({part.reducer for part in parts}) > 1:
+            notes.append(f"its shards put {name} together in different ways")
+        metrics[name] = _reduced(parts)
+    matrices = [np.array(result.confusion, dtype=np.int64) for result in results if result.confusion]
+    confusion: list[list[int]] | None = None
+    per_class_f1 = None
+    if len({matrix.shape for matrix in matrices}) == 1 and (added := np.sum(matrices, axis=0)).any():
+        confusion = added.tolist()
+        accuracy, macro_f1, per_class_f1 = scores(added)
+        metrics = {"accuracy": accuracy, "macroF1": macro_f1, **metrics}
+    elif matrices:
+        notes.append("its confusion matrices are of different classes, or empty")
+    if metric not in metrics:
+        notes.append(f"the program reports no {metric}, which evaluators.metric names, so no checkpoint is the best")
+    if metrics.get(LOSS, 0.0) is None:
+        notes.append(NOT_FINITE)
+    return ProgramResult(
+        checkpoint=first.checkpoint,
+        step=first.step,
+        generation=first.generation,
+        metrics=metrics,
+        confusion=confusion,
+        per_class_f1=per_class_f1,
+        note="; ".join(notes),
+        started_at=min(result.at - result.seconds for result in results),
+        finished_at=max(result.at for result in results),
+    )
+
+
+def _reduced(parts: Sequence[Part]) -> float | None:
+    """One metric of all shards; None if it is not finite, or if they do not agree on how to reduce it."""
+    values = [part.value for part in parts if part.value is not None]
+    if len(values) < len(parts) or len({part.reducer for part in parts}) > 1:
+        return None
+    match parts[0].reducer:
+        case "max":
+            return max(values)
+        case "min":
+            return min(values)
+        case "sum":
+            return finite_or_none(math.fsum(values))
+        case "mean":
+            # fsum rounds once, so that neither order nor split shows in the last bit.
+            count = math.fsum(part.count for part in parts)
+            return finite_or_none(math.fsum(values) / count) if count else None
+
+
 def surest(wrong: Iterable[WrongSample]) -> list[WrongSample]:
     """Of wrong samples those of which the model is most sure."""
     return sorted(wrong, key=lambda sample: (-sample.confidence, sample.index))[:MOST_WRONG]
@@ -202,6 +327,9 @@ def scores(confusion: np.ndarray) -> tuple[float, float, list[float | None]]:
     Args:
         confusion: [classes, classes] counts, not all 0.
     """
+    # Takes a second and more to import, which programs without a confusion matrix need not wait for.
+    from sklearn.metrics import accuracy_score, f1_score
+
     classes = np.arange(len(confusion))
     true, predicted = np.repeat(classes, len(classes)), np.tile(classes, len(classes))
     weights = confusion.ravel()

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from tandem.rundir import lease
 from tandem.rundir.checkpoint import FILE, Broken, Manifest, OtherFormat
-from tandem.rundir.evaluations import folder, merged_name, shard_name, skipped_name
+from tandem.rundir.evaluations import failed_name, folder, merged_name, shard_name, skipped_name
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import Chain, chain, counts
 from tandem.status import CheckpointRef
@@ -114,7 +114,7 @@ class Survey:
                     raise
             else:
                 self._suspects.pop(name, None)
-        if final is not None and final not in found and (folder(self._rundir, final) / merged_name(final)).exists():
+        if final is not None and final not in found and self._has_last_word(final):
             found.append(final)
         return found
 
@@ -139,6 +139,10 @@ class Survey:
         self._settled[name] = due, self._manifests[key]
         return self._manifests[key]
 
+    def _has_last_word(self, reference: CheckpointRef) -> bool:
+        names = (merged_name(reference), failed_name(reference))
+        return any((folder(self._rundir, reference) / name).exists() for name in names)
+
     def _chain(self) -> Chain:
         try:
             names = tuple(sorted(path.name for path in self._rundir.generations.iterdir() if _RECORD.match(path.name)))
@@ -157,7 +161,7 @@ class Survey:
         if reference in self._merged:
             return Standing(reference, merged=True)
         names = _listed(folder(self._rundir, reference))
-        if merged_name(reference) in names:
+        if names & {merged_name(reference), failed_name(reference)}:
             self._merged.add(reference)
             return Standing(reference, merged=True)
         shards = range(self._shards)

@@ -253,13 +253,13 @@ def evaluator(job: DistributedTrainingJob, uid: str, images: Images, follows: bo
     command = [PYTHON, "-m", "tandem_evaluator", "--processes", str(evaluation.processes_per_replica)]
     fields = {launch.REPLICA: "metadata.name"}
     own = {launch.UID: incarnation(job, uid)} | NO_GPU
-    variables = HOME | {"OMP_NUM_THREADS": "1"} | launch.environment(job, run_dir(job), "") | own
+    variables = HOME | {"OMP_NUM_THREADS": "1"} | launch.evaluator_environment(job, run_dir(job), "") | own
     container = {
-        **_container(names.EVALUATOR, images.evaluator, command),
+        **_container(names.EVALUATOR, evaluation.image or images.evaluator, command),
         "env": [
             *_of_pod(fields),
             *_literal(variables, fields),
-            *_from_elsewhere(job.spec.trainer.env, *fields, *variables),
+            *_from_elsewhere([*job.spec.trainer.env, *evaluation.env], *fields, *variables),
         ],
         "resources": evaluation.resources,
     }

@@ -116,7 +116,8 @@ class Crew:
     def evaluator(self, name: str) -> Process:
         """One evaluator process: on CPUs, with one thread."""
         replica, _, index = name.rpartition("-")
-        variables = self._variables(replica) | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        own = launch.evaluator_environment(self.job, self.run_dir.path.resolve(), replica)
+        variables = inherited(os.environ, self.scratch) | {"OMP_NUM_THREADS": "1"} | own | {"CUDA_VISIBLE_DEVICES": ""}
         command = launch.evaluator_command(int(index))
         return self._process(name, command, variables, self.placement.others)
 
@@ -127,9 +128,8 @@ class Crew:
     def _process(self, name: str, command: list[str], variables: dict[str, str], cores: tuple[int, ...]) -> Process:
         return Process(name, command, variables, self.log(name), self.mark, cores)
 
-    def _variables(self, replica: str, endpoint: str = "") -> dict[str, str]:
-        token = self.token if endpoint else ""
-        own = launch.environment(self.job, self.run_dir.path.resolve(), replica, token, endpoint)
+    def _variables(self, replica: str, endpoint: str) -> dict[str, str]:
+        own = launch.environment(self.job, self.run_dir.path.resolve(), replica, self.token, endpoint)
         return inherited(os.environ, self.scratch) | own
 
 

@@ -1,13 +1,13 @@
 """The evaluation files: their names, the progress that they record, and the rule of the best checkpoint.
 
 Of generation 7: `g000007.shard-0-of-2.json` for each part, then `g000007.json`, the merged result; or
-`g000007.skipped.json`, the note that nobody evaluates it. Each is created once and never replaced. A merged result
-counts whatever else is there.
+`g000007.skipped.json`, the note that nobody evaluates it; or `g000007.failed.json`, the note that the user's program
+cannot. Each is created once and never replaced. A merged result counts whatever else is there.
 
 The scores that decide are those on the validation data, where the job holds some out: what is chosen by the test data
 looks better on it than on anything else. Of equals the one with the lower loss is the better, and then the earlier
 one, which has been trained less for the same score. What has no finite loss, on either data, has no rank, whatever its
-other scores.
+other scores. A program of the user's need not report a loss; then the score alone decides.
 """
 
 import re
@@ -29,13 +29,13 @@ from tandem.tasks import GOALS
 Fate = Literal["merged", "skipped", "begun", "waits"]
 """`begun`: a part is there, and the rest is not."""
 
-_LAST_WORD = re.compile(r"^g(\d{6,15})(\.skipped)?\.json$")
+_LAST_WORD = re.compile(r"^g(\d{6,15})(\.skipped|\.failed)?\.json$")
 _SHARD = re.compile(r"^g(\d{6,15})\.shard-\d+-of-\d+\.json$")
 
 
 class LastWord(NamedTuple):
     """A file that says that nothing more will come: the merged result of a checkpoint, or the note that it is passed
-    over."""
+    over or cannot be evaluated."""
 
     path: Path
     generation: int
@@ -90,15 +90,33 @@ def skipped_name(reference: CheckpointRef) -> str:
     return f"g{reference.generation:06d}.skipped.json"
 
 
+def failed_name(reference: CheckpointRef) -> str:
+    """File name of the note that the user's program cannot evaluate a checkpoint."""
+    return f"g{reference.generation:06d}.failed.json"
+
+
+def fail(rundir: RunDir, reference: CheckpointRef, why: str) -> bool:
+    """Record that the user's program cannot evaluate a checkpoint. False if that is recorded already.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    return _note(rundir, reference, failed_name(reference), f"its evaluation failed: {why}")
+
+
 def skip(rundir: RunDir, reference: CheckpointRef, why: str) -> bool:
     """Record that a checkpoint is passed over. False if that is recorded already.
 
     Raises:
         OSError: the disk does not take it.
     """
+    return _note(rundir, reference, skipped_name(reference), why)
+
+
+def _note(rundir: RunDir, reference: CheckpointRef, name: str, why: str) -> bool:
     target = folder(rundir, reference)
     target.mkdir(parents=True, exist_ok=True)
-    return create_json(target / skipped_name(reference), {"why": why, "at": time.time()}, durable=False)
+    return create_json(target / name, {"why": why, "at": time.time()}, durable=False)
 
 
 def fate(rundir: RunDir, reference: CheckpointRef) -> Fate:
@@ -106,7 +124,7 @@ def fate(rundir: RunDir, reference: CheckpointRef) -> Fate:
     names = {path.name for path in listed(folder(rundir, reference))}
     if merged_name(reference) in names:
         return "merged"
-    if skipped_name(reference) in names:
+    if names & {skipped_name(reference), failed_name(reference)}:
         return "skipped"
     parts = (match for name in names if (match := _SHARD.match(name)))
     return "begun" if any(int(match[1]) == reference.generation for match in parts) else "waits"
@@ -126,7 +144,7 @@ class Rank:
     score: float
     """The metric, negative where more is better."""
     loss: float
-    """Of the same data."""
+    """Of the same data; 0 where none is reported."""
     step: int
     """The checkpoint's step."""
     generation: int
@@ -141,9 +159,12 @@ def direction(job: DistributedTrainingJob | None, metric: str) -> Goal:
 def deciding(result: Mapping[str, Any]) -> dict[str, float]:
     """The scores by which a merged result is compared with others: those that are numbers, by metric."""
     tested = scores(result)
+    if LOSS not in tested and LOSS in _metrics(result):
+        return {}
     if not isinstance(result.get(VALIDATION), Mapping):
         return tested
-    return held_out(result) if LOSS in tested else {}
+    validated = held_out(result)
+    return validated if LOSS in validated or LOSS not in _metrics(result[VALIDATION]) else {}
 
 
 def held_out(result: Mapping[str, Any]) -> dict[str, float]:
@@ -155,9 +176,13 @@ def held_out(result: Mapping[str, Any]) -> dict[str, float]:
 
 def scores(part: Mapping[str, Any]) -> dict[str, float]:
     """The scores of a merged result, or of its part on the validation data: those that are numbers, by metric."""
-    source = part.get(METRICS)
-    found = {str(name): finite(value) for name, value in source.items()} if isinstance(source, Mapping) else {}
+    found = {str(name): finite(value) for name, value in _metrics(part).items()}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _metrics(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    source = part.get(METRICS)
+    return source if isinstance(source, Mapping) else {}
 
 
 def rank(scores: Mapping[str, float], metric: str, goal: Goal, step: int, generation: int | None) -> Rank | None:
@@ -166,7 +191,7 @@ def rank(scores: Mapping[str, float], metric: str, goal: Goal, step: int, genera
     Args:
         scores: what `deciding` has found in its result.
     """
-    if metric not in scores or LOSS not in scores:
+    if metric not in scores:
         return None
     value = scores[metric]
-    return Rank(-value if goal == "Maximize" else value, scores[LOSS], step, generation or 0)
+    return Rank(-value if goal == "Maximize" else value, scores.get(LOSS, 0.0), step, generation or 0)

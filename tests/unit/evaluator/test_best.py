@@ -1,6 +1,7 @@
 """Everybody who asks which checkpoint is the best gets the same answer: evaluators, reports, lists, the coordinator."""
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from tandem.rundir.evaluations import deciding, rank
 from tandem_cli.checkpoints.inventory import look
 from tandem_cli.report.reading import read
 from tandem_coordinator.run_watcher import RunDirectory
+from tandem_evaluator.evaluation import TaskScoring
 from tandem_evaluator.publication import Publication
 from tests.support.worlds.small_run import SmallRun
 
@@ -39,7 +41,8 @@ def test_all_views_of_a_run_name_the_same(
         run.evaluate(reference, test["accuracy"], test["loss"], **EVALUATION, **told, **more)
 
     evaluators = run.rundir.read_job().spec.evaluation
-    Publication(run.rundir, evaluators, 20, 2).update_best()
+    data = SimpleNamespace(total=20, classes=2, held_out=0)
+    Publication(run.rundir, evaluators, TaskScoring(data)).update_best()  # type: ignore[arg-type]
     hint = read_json_or_none(run.rundir.best_file) or {}
     listed = [entry for entry in look(run.rundir).entries if entry.is_best]
     seen = RunDirectory(run.rundir, evaluators).look(time.time()).best

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from tandem.tasks import Data, ImageClassification
 from tandem_evaluator import evaluation
-from tandem_evaluator.evaluation import Evaluation, Misfit
-from tandem_evaluator.loop import counted
+from tandem_evaluator.evaluation import Evaluation, counted
 from tandem_evaluator.result import MOST_WRONG, MergedResult, ShardResult, merge
+from tandem_evaluator.scoring import Misfit
 from tandem_trainer import data, models
 
 DIGITS = ImageClassification(model="baby-cnn", data=Data(name="digits"))

@@ -23,6 +23,7 @@ from tandem_evaluator import claim as claim_module
 from tandem_evaluator import survey as survey_module
 from tandem_evaluator.choice import Standing
 from tandem_evaluator.claim import claim, claim_file, give_back_leftovers
+from tandem_evaluator.evaluation import TaskScoring
 from tandem_evaluator.publication import Publication
 from tandem_evaluator.result import ShardResult
 from tandem_evaluator.survey import Survey
@@ -74,7 +75,8 @@ def shard_result(reference: CheckpointRef, shard: int, shards: int = 2, right: i
 
 
 def publication(rundir: RunDir) -> Publication:
-    return Publication(rundir, TWO, total=10, classes=2)
+    data = SimpleNamespace(total=10, classes=2, held_out=0)
+    return Publication(rundir, TWO, TaskScoring(data))  # type: ignore[arg-type]
 
 
 # Claims

@@ -15,7 +15,7 @@ from tandem.wrong_samples import Gallery, gallery
 from tandem_cli.report.writing import write
 from tandem_coordinator.charts.gallery import tiles
 from tandem_coordinator.page.timeline import Timeline
-from tandem_evaluator.publication import update
+from tandem_evaluator.gallery import update
 from tests.support.worlds.small_run import SmallRun
 
 NAMES = ("cat", "dog")

@@ -29,7 +29,7 @@ from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_evaluator.choice import Evaluate, Finished, Merge, Policy, Skip, Wait, choose
 from tandem_evaluator.claim import Claim
-from tandem_evaluator.evaluation import Tally
+from tandem_evaluator.evaluation import Tally, TaskScoring
 from tandem_evaluator.loop import Evaluator
 from tandem_evaluator.publication import best
 from tandem_evaluator.result import MergedResult
@@ -79,7 +79,7 @@ class Process:
     """An evaluator whose steps the test takes one by one."""
 
     def __init__(self, rundir: RunDir, evaluators: Evaluators, name: str) -> None:
-        self.subject = Evaluator(rundir, evaluators, name, Computation(), Silence())  # type: ignore[arg-type]
+        self.subject = Evaluator(rundir, evaluators, name, TaskScoring(Computation()), Silence())  # type: ignore[arg-type]
         self.name, self.policy, self.shards = name, evaluators.policy, evaluators.processes
         self.action: object = None
         self.claim: tuple[CheckpointRef, int, Claim] | None = None

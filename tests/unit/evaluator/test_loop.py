@@ -13,7 +13,7 @@ from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.durable import read_json_or_none
 from tandem.status import CheckpointRef
 from tandem_evaluator import loop
-from tandem_evaluator.evaluation import Evaluation
+from tandem_evaluator.evaluation import Evaluation, TaskScoring
 from tandem_evaluator.evaluator_log import EvaluatorLog
 from tandem_evaluator.loop import Evaluator
 from tandem_trainer.checkpoint.lending import Library
@@ -36,7 +36,7 @@ def log(run: Run) -> Iterator[EvaluatorLog]:
 @pytest.fixture
 def evaluator(run: Run, log: EvaluatorLog) -> Evaluator:
     evaluation = Evaluation.load(run.job.spec.trainer.settings)
-    return Evaluator(run.rundir, run.job.spec.evaluation, NAME, evaluation, log)
+    return Evaluator(run.rundir, run.job.spec.evaluation, NAME, TaskScoring(evaluation), log)
 
 
 def checkpoint(run: Run, step: int) -> CheckpointRef:

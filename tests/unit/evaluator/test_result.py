@@ -12,7 +12,7 @@ from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss
 from tandem.rundir.durable import encode
 from tandem.rundir.evaluations import Goal
 from tandem.rundir.layout import checkpoint_name
-from tandem_evaluator.publication import Metric, best
+from tandem_evaluator.publication import best
 from tandem_evaluator.result import MergedResult, ShardResult, merge, scores, shard_samples
 
 
@@ -140,7 +140,7 @@ def result(step: int, right: int, loss: float | None = 0.5, generation: int = 1)
 @pytest.mark.parametrize(
     ("metric", "goal", "step"), [("accuracy", "Maximize", 20), ("accuracy", "Minimize", 10), ("loss", "Minimize", 30)]
 )
-def test_the_best_by_metric_and_goal(metric: Metric, goal: Goal, step: int) -> None:
+def test_the_best_by_metric_and_goal(metric: str, goal: Goal, step: int) -> None:
     results = [result(10, 50, loss=2.0), result(20, 90, loss=1.0), result(30, 70, loss=0.1)]
     found = best(results, {1: None}, metric, goal)
     assert found is not None

@@ -453,7 +453,8 @@ def _is_forgotten(leftover: Path, request: Request, now: float) -> bool:
 def _ranks(rundir: RunDir, job: DistributedTrainingJob, manifests: list[Manifest]) -> dict[str, Rank | None]:
     metric, goal, ranks = job.spec.evaluation.metric, job.spec.evaluation.direction, {}
     for manifest in manifests:
-        result = read_json_or_none(rundir.evaluations / manifest.name / f"g{manifest.generation:06d}.json")
+        reference = manifest.reference
+        result = read_json_or_none(evaluations.folder(rundir, reference) / evaluations.merged_name(reference))
         if isinstance(result, dict):
             ranks[manifest.name] = rank(deciding(result), metric, goal, manifest.step, manifest.generation)
     return ranks

@@ -1,0 +1,247 @@
+"""Evaluate checkpoints with a program of your own, beside training (`evaluators.command`).
+
+    from safetensors.torch import load_file
+    from tandem.evaluation import Mean, checkpoints
+
+    for checkpoint in checkpoints():
+        model.load_state_dict(load_file(checkpoint.weights))
+        right = 0
+        mine = test_data[checkpoint.shard :: checkpoint.shards]
+        for sample, label in mine:
+            right += int(model(sample).argmax() == label)
+        checkpoint.report(accuracy=Mean(right, len(mine)))
+
+An evaluator process starts the program, gives it one shard of one checkpoint after the other, and publishes what it
+reports. The program claims nothing, waits for nothing and writes no file of the run: it may crash or be killed at any
+time, and its shard is evaluated again.
+
+**Two ways, one protocol.** The first shard stands in the variables below, and its report may be a file. So a program
+that knows nothing of Tandem is run once for each shard, and ends: it reads the variables and writes the JSON. One that
+calls `checkpoints()` gets the same first shard from the variables; it then stays alive, reads further shards as lines
+of JSON from one pipe, and writes its reports to another. The end of the first pipe is the end of the work.
+
+    TANDEM_CHECKPOINT           the folder of the checkpoint
+    TANDEM_CHECKPOINT_WEIGHTS   its weights, a safetensors file whose checksums were verified
+    TANDEM_CHECKPOINT_STEP      its step
+    TANDEM_SHARD, TANDEM_SHARDS which part of the evaluation data, from 0, and how many parts there are
+    TANDEM_REPORT               the file to write the report to: `{"accuracy": {"mean": [right, count]}}`
+    TANDEM_CHANNEL              descriptors of the two pipes, of further shards and of reports
+
+**Metrics are sums that add up.** A shard reports no score but what scores are made of, with the way to put the shards
+together (`Mean`, `Sum`, `Max`, `Min`, `Confusion`). A plain number is the mean of the shards.
+
+Rejected: a function of the user's that is called (its imports, its device and its memory would be the evaluator's, and
+its crash, too), a server that the program asks over HTTP (a port and a client for what two pipes do), standard output
+as the channel (any library may print).
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, SupportsFloat
+
+CHECKPOINT = "TANDEM_CHECKPOINT"
+WEIGHTS = "TANDEM_CHECKPOINT_WEIGHTS"
+STEP = "TANDEM_CHECKPOINT_STEP"
+SHARD = "TANDEM_SHARD"
+SHARDS = "TANDEM_SHARDS"
+REPORT = "TANDEM_REPORT"
+CHANNEL = "TANDEM_CHANNEL"
+VARIABLES = (CHECKPOINT, WEIGHTS, STEP, SHARD, SHARDS, REPORT, CHANNEL)
+
+MOST_METRICS = 64
+"""Of one report."""
+MOST_CLASSES = 1000
+"""Rows of a confusion matrix."""
+MOST_REPORT_BYTES = 2**23
+"""Of a report in JSON: a confusion matrix of a thousand classes takes up to 7 MB."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over samples: of all shards together it is the sum of totals divided by the sum of counts."""
+
+    total: SupportsFloat
+    """The sum over the samples of this shard."""
+    count: SupportsFloat
+    """How many samples there were, or the sum of their weights."""
+
+    def wire(self) -> dict[str, Any]:
+        """Its form in JSON."""
+        return {"mean": [_number(self.total), _number(self.count)]}
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A sum over samples."""
+
+    value: SupportsFloat
+
+    def wire(self) -> dict[str, Any]:
+        """Its form in JSON."""
+        return {"sum": _number(self.value)}
+
+
+@dataclass(frozen=True)
+class Max:
+    """The largest value of any shard."""
+
+    value: SupportsFloat
+
+    def wire(self) -> dict[str, Any]:
+        """Its form in JSON."""
+        return {"max": _number(self.value)}
+
+
+@dataclass(frozen=True)
+class Min:
+    """The smallest value of any shard."""
+
+    value: SupportsFloat
+
+    def wire(self) -> dict[str, Any]:
+        """Its form in JSON."""
+        return {"min": _number(self.value)}
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """A confusion matrix, from which `accuracy` and `macroF1` are computed, and which the report shows. At most one in
+    a report."""
+
+    counts: Sequence[Sequence[int]]
+    """[classes, classes]: samples of class i (row) that were taken for class j (column)."""
+
+    def wire(self) -> dict[str, Any]:
+        """Its form in JSON."""
+        return {"confusion": [[int(count) for count in row] for row in self.counts]}
+
+
+Value = Mean | Sum | Max | Min | Confusion
+
+
+@dataclass
+class Checkpoint:
+    """One shard of the evaluation data under one checkpoint."""
+
+    folder: Path
+    """The checkpoint, to be read and never changed."""
+    weights: Path
+    """Its weights: a safetensors file whose checksums were verified just now."""
+    step: int
+    """The training step after which it was taken."""
+    shard: int
+    """Which part of the evaluation data to take, from 0: the samples `shard`, `shard + shards`, …"""
+    shards: int
+    """How many parts there are."""
+    _reports: int | None = field(default=None, repr=False)
+    is_reported: bool = field(default=False, repr=False)
+
+    def report(self, **metrics: Value | SupportsFloat) -> None:
+        """Report what this shard adds to the checkpoint's metrics. Once for each checkpoint.
+
+        Args:
+            metrics: by name: `Mean`, `Sum`, `Max`, `Min` or `Confusion`; a plain number is the mean of the shards.
+
+        Raises:
+            TypeError: a value is no number.
+            ValueError: there is no metric, there are too many, or this checkpoint was reported before.
+        """
+        if self.is_reported:
+            raise ValueError(f"step {self.step} was reported already; call report once for each checkpoint")
+        if not 0 < len(metrics) <= MOST_METRICS:
+            raise ValueError(f"a report has 1 to {MOST_METRICS} metrics, not {len(metrics)}")
+        body = {name: _wire(name, value) for name, value in metrics.items()}
+        self.is_reported = True
+        if self._reports is None:
+            print(json.dumps({"step": self.step, "metrics": body}), flush=True)
+        else:
+            _write(self._reports, {"metrics": body})
+
+
+def checkpoints() -> Iterator[Checkpoint]:
+    """The checkpoints to evaluate, one shard at a time, until training is over and all is evaluated.
+
+    To try a program by hand, set TANDEM_CHECKPOINT to the folder of a checkpoint: it gets this one, and reports are
+    printed.
+
+    Raises:
+        RuntimeError: no evaluator started this program, or the last checkpoint was not reported.
+    """
+    if not os.environ.get(CHECKPOINT):
+        raise RuntimeError(
+            f"checkpoints() works in a program that evaluators.command starts; to try it by hand, set {CHECKPOINT} to "
+            "the folder of a checkpoint, such as runs/digits/checkpoints/step-000000500"
+        )
+    work, reports = _channel()
+    message: Mapping[str, Any] = {
+        "folder": os.environ[CHECKPOINT],
+        "weights": os.environ.get(WEIGHTS) or str(Path(os.environ[CHECKPOINT]) / "weights.safetensors"),
+        "step": int(os.environ.get(STEP) or _step_in(os.environ[CHECKPOINT])),
+        "shard": int(os.environ.get(SHARD) or 0),
+        "shards": int(os.environ.get(SHARDS) or 1),
+    }
+    lines = iter(()) if work is None else os.fdopen(work, encoding="utf-8", closefd=False)
+    if reports is not None:
+        _write(reports, {"stays": True})
+    while True:
+        checkpoint = Checkpoint(
+            Path(message["folder"]),
+            Path(message["weights"]),
+            message["step"],
+            message["shard"],
+            message["shards"],
+            reports,
+        )
+        yield checkpoint
+        if not checkpoint.is_reported:
+            raise RuntimeError(
+                f"step {checkpoint.step} was not reported; call checkpoint.report(…) for each checkpoint"
+            )
+        line = next(iter(lines), "")
+        if not line:
+            return
+        message = json.loads(line)
+
+
+def _channel() -> tuple[int | None, int | None]:
+    """Descriptors of the pipes, of shards and of reports; None where nobody listens. Programs that this one starts do
+    not take them for theirs."""
+    text = os.environ.pop(CHANNEL, "")
+    if not text:
+        return None, None
+    work, reports = (int(part) for part in text.split(","))
+    for descriptor in (work, reports):
+        os.set_inheritable(descriptor, False)
+    return work, reports
+
+
+def _step_in(folder: str) -> int:
+    digits = Path(folder).name.rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _wire(name: str, value: Value | SupportsFloat) -> dict[str, Any]:
+    try:
+        return value.wire() if isinstance(value, Value) else {"mean": [_number(value), 1]}
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} is {value!r}, which is no number: {error}") from error
+
+
+def _number(value: SupportsFloat) -> int | float | None:
+    """A number as JSON has it: None for what is not finite. A tensor or array of one element is one, too."""
+    if isinstance(value, bool | str | bytes):
+        raise TypeError(f"{value!r} is a {type(value).__name__}")
+    if isinstance(value, int):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _write(descriptor: int, message: Mapping[str, Any]) -> None:
+    content = json.dumps(message).encode() + b"\n"
+    while content:
+        content = content[os.write(descriptor, content) :]

@@ -1,0 +1,361 @@
+"""Scores checkpoints with a program of the user's own (`evaluators.command`).
+
+What the program sees is written in `tandem.evaluation`. This is the other end: it starts the program, hands out shards,
+takes reports, and ends it. A program that says that it stays gets the next shard through a pipe; one that does not is
+run for each shard.
+
+**Its failures.** A program that crashes, writes no report or takes too long has failed. It is started afresh and tried
+once more, because one that stays may be at fault for what it did before, and a machine may run out of memory once. Then
+the failure is the program's word on this checkpoint: tried again by every other evaluator it would keep the job open
+for nothing. An evaluator that is killed itself says nothing, and others take its shard.
+
+The program and all that it starts are one process group, which ends with the evaluator. What it prints goes where the
+evaluator's own lines go; its last lines are kept for the message.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+from pydantic import ValidationError
+
+from tandem import evaluation
+from tandem.formatting import duration, one_line
+from tandem.job import Evaluators
+from tandem.launch import program_command
+from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest, is_damaged
+from tandem.rundir.layout import RunDir
+from tandem_evaluator.result import ProgramResult, ProgramShard, merge_program
+from tandem_evaluator.scoring import ProgramFailed, Work
+
+TRIES = 2
+LOOK_SECONDS = 0.1
+"""Between two looks at whether the program has ended, and whether we have to."""
+LEAVE_SECONDS = 5.0
+"""What a program gets between SIGTERM, or the end of its pipe, and SIGKILL."""
+LAST_LINES = 20
+MOST_WHY = 400
+"""Letters of the last line that a message quotes."""
+
+
+class _Failed(Exception):  # noqa: N818 - it says what happened
+    """One try has failed."""
+
+
+class ProgramScoring:
+    """Runs the user's program, at most one at a time.
+
+    Args:
+        evaluators: with a command.
+    """
+
+    def __init__(self, evaluators: Evaluators) -> None:
+        assert evaluators.command is not None
+        self._command = program_command([*evaluators.command, *evaluators.args])
+        self._metric, self._most_seconds = evaluators.metric, evaluators.timeout_seconds
+        self._program: _Program | None = None
+
+    def read(self, folder: Path, manifest: Manifest) -> Path:
+        """The checkpoint's folder, its weights verified: the program reads them itself."""
+        entry = manifest.entry(WEIGHTS)
+        for number in range(len(entry.xxh3)):
+            if is_damaged(folder, entry, number):
+                raise Broken(f"{folder.name}/{entry.path} does not match its checksum")
+        return folder
+
+    def score(self, read: Path, work: Work, going_on: Callable[[], bool]) -> ProgramShard | None:
+        """Have the program evaluate a shard."""
+        for left in reversed(range(TRIES)):
+            try:
+                report = self._report(read, work, going_on)
+                return None if report is None else self._result(report, work)
+            except _Failed as error:
+                self.close()
+                if not left:
+                    raise ProgramFailed(str(error)) from error
+                print(f"{error}; once more, with the program started afresh", flush=True)
+        raise AssertionError
+
+    def read_shard(self, content: Any, work: Work) -> ProgramShard:
+        """A published shard."""
+        result = ProgramShard.read(content)
+        if (result.reference, result.shard, result.shards) != (work.reference, work.shard, work.shards):
+            raise ValueError("it is the result of another shard")
+        return result
+
+    def merge(self, shards: Sequence[ProgramShard]) -> ProgramResult:
+        """The scores of all shards together."""
+        return merge_program(shards, self._metric)
+
+    def read_merged(self, content: Any) -> ProgramResult:
+        """A published result."""
+        return ProgramResult.read(content)
+
+    def best_changed(self, rundir: RunDir) -> None:
+        """Nothing follows from it."""
+
+    def rest(self) -> None:
+        """A program that stays keeps its model and data in memory: that is what it stays for."""
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the program, and of those that it has started and that are over."""
+        return 0.0 if self._program is None else self._program.cpu_seconds()
+
+    def close(self) -> None:
+        """End the program."""
+        if self._program is not None:
+            self._program.close()
+            self._program = None
+
+    def _report(self, folder: Path, work: Work, going_on: Callable[[], bool]) -> Any:
+        """The report as JSON has it; None if `going_on` said no."""
+        shard = {
+            evaluation.CHECKPOINT: str(folder),
+            evaluation.WEIGHTS: str(folder / WEIGHTS),
+            evaluation.STEP: str(work.reference.step),
+            evaluation.SHARD: str(work.shard),
+            evaluation.SHARDS: str(work.shards),
+        }
+        deadline = None if self._most_seconds is None else time.monotonic() + self._most_seconds
+        if self._program is None or not self._program.next(shard):
+            self.close()
+            self._program = _Program(self._command, shard)
+        while going_on():
+            if (report := self._program.look()) is not None:
+                if not self._program.stays:
+                    self.close()
+                return report
+            if deadline is not None and time.monotonic() > deadline:
+                raise _Failed(f"the program has taken longer than {duration(self._most_seconds)} (timeoutSeconds)")
+        self.close()
+        return None
+
+    def _result(self, report: Any, work: Work) -> ProgramShard:
+        now = time.time()
+        facts = {
+            "checkpoint": work.reference.name,
+            "step": work.reference.step,
+            "generation": work.reference.generation,
+            "shard": work.shard,
+            "shards": work.shards,
+            "seconds": max(0.0, now - work.started),
+            "evaluator": work.evaluator,
+            "at": now,
+        }
+        try:
+            parts, confusion = _parts(report)
+            return ProgramShard.read({**facts, "metrics": parts, "confusion": confusion})
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise _Failed(f"the program's report is wrong: {place}: {one_line(first['msg'])[:MOST_WHY]}") from error
+        except ValueError as error:
+            raise _Failed(f"the program's report is wrong: {one_line(str(error))[:MOST_WHY]}") from error
+
+
+def _parts(report: Any) -> tuple[dict[str, Any], Any]:
+    """The metrics of a report in our own form, and its confusion matrix.
+
+    Raises:
+        ValueError: it is no report.
+    """
+    if not isinstance(report, Mapping):
+        raise ValueError('it has to be an object such as {"accuracy": {"mean": [90, 100]}}')  # noqa: TRY004
+    parts: dict[str, Any] = {}
+    confusion = None
+    for name, value in report.items():
+        if isinstance(value, Mapping) and len(value) == 1:
+            ((reducer, content),) = value.items()
+        else:
+            reducer, content = "mean", [value, 1]
+        if reducer == "confusion":
+            if confusion is not None:
+                raise ValueError("it has more than one confusion matrix")
+            confusion = content
+        elif reducer == "mean" and isinstance(content, list) and len(content) == 2:
+            parts[name] = {"reducer": reducer, "value": _number(name, content[0]), "count": _number(name, content[1])}
+        elif reducer in ("sum", "max", "min"):
+            parts[name] = {"reducer": reducer, "value": _number(name, content)}
+        else:
+            raise ValueError(
+                f'{name} is {value!r}; give a number, or {{"mean": [total, count]}}, sum, max, min, confusion'
+            )
+    return parts, confusion
+
+
+def _number(name: str, value: Any) -> float | None:
+    """A number of a report; None, which stands for what is not finite, as it is."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} is {value!r}, which is no number")  # noqa: TRY004
+    return float(value) if abs(value) < float("inf") else None
+
+
+class _Program:
+    """The program at work.
+
+    Raises:
+        _Failed: it cannot be started.
+    """
+
+    def __init__(self, command: Sequence[str], shard: Mapping[str, str]) -> None:
+        self.stays = False
+        self._is_busy, self._is_silent = True, False
+        self._buffer = b""
+        self._ended: float | None = None
+        self._used = 0.0
+        descriptor, path = tempfile.mkstemp(prefix="tandem-report-", suffix=".json")
+        os.close(descriptor)
+        self._report = Path(path)
+        theirs_in, self._work = os.pipe()
+        self._reports, theirs_out = os.pipe()
+        os.set_blocking(self._reports, False)
+        variables = {**os.environ, **shard, evaluation.REPORT: path, evaluation.CHANNEL: f"{theirs_in},{theirs_out}"}
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs_in, theirs_out),
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(self._work)
+            os.close(self._reports)
+            self._report.unlink(missing_ok=True)
+            raise _Failed(f"the program {command[0]} cannot be started: {error.strerror}") from error
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+        assert self._process.stdout is not None
+        self._lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._reader = threading.Thread(target=self._copy, args=(self._process.stdout,), name="output", daemon=True)
+        self._reader.start()
+
+    def next(self, shard: Mapping[str, str]) -> bool:
+        """Hand out the next shard. False if there is no program that waits for it."""
+        if not self.stays or self._process.poll() is not None:
+            return False
+        message = {
+            "folder": shard[evaluation.CHECKPOINT],
+            "weights": shard[evaluation.WEIGHTS],
+            "step": int(shard[evaluation.STEP]),
+            "shard": int(shard[evaluation.SHARD]),
+            "shards": int(shard[evaluation.SHARDS]),
+        }
+        try:
+            # Less than a pipe holds: it does not wait for the program to read.
+            os.write(self._work, json.dumps(message).encode() + b"\n")
+        except BrokenPipeError:
+            return False
+        self._is_busy = True
+        return True
+
+    def look(self) -> Any:
+        """Wait a moment for a report; None if there is none yet.
+
+        Raises:
+            _Failed: the program has ended without one, or what it wrote is none.
+        """
+        readable, _, _ = select.select([self._reports], [], [], LOOK_SECONDS if self._ended is None else 0)
+        if readable:
+            content = os.read(self._reports, 2**20)
+            self._is_silent = not content
+            self._buffer += content
+        if len(self._buffer) > evaluation.MOST_REPORT_BYTES:
+            raise _Failed(f"the program's report has more than {evaluation.MOST_REPORT_BYTES:,} bytes")
+        while (line := self._line()) is not None:
+            message = _json(line)
+            if isinstance(message, Mapping) and message.get("stays") is True:
+                self.stays = True
+            elif isinstance(message, Mapping) and "metrics" in message:
+                self._is_busy = False
+                return message["metrics"]
+            else:
+                raise _Failed("the program wrote something else than reports into its channel")
+        if (code := self._process.poll()) is None:
+            if self._is_silent:
+                # It has closed its end of the channel, as a program may that knows nothing of it.
+                time.sleep(LOOK_SECONDS)
+            return None
+        if self._ended is None:
+            # What it wrote last may still be in the pipe.
+            self._ended = time.monotonic()
+            return None
+        return self._of_file(code)
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the program and of its children that are over."""
+        with suppress(psutil.Error):
+            times = psutil.Process(self._process.pid).cpu_times()
+            self._used = times.user + times.system + times.children_user + times.children_system
+        return self._used
+
+    def close(self) -> None:
+        """End it with all that it has started: one that waits for work by the end of its pipe, any other by signals."""
+        os.close(self._work)
+        if self.stays and not self._is_busy:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(LEAVE_SECONDS)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(LEAVE_SECONDS)
+        self._reader.join(LEAVE_SECONDS)
+        os.close(self._reports)
+        self._report.unlink(missing_ok=True)
+
+    def _line(self) -> bytes | None:
+        line, found, rest = self._buffer.partition(b"\n")
+        if not found:
+            return None
+        self._buffer = rest
+        return line
+
+    def _of_file(self, code: int) -> Any:
+        self._reader.join(LOOK_SECONDS)
+        last = next((one for one in reversed(self._lines) if one.strip()), "")
+        quoted = f": {one_line(last)[:MOST_WHY]}" if last else ""
+        if code < 0:
+            with suppress(ValueError):
+                raise _Failed(f"the program was killed by {signal.Signals(-code).name}{quoted}")
+        if code != 0:
+            raise _Failed(f"the program ended with exit code {code}{quoted}")
+        if self.stays:
+            raise _Failed(f"the program ended without a report{quoted}")
+        if self._report.stat().st_size > evaluation.MOST_REPORT_BYTES:
+            raise _Failed(f"the program's report has more than {evaluation.MOST_REPORT_BYTES:,} bytes")
+        content = self._report.read_bytes()
+        if not content:
+            raise _Failed(f"the program ended without a report in {evaluation.REPORT}")
+        return _json(content)
+
+    def _copy(self, output: IO[bytes]) -> None:
+        """Pass on what the program prints, and keep the last lines."""
+        for line in iter(lambda: output.readline(2**16), b""):
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+            self._lines.append(line.decode(errors="replace").rstrip())
+
+
+def _json(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _Failed(f"the program's report is not JSON: {one_line(str(error))[:MOST_WHY]}") from error

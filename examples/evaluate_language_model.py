@@ -1,0 +1,39 @@
+"""How well a checkpoint of language_model.py predicts text that it was not trained on, while it trains on.
+
+Evaluator processes start this program, as examples/language-model.yaml says (`evaluators.command`). To try it by hand:
+
+    TANDEM_CHECKPOINT=runs/language-model/checkpoints/step-000000050 python examples/evaluate_language_model.py
+"""
+
+import math
+
+import torch
+from language_model import LENGTH, Model, Passages
+from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
+
+from tandem.evaluation import Mean, checkpoints
+
+
+def main() -> None:
+    model, passages = Model().eval(), Passages(held_out=True)
+    for checkpoint in checkpoints():
+        model.load_state_dict(load_file(checkpoint.weights))
+        mine = range(checkpoint.shard, len(passages), checkpoint.shards)
+        nats, right = 0.0, 0
+        for start in range(0, len(mine), 64):
+            letters, following = map(torch.stack, zip(*(passages[number] for number in mine[start : start + 64])))
+            with torch.inference_mode():
+                logits = model(letters).transpose(1, 2)
+            nats += cross_entropy(logits, following, reduction="none").double().sum().item()
+            right += int((logits.argmax(dim=1) == following).sum())
+        letters_read = len(mine) * LENGTH
+        checkpoint.report(
+            loss=Mean(nats, letters_read),
+            bitsPerByte=Mean(nats / math.log(2), letters_read),
+            accuracy=Mean(right, letters_read),
+        )
+
+
+if __name__ == "__main__":
+    main()
