@@ -11,6 +11,7 @@ import torch
 from language_model import LENGTH, Model, Passages
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
+from torch.utils.data import default_collate
 
 from tandem.evaluation import Mean, checkpoints
 
@@ -22,7 +23,7 @@ def main() -> None:
         mine = range(checkpoint.shard, len(passages), checkpoint.shards)
         nats, right = 0.0, 0
         for start in range(0, len(mine), 64):
-            letters, following = map(torch.stack, zip(*(passages[number] for number in mine[start : start + 64])))
+            letters, following = default_collate([passages[number] for number in mine[start : start + 64]])
             with torch.inference_mode():
                 logits = model(letters).transpose(1, 2)
             nats += cross_entropy(logits, following, reduction="none").double().sum().item()

@@ -148,6 +148,10 @@ class RunDirectory:
         self._saved: dict[CheckpointRef, SavedCheckpoint] = {}
         self._scores: dict[CheckpointRef, tuple[Rank, Score]] = {}
         self._skipped: set[tuple[str, int]] = set()
+        self._merged: set[CheckpointRef] = set()
+        """Checkpoints that are evaluated, whether that gave the score that decides or not."""
+        self._failed: set[CheckpointRef] = set()
+        """Checkpoints that the user's program cannot evaluate."""
         self._published: float | None = None
         self._unsettled: frozenset[str] = frozenset()
         self._old_logs = Rarely()
@@ -181,7 +185,7 @@ class RunDirectory:
             latest_evaluation=score,
             best=min((found for _, found in scores), key=itemgetter(0), default=(None, None))[1],
             evaluators=evaluators,
-            final_is_evaluated=final is not None and final in self._scores,
+            final_is_evaluated=final is not None and final in self._merged | self._failed,
             training=self._training.follow(logs),
             saved=None if latest is None else self._saved.get(latest),
             evaluations=self._evaluations(checkpoints, evaluated),
@@ -228,16 +232,22 @@ class RunDirectory:
         # One that was evaluated last may be deleted already.
         for result, at in self._results.new(now, self._unsettled | before):
             reference = result.checkpoint
+            if result.is_failure:
+                self._failed.add(reference)
+                continue
             if result.skipped:
                 self._skipped.add((reference.name, reference.generation))
-            elif found := self._score(result):
+                continue
+            self._published = max(self._published or 0.0, at)
+            self._merged.add(reference)
+            if found := self._score(result):
                 self._scores[reference] = found
-                self._published = max(self._published or 0.0, at)
 
     def _is_settled(self, reference: CheckpointRef, needed: Sequence[CheckpointRef | None]) -> bool:
         """Whether no evaluator will publish anything about a checkpoint."""
         passed_over = self._evaluation.policy == "Latest" and (reference.name, reference.generation) in self._skipped
-        return reference in self._scores or (passed_over and reference not in needed)
+        is_over = reference in self._merged or reference in self._failed
+        return is_over or (passed_over and reference not in needed)
 
     def _score(self, result: Result) -> tuple[Rank, Score] | None:
         metric, reference = self._evaluation.metric, result.checkpoint
@@ -251,7 +261,7 @@ class RunDirectory:
         failed = {name: why for log in self._logs.values() for name, why in log.failed.items()}
         oldest = min((self._saved[ref].at for ref in waiting if ref in self._saved), default=None)
         return Evaluations(
-            merged=len(self._scores),
+            merged=len(self._merged),
             skipped=len(self._skipped),
             failed=len(failed),
             failure=_failure(failed, evaluated),

@@ -348,10 +348,11 @@ class _Program:
 
     def _copy(self, output: IO[bytes]) -> None:
         """Pass on what the program prints, and keep the last lines."""
-        for line in iter(lambda: output.readline(2**16), b""):
-            sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
-            self._lines.append(line.decode(errors="replace").rstrip())
+        with output:
+            for line in iter(lambda: output.readline(2**16), b""):
+                sys.stdout.buffer.write(line)
+                sys.stdout.buffer.flush()
+                self._lines.append(line.decode(errors="replace").rstrip())
 
 
 def _json(text: bytes) -> Any:

@@ -51,6 +51,8 @@ class RunResult:
     """Checkpoints that were evaluated."""
     skipped: int = 0
     """Checkpoints that evaluators passed over."""
+    failed: int = 0
+    """Checkpoints that the program of `evaluators.command` could not evaluate."""
     left: int = 0
     """Committed checkpoints that were neither."""
     troubles: Troubles | None = None
@@ -78,7 +80,8 @@ def result(run_dir: RunDir) -> RunResult:
         metric=(best and best.metric) or "",
         value=best.value if best else None,
         evaluated=sum(not word.is_note for word in words),
-        skipped=sum(word.is_note for word in words),
+        skipped=sum(word.is_note and not word.is_failure for word in words),
+        failed=sum(word.is_failure for word in words),
         left=sum(evaluations.fate(run_dir, manifest.reference) in ("waits", "begun") for manifest in saved),
         troubles=troubles_of(run_dir),
         restarts=_restarts(run_dir),
@@ -173,7 +176,9 @@ def complete(
         rows.append(("", f"{metric_name(found.metric)} {score(found.metric, found.value)}"))
     if evaluates:
         left = f", {found.left} not evaluated" if found.left else ""
-        rows.append(("evaluated", f"{several(found.evaluated, 'checkpoint')}, {found.skipped or 'none'} skipped{left}"))
+        failed = f", {found.failed} failed" if found.failed else ""
+        counts = f"{several(found.evaluated, 'checkpoint')}, {found.skipped or 'none'} skipped{failed}{left}"
+        rows.append(("evaluated", counts))
     rows += _troubled(found.troubles)
     rows += [
         ("restarts", str(found.restarts)),

@@ -140,7 +140,9 @@ def _files(job: DistributedTrainingJob, settings: ImageClassification, site: Sit
         if not root.exists() and data.path is not None and not data.download:
             yield Unmet(path, f"there is no folder {data.path}; {_how_to_provide(settings)}")
             return
-        splits: list[Split] = ["train", "test"] if job.spec.evaluation.processes else ["train"]
+        evaluation = job.spec.evaluation
+        is_tested = evaluation.processes > 0 and evaluation.command is None
+        splits: list[Split] = ["train", "test"] if is_tested else ["train"]
         deadline = time.monotonic() + READING_SECONDS
         for split in splits:
             pair = find(root, data.name, split)

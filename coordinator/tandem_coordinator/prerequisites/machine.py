@@ -72,7 +72,9 @@ def _load(job: DistributedTrainingJob, there: Machine) -> Iterator[Unmet]:
         field = ("spec", "evaluators", "replicas")
         what = f"{evaluation.processes:,} evaluator processes"
     agent, rank = _training_bytes(job)
-    needed = workers.replicas * agent + ranks * rank + evaluation.processes * EVALUATOR_BYTES
+    # What a program of the user's takes is not known.
+    evaluator = EVALUATOR_BYTES if evaluation.command is None else 0
+    needed = workers.replicas * agent + ranks * rank + evaluation.processes * evaluator
     processes = workers.replicas + ranks + evaluation.processes
     if there.memory is not None and needed > there.memory:
         message = f"{what} take {size(needed)} of memory at least, and this machine has "

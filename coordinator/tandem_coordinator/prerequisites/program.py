@@ -1,4 +1,4 @@
-"""The user's own command: whether the script, module or program exists and can be started.
+"""The user's own commands: whether the script, module or program exists and can be started.
 
 The words are read as the agent reads them (tandem.launch.agent_command): a script, a module, or a program. Nothing is
 imported and nothing is run. What follows the script is its own business.
@@ -30,19 +30,23 @@ Word = tuple[str, int]
 
 
 def program(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
-    """What is wrong with the command of a job that has one."""
-    trainer = job.spec.trainer
-    command = trainer.command
-    if command is None:
-        return
-    words = list(zip([*command, *trainer.args], range(len(command) + len(trainer.args)), strict=True))
+    """What is wrong with the commands of a job: the one that trains, and the one that evaluates."""
+    trainer, evaluators = job.spec.trainer, job.spec.evaluation
+    if trainer.command is not None:
+        yield from _command("trainer", trainer.command, trainer.args, site)
+    if evaluators.command is not None and evaluators.processes:
+        yield from _command("evaluators", evaluators.command, evaluators.args, site)
+
+
+def _command(part: str, command: Sequence[str], args: Sequence[str], site: Site) -> Iterator[Unmet]:
+    words = list(zip([*command, *args], range(len(command) + len(args)), strict=True))
     for message, place, suggestion in _start(words, site):
         text = words[place][0]
         if any(letter.isspace() for letter in text) and not Path(text).exists() and (several := separated(text)):
             # A line as one word: a shell would have taken it apart.
             suggestion = f"[{several}]" if len(words) == 1 else several
         inner = ("command", place) if place < len(command) else ("args", place - len(command))
-        yield Unmet(("spec", "trainer", *inner), message, suggestion=suggestion)
+        yield Unmet(("spec", part, *inner), message, suggestion=suggestion)
 
 
 Found = Iterator[tuple[str, int, str]]

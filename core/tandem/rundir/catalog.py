@@ -40,6 +40,8 @@ class Result:
     checkpoint: CheckpointRef
     skipped: str = ""
     """Why it is not evaluated; empty for one that was."""
+    is_failure: bool = False
+    """Whether it is not evaluated because its evaluation failed."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The scores on the test data: those that are numbers, by metric."""
     deciding: Mapping[str, float] = field(default_factory=dict)
@@ -69,7 +71,8 @@ def read_result(word: LastWord) -> tuple[Result, Mapping[str, Any]] | None:
     if word.is_note:
         why = content.get("why")
         skipped = why if isinstance(why, str) and why else "passed over"
-        return Result(checkpoint=reference, skipped=skipped, finished_at=finite(content.get("at"))), content
+        at = finite(content.get("at"))
+        return Result(checkpoint=reference, skipped=skipped, is_failure=word.is_failure, finished_at=at), content
     if not (isinstance(content.get(METRICS), dict) and content[METRICS]):
         return None
     return Result(

@@ -41,12 +41,14 @@ class LastWord(NamedTuple):
     generation: int
     """That wrote the checkpoint."""
     is_note: bool
+    is_failure: bool = False
+    """A note that the checkpoint cannot be evaluated: nobody tries again."""
 
 
 def last_word(path: Path) -> LastWord | None:
     """What a file is by its name; None for every other one."""
     match = _LAST_WORD.match(path.name)
-    return LastWord(path, int(match[1]), bool(match[2])) if match else None
+    return LastWord(path, int(match[1]), bool(match[2]), match[2] == ".failed") if match else None
 
 
 class Best(Model):

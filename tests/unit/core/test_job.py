@@ -27,7 +27,7 @@ def test_a_task_is_all_a_job_must_name() -> None:
 def test_a_command_has_no_evaluators_unless_told_and_then_it_is_refused() -> None:
     assert job(trainer={"command": ["train.py"]}).spec.evaluation.processes == 0
     assert job(trainer={"command": ["train.py"]}, evaluators={"replicas": 0}).spec.evaluation.processes == 0
-    with pytest.raises(ValidationError, match="set evaluators.command, or omit evaluators"):
+    with pytest.raises(ValidationError, match=r"set evaluators.command, or omit evaluators"):
         job(trainer={"command": ["train.py"]}, evaluators={"replicas": 1})
 
 

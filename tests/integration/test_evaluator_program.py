@@ -1,0 +1,159 @@
+"""Programs of the user's own as evaluators, beside training: killed, crashing on one checkpoint, and to the end."""
+
+import os
+import signal
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tandem.exitcode import ExitCode
+from tandem.formatting import several
+from tandem.rundir.checkpoint import WEIGHTS
+from tandem.rundir.durable import read_json_or_none
+from tandem_trainer import data, models
+from tests.support import EXAMPLES
+from tests.support.evaluator_run import Run, ends
+from tests.support.local_run import LocalRun
+from tests.support.waiting import until
+
+DIGITS = {"name": "digits"}
+PROGRAM = """
+    import os, sys, time
+    from pathlib import Path
+
+    import torch
+    from safetensors.torch import load_file
+    from tandem.evaluation import Mean, checkpoints
+    from tandem.tasks import Data
+    from tandem_trainer import data, models
+
+    samples = data.load(Data(name="digits"), "test")
+    model = models.build("baby-cnn", 1, 8, 10).eval()
+    for checkpoint in checkpoints():
+        model.load_state_dict(load_file(checkpoint.weights))
+        if (gate := Path(os.environ["GATE"])).exists():
+            gate.rename(f"{gate}.reached")
+            time.sleep(600)
+        mine = slice(checkpoint.shard, None, checkpoint.shards)
+        with torch.inference_mode():
+            found = model(samples.images[mine].contiguous()).argmax(dim=1)
+        right = int((found == samples.labels[mine]).sum())
+        checkpoint.report(accuracy=Mean(right, len(found)), process=os.getpid())
+"""
+
+
+def program_run(folder: Path, processes: int) -> Run:
+    """A run with a job whose evaluators run PROGRAM."""
+    script = folder / "score.py"
+    script.write_text(dedent(PROGRAM))
+    env = [{"name": "GATE", "value": str(folder / "gate")}]
+    evaluators = {"command": ["python", str(script)], "processesPerReplica": processes, "policy": "Every", "env": env}
+    return Run(folder / "run", DIGITS, evaluators, model="baby-cnn")
+
+
+def serially(run: Run, name: str) -> float:
+    """The accuracy that a plain script would have computed."""
+    samples = data.load(run.job.spec.trainer.settings.data, "test")
+    model = models.build("baby-cnn", 1, 8, 10).eval()
+    model.load_state_dict(load_file(run.rundir.checkpoint(name) / WEIGHTS))
+    with torch.inference_mode():
+        right = int((model(samples.images).argmax(dim=1) == samples.labels).sum())
+    return right / len(samples)
+
+
+def test_scores_of_a_program_that_is_killed_in_the_middle_are_those_of_one_serial_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluator is killed with its program at work; another one takes the shard over."""
+    monkeypatch.setenv("GATE", str(tmp_path / "gate"))
+    run = program_run(tmp_path, 2)
+    references = [run.checkpoint(10 * seed, run.weights(seed, image_size=8)) for seed in range(1, 5)]
+    run.rundir.mark_done(references[-1])
+    (tmp_path / "gate").touch()
+    with run.evaluator() as victim:
+        until((tmp_path / "gate.reached").exists, "the program is at work")
+        programs = psutil.Process(victim.pid).children()
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.wait()
+    with run.evaluator() as again, run.evaluator(index=1) as other:
+        for process in (again, other):
+            code, output = ends(process)
+            assert code == ExitCode.DONE, output
+    for one in programs:
+        one.kill()
+    for reference in references:
+        assert run.merged(reference)["metrics"]["accuracy"] == serially(run, reference.name)
+    best = read_json_or_none(run.rundir.best_file)
+    scores = {one.step: run.merged(one)["metrics"]["accuracy"] for one in references}
+    assert best["step"] == min(scores, key=lambda step: (-scores[step], step))
+    processes = {run.shard(one, 0, 2)["metrics"]["process"]["value"] for one in references}
+    assert len(processes) <= 2, "a program stays alive between checkpoints"
+
+
+def test_a_damaged_checkpoint_never_reaches_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GATE", str(tmp_path / "gate"))
+    run = program_run(tmp_path, 1)
+    sound, damaged = (run.checkpoint(step, run.weights(step, image_size=8)) for step in (10, 20))
+    path = run.rundir.checkpoint(damaged.name) / WEIGHTS
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    run.rundir.mark_done(sound)
+    with run.evaluator() as process:
+        code, output = ends(process)
+    assert code == ExitCode.DONE, output
+    assert run.merged(sound)
+    assert not run.merged(damaged)
+    assert run.rundir.checkpoint(f"{damaged.name}.bad").is_dir()
+
+
+CRASHES = """
+    import tandem.evaluation
+    for checkpoint in tandem.evaluation.checkpoints():
+        if checkpoint.step == 200:
+            raise ValueError("a sample of 200 is odd")
+        checkpoint.report(accuracy=checkpoint.step / 1000, gone=float("inf"))
+"""
+
+
+def test_a_program_that_crashes_on_the_last_checkpoint_harms_neither_training_nor_the_others(tmp_path: Path) -> None:
+    """How many there are before depends on the machine: a save that is due while another one is written is skipped."""
+    script = tmp_path / "score.py"
+    script.write_text(dedent(CRASHES))
+    words = [
+        *("--set", f"evaluators.command=[python, {script}]"),
+        *("--set", "evaluators.processesPerReplica=1"),
+        *("--set", "trainer.config.maxSteps=200"),
+        *("--set", "checkpoint.everySteps=50"),
+        *("--set", "checkpoint.keepLast=10"),
+    ]
+    with LocalRun(tmp_path, *words) as run:
+        assert run.ends() == 0, run.output
+        *others, last = run.run_dir.checkpoint_names()
+        assert f"evaluated   {several(len(others), 'checkpoint')}, none skipped, 1 failed" in run.output
+        notes = list(run.run_dir.evaluations.glob("*/*.failed.json"))
+        assert [path.parent.name for path in notes] == [last] == ["step-000000200"]
+        why = read_json_or_none(notes[0])["why"]
+        assert why == "its evaluation failed: the program ended with exit code 1: ValueError: a sample of 200 is odd"
+        best = read_json_or_none(run.run_dir.best_file)
+        assert best["name"] == others[-1]
+        result = read_json_or_none(run.run_dir.evaluations / best["name"] / "g000001.json")
+        assert result["metrics"] == {"accuracy": best["step"] / 1000, "gone": None}
+        assert run.leavings() == {}
+
+
+def test_the_language_model_is_scored_by_its_own_program_while_it_trains(tmp_path: Path) -> None:
+    """The example word for word, but for its length."""
+    words = ["--set", 'trainer.args=[--steps, "60"]', "--set", "checkpoint.everySteps=20"]
+    with LocalRun(tmp_path, *words, manifest=EXAMPLES / "language-model.yaml") as run:
+        assert run.ends() == 0, run.output
+        assert "language-model is complete: 60 steps" in run.output
+        best: Any = read_json_or_none(run.run_dir.best_file)
+        assert (best["metric"], best["step"]) == ("bitsPerByte", 60)
+        assert f"bitsPerByte {best['value']:.3f}" in run.output
+        assert run.leavings() == {}

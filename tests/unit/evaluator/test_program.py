@@ -1,0 +1,345 @@
+"""A program of the user's own as the evaluator: what it is given, what it reports, and what becomes of its failures."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import permutations
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import psutil
+import pytest
+
+from tandem import evaluation
+from tandem.evaluation import Confusion, Max, Mean, Min, Sum
+from tandem.job import Evaluators
+from tandem.status import CheckpointRef
+from tandem_evaluator.program import ProgramScoring
+from tandem_evaluator.result import ProgramShard, merge_program
+from tandem_evaluator.scoring import ProgramFailed, Work
+from tests.support.waiting import until
+
+REFERENCE = CheckpointRef(name="step-000000100", step=100, generation=1)
+STAYS = """
+    import os, sys
+    from tandem.evaluation import Mean, checkpoints
+    for checkpoint in checkpoints():
+        checkpoint.report(accuracy=Mean(checkpoint.step + checkpoint.shard, 1000), process=os.getpid())
+"""
+RUNS_ONCE = """
+    import json, os
+    from pathlib import Path
+    shard, step = (int(os.environ[f"TANDEM_{name}"]) for name in ("SHARD", "CHECKPOINT_STEP"))
+    answer = {"accuracy": {"mean": [shard, 10]}, "step": step}
+    Path(os.environ["TANDEM_REPORT"]).write_text(json.dumps(answer))
+"""
+
+
+class Scorings:
+    """Makes scorings of scripts, and ends their programs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: list[ProgramScoring] = []
+
+    def __call__(self, script: str, **fields: Any) -> ProgramScoring:
+        path = self._folder / f"script-{len(self._made)}.py"
+        path.write_text(dedent(script))
+        evaluators = Evaluators(command=["python", str(path)], metric="accuracy", **fields)
+        self._made.append(ProgramScoring(evaluators))
+        return self._made[-1]
+
+    def close(self) -> None:
+        for one in self._made:
+            one.close()
+
+
+@pytest.fixture
+def scoring(tmp_path: Path) -> Iterator[Scorings]:
+    made = Scorings(tmp_path)
+    yield made
+    made.close()
+
+
+def work(shard: int = 0, shards: int = 2) -> Work:
+    return Work(REFERENCE, shard, shards, "evaluator-0-0", time.time())
+
+
+def scored(subject: ProgramScoring, shard: int = 0, going_on: Callable[[], bool] = lambda: True) -> ProgramShard:
+    found = subject.score(Path("folder"), work(shard), going_on)
+    assert found is not None
+    return found
+
+
+def test_a_program_that_stays_gets_one_shard_after_the_other(scoring: Scorings) -> None:
+    subject = scoring(STAYS)
+    first, second = scored(subject), scored(subject, 1)
+    assert (first.metrics["accuracy"].value, first.metrics["accuracy"].count) == (100, 1000)
+    assert second.metrics["accuracy"].value == 101
+    assert (second.shard, second.shards, second.step, second.evaluator) == (1, 2, 100, "evaluator-0-0")
+    assert first.metrics["process"].value == second.metrics["process"].value, "it is the same process"
+    assert subject.cpu_seconds() > 0
+
+
+def test_a_program_that_ends_is_run_for_each_shard(scoring: Scorings) -> None:
+    subject = scoring(RUNS_ONCE)
+    assert [scored(subject, shard).metrics["accuracy"].value for shard in (0, 1)] == [0, 1]
+    assert scored(subject).metrics["step"].value == 100
+
+
+def test_what_it_reports_is_put_together_as_it_says(scoring: Scorings) -> None:
+    subject = scoring("""
+        from tandem.evaluation import Confusion, Max, Mean, Min, Sum, checkpoints
+        for checkpoint in checkpoints():
+            rows = [[3, 1], [0, 2]] if checkpoint.shard else [[1, 0], [1, 0]]
+            n = checkpoint.shard + 1
+            checkpoint.report(
+                loss=Mean(0.5 * n, n), words=Sum(n), longest=Max(n), shortest=Min(n), plain=n, classes=Confusion(rows)
+            )
+    """)
+    shards = [scored(subject, shard) for shard in (1, 0)]
+    for order in permutations(shards):
+        merged = subject.merge(list(order))
+        assert merged.scores == {
+            "accuracy": 0.75,
+            "macroF1": pytest.approx((0.8 + 2 / 3) / 2),
+            "loss": 0.5,
+            "words": 3,
+            "longest": 2,
+            "shortest": 1,
+            "plain": 1.5,
+        }
+        assert merged.confusion == [[4, 1], [1, 2]]
+        assert merged.note == ""
+
+
+def test_a_mean_is_that_of_one_pass_however_the_data_is_split() -> None:
+    values = [0.1 * number for number in range(1000)]
+    for shards in (1, 2, 3, 7):
+        parts = [values[shard::shards] for shard in range(shards)]
+        results = [part_of(shard, shards, loss=Mean(sum(part), len(part))) for shard, part in enumerate(parts)]
+        merged = merge_program(results, "loss").scores["loss"]
+        assert merged == pytest.approx(sum(values) / 1000, rel=1e-15)
+
+
+def part_of(shard: int, shards: int, **metrics: Mean | Sum | Max | Min) -> ProgramShard:
+    parts = {}
+    for name, metric in metrics.items():
+        ((reducer, content),) = metric.wire().items()
+        value, count = content if reducer == "mean" else (content, 1)
+        parts[name] = {"reducer": reducer, "value": None if value is None else float(value), "count": float(count)}
+    facts = {"checkpoint": "step-000000100", "step": 100, "generation": 1, "shard": shard, "shards": shards}
+    return ProgramShard.read({**facts, "metrics": parts, "seconds": 1.0, "evaluator": "e", "at": 1.0})
+
+
+def test_what_is_not_finite_is_none_and_said() -> None:
+    merged = merge_program([part_of(0, 1, loss=Mean(float("nan"), 3), accuracy=Mean(1, 2))], "accuracy")
+    assert merged.scores == {"loss": None, "accuracy": 0.5}
+    assert "not finite" in merged.note
+
+
+def test_no_samples_at_all_are_no_mean() -> None:
+    assert merge_program([part_of(0, 1, loss=Mean(0.0, 0))], "loss").scores == {"loss": None}
+
+
+def test_a_metric_that_is_asked_for_and_not_reported_is_said() -> None:
+    merged = merge_program([part_of(0, 1, loss=Mean(1.0, 2))], "bleu")
+    assert "the program reports no bleu" in merged.note
+
+
+def test_shards_that_disagree_on_a_reducer_have_no_score() -> None:
+    merged = merge_program([part_of(0, 2, loss=Mean(1.0, 2)), part_of(1, 2, loss=Sum(1.0))], "loss")
+    assert merged.scores == {"loss": None}
+    assert "in different ways" in merged.note
+
+
+FAILURES = {
+    "crash": ("raise KeyError('text')", "exit code 1: KeyError: 'text'"),
+    "signal": ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+    "silence": ("pass", "ended without a report"),
+    "no-json": (
+        "import os, pathlib; pathlib.Path(os.environ['TANDEM_REPORT']).write_text('{')",
+        "report is not JSON",
+    ),
+    "text": (
+        "import os, pathlib; pathlib.Path(os.environ['TANDEM_REPORT']).write_text('{\"accuracy\": \"good\"}')",
+        "accuracy is 'good', which is no number",
+    ),
+    "list": (
+        "import os, pathlib; pathlib.Path(os.environ['TANDEM_REPORT']).write_text('[1]')",
+        "it has to be an object",
+    ),
+    "name": (
+        "import os, pathlib; pathlib.Path(os.environ['TANDEM_REPORT']).write_text('{\"a b\": 1}')",
+        "report is wrong: metrics",
+    ),
+    "not-square": (
+        "import os, pathlib\n"
+        "pathlib.Path(os.environ['TANDEM_REPORT']).write_text('{\"c\": {\"confusion\": [[1, 2]]}}')",
+        "as many columns as rows",
+    ),
+    "none": (
+        "from tandem.evaluation import checkpoints\nfor one in checkpoints(): one.report(accuracy=None)",
+        "TypeError: accuracy is None, which is no number",
+    ),
+    "unreported": (
+        "from tandem.evaluation import checkpoints\nfor one in checkpoints(): pass",
+        "step 100 was not reported",
+    ),
+    "stays-and-ends": (
+        "from tandem.evaluation import checkpoints\nfor one in checkpoints(): break",
+        "ended without a report",
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "why"), FAILURES.values(), ids=FAILURES)
+def test_a_program_that_fails_is_tried_twice_and_then_said_in_one_line(
+    scoring: Scorings, tmp_path: Path, script: str, why: str
+) -> None:
+    tries = tmp_path / "tries"
+    subject = scoring(f"open({str(tries)!r}, 'a').write('x')\n{script}")
+    with pytest.raises(ProgramFailed, match=why) as caught:
+        scored(subject)
+    assert "\n" not in str(caught.value)
+    assert tries.read_text() == "xx"
+
+
+def test_a_program_that_failed_once_may_do_well_afresh(scoring: Scorings, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    subject = scoring(f"""
+        import os, sys
+        from tandem.evaluation import checkpoints
+        for checkpoint in checkpoints():
+            if not os.path.exists({str(mark)!r}):
+                open({str(mark)!r}, "w")
+                sys.exit(3)
+            checkpoint.report(accuracy=1)
+    """)
+    assert scored(subject).metrics["accuracy"].value == 1
+
+
+def test_a_program_that_fails_on_one_checkpoint_scores_the_next(scoring: Scorings) -> None:
+    subject = scoring("""
+        from tandem.evaluation import checkpoints
+        for checkpoint in checkpoints():
+            assert checkpoint.shard != 1
+            checkpoint.report(accuracy=1)
+    """)
+    assert scored(subject).metrics["accuracy"].value == 1
+    with pytest.raises(ProgramFailed, match="AssertionError"):
+        scored(subject, 1)
+    assert scored(subject).metrics["accuracy"].value == 1
+
+
+def test_a_program_that_takes_too_long_is_killed_with_all_that_it_has_started(
+    scoring: Scorings, tmp_path: Path
+) -> None:
+    child = tmp_path / "child"
+    subject = scoring(
+        f"""
+        import subprocess, sys, time
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        open({str(child)!r}, "w").write(str(process.pid))
+        time.sleep(600)
+        """,
+        timeout_seconds=1.0,
+    )
+    with pytest.raises(ProgramFailed, match=r"taken longer than 1.0 s \(timeoutSeconds\)"):
+        scored(subject)
+    until(lambda: not psutil.pid_exists(int(child.read_text())) or is_dead(int(child.read_text())), "its child is gone")
+
+
+def is_dead(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_an_evaluator_that_has_to_leave_ends_its_program_in_the_middle(scoring: Scorings, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    subject = scoring(f"""
+        import time
+        from tandem.evaluation import checkpoints
+        for checkpoint in checkpoints():
+            open({str(begun)!r}, "w")
+            time.sleep(600)
+    """)
+    assert subject.score(Path("folder"), work(), lambda: not begun.exists()) is None
+    assert subject._program is None
+
+
+def test_a_program_that_stays_ends_by_itself_when_the_work_is_over(scoring: Scorings, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    subject = scoring(f"{dedent(STAYS)}\nopen({str(end)!r}, 'w').write('in order')")
+    scored(subject)
+    subject.close()
+    assert end.read_text() == "in order"
+
+
+def test_a_program_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
+    subject = ProgramScoring(Evaluators(command=[str(tmp_path / "nothing")]))
+    with pytest.raises(ProgramFailed, match="cannot be started: No such file"):
+        subject.score(Path("folder"), work(), lambda: True)
+
+
+def test_a_report_without_end_is_not_kept(scoring: Scorings) -> None:
+    subject = scoring("""
+        import os
+        _, reports = os.environ["TANDEM_CHANNEL"].split(",")
+        while True:
+            os.write(int(reports), b"x" * 65536)
+    """)
+    with pytest.raises(ProgramFailed, match="more than"):
+        scored(subject)
+
+
+def test_what_a_program_prints_is_passed_on(scoring: Scorings, capfd: pytest.CaptureFixture[str]) -> None:
+    scored(scoring("print('loading')\n" + dedent(STAYS)))
+    until(lambda: "loading" in capfd.readouterr().out, "its line")
+
+
+# The program's side, by hand
+
+
+def test_outside_an_evaluator_it_says_how_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(evaluation.CHECKPOINT, raising=False)
+    with pytest.raises(RuntimeError, match=r"set TANDEM_CHECKPOINT to the folder"):
+        next(evaluation.checkpoints())
+
+
+def test_by_hand_it_gets_one_checkpoint_and_prints_its_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv(evaluation.CHECKPOINT, str(tmp_path / "step-000000050"))
+    for checkpoint in evaluation.checkpoints():
+        assert (checkpoint.step, checkpoint.shard, checkpoint.shards) == (50, 0, 1)
+        assert checkpoint.weights == tmp_path / "step-000000050/weights.safetensors"
+        checkpoint.report(accuracy=Mean(9, 10))
+    assert json.loads(capsys.readouterr().out) == {"step": 50, "metrics": {"accuracy": {"mean": [9, 10]}}}
+
+
+@pytest.mark.parametrize("value", [None, "0.9", True, [1], Mean("x", 1), Confusion([["x"]])])  # type: ignore[arg-type]
+def test_what_is_no_number_is_refused_where_it_is_reported(value: Any, tmp_path: Path) -> None:
+    subject = evaluation.Checkpoint(tmp_path, tmp_path, 1, 0, 1)
+    with pytest.raises(TypeError, match="accuracy is"):
+        subject.report(accuracy=value)
+
+
+def test_a_report_has_metrics_and_there_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    subject = evaluation.Checkpoint(tmp_path, tmp_path, 1, 0, 1)
+    with pytest.raises(ValueError, match="1 to 64"):
+        subject.report()
+    subject.report(accuracy=1)
+    with pytest.raises(ValueError, match="reported already"):
+        subject.report(accuracy=1)
+
+
+def test_importing_it_loads_nothing_heavy() -> None:
+    heavy = {"torch", "numpy", "pydantic"}
+    code = f"import sys, tandem.evaluation; sys.exit(bool({heavy!r} & set(sys.modules)))"
+    assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
