@@ -37,6 +37,9 @@ FRESH_SECONDS = 0.4
 PAUSE = 9.0
 """… and for so many times as long as it took to make."""
 
+MOST_METRICS = 16
+"""Of one checkpoint: each is a series."""
+
 Sample = tuple[Metric, tuple[str, ...], float | int | None]
 
 
@@ -210,6 +213,11 @@ def _place_of_process(evaluator: str) -> str:
 
 
 def _history(figures: Figures) -> Iterator[Sample]:
+    # The one that decides is among the first, whatever a program reports besides.
+    decides = figures.observed.latest_evaluation
+    scores = figures.observed.latest_metrics
+    for name in sorted(scores, key=lambda name: decides is None or name != decides.metric)[:MOST_METRICS]:
+        yield metrics.EVALUATION_METRIC, (name,), scores[name]
     training = figures.observed.training
     for reason, count in sorted((dict.fromkeys(REASONS, 0) | dict(figures.restarts)).items()):
         yield metrics.RESTARTS, (reason,), count

@@ -105,6 +105,8 @@ class Observed:
     foreign_looked: float = 0.0
     """When that was looked for, on the monotonic clock; infinite where nobody looks."""
     latest_evaluation: Score | None = None
+    latest_metrics: Mapping[str, float] = field(default_factory=dict)
+    """All scores of the checkpoint that was evaluated last, by metric."""
     best: Score | None = None
     evaluators: tuple[EvaluatorView, ...] = ()
     final_is_evaluated: bool = False
@@ -152,6 +154,8 @@ class RunDirectory:
         """Checkpoints that are evaluated, whether that gave the score that decides or not."""
         self._failed: set[CheckpointRef] = set()
         """Checkpoints that the user's program cannot evaluate."""
+        self._measured: CheckpointRef | None = None
+        self._metrics: Mapping[str, float] = {}
         self._published: float | None = None
         self._unsettled: frozenset[str] = frozenset()
         self._old_logs = Rarely()
@@ -183,6 +187,7 @@ class RunDirectory:
             foreign_seen=None if foreign is None else foreign.seen,
             foreign_looked=float("inf") if foreign is None else foreign.looked,
             latest_evaluation=score,
+            latest_metrics=self._metrics if evaluated is not None and evaluated == self._measured else {},
             best=min((found for _, found in scores), key=itemgetter(0), default=(None, None))[1],
             evaluators=evaluators,
             final_is_evaluated=final is not None and final in self._merged | self._failed,
@@ -242,6 +247,8 @@ class RunDirectory:
             self._merged.add(reference)
             if found := self._score(result):
                 self._scores[reference] = found
+                if self._measured is None or self._age(reference) >= self._age(self._measured):
+                    self._measured, self._metrics = reference, result.metrics
 
     def _is_settled(self, reference: CheckpointRef, needed: Sequence[CheckpointRef | None]) -> bool:
         """Whether no evaluator will publish anything about a checkpoint."""

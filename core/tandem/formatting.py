@@ -8,7 +8,7 @@ shows letters in another order than they have. Each such character is shown as o
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from unicodedata import category
 
@@ -107,6 +107,28 @@ def cores(busy: float | None) -> str:
 def metric_name(metric: str) -> str:
     """How people call a metric."""
     return NAMES.get(metric, metric)
+
+
+def metric_title(metric: str) -> str:
+    """How people call a metric, where a heading begins with it. A name of the user's stays as it is written."""
+    name = NAMES.get(metric, "")
+    return name[:1].upper() + name[1:] if name else metric
+
+
+MOST_METRICS = 4
+"""Metrics of the user's own, besides the one that decides, that a table has room for."""
+
+
+def metric_columns(metric: str, reported: Iterable[Iterable[str]]) -> list[str]:
+    """The metrics that a table of checkpoints shows: the one that decides, the loss, and some of the user's own.
+
+    Args:
+        reported: the names of the metrics of each checkpoint.
+    """
+    names = dict.fromkeys(name for one in reported for name in one)
+    own = [name for name in names if name not in NAMES and name != metric]
+    has_loss = not names or "loss" in names
+    return list(dict.fromkeys([metric, *(["loss"] if has_loss else []), *own[:MOST_METRICS]]))
 
 
 def score(metric: str, value: float) -> str:

@@ -160,6 +160,12 @@ EVALUATION_WAIT = Metric(
     "none waits.",
 )
 EVALUATION_SCORE = Metric("tandem_evaluation_score", "gauge", "Score of the newest evaluated checkpoint.", ("metric",))
+EVALUATION_METRIC = Metric(
+    "tandem_evaluation_metric",
+    "gauge",
+    "Each metric of the newest evaluated checkpoint, at most 16 of them.",
+    ("metric",),
+)
 EVALUATIONS = Metric(
     "tandem_evaluations_total",
     "counter",

@@ -104,7 +104,7 @@ def _learning() -> list[Panel]:
             "Loss and evaluation over time",
             "Training loss on the left; scores of checkpoints, newest and best, on the right.",
             loss,
-            Query(of(metrics.EVALUATION_SCORE), "{{metric}}", right=True),
+            Query(of(metrics.EVALUATION_METRIC), "{{metric}}", right=True),
             Query(of(metrics.BEST_SCORE), "best {{metric}}", right=True),
             width=8,
         ),

@@ -10,11 +10,24 @@ block at night).
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple, TypeVar
 
-from tandem.formatting import duration, metric_name, moment, number, on_validation, reason, score, several, share, size
+from tandem.formatting import (
+    duration,
+    metric_columns,
+    metric_name,
+    metric_title,
+    moment,
+    number,
+    on_validation,
+    reason,
+    score,
+    several,
+    share,
+    size,
+)
 from tandem.measures import Generation
 from tandem.status import told
 from tandem_cli.report.run import Run, RunCheckpoint
@@ -170,11 +183,12 @@ def _checkpoints(run: Run) -> str:
     best = run.best
     shown = _last(run.checkpoints, [c for c in run.checkpoints if c is best or c.bad])
     holds_out = any(c.evaluation and c.evaluation.validation for c in run.checkpoints)
-    rows = "".join(_checkpoint(checkpoint, run, checkpoint is best, holds_out) for checkpoint in shown)
+    metric, *others = metric_columns(run.metric, (c.evaluation.metrics for c in run.checkpoints if c.evaluation))
+    rows = "".join(_checkpoint(checkpoint, run, others, checkpoint is best, holds_out) for checkpoint in shown)
     heads = _heads(
         ("Step", True), ("Generation", True), ("At", True), ("Size", True), ("Stall", True), ("Commit", True),
-        (metric_name(run.metric).capitalize(), True), *([("Validation", True)] if holds_out else []), ("Loss", True),
-        ("Evaluation", False),
+        (metric_title(metric), True), *([("Validation", True)] if holds_out else []),
+        *((metric_title(other), True) for other in others), ("Evaluation", False),
     )  # fmt: skip
     return (
         f"<section><h2>Checkpoints</h2>{_left_out(len(run.checkpoints) - len(shown))}"
@@ -182,11 +196,10 @@ def _checkpoints(run: Run) -> str:
     )
 
 
-def _checkpoint(checkpoint: RunCheckpoint, run: Run, best: bool, holds_out: bool) -> str:
+def _checkpoint(checkpoint: RunCheckpoint, run: Run, others: Sequence[str], best: bool, holds_out: bool) -> str:
     metrics = checkpoint.evaluation.metrics if checkpoint.evaluation else {}
     validation = checkpoint.evaluation.validation if checkpoint.evaluation else {}
     at = duration(checkpoint.at - run.started_at) if checkpoint.at is not None else "–"
-    value, loss = metrics.get(run.metric), metrics.get("loss")
     kind = "best" if best else "off" if not checkpoint.counts else ""
     return (
         f'<tr class="{kind}">'
@@ -197,12 +210,17 @@ def _checkpoint(checkpoint: RunCheckpoint, run: Run, best: bool, holds_out: bool
             size(checkpoint.size),
             duration(checkpoint.stall_seconds),
             duration(checkpoint.commit_seconds),
-            "–" if value is None or value != value else score(run.metric, value),
+            _score(run.metric, metrics),
             *([score(run.metric, validation[run.metric]) if run.metric in validation else "–"] if holds_out else []),
-            "–" if loss is None or loss != loss else number(float(loss)),
+            *(_score(other, metrics) for other in others),
         )
         + f'<td class="long">{_fate(checkpoint)}</td></tr>'
     )
+
+
+def _score(metric: str, metrics: Mapping[str, float]) -> str:
+    value = metrics.get(metric)
+    return "–" if value is None or value != value else score(metric, float(value))
 
 
 def _fate(checkpoint: RunCheckpoint) -> str:

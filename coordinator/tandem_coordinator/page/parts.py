@@ -5,6 +5,7 @@ writes them in its own zone. No part has a style or a script of its own, which t
 """
 
 import datetime
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -12,7 +13,9 @@ from tandem.formatting import (
     cores,
     duration,
     elapsed,
+    metric_columns,
     metric_name,
+    metric_title,
     moment,
     number,
     on_validation,
@@ -257,10 +260,11 @@ def _checkpoints(status: Status, timeline: Timeline | None) -> str:
     shown = keys[:MOST_CHECKPOINTS]
     shown += [key for key in keys[MOST_CHECKPOINTS:] if _is_best(key, status, timeline)][:1]
     holds_out = any(one.validation for one in timeline.results.values())
-    rows = "".join(_checkpoint(key, metric, status, timeline, holds_out) for key in shown)
-    heads = _heads(("Step", True), ("At", True), (metric_name(metric).capitalize(), True),
-                   *([("Validation", True)] if holds_out else []), ("Loss", True), ("Size", True), ("Stall", True),
-                   ("Generation", True), ("Evaluation", False))  # fmt: skip
+    metric, *others = metric_columns(metric, (result.metrics for result in timeline.results.values()))
+    rows = "".join(_checkpoint(key, metric, others, status, timeline, holds_out) for key in shown)
+    heads = _heads(("Step", True), ("At", True), (metric_title(metric), True),
+                   *([("Validation", True)] if holds_out else []), *((metric_title(one), True) for one in others),
+                   ("Size", True), ("Stall", True), ("Generation", True), ("Evaluation", False))  # fmt: skip
     return _table(heads, rows) + _left_out(len(keys) - len(shown))
 
 
@@ -269,22 +273,23 @@ def _is_best(key: Key, status: Status, timeline: Timeline) -> bool:
     return best is not None and result is not None and key[0] == best.name and timeline.counts(result.checkpoint)
 
 
-def _checkpoint(key: Key, metric: str, status: Status, timeline: Timeline, holds_out: bool) -> str:
+def _checkpoint(
+    key: Key, metric: str, others: Sequence[str], status: Status, timeline: Timeline, holds_out: bool
+) -> str:
     save, result = timeline.saves.get(key), timeline.results.get(key)
     reference = save.checkpoint if save else result.checkpoint if result else None
     assert reference is not None, "a key is of one of the two"
     counting = timeline.counts(reference)
     metrics = result.metrics if result else {}
-    value, loss = metrics.get(metric), metrics.get("loss")
     validation = result.validation.get(metric) if result else None
     kind = "best" if _is_best(key, status, timeline) else "" if counting else "off"
     return (
         f'<tr class="{kind}">'
         + _number(f"{reference.step:,}")
         + f'<td class="n">{_time(save.at) if save else "–"}</td>'
-        + _number("–" if value is None else score(metric, value))
+        + _number(_score(metric, metrics))
         + (_number("–" if validation is None else score(metric, validation)) if holds_out else "")
-        + _number(number(loss))
+        + "".join(_number(_score(other, metrics)) for other in others)
         + _number(size(save.size if save else None))
         + _number(duration(save.stall_seconds if save else None))
         + _number(str(reference.generation))
@@ -293,10 +298,16 @@ def _checkpoint(key: Key, metric: str, status: Status, timeline: Timeline, holds
     )
 
 
+def _score(metric: str, metrics: Mapping[str, float]) -> str:
+    return score(metric, metrics[metric]) if metric in metrics else "–"
+
+
 def _fate(result: Result | None, counting: bool, status: Status) -> str:
     if not counting:
         return "superseded after a restart"
     if result is not None:
+        if result.is_failure:
+            return result.skipped
         return "skipped" if result.skipped else "evaluated"
     return "waits to be evaluated" if status.evaluators and status.evaluators.desired else "–"
 

@@ -81,6 +81,8 @@ ALL_KNOWN: dict[str, Any] = {
         ),
         saved=SavedCheckpoint(at=940.0, size=4_096),
         volume=Volume(size=10_000, free=4_000),
+        latest_evaluation=Score(name="step-000000090", step=90, metric="accuracy", value=0.6),
+        latest_metrics={**{f"m{number}": float(number) for number in range(40)}, "accuracy": 0.6},
     ),
 }
 """… and everything else that Prometheus is told."""
@@ -191,6 +193,13 @@ def test_every_metric_of_the_list_is_exported_with_the_labels_that_it_says() -> 
         for sample in family.samples:
             assert sample.labels.keys() - {"le"} == set(metric.labels), sample
             assert all(sample.labels.values()), sample
+
+
+def test_of_the_metrics_of_a_checkpoint_a_bounded_number_is_told_and_the_one_that_decides_is_among_them() -> None:
+    found = scraped(KNOWN, **ALL_KNOWN)
+    told = [key[1] for key in found if key[0] == "tandem_evaluation_metric"]
+    assert len(told) == 16
+    assert found["tandem_evaluation_metric", "accuracy"] == 0.6
 
 
 def test_what_is_known_of_each_replica_rank_and_evaluator_is_told_of_it() -> None:

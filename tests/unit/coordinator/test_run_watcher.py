@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import pytest
 
+from tandem.job import Evaluators
+from tandem.rundir import evaluations
 from tandem.rundir.catalog import OLD_SECONDS
 from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import checkpoint_name
@@ -215,3 +217,43 @@ def test_a_clock_that_is_set_back_keeps_nothing_from_being_seen(run: SmallRun, d
     directory.look(now)
     evaluate(run, reference.model_copy(update={"generation": 2}), seconds_ago=5_400.0)
     assert directory.look(now - 3_600.0).evaluations.merged == 2
+
+
+# Programs of the user's own
+
+
+def publish(run: SmallRun, step: int, **metrics: float | None) -> CheckpointRef:
+    """A checkpoint, and what the program of `evaluators.command` has reported of it."""
+    reference = run.save(step)
+    folder = evaluations.folder(run.rundir, reference)
+    folder.mkdir()
+    replace_json(folder / evaluations.merged_name(reference), {"metrics": metrics}, durable=False)
+    return reference
+
+
+def test_a_result_without_the_score_that_decides_is_an_evaluation_all_the_same(
+    run: SmallRun, directory: RunDirectory
+) -> None:
+    run.rundir.mark_done(publish(run, 100, bleu=0.3, loss=None))
+    found = directory.look(time.time())
+    assert found.final_is_evaluated
+    assert found.evaluations.merged == 1
+    assert found.latest_evaluation is None
+
+
+@pytest.mark.parametrize("policy", ["Latest", "Every"])
+def test_a_checkpoint_that_cannot_be_evaluated_is_waited_for_no_longer(
+    run: SmallRun, policy: Literal["Latest", "Every"]
+) -> None:
+    final = run.save(100)
+    evaluations.fail(run.rundir, final, "the program ended with exit code 1")
+    run.rundir.mark_done(final)
+    found = RunDirectory(run.rundir, Evaluators(policy=policy)).look(time.time())
+    assert found.final_is_evaluated
+    assert found.evaluations.skipped == 0
+
+
+def test_all_metrics_of_the_newest_evaluation_are_known(run: SmallRun, directory: RunDirectory) -> None:
+    for step, bleu in ((100, 0.1), (200, 0.2)):
+        publish(run, step, accuracy=0.5, bleu=bleu)
+    assert directory.look(time.time()).latest_metrics == {"accuracy": 0.5, "bleu": 0.2}
