@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from tandem.job import Evaluators
 from tandem.model import amount
+from tandem.rundir import watched
 from tandem.rundir.catalog import Lineage, Rarely, Result, Results
 from tandem.rundir.checkpoint import Broken
 from tandem.rundir.durable import listed
@@ -63,16 +64,16 @@ class SavedCheckpoint:
 
     at: float
     """When it was taken, seconds since the epoch."""
-    size: int
-    """Bytes."""
+    size: int | None
+    """Bytes; None where a script has written it in its own way."""
 
 
 @dataclass(frozen=True)
 class Volume:
     """The file system that the run directory is on."""
 
-    size: int
-    """Bytes."""
+    size: int | None
+    """Bytes; None where a script has written it in its own way."""
     free: int
     """Bytes that may still be written."""
 
@@ -144,10 +145,14 @@ class RunDirectory:
 
     def __init__(self, rundir: RunDir, evaluation: Evaluators, own_script: bool = False) -> None:
         self._rundir, self._evaluation = rundir, evaluation
-        self._foreign = ForeignCheckpoints(rundir.path, frozenset({*FOLDERS, *EARLIER})) if own_script else None
+        self._foreign = (
+            ForeignCheckpoints(rundir.path, frozenset({*FOLDERS, *EARLIER, watched.WATCHED})) if own_script else None
+        )
         self._lineage, self._results = Lineage(rundir), Results(rundir)
         self._manifests: dict[str, CheckpointRef | None] = {}
         self._saved: dict[CheckpointRef, SavedCheckpoint] = {}
+        self._found: dict[str, CheckpointRef] = {}
+        """What `evaluators.watch` has found so far."""
         self._scores: dict[CheckpointRef, tuple[Rank, Score]] = {}
         self._skipped: set[tuple[str, int]] = set()
         self._merged: set[CheckpointRef] = set()
@@ -214,7 +219,17 @@ class RunDirectory:
             if name not in self._manifests:
                 with suppress(FileNotFoundError):
                     self._manifests[name] = self._reference(name)
-        return [reference for reference in self._manifests.values() if reference is not None]
+        own = [reference for reference in self._manifests.values() if reference is not None]
+        return [*own, *self._watched()]
+
+    def _watched(self) -> list[CheckpointRef]:
+        """Those that the script has written in a way of its own."""
+        if self._evaluation.watch is None:
+            return []
+        for one in watched.records(self._rundir, known=self._found):
+            self._saved[one.reference] = SavedCheckpoint(one.at, None)
+            self._found[one.reference.name] = one.reference
+        return sorted(self._found.values(), key=self._age)
 
     def _reference(self, name: str) -> CheckpointRef | None:
         try:

@@ -186,6 +186,8 @@ QUANTITY = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+
 Count = Annotated[int, Field(ge=0)]
 Replicas = Annotated[int, Field(ge=1, le=10_000)]
 Seconds = Annotated[float, Field(gt=0)]
+WATCH = r"^[A-Za-z0-9*?_=\[][A-Za-z0-9*?_=.,\[\]+-]*(/[A-Za-z0-9*?_=\[][A-Za-z0-9*?_=.,\[\]+-]*){0,3}$"
+"""A pattern of paths in the run directory: up to four names with *, ? and […], none of which begins with a dot."""
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$", max_length=63)]
 ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", max_length=253)]
 Quantity = Annotated[str, Field(pattern=QUANTITY, max_length=64)] | Count
@@ -438,6 +440,13 @@ class Evaluators(Model):
     """Arguments that follow `command`."""
     env: Annotated[list[EnvVar], Field(max_length=256)] = []
     """Environment variables of the evaluators, besides those of `trainer.env`."""
+    watch: Annotated[str, Field(pattern=WATCH, max_length=253)] | None = None
+    """Which files or folders of the run directory are checkpoints that your script writes in its own way, such as
+    `checkpoint-*` or `out/*.pt`. `command` gets each one once it is complete. Default: the checkpoints of a built-in
+    task or a session."""
+    settle_seconds: Annotated[float, Field(ge=0, le=3600)] = 10.0
+    """`watch` only: a checkpoint whose format does not tell that it is complete counts when nothing in it has changed
+    for this long."""
     timeout_seconds: Seconds | None = None
     """A program of your own that takes longer than this for one shard of one checkpoint is killed, and the checkpoint
     counts as failed after the second time. Default: no limit."""
@@ -467,6 +476,12 @@ class Evaluators(Model):
             "has(self.command) || !has(self.args) || size(self.args) == 0",
             "args belong to a command",
             "args",
+        ),
+        Rule(
+            lambda e: e.command is not None or e.watch is None,
+            "has(self.command) || !has(self.watch)",
+            "watch needs a command, which evaluates what is found",
+            "watch",
         ),
         Rule(
             lambda e: e.command is not None or e.timeout_seconds is None,

@@ -16,8 +16,9 @@ from typing import Any
 
 from tandem.exitcode import ExitCode
 from tandem.job import Evaluators
-from tandem.rundir.checkpoint import Broken, Manifest
+from tandem.rundir.checkpoint import Broken
 from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import FOREIGN
 from tandem.rundir.records import Evaluated, NotEvaluated, Unusable
 from tandem.status import CheckpointRef
 from tandem_evaluator.choice import Action, Evaluate, Finished, Merge, Skip, View, Wait, choose, worth_doing
@@ -26,6 +27,7 @@ from tandem_evaluator.evaluator_log import EvaluatorLog, say
 from tandem_evaluator.publication import Publication
 from tandem_evaluator.scoring import Misfit, ProgramFailed, Scoring, Work
 from tandem_evaluator.survey import Survey
+from tandem_evaluator.watch import OVERWRITTEN, WatchSurvey
 
 SHORTEST_POLL_SECONDS = 0.2
 LONGEST_POLL_SECONDS = 1.0
@@ -35,6 +37,13 @@ READ_AGAIN_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 PATIENCE_SECONDS = 120.0
 SLICE_SECONDS = 0.1
 """A signal handler may only set a flag, so pauses are cut into slices after which the flag is looked at."""
+
+
+def survey_of(rundir: RunDir, evaluators: Evaluators) -> Survey:
+    """Looks for the checkpoints that are evaluated: Tandem's own, or those that the script writes in its own way."""
+    if evaluators.watch is None:
+        return Survey(rundir, evaluators.processes)
+    return WatchSurvey(rundir, evaluators.processes, evaluators.watch, evaluators.settle_seconds)
 
 
 class Evaluator:
@@ -48,7 +57,7 @@ class Evaluator:
         """
         self._rundir, self._policy, self._shards = rundir, evaluators.policy, evaluators.processes
         self._name, self._scoring, self._log = name, scoring, log
-        self._survey = Survey(rundir, self._shards)
+        self._survey = survey_of(rundir, evaluators)
         self._publication = Publication(rundir, evaluators, scoring)
         self._unusable: dict[CheckpointRef, str] = {}
         self._signature: object = None
@@ -159,7 +168,7 @@ class Evaluator:
             if self._publication.fail(reference, str(error)):
                 self._log.event(Unusable(time=time.time(), checkpoint=reference.name, why=str(error)))
             return
-        if result is None:
+        if result is None or not self._is_still_there(reference):
             return
         if self._publication.publish(result):
             self._log.event(
@@ -194,7 +203,6 @@ class Evaluator:
 
     def _read(self, reference: CheckpointRef) -> Any:
         """What is scored; None if it is gone, broken, unreadable, or we are asked to leave."""
-        folder = self._rundir.checkpoint(reference.name)
         doubt: Broken | None = None
         failure: OSError | None = None
         for pause in (0.0, *READ_AGAIN_SECONDS):
@@ -202,10 +210,7 @@ class Evaluator:
             if self._stopped:
                 return None
             try:
-                manifest: Manifest = self._rundir.manifest(reference.name)
-                if manifest.reference != reference:
-                    return None  # retention or a newer generation freed the name, and it was used again
-                return self._scoring.read(folder, manifest)
+                return self._scoring.read(*self._survey.open(reference))
             except FileNotFoundError:
                 return None
             except Broken as error:
@@ -217,6 +222,18 @@ class Evaluator:
                 failure = error
         self._pass_over(reference, f"it cannot be read: {failure}")
         return None
+
+    def _is_still_there(self, reference: CheckpointRef) -> bool:
+        """Whether what was evaluated is what was found: a script may overwrite its own checkpoints meanwhile. Tandem's
+        are never written again, and one that was deleted meanwhile has its result all the same."""
+        if reference.generation != FOREIGN:
+            return True
+        try:
+            self._survey.open(reference)
+        except FileNotFoundError:
+            self._publication.skip(reference, OVERWRITTEN)
+            return False
+        return True
 
     def _set_aside(self, name: str, why: str) -> None:
         if self._rundir.set_aside(name, why=why) is not None:

@@ -67,8 +67,10 @@ class ProgramScoring:
         self._metric, self._most_seconds = evaluators.metric, evaluators.timeout_seconds
         self._program: _Program | None = None
 
-    def read(self, folder: Path, manifest: Manifest) -> Path:
+    def read(self, folder: Path, manifest: Manifest | None) -> Path:
         """The checkpoint's folder, its weights verified: the program reads them itself."""
+        if manifest is None:
+            return folder
         entry = manifest.entry(WEIGHTS)
         for number in range(len(entry.xxh3)):
             if is_damaged(folder, entry, number):
@@ -123,7 +125,7 @@ class ProgramScoring:
         """The report as JSON has it; None if `going_on` said no."""
         shard = {
             evaluation.CHECKPOINT: str(folder),
-            evaluation.WEIGHTS: str(folder / WEIGHTS),
+            evaluation.WEIGHTS: str(weights_in(folder)),
             evaluation.STEP: str(work.reference.step),
             evaluation.SHARD: str(work.shard),
             evaluation.SHARDS: str(work.shards),
@@ -163,6 +165,12 @@ class ProgramScoring:
             raise _Failed(f"the program's report is wrong: {place}: {one_line(first['msg'])[:MOST_WHY]}") from error
         except ValueError as error:
             raise _Failed(f"the program's report is wrong: {one_line(str(error))[:MOST_WHY]}") from error
+
+
+def weights_in(path: Path) -> Path:
+    """The weights of a checkpoint: of Tandem's and of the Hugging Face Trainer's their file, of any other all of it."""
+    names = (WEIGHTS, "model.safetensors")
+    return next((path / name for name in names if (path / name).is_file()), path)
 
 
 def _parts(report: Any) -> tuple[dict[str, Any], Any]:

@@ -41,8 +41,8 @@ class Work:
 class Scoring(Protocol):
     """One way to evaluate."""
 
-    def read(self, folder: Path, manifest: Manifest) -> Any:
-        """Take from a checkpoint what `score` needs, every byte verified.
+    def read(self, folder: Path, manifest: Manifest | None) -> Any:
+        """Take from a checkpoint what `score` needs, every byte verified; without a manifest it is the script's own.
 
         Raises:
             FileNotFoundError: the checkpoint is gone.

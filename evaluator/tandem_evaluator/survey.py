@@ -77,6 +77,19 @@ class Survey:
         counted.sort(key=lambda reference: (order.get(reference.generation, -1), -reference.step))
         return View(tuple(self._standing(reference) for reference in counted), ended, final, self._unsure)
 
+    def open(self, reference: CheckpointRef) -> tuple[Path, Manifest | None]:
+        """A checkpoint's folder and manifest.
+
+        Raises:
+            FileNotFoundError: it is gone, or its name is another one's by now.
+            Broken: its manifest is damaged.
+            OSError: the disk fails.
+        """
+        manifest = self._rundir.manifest(reference.name)
+        if manifest.reference != reference:
+            raise FileNotFoundError(reference.name)  # retention or a newer generation freed the name
+        return self._rundir.checkpoint(reference.name), manifest
+
     def signature(self, view: View) -> object:
         """Changes whenever best.json may have to: with the lineage and with the merged results in view."""
         return (tuple(self._links.items()), frozenset(one.reference for one in view.standings if one.merged))

@@ -18,6 +18,7 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import batches_left_out
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, TRAINING, Sample, Start, Step, Troubled
+from tandem.rundir.watched import path_of
 from tandem.status import Troubles, told
 
 LABEL = 12
@@ -43,6 +44,8 @@ class RunResult:
     """The newest checkpoint's name."""
     best: str = ""
     """The best checkpoint's name."""
+    best_path: str = ""
+    """Where that is, in the run directory."""
     metric: str = ""
     """What `value` is."""
     value: float | None = None
@@ -77,6 +80,7 @@ def result(run_dir: RunDir) -> RunResult:
         loss=loss,
         checkpoint=final.get("name", saved[0].name if saved else ""),
         best=best.name if best else "",
+        best_path=str(path_of(run_dir, best.name).relative_to(run_dir.path)) if best else "",
         metric=(best and best.metric) or "",
         value=best.value if best else None,
         evaluated=sum(not word.is_note for word in words),
@@ -172,7 +176,7 @@ def complete(
         )
     rows: list[tuple[str, str]] = []
     if found.value is not None:
-        rows.append(("best", f"{shown}/checkpoints/{found.best}"))
+        rows.append(("best", f"{shown}/{found.best_path}"))
         rows.append(("", f"{metric_name(found.metric)} {score(found.metric, found.value)}"))
     if evaluates:
         left = f", {found.left} not evaluated" if found.left else ""

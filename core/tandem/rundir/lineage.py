@@ -60,8 +60,14 @@ def chain(records: Iterable[GenerationRecord]) -> Chain:
         generation, limit = parent.generation, parent.step
 
 
+FOREIGN = 0
+"""The generation of a checkpoint that a script has written in its own way: nobody knows whose it was."""
+
+
 def counts(links: Chain, checkpoint: CheckpointRef) -> bool:
-    """Whether a checkpoint lies on the chain."""
+    """Whether a checkpoint lies on the chain. One that a script has written in its own way always does."""
+    if checkpoint.generation == FOREIGN:
+        return True
     if checkpoint.generation not in links:
         return False
     limit = links[checkpoint.generation]

@@ -95,7 +95,7 @@ STAYS = {LOCK, ENDPOINT, "numbering.json", *EARLIER}
 """Names that are not moved."""
 OURS = (
     *FOLDERS,
-    *("stacks", "coordinator.json", "coordinator.beside.json", "best.json", "latest.json", "wrong.json"),
+    *("stacks", "watched", "coordinator.json", "coordinator.beside.json", "best.json", "latest.json", "wrong.json"),
     *("BROKEN-OFF", "DONE", "FAILED.json", "report.html", "report", "csv", "tensorboard"),
 )
 """Names that Tandem gives, but for job.json, which is moved last: it says whose the rest is."""

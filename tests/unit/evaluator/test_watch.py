@@ -1,0 +1,252 @@
+"""Checkpoints that a script writes in a way of its own: which are found, when they are complete, what they become."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tandem.job import Evaluators
+from tandem.rundir import evaluations, watched
+from tandem.rundir.durable import read_json_or_none
+from tandem.rundir.layout import RunDir
+from tandem.status import CheckpointRef
+from tandem_evaluator.choice import View
+from tandem_evaluator.loop import Evaluator
+from tandem_evaluator.program import ProgramScoring, weights_in
+from tandem_evaluator.result import Part, ProgramShard
+from tandem_evaluator.scoring import Work
+from tandem_evaluator.watch import WatchSurvey, says_that_it_is_complete
+
+PT, FOLDERS = "*.pt", "checkpoint-*"
+
+
+@pytest.fixture
+def rundir(tmp_path: Path) -> RunDir:
+    subject = RunDir(tmp_path / "run")
+    subject.create()
+    return subject
+
+
+def survey(rundir: RunDir, pattern: str = PT, settle: float = 3600.0) -> WatchSurvey:
+    return WatchSurvey(rundir, 1, pattern, settle)
+
+
+def looked(subject: WatchSurvey, times: int = 2) -> View:
+    """The last of some looks: the first sees, the second knows that nothing has changed."""
+    views = [subject.look() for _ in range(times)]
+    return views[-1]
+
+
+def steps(view: View) -> list[int]:
+    return [one.reference.step for one in view.standings]
+
+
+def save(path: Path, value: float = 0.0) -> Path:
+    torch.save({"weight": torch.full((3,), value)}, path)
+    return path
+
+
+def age(path: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(path, (then, then))
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("checkpoint-500", 500),
+        ("out/ckpt_12.pt", 12),
+        ("epoch=3-step=1500.ckpt", 1500),
+        ("step-000000500", 500),
+        ("global_step1000", 1000),
+        ("best.pt", None),
+        ("model.safetensors", None),
+        ("mp3/latest", None),
+        ("checkpoint.99", 99),
+        ("c" + "9" * 40, None),
+    ],
+)
+def test_the_step_is_the_last_number_in_the_name(name: str, step: int | None) -> None:
+    assert watched.step_in(name) == step
+
+
+def test_a_file_of_torch_is_complete_when_its_directory_is_there_and_two_looks_agree(rundir: RunDir) -> None:
+    subject = survey(rundir)
+    whole = save(rundir.path / "ckpt-1.pt").read_bytes()
+    half = rundir.path / "ckpt-2.pt"
+    half.write_bytes(whole[: len(whole) // 2])
+    assert steps(subject.look()) == []
+    assert steps(looked(subject, 3)) == [1], "half a file is never taken"
+    half.write_bytes(whole)
+    assert steps(looked(subject)) == [2, 1]
+
+
+def test_what_does_not_say_that_it_is_complete_counts_once_it_rests(rundir: RunDir) -> None:
+    subject = survey(rundir, "*.bin", settle=60.0)
+    path = rundir.path / "model-7.bin"
+    path.write_bytes(b"weights")
+    assert steps(looked(subject, 3)) == []
+    age(path, 61)
+    assert steps(looked(subject)) == [7]
+
+
+def test_when_training_is_over_nothing_is_waited_for(rundir: RunDir) -> None:
+    subject = survey(rundir, "*.bin")
+    (rundir.path / "model-7.bin").write_bytes(b"weights")
+    rundir.mark_failed("Failed", "exit code 1", 1)
+    first = subject.look()
+    assert first.unsure, "so no evaluator leaves before the second look"
+    view = subject.look()
+    assert (steps(view), view.unsure) == ([7], False)
+    assert view.needed is not None
+    assert view.needed.reference.step == 7
+
+
+FORMATS: dict[str, Any] = {
+    "dcp": lambda folder: (folder / ".metadata").write_bytes(b"x"),
+    "trainer": lambda folder: (folder / "trainer_state.json").write_text("{}"),
+}
+
+
+@pytest.mark.parametrize("complete", FORMATS.values(), ids=FORMATS)
+def test_a_folder_is_complete_when_what_is_written_last_is_there(rundir: RunDir, complete: Any) -> None:
+    subject = survey(rundir, FOLDERS)
+    folder = rundir.path / "checkpoint-40"
+    folder.mkdir()
+    (folder / "weights.bin").write_bytes(b"weights")
+    assert steps(looked(subject)) == []
+    complete(folder)
+    assert steps(looked(subject)) == [40]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]"])
+def test_half_a_state_of_the_trainer_says_nothing(tmp_path: Path, content: str) -> None:
+    (tmp_path / "trainer_state.json").write_text(content)
+    assert not says_that_it_is_complete(tmp_path)
+
+
+def test_a_safetensors_file_is_complete_when_it_is_as_long_as_its_header_says(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"a": torch.zeros(100), "b": torch.ones(3)}, path)
+    assert says_that_it_is_complete(path)
+    content = path.read_bytes()
+    for length in (0, 4, 20, len(content) - 1):
+        path.write_bytes(content[:length])
+        assert not says_that_it_is_complete(path)
+
+
+def test_names_that_nobody_has_finished_with_are_passed_over(rundir: RunDir) -> None:
+    for name in (".ckpt-1.pt", "ckpt-2.pt.tmp", "ckpt-3.part"):
+        save(rundir.path / name)
+    assert steps(looked(survey(rundir, "*"), 3)) == []
+
+
+def test_each_state_of_a_file_that_is_overwritten_is_a_checkpoint(rundir: RunDir) -> None:
+    subject = survey(rundir)
+    path = save(rundir.path / "last.pt")
+    assert steps(looked(subject)) == [1]
+    save(path, 1.0)
+    age(path, 5)
+    view = looked(subject)
+    assert steps(view) == [2], "what it was before is gone"
+    assert evaluations.fate(rundir, CheckpointRef(name="step-000000001", step=1, generation=0)) == "skipped"
+
+
+def test_a_second_evaluator_finds_the_same_checkpoints_under_the_same_names(rundir: RunDir) -> None:
+    one, other = survey(rundir), survey(rundir)
+    for step in (3, 5):
+        save(rundir.path / f"ckpt-{step}.pt")
+    save(rundir.path / "last.pt")
+    for subject in (one, other, one, other):
+        subject.look()
+    assert steps(one.look()) == steps(other.look()) == [5, 3, 1] or steps(one.look()) == steps(other.look())
+    assert len(watched.records(rundir)) == 3
+
+
+def test_a_link_out_of_the_run_directory_is_no_loop_and_a_deleted_one_is_no_error(
+    rundir: RunDir, tmp_path: Path
+) -> None:
+    (rundir.path / "checkpoint-1").symlink_to(rundir.path)
+    (rundir.path / "checkpoint-2").symlink_to(tmp_path / "nothing")
+    looked(survey(rundir, FOLDERS), 3)
+
+
+def test_what_changed_while_it_was_evaluated_has_no_result(rundir: RunDir) -> None:
+    path = save(rundir.path / "ckpt-9.pt")
+
+    class Overwriting:
+        """A program during which the script writes the same file again."""
+
+        def read(self, folder: Path, manifest: object) -> Path:
+            assert folder == path
+            assert manifest is None
+            return folder
+
+        def score(self, read: Path, work: Work, going_on: object) -> ProgramShard:
+            path.write_bytes(b"something else")
+            return ProgramShard(
+                checkpoint=work.reference.name,
+                step=9,
+                generation=0,
+                shard=0,
+                shards=1,
+                seconds=0.0,
+                evaluator="e",
+                at=1.0,
+                metrics={"accuracy": Part(reducer="mean", value=1.0)},
+            )
+
+        def best_changed(self, rundir: RunDir) -> None: ...
+
+    class Silence:
+        def event(self, record: object) -> None: ...
+
+        def doing(self, state: str, checkpoint: str | None = None) -> None: ...
+
+    evaluators = Evaluators(command=["true"], watch=PT)
+    subject = Evaluator(rundir, evaluators, "evaluator-0-0", Overwriting(), Silence())  # type: ignore[arg-type]
+    for _ in range(3):
+        subject.step()
+    note = read_json_or_none(rundir.evaluations / "step-000000009/g000000.skipped.json")
+    assert "overwritten or deleted" in note["why"]
+    assert not list(rundir.evaluations.glob("*/*.shard-*"))
+
+
+def test_a_program_gets_the_path_and_the_best_is_found_by_it(rundir: RunDir, tmp_path: Path) -> None:
+    script = tmp_path / "score.py"
+    script.write_text(
+        "import torch\n"
+        "from tandem.evaluation import checkpoints\n"
+        "for one in checkpoints():\n"
+        "    state = torch.load(one.weights, weights_only=True)\n"
+        "    one.report(accuracy=float(state['weight'].mean()))\n"
+    )
+    for step, value in ((10, 0.25), (20, 0.75), (30, 0.5)):
+        save(rundir.path / f"ckpt-{step}.pt", value)
+    rundir.mark_failed("Failed", "exit code 1", 1)
+    evaluators = Evaluators(command=["python", str(script)], watch=PT, policy="Every")
+
+    class Silence:
+        def event(self, record: object) -> None: ...
+
+        def doing(self, state: str, checkpoint: str | None = None) -> None: ...
+
+    scoring = ProgramScoring(evaluators)
+    try:
+        assert Evaluator(rundir, evaluators, "evaluator-0-0", scoring, Silence()).run() == 0  # type: ignore[arg-type]
+    finally:
+        scoring.close()
+    best = json.loads(rundir.best_file.read_text())
+    assert (best["step"], best["value"]) == (20, 0.75)
+    assert watched.path_of(rundir, best["name"]) == rundir.path / "ckpt-20.pt"
+
+
+def test_the_weights_of_a_folder_are_its_file_of_weights_where_it_has_a_known_one(tmp_path: Path) -> None:
+    assert weights_in(tmp_path) == tmp_path
+    (tmp_path / "model.safetensors").touch()
+    assert weights_in(tmp_path) == tmp_path / "model.safetensors"
