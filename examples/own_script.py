@@ -17,6 +17,21 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
+def network() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(64 * 4 * 4, 128), nn.ReLU(), nn.Linear(128, 10)),
+    )
+
+
+def digits() -> tuple[TensorDataset, TensorDataset]:
+    """Images to train on, and images to test with."""
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+    y = torch.tensor(labels)
+    return TensorDataset(x[:1500], y[:1500]), TensorDataset(x[1500:], y[1500:])
+
+
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--epochs", type=int, default=20)
@@ -29,26 +44,20 @@ def main() -> None:
     dist.init_process_group("nccl" if on_gpu else "gloo")
     rank = dist.get_rank()
 
-    images, labels = load_digits(return_X_y=True)
-    x = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
-    y = torch.tensor(labels)
-    train, test = TensorDataset(x[:1500], y[:1500]), TensorDataset(x[1500:], y[1500:])
+    train, test = digits()
     sampler = DistributedSampler(train, seed=0)
     batches = DataLoader(train, args.batch_size, sampler=sampler)
 
     torch.manual_seed(0)
-    network = nn.Sequential(
-        *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(64 * 4 * 4, 128), nn.ReLU(), nn.Linear(128, 10)),
-    ).to(device)
-    model = DistributedDataParallel(network)
+    net = network().to(device)
+    model = DistributedDataParallel(net)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
     checkpoint = args.folder / "own_script.pt"
     first = 0
     if checkpoint.exists():
         state = torch.load(checkpoint, map_location=device, weights_only=True)
-        network.load_state_dict(state["model"])
+        net.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["epoch"] + 1
         if rank == 0:
@@ -62,7 +71,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
         if rank == 0:
-            state = {"model": network.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+            state = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
             aside = checkpoint.with_suffix(".tmp")
             torch.save(state, aside)
             aside.replace(checkpoint)
@@ -72,7 +81,7 @@ def main() -> None:
     if rank == 0:
         with torch.no_grad():
             x, y = (part.to(device) for part in test.tensors)
-            accuracy = (network(x).argmax(dim=1) == y).float().mean().item()
+            accuracy = (net(x).argmax(dim=1) == y).float().mean().item()
         print(f"test accuracy {accuracy:.3f}", flush=True)
     dist.destroy_process_group()
 

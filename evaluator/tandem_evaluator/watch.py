@@ -8,8 +8,9 @@ Nobody announces such a checkpoint, and one that is read too early is half of on
 - or else when nothing in it was changed for `settleSeconds`, by the clock of its disk;
 - or when training is over: nobody writes any more.
 
-And always only if two looks have found it the same. A file that is renamed into place under its name is thus taken at
-the second look. While it is evaluated it is looked at again: what has changed meanwhile was another checkpoint.
+And always only if two looks have found it the same. Its files are linked then (tandem.rundir.watched), so that a script
+may delete it, or rename the next one into its place, while it is evaluated. A script that writes into the same file
+again changes what is evaluated: after the evaluation it is looked at once more, and what has changed has no result.
 """
 
 import json
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from tandem import tensor_header
 from tandem.rundir import evaluations, lease
+from tandem.rundir import watched as watched_files
 from tandem.rundir.checkpoint import Manifest
 from tandem.rundir.layout import RunDir
 from tandem.rundir.watched import Watched, fingerprint, record, records, step_in
@@ -50,6 +52,9 @@ class WatchSurvey(Survey):
         """Fingerprints at the last look, by path, of what is not recorded."""
         self._known: dict[str, Watched] = {}
         """Records by name."""
+        watched_files.sweep(rundir)
+        self._let_go: set[CheckpointRef] = set()
+        """Those that nobody evaluates any more."""
 
     def open(self, reference: CheckpointRef) -> tuple[Path, Manifest | None]:
         """The script's file or folder.
@@ -60,7 +65,7 @@ class WatchSurvey(Survey):
         watched = self._known.get(reference.name)
         if watched is None or not self._is_there(watched):
             raise FileNotFoundError(reference.name)
-        return self._rundir.path / watched.path, None
+        return watched_files.content(self._rundir, watched), None
 
     def _references(self, ended: bool, final: CheckpointRef | None) -> list[CheckpointRef]:
         self.broken, self._unsure = {}, False
@@ -73,7 +78,13 @@ class WatchSurvey(Survey):
         references = []
         for watched in self._known.values():
             reference = watched.reference
-            if reference in self._merged or self._has_last_word(reference) or self._is_there(watched):
+            if reference in self._let_go:
+                references.append(reference)
+            elif reference in self._merged or self._has_last_word(reference):
+                watched_files.let_go(self._rundir, watched)
+                self._let_go.add(reference)
+                references.append(reference)
+            elif self._is_there(watched):
                 references.append(reference)
             else:
                 evaluations.skip(self._rundir, reference, OVERWRITTEN)
@@ -121,7 +132,7 @@ class WatchSurvey(Survey):
     def _is_there(self, watched: Watched) -> bool:
         """Whether it is still what was recorded."""
         with suppress(FileNotFoundError, NotADirectoryError):
-            looks = fingerprint(self._rundir.path / watched.path)
+            looks = fingerprint(watched_files.content(self._rundir, watched))
             return looks is not None and looks[0] == watched.fingerprint
         return False
 

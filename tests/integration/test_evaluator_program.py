@@ -157,3 +157,63 @@ def test_the_language_model_is_scored_by_its_own_program_while_it_trains(tmp_pat
         assert (best["metric"], best["step"]) == ("bitsPerByte", 60)
         assert f"bitsPerByte {best['value']:.3f}" in run.output
         assert run.leavings() == {}
+
+
+SAVES = """
+    import os, time
+    from pathlib import Path
+    import torch
+
+    folder = Path(os.environ["TANDEM_RUN_DIR"]) / "out"
+    folder.mkdir(exist_ok=True)
+    done = max((int(path.stem.split("-")[1]) for path in folder.glob("ckpt-*.pt")), default=0)
+    for step in range(done + 1, 13):
+        time.sleep(0.25)
+        aside = folder / "aside.tmp"
+        torch.save({"step": step}, aside)
+        aside.rename(folder / f"ckpt-{step}.pt")
+        if step > 3:
+            (folder / f"ckpt-{step - 3}.pt").unlink()
+"""
+SCORES = """
+    import torch
+    from tandem.evaluation import checkpoints
+
+    for checkpoint in checkpoints():
+        checkpoint.report(closeness=torch.load(checkpoint.weights, weights_only=True)["step"] / 12)
+"""
+
+
+def test_checkpoints_of_a_plain_script_are_evaluated_though_it_is_killed_and_deletes_its_old_ones(
+    tmp_path: Path,
+) -> None:
+    for name, text in {"saves.py": SAVES, "scores.py": SCORES}.items():
+        (tmp_path / name).write_text(dedent(text))
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(
+        dedent(f"""
+            apiVersion: tandem.dev/v1alpha1
+            kind: DistributedTrainingJob
+            metadata: {{name: plain}}
+            spec:
+              trainer: {{command: [python, {tmp_path}/saves.py]}}
+              evaluators:
+                command: [python, {tmp_path}/scores.py]
+                watch: out/ckpt-*.pt
+                policy: Every
+                metric: closeness
+                goal: Maximize
+            """)
+    )
+    with LocalRun(tmp_path, manifest=manifest) as run:
+        until((run.path / "out" / "ckpt-5.pt").exists, "some checkpoints")
+        rank = run.rank_of("worker-0")
+        assert rank is not None
+        rank.kill()
+        assert run.ends() == 0, run.output
+        assert f"best        {run.path}/out/ckpt-12.pt" in run.output
+        found = {path.parent.name: read_json_or_none(path) for path in run.run_dir.evaluations.glob("*/g000000.json")}
+        assert all(result["metrics"]["closeness"] == result["step"] / 12 for result in found.values())
+        assert "step-000000012" in found
+        assert {path.name for path in (run.path / "watched").glob("*/*")} == {"record.json"}, "links are let go"
+        assert run.leavings() == {}

@@ -268,6 +268,8 @@ def test_an_own_script_runs_unchanged(tmp_path: Path, runs: list[LocalRun]) -> N
     assert "test accuracy" in (run.run_dir.log / "worker-0.txt").read_text()
     assert "own-script is complete" in run.output
     assert (run.path / "own_script.pt").exists()
+    assert f"best        {run.path}/own_script.pt" in run.output, "it was evaluated by a program that is as plain"
+    assert "accuracy 9" in run.output
     assert run.leavings() == {}
 
 

@@ -9,7 +9,7 @@
         manifest.json                     files, checksums, generation, parent, mesh, data position, RNG, versions
         state/…  weights.safetensors      resumable state, and the weights alone for evaluators
     evaluations/step-000000500/           g000007.shard-0-of-2.json …, then g000007.json, the merged result; idempotent
-    watched/step-000000500.json           a checkpoint that the script wrote in its own way (tandem.rundir.watched)
+    watched/step-000000500/               a checkpoint that the script wrote in its own way (tandem.rundir.watched)
     best.json latest.json                 hints, replaced atomically; never trusted without the manifest
     wrong.json                            pictures of what the best one takes for something else (tandem.wrong_samples)
     leases/…                              who is reading or evaluating what until when

@@ -1,10 +1,15 @@
 """Checkpoints that a script writes in a way of its own, and that evaluators take up (`evaluators.watch`).
 
-    watched/step-000000500.json    {"step", "path", "fingerprint", "at"}: created once, never replaced
+    watched/step-000000500/
+        record.json    {"step", "path", "fingerprint", "at"}: never replaced
+        ckpt-500.pt    hard links to its files, until it is evaluated
 
 A record gives such a file or folder the name and step by which evaluations, the best checkpoint and all views know it.
 Its generation is FOREIGN: whose ranks wrote it Tandem does not know, so it lies on every lineage. The record holds what
 the path looked like when it was found complete; what was overwritten since is another checkpoint.
+
+The links cost no copy, and keep what the script deletes or replaces by a rename until evaluators have done with it. One
+rename commits record and links. Where a disk refuses the links, the script's own path is read.
 
 The step is the last number in the name (`checkpoint-500`, `epoch=3-step=1500.ckpt`). A name without one, such as
 `best.pt`, is overwritten again and again: each state of it is a checkpoint, numbered in the order in which they are
@@ -14,20 +19,23 @@ found.
 import hashlib
 import os
 import re
+import shutil
 import stat
+import time
 from collections.abc import Container
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, ValidationError
 
 from tandem.model import Model, Moment, Whole
-from tandem.rundir.durable import create_json, listed, read_json_or_none
+from tandem.rundir.durable import TEMPORARY, commit_folder, listed, read_json_or_none, replace_json, temporary_beside
 from tandem.rundir.layout import RunDir, checkpoint_name, step_of
 from tandem.rundir.lineage import FOREIGN
 from tandem.status import CheckpointRef
 
-WATCHED = "watched"
+WATCHED, RECORD = "watched", "record.json"
 MOST_ENTRIES = 5_000
 """Of a folder, in it and below: no checkpoint has more files."""
 MOST_STEP = 10**15 - 1
@@ -60,6 +68,11 @@ def step_in(path: str) -> int | None:
     return found[-1] if found else None
 
 
+def folder(rundir: RunDir, name: str) -> Path:
+    """Where the record and the links of a checkpoint are."""
+    return rundir.path / WATCHED / name
+
+
 def records(rundir: RunDir, known: Container[str] = ()) -> list[Watched]:
     """All that are recorded, by step. One that is damaged is passed over.
 
@@ -68,30 +81,92 @@ def records(rundir: RunDir, known: Container[str] = ()) -> list[Watched]:
     """
     found = []
     for path in listed(rundir.path / WATCHED):
-        if path.suffix != ".json" or step_of(path.stem) is None or path.stem in known:
+        if step_of(path.name) is None or path.name in known:
             continue
         try:
-            found.append(Watched.read(read_json_or_none(path)))
+            found.append(Watched.read(read_json_or_none(path / RECORD)))
         except ValidationError:
             continue
     return sorted(found, key=lambda one: one.step)
 
 
 def record(rundir: RunDir, watched: Watched) -> bool:
-    """Record a checkpoint. False if there is one of that step.
+    """Record a checkpoint, and link its files. False if there is one of that step, or if it has changed meanwhile.
 
     Raises:
         OSError: the disk does not take it.
     """
-    folder = rundir.path / WATCHED
-    folder.mkdir(exist_ok=True)
-    return create_json(folder / f"{watched.reference.name}.json", watched.dump())
+    final = folder(rundir, watched.reference.name)
+    final.parent.mkdir(exist_ok=True)
+    aside = temporary_beside(final)
+    aside.mkdir()
+    try:
+        source = rundir.path / watched.path
+        links = aside / source.name
+        with suppress(OSError):
+            _link(source, links)
+        looks = fingerprint(links if links.exists() else source)
+        if looks is None or looks[0] != watched.fingerprint:
+            return False
+        replace_json(aside / RECORD, watched.dump())
+        commit_folder(aside, final)
+    except OSError:
+        # A folder that holds something is not replaced: somebody else was first.
+        if (final / RECORD).exists():
+            return False
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return True
+
+
+def _link(source: Path, target: Path) -> None:
+    """Hard links to a file, or to all files of a folder; nothing at all if that fails.
+
+    Raises:
+        OSError: the disk refuses, or the source is gone.
+    """
+    try:
+        if source.is_file():
+            os.link(source.resolve(), target)
+        else:
+            shutil.copytree(source, target, copy_function=os.link, symlinks=True)
+    except (OSError, shutil.Error):
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+
+
+def content(rundir: RunDir, watched: Watched) -> Path:
+    """What evaluators read of a checkpoint: its links, or else the script's own path."""
+    links = folder(rundir, watched.reference.name) / Path(watched.path).name
+    return links if links.exists() else rundir.path / watched.path
+
+
+def let_go(rundir: RunDir, watched: Watched) -> None:
+    """Remove the links of a checkpoint that nobody evaluates any more."""
+    links = folder(rundir, watched.reference.name) / Path(watched.path).name
+    if links.is_dir():
+        shutil.rmtree(links, ignore_errors=True)
+    else:
+        links.unlink(missing_ok=True)
+
+
+FORGOTTEN_SECONDS = 3600.0
+"""Nobody takes so long to record a checkpoint."""
+
+
+def sweep(rundir: RunDir) -> None:
+    """Remove what crashes have left half recorded."""
+    for path in listed(rundir.path / WATCHED):
+        with suppress(OSError):
+            if path.name.startswith(TEMPORARY) and time.time() - path.stat().st_mtime > FORGOTTEN_SECONDS:
+                shutil.rmtree(path)
 
 
 def path_of(rundir: RunDir, name: str) -> Path:
     """Where a checkpoint is: one of Tandem's own, or one of the script's."""
     try:
-        watched = Watched.read(read_json_or_none(rundir.path / WATCHED / f"{name}.json"))
+        watched = Watched.read(read_json_or_none(folder(rundir, name) / RECORD))
     except ValidationError:
         return rundir.checkpoint(name)
     return rundir.path / watched.path

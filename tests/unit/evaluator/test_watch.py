@@ -1,7 +1,9 @@
 """Checkpoints that a script writes in a way of its own: which are found, when they are complete, what they become."""
 
+import errno
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -146,6 +148,61 @@ def test_names_that_nobody_has_finished_with_are_passed_over(rundir: RunDir) -> 
     assert steps(looked(survey(rundir, "*"), 3)) == []
 
 
+def test_a_file_that_is_replaced_by_a_rename_is_kept_until_it_is_evaluated(rundir: RunDir) -> None:
+    subject = survey(rundir)
+    path, aside = rundir.path / "last.pt", rundir.path / "last.tmp"
+    contents = []
+    for value in (0.25, 0.75):
+        contents.append(save(aside, value).read_bytes())
+        aside.replace(path)
+        looked(subject)
+    view = subject.look()
+    assert steps(view) == [2, 1]
+    for standing, content in zip(view.standings, reversed(contents), strict=True):
+        assert subject.open(standing.reference)[0].read_bytes() == content
+    done = view.standings[1].reference
+    evaluations.fail(rundir, done, "it was a test")
+    assert steps(looked(subject)) == [2, 1]
+    assert [one.name for one in (rundir.path / "watched" / done.name).iterdir()] == ["record.json"]
+
+
+def test_a_folder_that_the_script_deletes_is_kept_until_it_is_evaluated(rundir: RunDir) -> None:
+    subject = survey(rundir, FOLDERS)
+    folder = rundir.path / "checkpoint-40"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "weights.bin").write_bytes(b"weights")
+    (folder / "trainer_state.json").write_text("{}")
+    (reference,) = (one.reference for one in looked(subject).standings)
+    shutil.rmtree(folder)
+    assert (subject.open(reference)[0] / "inner" / "weights.bin").read_bytes() == b"weights"
+
+
+def test_where_a_disk_has_no_hard_links_the_scripts_own_path_is_read(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    path = save(rundir.path / "ckpt-4.pt")
+    subject = survey(rundir)
+    (reference,) = (one.reference for one in looked(subject).standings)
+    assert subject.open(reference)[0] == path
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        subject.open(reference)
+
+
+def test_what_a_crash_has_left_half_recorded_is_removed_in_time(rundir: RunDir) -> None:
+    aside = rundir.path / "watched" / ".tmp-step-000000001-1-ab"
+    aside.mkdir(parents=True)
+    fresh = aside.with_name(".tmp-step-000000002-1-ab")
+    fresh.mkdir()
+    age(aside, 7200)
+    survey(rundir)
+    assert (aside.exists(), fresh.exists()) == (False, True)
+
+
 def test_each_state_of_a_file_that_is_overwritten_is_a_checkpoint(rundir: RunDir) -> None:
     subject = survey(rundir)
     path = save(rundir.path / "last.pt")
@@ -183,7 +240,7 @@ def test_what_changed_while_it_was_evaluated_has_no_result(rundir: RunDir) -> No
         """A program during which the script writes the same file again."""
 
         def read(self, folder: Path, manifest: object) -> Path:
-            assert folder == path
+            assert folder.read_bytes() == path.read_bytes()
             assert manifest is None
             return folder
 
