@@ -22,9 +22,10 @@ from typing import Any
 
 import yaml
 
-from tandem.job import GROUP, KIND, VERSION, DistributedTrainingJob
+from tandem.job import KIND, VERSION, DistributedTrainingJob
 from tandem.manifest.fields import ABSENT, Node, describe, tree
 from tandem.model import Rule, Transition
+from tandem.pod_template import GROUP
 
 PLURAL = "distributedtrainingjobs"
 HEADER = "# Generated from core/tandem/job.py by `make generate`; do not edit.\n"

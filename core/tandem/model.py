@@ -185,6 +185,9 @@ PATH = r"^[^\x00]+$"
 WORD = r"^[^\x00]*$"
 
 _PARTS = "lower-case letters, digits, dashes and dots, beginning and ending with a letter or digit"
+METRIC = r"^[A-Za-z][A-Za-z0-9_.-]*$"
+_NAMED = r"[A-Za-z0-9*?_=\[][A-Za-z0-9*?_=.,\[\]+-]*"
+WATCH = rf"^{_NAMED}(/{_NAMED}){{0,3}}$"
 RULES = {
     LABEL: "lower-case letters, digits and dashes, beginning and ending with a letter or digit",
     SUBDOMAIN: _PARTS,
@@ -193,6 +196,8 @@ RULES = {
     IMAGE: "a name such as registry/team/image:tag, without spaces",
     PATH: "a path without zero characters",
     WORD: "text without zero characters",
+    METRIC: "a name of letters, digits, dots, dashes and underscores that begins with a letter",
+    WATCH: "a pattern of at most four names in the run directory, such as out/*.pt, without .. and without hidden files",
 }
 """What each pattern wants, in words that follow "must be"."""
 
@@ -206,6 +211,10 @@ PerhapsName = Annotated[str, Field(pattern=SUBDOMAIN_OR_EMPTY, max_length=253)]
 """The name of an object, or nothing, where nothing has a meaning of its own."""
 Key = Annotated[str, Field(pattern=KEY, max_length=253)]
 """A key of a Secret or a ConfigMap."""
+MetricName = Annotated[str, Field(pattern=METRIC, max_length=63)]
+"""A score that evaluators report."""
+WatchPattern = Annotated[str, Field(pattern=WATCH, max_length=253)]
+"""Files or folders of the run directory, with *, ? and […]."""
 Image = Annotated[str, Field(pattern=IMAGE, max_length=1024)]
 """A container image."""
 FilePath = Annotated[str, Field(pattern=PATH, max_length=4096)]

@@ -15,8 +15,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from tandem.evaluation import MOST_CLASSES, MOST_METRICS
-from tandem.job import MetricName
-from tandem.model import Model
+from tandem.model import MetricName, Model
 from tandem.rundir.evaluations import LOSS, METRICS, VALIDATION
 from tandem.status import CheckpointRef
 

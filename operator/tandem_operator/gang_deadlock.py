@@ -24,7 +24,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem.formatting import seconds
-from tandem.job import Asked, DistributedTrainingJob, asked_by_all
+from tandem.job import DistributedTrainingJob
+from tandem.pod_template import Asked, asked_by_all
 from tandem.status import Status
 from tandem_operator.lifecycle import condition
 from tandem_operator.observed import Pod

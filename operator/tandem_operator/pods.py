@@ -24,8 +24,9 @@ from typing import Any
 from kubernetes.utils.quantity import parse_quantity
 
 from tandem import launch
-from tandem.job import Asked, DistributedTrainingJob, EnvVar, gpus, is_gpu
+from tandem.job import DistributedTrainingJob, EnvVar
 from tandem.launch import EVERYWHERE
+from tandem.pod_template import Asked, gpus, is_gpu
 from tandem_operator import names
 from tandem_operator.retry import incarnation
 

@@ -21,10 +21,11 @@ from rich.console import Console, RenderableType
 from tandem.errors import UserError
 from tandem.exitcode import OF_COMMANDS, ExitCode
 from tandem.formatting import number, several
-from tandem.job import Checkpoint, Coordinator, DistributedTrainingJob, RunPolicy, is_gpu
+from tandem.job import Checkpoint, Coordinator, DistributedTrainingJob, RunPolicy
 from tandem.launch import TOKEN, weakness
 from tandem.manifest.reading import job_of, read_source, refuse
 from tandem.manifest.source import Source
+from tandem.pod_template import is_gpu
 from tandem.rundir.layout import RunDir
 from tandem.status import Event
 from tandem.supervision import is_given_up

@@ -17,9 +17,10 @@ from tandem import labels as names
 from tandem.errors import UserError
 from tandem.exitcode import ExitCode
 from tandem.formatting import printable, seconds
-from tandem.job import GROUP, KIND
+from tandem.job import KIND
 from tandem.labels import COORDINATOR, EVALUATOR, WORKER, stem
 from tandem.manifest.fields import nearest
+from tandem.pod_template import GROUP
 from tandem.status import Status
 from tandem_cli.kubernetes.kubectl import Kubectl, NotFound
 

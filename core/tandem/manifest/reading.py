@@ -27,10 +27,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tandem.errors import SETTING, ManifestError, Problem, Unmet, UserError
-from tandem.job import API_VERSION, KIND, WHOLE, DistributedTrainingJob
+from tandem.job import API_VERSION, KIND, DistributedTrainingJob
 from tandem.manifest.fields import Node, Path, at, describe, dotted, nearest, suggestion, tree
 from tandem.manifest.source import MOST_BYTES, Place, Source, parse, parse_value, shown
 from tandem.model import RULES, RuleBroken
+from tandem.pod_template import WHOLE
 
 
 def apply_overrides(data: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
