@@ -197,7 +197,7 @@ RULES = {
     PATH: "a path without zero characters",
     WORD: "text without zero characters",
     METRIC: "a name of letters, digits, dots, dashes and underscores that begins with a letter",
-    WATCH: "a pattern of at most four names in the run directory, such as out/*.pt, without .. and without hidden files",
+    WATCH: "a pattern of at most four names in the run directory, such as out/*.pt, none of which begins with a dot",
 }
 """What each pattern wants, in words that follow "must be"."""
 

@@ -165,3 +165,43 @@ def test_a_volume_that_waits_for_its_first_pod_is_bound_where_workers_can_run(
 
 def _made(pod: Manifest) -> datetime:
     return datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
+
+
+SCORES = """
+import os
+from tandem.evaluation import Mean, checkpoints
+for checkpoint in checkpoints():
+    assert checkpoint.weights.is_file()
+    checkpoint.report(half=checkpoint.step / 2, word=Mean(len(os.environ["WORD"]), 1))
+"""
+
+
+@pytest.mark.timeout(400)
+def test_a_program_evaluates_each_checkpoint_in_pods_without_a_gpu_and_its_best_is_in_the_status(
+    namespace: Namespace, operator: Operator
+) -> None:
+    namespace("create", "secret", "generic", "word", "--from-literal=word=seven77")
+    job = Job(namespace, "program")
+    config = {"model": "baby-cnn", "data": {"name": "digits"}, "maxSteps": 300}
+    env = [{"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "word", "key": "word"}}}]
+    evaluators = {
+        **{"command": ["python", "-c"], "args": [SCORES], "env": env, "processesPerReplica": 2},
+        **{"metric": "half", "goal": "Maximize"},
+    }
+    job.apply(
+        manifest(
+            "program",
+            trainer={"task": "image-classification", "config": config},
+            workers={"replicas": 1},
+            evaluators=evaluators,
+            checkpoint={"everySteps": 100, "storage": {"size": "1Gi"}},
+        )
+    )
+    job.reaches("Succeeded")
+    best = job.status["bestCheckpoint"]
+    assert (best["step"], best["metric"], best["value"]) == (300, "half", 150.0), job.describe()
+    (pod,) = job.pods("evaluator")
+    logs = namespace("logs", pod["metadata"]["name"])
+    assert "half=150 word=7" in logs
+    assert "seven77" not in namespace("get", "configmap,dtj,pods", "-o", "json")
+    namespace("delete", "dtj", "program")

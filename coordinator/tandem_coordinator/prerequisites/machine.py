@@ -27,6 +27,8 @@ from tandem_coordinator.prerequisites.site import CONFIG, Machine, Site, fault_o
 AGENT_BYTES, RANK_BYTES, EVALUATOR_BYTES = 64 * 2**20, 28 * 2**20, 96 * 2**20
 """What a process has for itself at least, beside what all share: an agent with its fork server, a rank, an evaluator of
 the smallest built-in model (torch 2.15 on a CPU: 66, 29 and 360 MiB)."""
+STARTER_BYTES = 24 * 2**20
+"""Of an evaluator that starts a program of the user's, without the program: half of what was measured (49 MiB)."""
 COLD_BYTES = 160 * 2**20
 """The same of an agent or a rank that imports torch by itself: half of what was measured (torch 2.15 for CUDA on a CPU:
 304 and 387 MiB), for builds of torch differ."""
@@ -72,8 +74,7 @@ def _load(job: DistributedTrainingJob, there: Machine) -> Iterator[Unmet]:
         field = ("spec", "evaluators", "replicas")
         what = f"{evaluation.processes:,} evaluator processes"
     agent, rank = _training_bytes(job)
-    # What a program of the user's takes is not known.
-    evaluator = EVALUATOR_BYTES if evaluation.command is None else 0
+    evaluator = EVALUATOR_BYTES if evaluation.command is None else STARTER_BYTES
     needed = workers.replicas * agent + ranks * rank + evaluation.processes * evaluator
     processes = workers.replicas + ranks + evaluation.processes
     if there.memory is not None and needed > there.memory:

@@ -339,7 +339,13 @@ def test_a_report_has_metrics_and_there_is_one(tmp_path: Path, capsys: pytest.Ca
         subject.report(accuracy=1)
 
 
-def test_importing_it_loads_nothing_heavy() -> None:
-    heavy = {"torch", "numpy", "pydantic"}
-    code = f"import sys, tandem.evaluation; sys.exit(bool({heavy!r} & set(sys.modules)))"
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        ("tandem.evaluation", {"torch", "numpy", "pydantic"}),
+        ("tandem_evaluator.loop, tandem_evaluator.program", {"torch", "sklearn", "scipy"}),
+    ],
+)
+def test_neither_side_loads_what_only_a_built_in_task_needs(modules: str, heavy: set[str]) -> None:
+    code = f"import sys, {modules}; sys.exit(bool({heavy!r} & set(sys.modules)))"
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0

@@ -285,3 +285,37 @@ def test_the_next_pod_of_a_place_that_failed_on_a_node_again_and_again_prefers_a
     seen = observe(kinds.POD, made | {"status": {}})
     assert isinstance(seen, Pod)
     assert seen.failed_on == ("node-3",) * 3
+
+
+def test_an_evaluators_pod_has_its_own_image_and_variables_besides_those_of_the_trainer() -> None:
+    secret = {"secretKeyRef": {"name": "hub", "key": "token"}}
+    trainer = {
+        "task": "image-classification",
+        "env": [
+            {"name": "BOTH", "value": "of the trainer"},
+            {"name": "MOVED", "value": "literal"},
+            {"name": "HUB", "valueFrom": secret},
+            {"name": "TANDEM_RUN_DIR", "value": "/elsewhere"},
+        ],
+    }
+    evaluators = {
+        "command": ["python", "score.py"],
+        "image": "team/scores:1",
+        "env": [
+            {"name": "BOTH", "value": "of the evaluators"},
+            {"name": "MOVED", "valueFrom": secret},
+            {"name": "OMP_NUM_THREADS", "value": "4"},
+            {"name": "CUDA_VISIBLE_DEVICES", "value": "0"},
+        ],
+    }
+    container = pods_of(decided(job(trainer=trainer, evaluators=evaluators), Children()))["evaluator 0"]["containers"][
+        0
+    ]
+    assert container["image"] == "team/scores:1"
+    values = {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
+    assert len(values) == len(container["env"]), "each name once"
+    assert values["BOTH"] == "of the evaluators"
+    assert values["MOVED"] == values["HUB"] == {"secretKeyRef": {"name": "hub", "key": "token", "optional": False}}
+    assert values["OMP_NUM_THREADS"] == "4"
+    assert values["CUDA_VISIBLE_DEVICES"] == "", "it never holds a GPU"
+    assert values["TANDEM_RUN_DIR"] != "/elsewhere"
