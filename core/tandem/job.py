@@ -505,6 +505,16 @@ class Spec(Model):
     )
 
     @property
+    def variables(self) -> list[tuple[tuple[str | int, ...], EnvVar]]:
+        """All variables of the job's processes, each with its path in the manifest."""
+        parts = {"trainer": self.trainer.env, "evaluators": self.evaluation.env}
+        return [
+            (("spec", part, "env", index), variable)
+            for part, variables in parts.items()
+            for index, variable in enumerate(variables)
+        ]
+
+    @property
     def evaluation(self) -> Evaluators:
         """The evaluators with their default filled in."""
         if self.evaluators is not None:

@@ -182,7 +182,7 @@ def test_a_program_evaluates_each_checkpoint_in_pods_without_a_gpu_and_its_best_
 ) -> None:
     namespace("create", "secret", "generic", "word", "--from-literal=word=seven77")
     job = Job(namespace, "program")
-    config = {"model": "baby-cnn", "data": {"name": "digits"}, "maxSteps": 300}
+    config = {"model": "baby-cnn", "data": {"name": "digits"}, "epochs": 20, "maxSteps": 300}
     env = [{"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "word", "key": "word"}}}]
     evaluators = {
         **{"command": ["python", "-c"], "args": [SCORES], "env": env, "processesPerReplica": 2},

@@ -309,6 +309,7 @@ def not_used_here(job: DistributedTrainingJob) -> list[str]:
         "workers.resources": bool(resources),
         "workers.template": bool(spec.workers.template),
         "coordinator": spec.coordinator != Coordinator(),
+        "evaluators.image": spec.evaluation.image is not None,
         "evaluators.resources": bool(spec.evaluation.resources),
         "evaluators.template": bool(spec.evaluation.template),
         "checkpoint.storage": spec.checkpoint.storage != Checkpoint().storage,

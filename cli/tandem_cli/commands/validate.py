@@ -64,9 +64,9 @@ def warnings(job: DistributedTrainingJob) -> list[str]:
 
 def _secrets(job: DistributedTrainingJob) -> list[str]:
     return [
-        f"spec.trainer.env[{index}].value: {one.name} looks like a secret, and this value is written into the run "
+        f"{dotted(path)}.value: {one.name} looks like a secret, and this value is written into the run "
         "directory; keep it in a Secret and refer to it in valueFrom.secretKeyRef"
-        for index, one in enumerate(job.spec.trainer.env)
+        for path, one in job.spec.variables
         if one.value and looks_secret(one.name)
     ]
 

@@ -44,11 +44,11 @@ def references(job: DistributedTrainingJob) -> Iterator[Reference]:
     for field, kind, what, name in named:
         if name:
             yield Reference(("spec", *field), kind, what, name)
-    for index, variable in enumerate(job.spec.trainer.env):
+    for path, variable in job.spec.variables:
         source = variable.value_from
         if source is None or source.optional:
             continue
-        place: Path = ("spec", "trainer", "env", index, "valueFrom")
+        place: Path = (*path, "valueFrom")
         if source.secret_key_ref is not None:
             one = source.secret_key_ref
             yield Reference((*place, "secretKeyRef", "name"), "secrets", "Secret", one.name, one.key)

@@ -15,6 +15,7 @@ from pathlib import Path
 from tandem.datasets import data_folder
 from tandem.errors import Unmet
 from tandem.job import DistributedTrainingJob
+from tandem.manifest.fields import dotted
 from tandem.manifest.reading import similar_file
 from tandem.rundir.durable import may_pass
 from tandem.rundir.layout import RunDir
@@ -198,11 +199,11 @@ def variables(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
     """Variables that come from somewhere else and are not set here."""
     if not site.is_here or site.variables is None:
         return
-    for index, variable in enumerate(job.spec.trainer.env):
+    for path, variable in job.spec.variables:
         source = variable.value_from
         if source is not None and not source.optional and variable.name not in site.variables:
             message = (
-                f"spec.trainer.env: {variable.name} comes from a Secret, a ConfigMap or a pod on a cluster; here it is "
-                f"taken from the environment: set {variable.name} and try again"
+                f"{dotted(path[:-1])}: {variable.name} comes from a Secret, a ConfigMap or a pod on a cluster; here it "
+                f"is taken from the environment: set {variable.name} and try again"
             )
-            yield Unmet(("spec", "trainer", "env", index, "name"), message)
+            yield Unmet((*path, "name"), message)

@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from tandem.job import DistributedTrainingJob
-from tandem.launch import environment
+from tandem.launch import environment, evaluator_environment
 from tandem.rundir.layout import RunDir
 from tandem_cli.commands.validate import warnings
+from tandem_cli.kubernetes.references import references
 from tandem_cli.output import HIDDEN, hidden, looks_secret
-from tandem_coordinator.prerequisites import here, unmet
+from tandem_coordinator.prerequisites import Site, here, unmet
+from tandem_coordinator.prerequisites.site import Machine
 from tests.support import manifests
 
 REFERENCE = {"secretKeyRef": {"name": "hub", "key": "token"}}
@@ -74,3 +76,14 @@ def test_validate_warns_of_them() -> None:
     (warning,) = warnings(manifests.job("digits", trainer=script))
     assert "spec.trainer.env[0].value: HF_TOKEN looks like a secret" in warning
     assert "hf_abc" not in warning
+
+
+def test_variables_of_the_evaluators_are_looked_at_like_those_of_the_trainer() -> None:
+    env = [{"name": "HF_TOKEN", "valueFrom": REFERENCE}, {"name": "API_KEY", "value": "abc"}]
+    job = manifests.job("digits", trainer={"command": ["train.py"]}, evaluators={"command": ["score.py"], "env": env})
+    assert "HF_TOKEN" not in evaluator_environment(job, Path("run"), "evaluator-0")
+    assert [one.name for one in references(job)] == ["hub"]
+    (warning,) = warnings(job)
+    assert warning.startswith("spec.evaluators.env[1].value: API_KEY looks like a secret")
+    lacks = unmet(job, Site(RunDir("run"), Machine(cores=2), variables={}))
+    assert any("spec.evaluators.env: HF_TOKEN comes from a Secret" in one.message for one in lacks)
