@@ -19,13 +19,13 @@ from pydantic import ValidationError
 
 from tandem.job import Evaluators
 from tandem.model import amount
-from tandem.rundir import watched
 from tandem.rundir.catalog import Lineage, Rarely, Result, Results
 from tandem.rundir.checkpoint import Broken
 from tandem.rundir.durable import listed
 from tandem.rundir.evaluations import Rank
 from tandem.rundir.layout import EARLIER, FOLDERS, RunDir, evaluator_of_log
 from tandem.rundir.lineage import batches_left_out
+from tandem.rundir.watched import WATCHED, Finder
 from tandem.status import CheckpointRef, EvaluatorView, Score
 from tandem_coordinator.foreign_checkpoints import ForeignCheckpoints
 from tandem_coordinator.log_followers import EvaluatorFollower, Training, TrainingLogs
@@ -146,13 +146,13 @@ class RunDirectory:
     def __init__(self, rundir: RunDir, evaluation: Evaluators, own_script: bool = False) -> None:
         self._rundir, self._evaluation = rundir, evaluation
         self._foreign = (
-            ForeignCheckpoints(rundir.path, frozenset({*FOLDERS, *EARLIER, watched.WATCHED})) if own_script else None
+            ForeignCheckpoints(rundir.path, frozenset({*FOLDERS, *EARLIER, WATCHED})) if own_script else None
         )
         self._lineage, self._results = Lineage(rundir), Results(rundir)
         self._manifests: dict[str, CheckpointRef | None] = {}
         self._saved: dict[CheckpointRef, SavedCheckpoint] = {}
-        self._found: dict[str, CheckpointRef] = {}
-        """What `evaluators.watch` has found so far."""
+        watch = evaluation.watch
+        self._finder = None if watch is None else Finder(rundir, watch, evaluation.settle_seconds)
         self._scores: dict[CheckpointRef, tuple[Rank, Score]] = {}
         self._skipped: set[tuple[str, int]] = set()
         self._merged: set[CheckpointRef] = set()
@@ -224,12 +224,14 @@ class RunDirectory:
 
     def _watched(self) -> list[CheckpointRef]:
         """Those that the script has written in a way of its own."""
-        if self._evaluation.watch is None:
+        if self._finder is None:
             return []
-        for one in watched.records(self._rundir, known=self._found):
-            self._saved[one.reference] = SavedCheckpoint(one.at, None)
-            self._found[one.reference.name] = one.reference
-        return sorted(self._found.values(), key=self._age)
+        # What keeps it from being recorded, such as a full disk, evaluators report, who try it too.
+        with suppress(OSError):
+            self._finder.look(ended=False)
+        for one in self._finder.known.values():
+            self._saved.setdefault(one.reference, SavedCheckpoint(one.at, None))
+        return [one.reference for one in self._finder.known.values()]
 
     def _reference(self, name: str) -> CheckpointRef | None:
         try:

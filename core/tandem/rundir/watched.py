@@ -11,17 +11,31 @@ the path looked like when it was found complete; what was overwritten since is a
 The links cost no copy, and keep what the script deletes or replaces by a rename until evaluators have done with it. One
 rename commits record and links. Where a disk refuses the links, the script's own path is read.
 
+Nobody announces such a checkpoint, and one that is read too early is half of one. It counts as complete when
+
+- its format says so: a safetensors file as long as its header tells, a zip file of torch.save with its directory at the
+  end, a folder of torch.distributed.checkpoint with `.metadata`, one of the Hugging Face Trainer with its state, which
+  are written last;
+- or else when nothing in it was changed for `settleSeconds`, by the clock of its disk;
+- or when training is over: nobody writes any more.
+
+And always only if two looks have found it the same. The coordinator looks, which is never busy, and so does each
+evaluator, which may be the last process of a run: whoever is first records it.
+
 The step is the last number in the name (`checkpoint-500`, `epoch=3-step=1500.ckpt`). A name without one, such as
 `best.pt`, is overwritten again and again: each state of it is a checkpoint, numbered in the order in which they are
 found.
 """
 
 import hashlib
+import json
 import os
 import re
 import shutil
 import stat
+import struct
 import time
+import zipfile
 from collections.abc import Container
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +43,9 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
+from tandem import tensor_header
 from tandem.model import Model, Moment, Whole
+from tandem.rundir import lease
 from tandem.rundir.durable import TEMPORARY, commit_folder, listed, read_json_or_none, replace_json, temporary_beside
 from tandem.rundir.layout import RunDir, checkpoint_name, step_of
 from tandem.rundir.lineage import FOREIGN
@@ -151,14 +167,18 @@ def let_go(rundir: RunDir, watched: Watched) -> None:
         links.unlink(missing_ok=True)
 
 
+UNFINISHED = (".tmp", ".part", ".incomplete")
+"""Endings of names that nobody has finished with."""
+MOST_FOUND = 2_000
+"""Files and folders that a pattern may match; the newest steps count."""
 FORGOTTEN_SECONDS = 3600.0
 """Nobody takes so long to record a checkpoint."""
 
 
-def sweep(rundir: RunDir) -> None:
-    """Remove what crashes have left half recorded."""
-    for path in listed(rundir.path / WATCHED):
-        with suppress(OSError):
+def _sweep(rundir: RunDir) -> None:
+    """Remove what crashes have left half recorded; what cannot be removed does no harm."""
+    with suppress(OSError):
+        for path in listed(rundir.path / WATCHED):
             if path.name.startswith(TEMPORARY) and time.time() - path.stat().st_mtime > FORGOTTEN_SECONDS:
                 shutil.rmtree(path)
 
@@ -198,3 +218,124 @@ def fingerprint(path: Path) -> tuple[str, float] | None:
                 digest.update(f"{name}\0{inside.st_size}\0{inside.st_mtime_ns}\n".encode(errors="surrogateescape"))
                 newest, files = max(newest, inside.st_mtime_ns), files + 1
     return (digest.hexdigest()[:32], newest / 1e9) if files else None
+
+
+class Finder:
+    """Finds the checkpoints of a script and records them. For one thread.
+
+    Args:
+        pattern: of their paths in the run directory.
+        settle_seconds: how long one rests before it counts, where its format does not say that it is complete.
+    """
+
+    def __init__(self, rundir: RunDir, pattern: str, settle_seconds: float) -> None:
+        self._rundir, self._pattern, self._settle_seconds = rundir, pattern, settle_seconds
+        self._seen: dict[str, str] = {}
+        """Fingerprints at the last look, by path, of what is not recorded."""
+        self.known: dict[str, Watched] = {}
+        """All that are recorded, by name, whoever has found them."""
+        _sweep(rundir)
+
+    def look(self, ended: bool) -> bool:
+        """Record what is complete. Returns whether the next look may find more though training is over.
+
+        Args:
+            ended: nobody writes any more.
+
+        Raises:
+            OSError: the disk does not take a record.
+        """
+        self._learn()
+        seen: dict[str, str] = {}
+        found, waits = [], False
+        for path in self._matching():
+            with suppress(OSError):
+                looks = self._considered(path)
+                if looks is None:
+                    continue
+                name = str(path.relative_to(self._rundir.path))
+                seen[name] = looks[0]
+                if self._seen.get(name) == looks[0] and (ended or self._counts(path, looks[1])):
+                    found.append((path, *looks))
+                else:
+                    waits = True
+        for path, looks_like, changed in found:
+            self._record(path, looks_like, changed)
+        self._seen = seen
+        return ended and waits
+
+    def is_there(self, watched: Watched) -> bool:
+        """Whether a checkpoint is still what was recorded."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            looks = fingerprint(content(self._rundir, watched))
+            return looks is not None and looks[0] == watched.fingerprint
+        return False
+
+    def _matching(self) -> list[Path]:
+        found = [path for path in self._rundir.path.glob(self._pattern) if not path.name.startswith(".")]
+        found = [path for path in found if path.suffix not in UNFINISHED]
+        return sorted(found, key=lambda path: (step_in(path.name) or 0, str(path)))[-MOST_FOUND:]
+
+    def _considered(self, path: Path) -> tuple[str, float] | None:
+        """What a path looks like that may be a checkpoint that is not recorded; None for any other one.
+
+        Raises:
+            OSError: it is gone, or cannot be read.
+        """
+        name, step = str(path.relative_to(self._rundir.path)), step_in(path.name)
+        if step is not None and checkpoint_name(step) in self.known:
+            return None
+        looks = fingerprint(path)
+        is_known = looks is not None and any(
+            (one.path, one.fingerprint) == (name, looks[0]) for one in self.known.values()
+        )
+        return None if is_known else looks
+
+    def _counts(self, path: Path, changed: float) -> bool:
+        rests = lease.server_time(self._rundir.leases) - changed >= self._settle_seconds
+        return rests or says_that_it_is_complete(path)
+
+    def _record(self, path: Path, looks_like: str, changed: float) -> None:
+        step = step_in(path.name)
+        if step is None:
+            step = 1 + max((one.step for one in self.known.values()), default=0)
+        name = str(path.relative_to(self._rundir.path))
+        record(self._rundir, Watched(step=step, path=name, fingerprint=looks_like, at=changed))
+        self._learn()
+
+    def _learn(self) -> None:
+        """Read the records that are new."""
+        for one in records(self._rundir, known=self.known):
+            self.known[one.reference.name] = one
+
+
+def says_that_it_is_complete(path: Path) -> bool:
+    """Whether a checkpoint of a known format is there to its end.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if path.is_dir():
+        if (path / ".metadata").is_file():
+            return True
+        with suppress(FileNotFoundError, ValueError):
+            return isinstance(json.loads((path / "trainer_state.json").read_bytes()), dict)
+        return False
+    if path.suffix == ".safetensors":
+        return _is_whole_safetensors(path)
+    return zipfile.is_zipfile(path)
+
+
+def _is_whole_safetensors(path: Path) -> bool:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+
+        def read(start: int, length: int) -> bytes:
+            file.seek(start)
+            return file.read(length)
+
+        try:
+            found = tensor_header.tensors(read, size)
+        except (ValueError, struct.error):
+            return False
+    return max((tensor.start + tensor.size for tensor in found.values()), default=size) == size

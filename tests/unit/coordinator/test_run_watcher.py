@@ -257,3 +257,28 @@ def test_all_metrics_of_the_newest_evaluation_are_known(run: SmallRun, directory
     for step, bleu in ((100, 0.1), (200, 0.2)):
         publish(run, step, accuracy=0.5, bleu=bleu)
     assert directory.look(time.time()).latest_metrics == {"accuracy": 0.5, "bleu": 0.2}
+
+
+def test_what_a_script_has_saved_is_found_while_no_evaluator_looks_and_stays_though_it_is_deleted(
+    run: SmallRun,
+) -> None:
+    evaluators = Evaluators(command=["true"], watch="*.bin", settle_seconds=0.0)
+    directory = RunDirectory(run.rundir, evaluators, own_script=True)
+    path = run.rundir.path / "ckpt-40.bin"
+    path.write_bytes(b"weights")
+    for _ in range(2):
+        found = directory.look(time.time())
+    assert found.latest_checkpoint == CheckpointRef(name="step-000000040", step=40, generation=0)
+    path.unlink()
+    assert (run.rundir.path / "watched" / "step-000000040" / "ckpt-40.bin").read_bytes() == b"weights"
+    assert directory.look(time.time()).latest_checkpoint == found.latest_checkpoint
+
+
+def test_a_disk_that_takes_no_record_blinds_nobody(run: SmallRun) -> None:
+    evaluators = Evaluators(command=["true"], watch="*.bin", settle_seconds=0.0)
+    (run.rundir.path / "watched").write_text("in the way")
+    (run.rundir.path / "ckpt-40.bin").write_bytes(b"weights")
+    directory = RunDirectory(run.rundir, evaluators, own_script=True)
+    saved = run.save(10)
+    for _ in range(3):
+        assert directory.look(time.time()).latest_checkpoint == saved

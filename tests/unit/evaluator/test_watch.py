@@ -16,13 +16,14 @@ from tandem.job import Evaluators
 from tandem.rundir import evaluations, watched
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
+from tandem.rundir.watched import says_that_it_is_complete
 from tandem.status import CheckpointRef
 from tandem_evaluator.choice import View
 from tandem_evaluator.loop import Evaluator
 from tandem_evaluator.program import ProgramScoring, weights_in
 from tandem_evaluator.result import Part, ProgramShard
 from tandem_evaluator.scoring import Work
-from tandem_evaluator.watch import WatchSurvey, says_that_it_is_complete
+from tandem_evaluator.watch import WatchSurvey
 
 PT, FOLDERS = "*.pt", "checkpoint-*"
 
