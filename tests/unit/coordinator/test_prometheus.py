@@ -78,6 +78,7 @@ ALL_KNOWN: dict[str, Any] = {
             peak_flops=1e12,
             learning_rate=0.1,
             gradient_norm=2.0,
+            values={"perplexity": 12.3},
         ),
         saved=SavedCheckpoint(at=940.0, size=4_096),
         volume=Volume(size=10_000, free=4_000),
