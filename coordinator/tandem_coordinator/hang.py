@@ -212,6 +212,9 @@ class HangWatch:
             return f"{_names(behind)} {_is(behind)} stuck at step {min(steps)}, others at {max(steps)}"
         if oldest:
             return f"{_names(oldest)} seem{'s' if len(oldest) == 1 else ''} to be stuck at step {max(steps)}"
+        if any(mark.script for mark in marks.values()):
+            # Others may say nothing, and one of them may be the one that is stuck.
+            return f"{_names(marks)} {_is(marks)} at step {max(steps)}"
         return f"all ranks are stuck at step {max(steps)}"
 
     def _stopped(self, marks: _Marks) -> _Marks:

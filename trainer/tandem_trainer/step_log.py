@@ -134,6 +134,8 @@ class StepLog:
         self._began = 0.0
         self._steps = self._samples = self._untimed_steps = self._untimed_samples = 0
         self._paused = 0.0
+        # As it was at the last step: what comes after it is no part of one.
+        self._last = (0.0, 0.0)
 
     def log(
         self, step: int, loss: float | None, samples: int | None, total: int | None, values: dict[str, float]
@@ -167,7 +169,7 @@ class StepLog:
         if self._thread is None or self._closed.is_set() or os.getpid() != self._process:
             return
         with self._lock:
-            self._tell_rate(time.perf_counter())
+            self._tell_rate(*self._last)
             self._wait_for_disk(records.TrainingEnd(time=time.time(), step=self._step, why="the script ended"))
         self._closed.set()
         self._thread.join(2 * CLOSE_SECONDS)
@@ -215,12 +217,14 @@ class StepLog:
         elif step > before:
             self._steps += step - before
             self._samples += samples * (step - before)
-        if step != before and now - self._began - self._paused >= WRITE_SECONDS:
-            self._tell_rate(now)
+        if step != before:
+            self._last = (now, self._paused)
+            if now - self._began - self._paused >= WRITE_SECONDS:
+                self._tell_rate(now, self._paused)
 
-    def _tell_rate(self, now: float) -> None:
+    def _tell_rate(self, now: float, paused: float) -> None:
         """Sum up what was done since the last time."""
-        seconds = now - self._began - self._paused
+        seconds = now - self._began - paused
         timed = self._steps - self._untimed_steps
         if timed <= 0 or seconds <= 0:
             return
@@ -236,7 +240,7 @@ class StepLog:
                 step_seconds=seconds / timed,
                 world_size=self._world_size,
                 phases={"data": 0.0, "compute": seconds, "checkpoint": 0.0}
-                | ({"pause": self._paused} if self._paused else {}),
+                | ({"pause": paused} if paused else {}),
                 lr=_finite(self._lr),
                 gradient_norm=_finite(self._gradient_norm),
             )
@@ -336,11 +340,19 @@ def give_way(session: OpenSession) -> None:
         _step_log.close()
 
 
+_opening = threading.Lock()
+
+
 def _open() -> StepLog | None:
     """The step log of this process; None where it is not one that an agent has started."""
-    global _step_log, _has_no_pulse
     if _has_no_pulse:
         return None
+    with _opening:
+        return _step_log or _opened()
+
+
+def _opened() -> StepLog | None:
+    global _step_log, _has_no_pulse
     pulse = Pulse.ours
     try:
         if pulse is None and (pulse := Pulse.open_for_rank(phase=SCRIPT)) is not None:
