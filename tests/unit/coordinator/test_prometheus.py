@@ -314,3 +314,11 @@ def test_stragglers_and_evaluators_have_one_series_for_each_place_too() -> None:
         f'tandem_evaluator_cpu_cores{{evaluator="digits-evaluator-0-0",{own}}} 0.75',
         f'tandem_evaluator_cpu_cores{{evaluator="digits-evaluator-0-1",{own}}} 0.75',
     ]
+
+
+def test_a_script_that_logs_steps_tells_their_age_and_is_owed_no_checkpoint() -> None:
+    names = {name for name, *_ in scraped(stepped_at=499.0, started_at=700.0, scripted=True)}
+    assert "tandem_step_age_seconds" in names
+    assert not names & {"tandem_checkpoint_age_seconds", "tandem_checkpoint_interval_seconds"}
+    names = {name for name, *_ in scraped(stepped_at=499.0, started_at=700.0)}
+    assert names >= {"tandem_checkpoint_age_seconds", "tandem_checkpoint_interval_seconds"}
