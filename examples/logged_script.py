@@ -22,9 +22,10 @@ CHECKPOINT = Path(os.environ.get("TANDEM_RUN_DIR", ".")) / "logged_script.pt"
 
 
 def main() -> None:
-    if "RANK" not in os.environ:
-        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
-    dist.init_process_group("gloo")
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     images, labels = load_digits(return_X_y=True)

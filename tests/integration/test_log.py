@@ -16,7 +16,10 @@ from tandem.launch import PULSE
 from tandem.protocol import RankReport
 from tandem.script import STEP_LOG
 from tandem.status import Snapshot
+from tests.support import EXAMPLES
 from tests.support.elastic import TOKEN, Elastic
+from tests.support.local_run import LocalRun
+from tests.support.processes import tandem
 from tests.support.ranks import records
 from tests.support.waiting import until
 
@@ -151,6 +154,62 @@ def test_a_loss_that_is_not_finite_is_told_and_not_taken_for_the_last_one_that_w
         until(lambda: (now := group.snapshot()) and now.status.phase == "Succeeded", "the end of the job")
         text = group.rundir.training_log(1).read_text()
         assert json.loads(text.splitlines()[-1])["kind"] == "end"
+
+
+SESSION = """
+import torch
+import tandem
+from tandem_trainer.session import Session
+
+with Session(seed=1) as session:
+    model = session.distribute(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session.keep(model, optimizer)
+    for batch in session.batches(torch.rand(80, 4), 8, epochs=1):
+        batch.mean(model(batch.data).squeeze(1) ** 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        tandem.log(step=batch.step + 1, loss=77.0, samples=1, total=5, perplexity=float(batch.step))
+with tandem.pausing("export"):
+    tandem.log(step=10, accuracy=0.75)
+"""
+
+
+def test_beside_a_session_other_values_are_logged_and_steps_are_not_doubled(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(SESSION)
+    with Elastic(tmp_path, trainer={"command": [str(file)]}).start("worker-0", "worker-1") as group:
+        assert [agent.wait(120) for agent in group.agents.values()] == [0, 0], group.output("worker-0")
+    steps, values = records(group.rundir, "step"), records(group.rundir, "values")
+    assert [one["step"] for one in steps] == list(range(1, 11))
+    assert all(one["loss"] < 77.0 and one["samples"] == 8 for one in steps)
+    assert [(one["step"], one["values"]) for one in values] == [
+        *((step + 1, {"perplexity": float(step)}) for step in range(10)),
+        (10, {"accuracy": 0.75}),
+    ]
+    assert len(records(group.rundir, "start")) == 1
+
+
+def test_the_example_shows_its_steps_as_a_job_and_runs_alone(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, manifest=EXAMPLES / "logged-script.yaml") as run:
+        assert run.ends() == 0, run.output
+        assert "logged-script is complete: 360 steps in " in run.output
+        assert run.leavings() == {}
+        assert [one["step"] for one in run.logged("step")] == list(range(1, 361))
+        told = {one["step"]: one["values"]["accuracy"] for one in run.logged("values")}
+        assert sorted(told) == list(range(30, 361, 30))
+        assert told[360] > 0.8
+        assert tandem("report", str(run.path), cwd=tmp_path).returncode == 0
+        page = (run.path / "report.html").read_text()
+        assert "Logged values" in page
+        assert "accuracy went from " in page
+    command = [sys.executable, str(EXAMPLES / "logged_script.py")]
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"} | {
+        "TANDEM_RUN_DIR": str(tmp_path)
+    }
+    alone = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert float(alone.stdout.split("test accuracy ")[-1].split()[0]) > 0.8
+    assert not (tmp_path / "log").exists()
 
 
 def test_outside_of_a_job_nothing_happens_and_nothing_is_imported(tmp_path: Path) -> None:

@@ -239,8 +239,7 @@ class StepLog:
                 samples=self._samples if has_samples else None,
                 step_seconds=seconds / timed,
                 world_size=self._world_size,
-                phases={"data": 0.0, "compute": seconds, "checkpoint": 0.0}
-                | ({"pause": paused} if paused else {}),
+                phases={"data": 0.0, "compute": seconds, "checkpoint": 0.0} | ({"pause": paused} if paused else {}),
                 lr=_finite(self._lr),
                 gradient_norm=_finite(self._gradient_norm),
             )
