@@ -111,7 +111,7 @@ class HangWatch:
         due = any(mark.trains for mark in self._all().values())
         if not due and any(mark.script for mark in marks.values()):
             self._moved = self._clock
-        if due or any(_works(report) for report in ranks):
+        if any(_works(report) for report in ranks):
             self._worked = self._clock
 
     def forget(self, replica: str) -> None:

@@ -19,7 +19,6 @@ Beside a session, which tells its own steps, only other values count. They go in
 import atexit
 import contextlib
 import logging
-import math
 import operator
 import os
 import threading
@@ -83,8 +82,8 @@ class _Step(NamedTuple):
             step=self.step,
             samples=self.samples,
             loss=self.loss,
-            lr=_finite(self.lr),
-            gradient_norm=_finite(self.gradient_norm),
+            lr=self.lr,
+            gradient_norm=self.gradient_norm,
         )
 
 
@@ -240,8 +239,8 @@ class StepLog:
                 step_seconds=seconds / timed,
                 world_size=self._world_size,
                 phases={"data": 0.0, "compute": seconds, "checkpoint": 0.0} | ({"pause": paused} if paused else {}),
-                lr=_finite(self._lr),
-                gradient_norm=_finite(self._gradient_norm),
+                lr=self._lr,
+                gradient_norm=self._gradient_norm,
             )
         )
         self._began, self._paused = now, 0.0
@@ -291,10 +290,6 @@ class StepLog:
             self._writer = LogWriter(path, self._troubles.lines_lost)
             waiting = [self._start, *waiting] if self._start is not None else waiting
         self._writer.append(*(one.record() if isinstance(one, _Step | _Values) else one for one in waiting))
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 # The functions of tandem.script

@@ -25,7 +25,7 @@ from tandem.status import told as told_of
 from tandem_cli.report import clock, generations
 from tandem_cli.report.figures import curves, pictures, processors
 from tandem_cli.report.folder import NoRun
-from tandem_cli.report.logs import busy_cores, natural
+from tandem_cli.report.logs import busy_cores, natural, read_train_log
 from tandem_cli.report.reading import read
 from tandem_cli.report.run import Run, Steps, Use
 from tandem_cli.report.summary import summarize, time_by_phase
@@ -449,6 +449,7 @@ def test_names_of_values_are_bounded_whatever_a_log_holds(tmp_path: Path) -> Non
     lines = [values_line(1, f'{{"name{number}": 1.0, "no name{number}": 1.0}}') for number in range(100)]
     run = script_run(tmp_path / "run", *lines)
     assert len(run.counted.measures) <= 18
+    assert len(read_train_log(tmp_path / "run/log/train-g000001.jsonl", 1, []).steps.measures) <= 18
     assert all(name.isidentifier() for name in run.counted.measures)
 
 

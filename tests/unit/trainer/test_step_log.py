@@ -253,7 +253,9 @@ def test_another_rank_leaves_the_log_to_the_first_for_a_moment(agent: Agent, mon
 
 def test_what_was_logged_is_written_though_the_script_says_nothing_more(agent: Agent) -> None:
     tandem.log(step=1, loss=0.5)
-    until(lambda: agent.path.exists() and '"kind":"step"' in agent.path.read_text(), "the step on the disk")
+    until(lambda: agent.path.exists() and '"kind":"step"' in agent.path.read_text(), "the first step on the disk")
+    tandem.log(step=2, loss=0.5)
+    until(lambda: agent.path.read_text().count('"kind":"step"') == 2, "the second one", seconds=10)
 
 
 def test_a_disk_that_fails_costs_lines_that_are_counted(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
