@@ -90,9 +90,9 @@ def preempt(state: State, now: float) -> Next:
         return state, ()
     verb = "has" if len(everybody) == 1 else "have"
     cause = Cause("Preempted", f"{listed(everybody)} {verb} to leave")
-    if not (state.training or state.can_save):
+    if state.scripted or not (state.training or state.can_save):
         return close(state, cause, now)
-    # Whoever trains through its pulse is asked, also a script that is not known to obey: steps go on meanwhile.
+    # Whoever trains through its pulse is asked, also before all ranks are known to obey: steps go on meanwhile.
     return _ask(state, replace(asked, cause=cause, leaving=everybody))
 
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from tandem.exitcode import ExitCode
+from tandem.formatting import number
 from tandem.job import DistributedTrainingJob
 from tandem.protocol import FIRST, PROTOCOL, Answer, Membership, Sync
 from tandem.rundir import records
@@ -102,6 +103,8 @@ class Coordinator:
         self._troubles = TroubleWatch(self._history.say, elasticity.heartbeat_seconds)
         self._asked_to_save: set[str] = set()
         self._observed = Observed()
+        self._not_finite_told = 0
+        """The generation of which it was said that its loss is not finite."""
         self._heard: dict[str, float] = {}
         self._requests: dict[str, object] = {}
         self._changed = asyncio.Event()
@@ -185,6 +188,7 @@ class Coordinator:
             stepped_at=self._reports.stepped_at,
             idle_seconds=self._hangs.idle_seconds() if self.state.open else None,
             finishing=self._reports.finishing,
+            scripted=self._reports.scripted,
             started_at=self._started_at,
             clock=Instant(time.time(), time.monotonic()),
             observed=self._observed,
@@ -259,6 +263,7 @@ class Coordinator:
                     own_file_at=self._observed.foreign_looked,
                     training=self._reports.stepping,
                     can_save=self.job.spec.trainer.task is not None or self._reports.saves,
+                    scripted=self._reports.scripted,
                     step_seconds=self._observed.training.step_seconds or 0.0,
                     saving=self._reports.saving,
                     pausing=self._reports.pausing,
@@ -300,6 +305,9 @@ class Coordinator:
             await asyncio.sleep(SAMPLE_SECONDS)
             for told in self._stragglers.look(self._reports.everyone(), time.monotonic()):
                 self._history.say(told, "info")
+            if (bad := self._reports.not_finite) is not None and self._reports.generation != self._not_finite_told:
+                self._not_finite_told = self._reports.generation
+                self._history.say(f"the training loss is not finite at step {number(bad.step)}", "warning")
             worse = self._troubles.look(self._observed, self._history.lines_lost, time.monotonic())
             if worse and (found := self._troubles.troubles):
                 self._history.write(records.Troubled(time=log_time(), **found.model_dump()))

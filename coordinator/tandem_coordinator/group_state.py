@@ -240,6 +240,8 @@ class State:
     """Whether the ranks of the open generation say that they make steps: they have something to lose."""
     can_save: bool = False
     """Whether they are known to save and leave when asked."""
+    scripted: bool = False
+    """Whether they are known not to: they are of a script of the user's own without a session."""
     step_seconds: float = 0.0
     """How long a step takes, lately."""
     checkpoint: Hashable = None
@@ -302,6 +304,8 @@ class Tick:
     """Whether the ranks of the open generation say that they make steps."""
     can_save: bool = False
     """Whether they are known to save and leave when asked."""
+    scripted: bool = False
+    """Whether they are known not to: they are of a script of the user's own without a session."""
     step_seconds: float = 0.0
     """How long a step takes, lately."""
     saving: bool = False

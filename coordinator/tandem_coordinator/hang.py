@@ -4,7 +4,13 @@ A rank that is stopped, deadlocked or stuck in a collective stops the whole grou
 agent lives and heartbeats on. So a group hangs when no rank at all has made a step for too long. Who is to blame is a
 guess: a stopped process, else who is behind, else whose last step is the oldest. The stacks tell more.
 
-Of the steps of a user's own script nothing is known, so it counts as going on. But no process goes on that is stopped:
+Of the steps of a user's own script nothing is known, so it counts as going on. Once it logs them (tandem.log), it is
+watched, too, with what a script may do and a session does not: some ranks never say anything, the time before the
+second step that is seen may be of any length, and so may what follows the last one. Those ranks count as going on while
+no other one's step is due. And a script that logs once an epoch is not called hung before twice the longest time
+between two of its steps.
+
+But no process goes on that is stopped:
 a rank that is for too long makes its group hang, whatever the others say. The same holds while a rank says that it is
 at something that takes as long as it takes: a validation, or the code after the loop, for which the others wait.
 
@@ -43,6 +49,10 @@ class _Mark:
     """Whether it has made a step before our eyes; the first one may compile, and takes long."""
     complete: bool = False
     """Whether its last step was the last of the run."""
+    script: bool = False
+    """Whether it runs a script of the user's own, which may say nothing or stop saying it."""
+    longest: float = 0.0
+    """The longest time between two of its steps, by the watch's own clock."""
 
     @property
     def trains(self) -> bool:
@@ -98,6 +108,9 @@ class HangWatch:
             if self._heard is not None:
                 self._clock += min(max(0.0, now - self._heard), self._most_between)
             self._heard = now
+        due = any(mark.trains for mark in self._all().values())
+        if not due and any(mark.script for mark in marks.values()):
+            self._moved = self._clock
         if any(_works(report) for report in ranks):
             self._worked = self._clock
 
@@ -111,11 +124,11 @@ class HangWatch:
         still = self._clock - self._moved
         if still < min(self._training, self._other) or not self._marks:
             return self._halt()
-        marks = {(rank, replica): mark for replica, ranks in self._marks.items() for rank, mark in ranks.items()}
+        marks = self._watched()
         # A process that is stopped will not go on by itself, whatever it was doing.
         if all(mark.trains for mark in marks.values()) or self._halted:
-            if still < self._training:
-                return None
+            if still < max(self._training, *(2 * mark.longest for mark in marks.values())):
+                return self._halt()
             told = f"no rank has made a step for {still:.0f} s; {self._blamed(marks)}"
         elif still < self._other:
             return None
@@ -135,17 +148,26 @@ class HangWatch:
 
     def idle_seconds(self) -> float | None:
         """For how long no rank has done anything; None where they say of their steps, or nothing is heard of them."""
-        marks = [mark for ranks in self._marks.values() for mark in ranks.values()]
+        marks = self._all().values()
         if not marks or any(mark.phase != SCRIPT for mark in marks):
             return None
         return self._clock - self._worked
 
     def culprit(self) -> str:
         """The replica whose ranks alone seem to be stuck; empty if that is not one."""
-        marks = {(rank, replica): mark for replica, ranks in self._marks.items() for rank, mark in ranks.items()}
+        marks = self._watched()
         blamed = self._stopped(marks) or _behind(marks) or self._oldest(marks)
         replicas = {replica for _, replica in blamed}
         return replicas.pop() if len(replicas) == 1 and len(self._marks) > 1 else ""
+
+    def _all(self) -> _Marks:
+        return {(rank, replica): mark for replica, ranks in self._marks.items() for rank, mark in ranks.items()}
+
+    def _watched(self) -> _Marks:
+        """The ranks that are judged: all, but for those of a script of which no step is due while one of others is."""
+        marks = self._all()
+        due = {key: mark for key, mark in marks.items() if mark.trains or not mark.script or key in self._halted}
+        return due or marks
 
     def _halt(self) -> str | None:
         """Whose process is stopped for too long, though others seem to go on."""
@@ -170,11 +192,15 @@ class HangWatch:
         stopped = report.phase == STOPPED
         # A process that is stopped is still at what it was doing.
         phase = before.phase if stopped and before is not None else TRAIN if stopped else report.phase
-        goes_on = report.pauses or report.phase == SCRIPT
-        if before is None or before.step != report.step or before.phase != phase or goes_on:
+        script = report.script or report.phase == SCRIPT
+        if before is None or before.step != report.step or before.phase != phase or report.pauses:
+            stepped = before is not None and before.phase == phase == TRAIN and before.step != report.step
             seen = before is not None and (before.steps_seen or (before.phase == TRAIN and before.step != report.step))
+            longest = before.longest if before is not None else 0.0
+            if script and stepped and before is not None:
+                longest = max(longest, self._clock - before.at)
             self._moved = self._clock
-            return _Mark(report.step, phase, self._clock, seen, complete)
+            return _Mark(report.step, phase, self._clock, seen, complete, script, longest)
         return before
 
     def _blamed(self, marks: _Marks) -> str:
@@ -186,6 +212,9 @@ class HangWatch:
             return f"{_names(behind)} {_is(behind)} stuck at step {min(steps)}, others at {max(steps)}"
         if oldest:
             return f"{_names(oldest)} seem{'s' if len(oldest) == 1 else ''} to be stuck at step {max(steps)}"
+        if any(mark.script for mark in marks.values()):
+            # Others may say nothing, and one of them may be the one that is stuck.
+            return f"{_names(marks)} {_is(marks)} at step {max(steps)}"
         return f"all ranks are stuck at step {max(steps)}"
 
     def _stopped(self, marks: _Marks) -> _Marks:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 
 from tandem.metrics import STEP_BUCKETS
@@ -33,7 +34,9 @@ from tandem.rundir.records import (
     TrainingRecord,
     Unusable,
     Usage,
+    Values,
 )
+from tandem.script import MOST_VALUES
 from tandem.status import EvaluatorView
 
 _TAIL_BYTES = 256 * 2**10
@@ -73,6 +76,8 @@ class Training:
     """Of the last step that a rate was told of."""
     gradient_norm: float | None = None
     """The last that was measured."""
+    values: dict[str, float] = field(default_factory=dict)
+    """By the names that the script has logged them by, the newest ones that are finite: MOST_VALUES at most."""
 
 
 class TrainingLogs:
@@ -93,6 +98,7 @@ class TrainingLogs:
         self._cost: tuple[float | None, float | None] = (None, None)
         self._learning_rate: float | None = None
         self._gradient_norm: float | None = None
+        self._values: dict[str, float] = {}
         for generation, path in _logs(listed(folder))[-_FOLLOWED:]:
             self._skip(generation, path)
 
@@ -123,6 +129,7 @@ class TrainingLogs:
             peak_flops=self._cost[1],
             learning_rate=self._learning_rate,
             gradient_norm=self._gradient_norm,
+            values={name: value for name, value in self._values.items() if isfinite(value)},
         )
 
     def _skip(self, generation: int, path: Path) -> None:
@@ -139,11 +146,15 @@ class TrainingLogs:
                     self._step = record.step or self._step
                 case Saved():
                     self._saved(record)
+                case Values():
+                    self._logged(record)
 
     def _take(self, record: TrainingRecord) -> None:
         match record:
             case Rate():
                 self._rate(record)
+            case Values():
+                self._logged(record)
             case Start():
                 if self._step is not None:
                     self._lost += max(0, self._step - record.step)
@@ -163,16 +174,23 @@ class TrainingLogs:
         if "gradient_norm" in record.model_fields_set:
             self._gradient_norm = record.gradient_norm
         phases, seconds, steps, samples = record.phases, record.step_seconds, record.steps, record.samples
-        if phases is None or seconds is None or steps is None or samples is None:
+        if phases is None or seconds is None or steps is None:
             return
         for name in WORK:
             self._seconds[name] += phases.get(name) or 0.0
         self._steps += steps
-        self._samples += samples
+        # A script may leave them out.
+        self._samples += samples or 0
         self._buckets[bisect_left(STEP_BUCKETS, seconds)] += steps
         self._sum += seconds * steps
         self._step_seconds = seconds
-        self._samples_per_step = samples / steps if steps else self._samples_per_step
+        if samples is not None and steps:
+            self._samples_per_step = samples / steps
+
+    def _logged(self, record: Values) -> None:
+        for name, value in record.known.items():
+            if name in self._values or len(self._values) < MOST_VALUES:
+                self._values[name] = value
 
     def _saved(self, record: Saved) -> None:
         self._stall, self._commit = record.stall_seconds, record.commit_seconds

@@ -283,6 +283,7 @@ def _tick(state: State, tick: Tick, now: float) -> Next:
         own_file_at=tick.own_file_at,
         training=training,
         can_save=tick.can_save,
+        scripted=tick.scripted,
         step_seconds=tick.step_seconds,
         saving=saving,
     )

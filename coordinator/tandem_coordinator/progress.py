@@ -58,23 +58,28 @@ class Reports:
             self._disobedient.add(replica)
         if self.stepped_at is not None and any(report.pauses for report in reports):
             self.stepped_at = now
-        lead = reports[0]
+        # Of a script that logs its steps, any rank may be the only one that does.
+        lead = _lead(reports)
+        if lead is None:
+            return
         self._first = lead.rank if self._first is None else min(self._first, lead.rank)
-        if lead.rank != self._first or lead.phase in WORDLESS:
+        if lead.rank != self._first:
             return
         if self._lead is None or lead.step != self._lead.step:
             self.stepped_at = now
         self._lead = lead
-        self.loss = lead.loss if lead.loss is not None else self.loss
+        if lead.loss is not None or not lead.loss_is_finite:
+            self.loss = lead.loss
         self.measured = lead.throughput
         self._pace.add(now, lead.step)
 
     def forget(self, replica: str) -> None:
         """The replica is gone."""
         self._disobedient.discard(replica)
-        gone = self._ranks.pop(replica, None)
-        if gone and gone[0].rank == self._first:
-            self._first = min((reports[0].rank for reports in self._ranks.values()), default=None)
+        self._ranks.pop(replica, None)
+        leads = [lead.rank for reports in self._ranks.values() if (lead := _lead(reports)) is not None]
+        if self._first not in leads:
+            self._first = min(leads, default=None)
 
     def of(self, replica: str) -> list[RankReport]:
         """What a replica's ranks said last."""
@@ -90,6 +95,17 @@ class Reports:
     def saves(self) -> bool:
         """Whether ranks report, and all that do say that they obey `save-and-leave`."""
         return bool(self._ranks) and not self._disobedient
+
+    @property
+    def scripted(self) -> bool:
+        """Whether ranks are of a script of the user's own that obeys no orders, whatever it says of its steps."""
+        return any(report.script for _, report in self.everyone())
+
+    @property
+    def not_finite(self) -> RankReport | None:
+        """What the first rank of such a script says, while its loss is NaN or infinite."""
+        lead = self._lead if self.stepping else None
+        return lead if lead is not None and lead.script and not lead.loss_is_finite else None
 
     @property
     def silent(self) -> bool:
@@ -196,3 +212,8 @@ class Reports:
 
     def _all(self) -> list[RankReport]:
         return sorted((report for _, report in self.everyone()), key=lambda report: report.rank)
+
+
+def _lead(reports: list[RankReport]) -> RankReport | None:
+    """The first rank that says something about its steps."""
+    return next((report for report in reports if report.phase not in WORDLESS), None)

@@ -65,6 +65,8 @@ class Figures:
     """For how long no rank of a script that says nothing of its steps has done anything."""
     finishing: bool = False
     """Whether all steps are taken, and the code after the loop runs."""
+    scripted: bool = False
+    """Whether ranks are of a script of the user's own without a session, which saves in a way of its own."""
     started_at: float | None = None
     """When the first generation opened, seconds since the epoch."""
     observed: Observed = field(default_factory=Observed)
@@ -230,6 +232,8 @@ def _history(figures: Figures) -> Iterator[Sample]:
     yield metrics.STEPS_LOST, (), training.steps_lost
     yield metrics.LEARNING_RATE, (), training.learning_rate
     yield metrics.GRADIENT_NORM, (), training.gradient_norm
+    for name, value in training.values.items():
+        yield metrics.LOGGED_VALUE, (name,), value
     yield metrics.REWINDS, (), figures.observed.rewinds
     for result in ("committed", "skipped"):
         yield metrics.SAVES, (result,), training.saves.get(result, 0)
@@ -262,14 +266,15 @@ def _checkpoints(snapshot: Snapshot, figures: Figures) -> Iterator[Sample]:
         yield metrics.CHECKPOINT_BYTES, (), saved.size
     if snapshot.status.phase in ("Succeeded", "Failed", "Draining"):
         return
-    # Of a script that says nothing of its steps it is not known whether it saves at all.
     if figures.stepped_at is not None:
         yield metrics.STEP_AGE, (), max(0.0, round(clock.steady - figures.stepped_at, 3))
     if figures.idle_seconds is not None:
         yield metrics.IDLE, (), round(figures.idle_seconds, 3)
-    if figures.stepped_at is not None and not figures.finishing:
+    # Of a script without a session it is not known whether it saves at all.
+    saves = figures.stepped_at is not None and not figures.scripted
+    if saves and not figures.finishing:
         yield metrics.CHECKPOINT_INTERVAL, (), _interval(figures.checkpoints, training.step_seconds)
-    since = saved.at if saved is not None else figures.started_at if figures.stepped_at is not None else None
+    since = saved.at if saved is not None else figures.started_at if saves else None
     if since is not None and not figures.finishing:
         yield metrics.CHECKPOINT_AGE, (), max(0.0, round(clock.wall - since, 3))
     if snapshot.status.evaluators is not None and snapshot.status.evaluators.desired > 0:

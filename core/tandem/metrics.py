@@ -47,6 +47,12 @@ LEARNING_RATE = Metric(
 GRADIENT_NORM = Metric(
     "tandem_gradient_norm", "gauge", "Norm of the gradients of the global batch; measured twice a second at most."
 )
+LOGGED_VALUE = Metric(
+    "tandem_logged_value",
+    "gauge",
+    "Newest value that the script has logged by a name of its own (tandem.log), while it is finite; at most 16 names.",
+    ("name",),
+)
 THROUGHPUT = Metric("tandem_throughput_samples_per_second", "gauge", "Training samples a second over all ranks.")
 REMAINING = Metric("tandem_remaining_seconds", "gauge", "Estimated time until training is complete.")
 STEP_AGE = Metric(

@@ -79,6 +79,8 @@ Amounts = Annotated[Mapping[str, Amount] | None, _OrNone()]
 """By name."""
 Anything = Annotated[Annotated[float, AllowInfNan(True)] | None, _OrNone()]
 """A number that may be NaN or infinite."""
+AnyNumbers = Annotated[Mapping[str, Anything] | None, _OrNone()]
+"""By name."""
 
 
 class Rule(NamedTuple):

@@ -99,12 +99,17 @@ class RankReport(Model):
     step is due, and the group does not hang."""
     finishing: bool = False
     """Whether all steps are taken, and the code after the loop runs."""
+    script: bool = False
+    """Whether it runs a script of the user's own without a session, which obeys no orders. Once that logs steps
+    (tandem.log), its phase is not `script` any more; it may leave them out in some ranks, and log rarely."""
     total_steps: Counter | None = None
     """Optimizer steps of the whole run."""
     epoch: Amount | None = None
     """Passes over the data, with its fraction."""
     loss: float | None = None
     """Training loss; absent also while it is not finite."""
+    loss_is_finite: bool = True
+    """False where `loss` is absent because it is NaN or infinite."""
     throughput: Amount | None = None
     """Samples a second over all ranks."""
     busy_seconds: Amount | None = None

@@ -17,7 +17,12 @@ pytestmark = pytest.mark.timeout(600)
 LONG = pytest.mark.full("examples", "trainer")
 VARIANTS = ("queued", "synthetic-resnet")
 """Those that differ from digits and fashion-mnist in little."""
-ELSEWHERE = {"digits": "test_run.py", "own-script": "test_run.py", "language-model": "test_session.py"}
+ELSEWHERE = {
+    "digits": "test_run.py",
+    "own-script": "test_run.py",
+    "language-model": "test_session.py",
+    "logged-script": "test_log.py",
+}
 """Those that other tests train to their end, and where."""
 
 

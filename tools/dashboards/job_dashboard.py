@@ -106,13 +106,13 @@ def _learning() -> list[Panel]:
             loss,
             Query(of(metrics.EVALUATION_METRIC), "{{metric}}", right=True),
             Query(of(metrics.BEST_SCORE), "best {{metric}}", right=True),
-            width=8,
+            width=6,
         ),
         scatter(
             "Loss and evaluation over steps",
             "The same over optimizer steps. After a restart training goes on from an earlier step.",
             [("training loss", step, loss), ("score", evaluated, score)],
-            width=6,
+            width=5,
         ),
         graph(
             "Steps",
@@ -120,7 +120,7 @@ def _learning() -> list[Panel]:
             Query(of(metrics.STEP), "completed"),
             Query(of(metrics.CHECKPOINT_STEP), "saved"),
             Query(of(metrics.EVALUATION_STEP), "evaluated"),
-            width=5,
+            width=4,
         ),
         graph(
             "Gradients and learning rate",
@@ -128,6 +128,13 @@ def _learning() -> list[Panel]:
             Query(of(metrics.GRADIENT_NORM), "gradient norm"),
             Query(of(metrics.LEARNING_RATE), "learning rate", right=True),
             width=5,
+        ),
+        graph(
+            "Logged values",
+            "What a script of the user's own logs beside its loss (tandem.log).",
+            Query(of(metrics.LOGGED_VALUE), "{{name}}"),
+            width=4,
+            signed=True,
         ),
     ]
 

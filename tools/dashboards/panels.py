@@ -47,12 +47,14 @@ def graph(
     stacked: bool = False,
     bars: bool = False,
     width: int = WIDTH,
+    signed: bool = False,
     most: float | None = None,
     needs: str = "",
 ) -> timeseries.Panel:
     """Values over time."""
     panel = timeseries.Panel().title(_title(title, needs)).description(description).datasource(SOURCE)
-    panel = panel.span(width).height(HEIGHT).unit(unit).min(0)
+    panel = panel.span(width).height(HEIGHT).unit(unit)
+    panel = panel if signed else panel.min(0)
     panel = panel.fill_opacity(25 if stacked or bars else 5).line_width(1 if stacked else 2)
     panel = panel.show_points(options.VisibilityMode.AUTO)
     panel = panel.legend(_legend())

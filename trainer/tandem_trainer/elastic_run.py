@@ -45,6 +45,8 @@ from tandem_trainer.trouble import TroubleCounts
 log = logging.getLogger(__name__)
 
 LAST_SAVE_TRIES = 3
+CLOSE_SECONDS = 2.0
+"""What the disk gets for a line that follows the end of the log."""
 ADVICE = "try a lower learning rate, a warm-up, or clipping of gradients."
 """What helps where training diverges."""
 NO_COST = Cost()
@@ -140,6 +142,7 @@ class ElasticRun:
         self._left_out = windows(self._rewinds)
         self._total: int | None = None
         self._log: LogWriter | None = None
+        self._log_is_closed = False
         self.step = 0
         """Optimizer steps completed."""
 
@@ -282,6 +285,17 @@ class ElasticRun:
         """
         self.meter.end_step(self.step + 1, ids, rate, loss)
 
+    def log_values(self, step: int, values: dict[str, float]) -> None:
+        """Write what the script says beside its loss into the training log, which rank 0 keeps."""
+        if (writer := self._log) is None:
+            return
+        if self._log_is_closed:
+            # The code after the loop runs.
+            writer = LogWriter(self._context.rundir.training_log(self._context.generation))
+        writer.append(records.Values(time=time.time(), step=step, values=values))
+        if self._log_is_closed:
+            writer.close(CLOSE_SECONDS)
+
     def end(self) -> ExitCode:
         """Wait for the last checkpoint, and say that the run is complete, if it is. Collective.
 
@@ -333,6 +347,7 @@ class ElasticRun:
             why = "complete" if complete else "asked to leave"
             self._log.append(records.TrainingEnd(time=time.time(), step=self.step, why=why))
             self._log.close()
+            self._log_is_closed = True
         group.barrier()
         return ExitCode.DONE if complete else ExitCode.PREEMPTED
 

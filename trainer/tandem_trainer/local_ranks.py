@@ -5,14 +5,15 @@ learns here: a pidfd says at once that a process has ended, and `waitid` with WN
 away from torchrun. A rank that is no child of the agent (forked warm, or started through a shell) has its last word
 instead.
 
-A script of the user's own that knows nothing of Tandem has no last word and obeys no orders. How it ended, torchrun
-says; and torchrun ends it, with SIGTERM and time to react.
+A script of the user's own has no last word and obeys no orders, whether it says how far it is (tandem_trainer.step_log)
+or nothing. How it ended, torchrun says; and torchrun ends it, with SIGTERM and time to react.
 
 What a rank failed by it leaves in its pulse (tandem_trainer.failure).
 """
 
 import fcntl
 import logging
+import math
 import os
 import select
 import shutil
@@ -151,19 +152,24 @@ class LocalRanks:
             if (beat := view.beat()) is None:
                 continue
             usage, cpu = self._used(local_rank, view)
+            is_script = self._runs_script(local_rank)
+            # No step is due of one that has ended well, while others may go on.
+            phase = SCRIPT if is_script and local_rank in self._codes else beat.phase
             reports.append(
                 RankReport(
                     rank=beat.rank,
                     step=beat.step,
-                    phase=STOPPED if is_stopped(beat.pid) else beat.phase,
-                    pauses=beat.pauses,
+                    phase=STOPPED if is_stopped(beat.pid) else phase,
+                    pauses=beat.pauses and phase == beat.phase,
+                    script=is_script,
                     finishing=beat.finishing,
                     total_steps=beat.total_steps,
                     epoch=_finite(beat.epoch),
                     loss=_finite(beat.loss),
+                    loss_is_finite=beat.loss is None or math.isfinite(beat.loss),
                     throughput=_finite(beat.throughput),
                     busy_seconds=_finite(beat.busy_seconds),
-                    saves=beat.phase not in (STARTING, SCRIPT),
+                    saves=beat.phase != STARTING and not is_script,
                     cpu=cpu,
                     used_before=None if usage is None else max(0.0, round(time.monotonic() - usage.at, 3)),
                     gpu=None if usage is None else usage.gpu,
@@ -236,7 +242,7 @@ class LocalRanks:
 
     def _runs_script(self, local_rank: int) -> bool:
         beat = self._views[local_rank].beat()
-        return beat is not None and beat.phase == SCRIPT
+        return beat is not None and (beat.phase == SCRIPT or self._views[local_rank].runs_script)
 
     def _is_stopped(self, local_rank: int) -> bool:
         beat = self._views[local_rank].beat()

@@ -18,6 +18,8 @@ written. The pipe also ends when the agent does, however it died: then no order 
 Rejected: polling the byte every 20 ms (50 wake-ups a second, each asking the training thread for the interpreter lock),
 signals alone (Python runs their handlers in the main thread, which may be stuck in a collective).
 
+A script of the user's own obeys no order, also where it says how far it is (tandem_trainer.step_log): a byte says so.
+
 **Last word.** A rank that leaves on purpose says why before it exits, because torchrun's rendezvous handler never sees
 exit codes, and leaving after an order is not a failure. One that leaves by an error says by which, in
 tandem_trainer.failure.
@@ -120,6 +122,8 @@ _MAGIC = b"tandem-3"
 _BYTES = 8192
 _AT_ORDER = 64
 _AT_LAST_WORD = 65
+_AT_SCRIPT = 66
+"""1 if a script of the user's own beats, which obeys no orders. A rank of a version that does not say leaves it 0."""
 _AT_BEATS = (128, 384)
 _AT_USAGE = (640, 768)
 _AT_TROUBLE = (1024, 2560)
@@ -258,12 +262,16 @@ class Pulse:
         path = Path(folder) / f"rank-{os.environ.get('LOCAL_RANK', '0')}"
         if cls.ours is not None and cls.ours.path == path:
             cls.ours._finishing = False
-            cls.ours.beat(step=0, phase=phase)
+            cls.ours._begin(phase)
             return cls.ours
         pulse = cls.ours = cls(path, int(os.environ.get("RANK", "0")), int(os.environ.get(GENERATION, "0")))
-        pulse.beat(step=0, phase=phase)
+        pulse._begin(phase)
         pulse._sampler.start()
         return pulse
+
+    def _begin(self, phase: str) -> None:
+        self._memory[_AT_SCRIPT] = phase == SCRIPT
+        self.beat(step=0, phase=phase)
 
     def beat(
         self,
@@ -442,6 +450,11 @@ class PulseView:
             finishing=bool(flags[1]),
             at=at,
         )
+
+    @property
+    def runs_script(self) -> bool:
+        """Whether the rank is a script of the user's own, which obeys no orders."""
+        return bool(self._memory[_AT_SCRIPT])
 
     def usage(self) -> ProcessorUse | None:
         """The newest sample of processor use; None before the first one."""

@@ -46,6 +46,7 @@ from tandem.job import DistributedTrainingJob, Ports
 from tandem.launch import EVERYWHERE, GENERATION, NODE, PULSE, REPLICA, RUN_DIR, TOKEN, UID, listen, wait_for_job
 from tandem.protocol import Membership
 from tandem.rundir.layout import RunDir
+from tandem.script import STEP_LOG
 from tandem_trainer.heartbeat import Heartbeat
 from tandem_trainer.local_ranks import LocalRanks, remove_leavings
 from tandem_trainer.preflight import processes
@@ -238,6 +239,7 @@ class TandemRendezvous(RendezvousHandler):
         ranks = LocalRanks(membership.generation, self._processes)
         os.environ[GENERATION] = str(membership.generation)
         os.environ[PULSE] = str(ranks.folder)
+        os.environ[STEP_LOG] = "tandem_trainer.step_log"
         os.environ.update(LEFT_TO_TORCHRUN)
         self._heartbeat.watch(ranks)
 

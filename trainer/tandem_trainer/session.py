@@ -48,6 +48,7 @@ from tandem.launch import RUN_DIR
 from tandem.rundir.durable import may_pass
 from tandem.rundir.layout import RunDir
 from tandem.tasks import RewindOn
+from tandem_trainer import step_log
 from tandem_trainer.checkpoint.state import unwrapped
 from tandem_trainer.checkpoint.train_state import Stateful, TrainState
 from tandem_trainer.data.feeding import Collate, Fed, Reading, Stream, cut, feed, moved
@@ -258,6 +259,7 @@ class Session:
         self._known_error = _last_error()
         self._process = os.getpid()
         _open.append(self)
+        step_log.give_way(self)
         torch.manual_seed(mixed(seed))
 
     @property
@@ -429,6 +431,11 @@ class Session:
                 paused.enter_context(self._elastic.meter.pausing())
             paused.enter_context(self._busy.pausing())
             yield
+
+    def log_values(self, step: int, values: dict[str, float]) -> None:
+        """Other values that the script logs of a step with `tandem.log`, from its first batch on."""
+        if self._elastic is not None:
+            self._elastic.log_values(step, values)
 
     def _loop(self, elastic: ElasticRun, batches: Iterator[Fed]) -> Iterator[Batch]:
         if elastic.is_broken_off:

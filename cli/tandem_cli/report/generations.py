@@ -17,6 +17,7 @@ import numpy as np
 from tandem.measures import Generation
 from tandem.rundir.lineage import GenerationRecord
 from tandem.rundir.records import Closed, Formed
+from tandem.script import MOST_VALUES
 from tandem_cli.report.logs import CoordinatorLog, TrainLog
 from tandem_cli.report.run import Steps
 
@@ -120,6 +121,10 @@ def counts(bounds: Limits, generation: int | None, step: int) -> bool:
     return generation is None or step <= bounds.get(generation, math.inf)
 
 
+MOST_MEASURES = 2 + MOST_VALUES
+"""What is told of a step beside its loss: learning rate, gradient norm, and the values of a script."""
+
+
 def resolve(logged: Mapping[int, Steps], bounds: Limits) -> tuple[Steps, tuple[Steps, ...]]:
     """Split what each generation logged: the steps that count, ascending and each once, and those that were redone."""
     kept, lost = [], []
@@ -137,8 +142,13 @@ def resolve(logged: Mapping[int, Steps], bounds: Limits) -> tuple[Steps, tuple[S
         np.concatenate([steps.loss for steps in kept]),
         {
             name: np.concatenate([steps.measures.get(name, np.full(len(steps), np.nan)) for steps in kept])
-            for name in dict.fromkeys(name for steps in kept for name in steps.measures)
+            for name in [*dict.fromkeys(name for steps in kept for name in steps.measures)][:MOST_MEASURES]
         },
+        None
+        if all(steps.lossless is None for steps in kept)
+        else np.concatenate(
+            [np.zeros(len(steps), np.bool_) if steps.lossless is None else steps.lossless for steps in kept]
+        ),
     )
     # np.unique names the first of equal ones: look from the end, where the later generation stands.
     last = len(joined) - 1 - np.unique(joined.step[::-1], return_index=True)[1]

@@ -3,7 +3,7 @@
 import re
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,9 @@ from tandem.model import LATEST
 from tandem.rundir import records
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, EVALUATOR, TRAINING, AnyRecord, Kinds
+from tandem.script import MOST_VALUES
 from tandem.status import Troubles
-from tandem_cli.report.run import Floats, Kind, OfRank, Rates, RunEvent, Steps, Use, Work, World, number, within
+from tandem_cli.report.run import Floats, Ints, Kind, OfRank, Rates, RunEvent, Steps, Use, Work, World, number, within
 from tandem_coordinator.charts.stories import GRADIENT_NORM, LEARNING_RATE
 
 MOST_CORES = 10_000.0
@@ -103,6 +104,8 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
     """Parse `log/train-g….jsonl`."""
     step, when, loss = array("q"), array("d"), array("d")
     measures = {name: array("d") for name in (LEARNING_RATE, GRADIENT_NORM)}
+    lossless = array("b")
+    others: dict[str, tuple[array[int], array[float]]] = {}
     rates: list[tuple[float, records.Rate]] = []
     saves: list[records.Saved] = []
     unsaved: list[tuple[int, str]] = []
@@ -121,8 +124,15 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
                 step.append(record.step)
                 when.append(time)
                 loss.append(number(record.loss))
+                lossless.append("loss" not in record.model_fields_set)
                 for values, value in zip(measures.values(), (record.lr, record.gradient_norm), strict=True):
                     values.append(number(value))
+            case records.Values():
+                for name, value in record.known.items():
+                    if name in others or len(others) < MOST_VALUES:
+                        at, column = others.setdefault(name, (array("q"), array("d")))
+                        at.append(record.step)
+                        column.append(number(value))
             case records.Rate():
                 rates.append((time - (first if previous_rate is None else previous_rate), record))
                 previous_rate = time
@@ -138,9 +148,16 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
                 start = start or record
             case records.TrainingEnd():
                 ended = record.why or ""
+    steps = Steps(
+        np.array(step, np.int64),
+        _floats(when),
+        _floats(loss),
+        _told(measures),
+        np.array(lossless, np.bool_) if any(lossless) else None,
+    )
     return TrainLog(
         generation=generation,
-        steps=Steps(np.array(step, np.int64), _floats(when), _floats(loss), _told(measures)),
+        steps=replace(steps, measures=steps.measures | _beside(steps.step, others)),
         rates=_rates(rates),
         saves=tuple(saves),
         unsaved=tuple(unsaved),
@@ -327,6 +344,17 @@ def _told(measures: "dict[str, array[float]]") -> dict[str, Floats]:
     """Those that were logged at all."""
     found = {name: _floats(values) for name, values in measures.items()}
     return {name: values for name, values in found.items() if np.isfinite(values).any()}
+
+
+def _beside(step: Ints, others: "dict[str, tuple[array[int], array[float]]]") -> dict[str, Floats]:
+    """Values that were logged by themselves, each in the row of its step, or of the last step before it."""
+    found: dict[str, Floats] = {}
+    order = np.argsort(step, kind="stable")
+    for name, (at, values) in others.items() if len(step) else ():
+        places = np.searchsorted(step[order], np.array(at, np.int64), side="right") - 1
+        found[name] = np.full(len(step), np.nan)
+        found[name][order[np.maximum(0, places)]] = _floats(values)
+    return found
 
 
 def _floats(values: "array[float]") -> Floats:

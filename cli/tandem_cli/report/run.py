@@ -36,6 +36,8 @@ class Steps:
     """[N] Training loss; NaN and infinity are as they were logged."""
     measures: dict[str, Floats] = field(default_factory=dict)
     """What else was logged of them, such as `lr`: [N] each, NaN where it was not."""
+    lossless: npt.NDArray[np.bool_] | None = None
+    """[N] Whether no loss was logged of a step at all; None: it was of all."""
 
     def __len__(self) -> int:
         return len(self.step)
@@ -43,7 +45,14 @@ class Steps:
     def where(self, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> "Steps":
         """The chosen ones, by mask or by index."""
         measures = {name: values[chosen] for name, values in self.measures.items()}
-        return Steps(self.step[chosen], self.time[chosen], self.loss[chosen], measures)
+        lossless = None if self.lossless is None else self.lossless[chosen]
+        return Steps(self.step[chosen], self.time[chosen], self.loss[chosen], measures, lossless)
+
+    @property
+    def broken(self) -> npt.NDArray[np.bool_]:
+        """[N] Whether the loss that was logged is NaN or infinite."""
+        broken: npt.NDArray[np.bool_] = ~np.isfinite(self.loss)
+        return broken if self.lossless is None else broken & ~self.lossless
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,9 @@ def complete(
         seconds: how long this `tandem run` took; None if it had nothing to do.
         before: steps that were saved before it.
     """
-    steps = f": {several(found.step, 'step')}" if found.step is not None else ""
+    # Of a script without a session no checkpoint of ours is known, but what it has logged.
+    made = found.step if found.step is not None else found.made
+    steps = f": {several(made, 'step')}" if made is not None else ""
     time = f" in {elapsed(seconds)}" if seconds is not None else ""
     if before and found.step is not None and seconds is not None:
         went_on = found.step > before

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tandem.formatting import SHARES, metric_name, score
+from tandem.script import MOST_VALUES
 from tandem_coordinator.charts.chart import Axis, Band, Chart, Curve, Kind, Panel, Point, Points, Role
 
 MOST_DOTS = 80
@@ -151,6 +152,28 @@ def optimization(
             Panel(title="Gradient norm", curves=tuple(curves), may_be_logarithmic=True, bands=tuple(bands), height=0.7)
         )
     return Chart(axis=axis, panels=tuple(panels)) if panels else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logged:
+    """A value that a script has logged, over steps."""
+
+    each: Points
+    """As it was logged, or the lowest and the highest of stretches."""
+    mean: Points = ()
+    """Its running mean."""
+
+
+def values(logged: Mapping[str, Logged], axis: Axis) -> tuple[Chart, ...]:
+    """A panel for each name, in two columns; none where nothing was logged."""
+    panels = []
+    for name, one in list(logged.items())[:MOST_VALUES]:
+        curves = [Curve(points=one.each, color="trainer", kind=_kind(one.each))]
+        if one.mean:
+            curves = [replace(curves[0], kind="spread", width=0.8, strength=0.3)]
+            curves.append(Curve(points=one.mean, color="trainer"))
+        panels.append(Panel(title=name, curves=tuple(curves), may_be_logarithmic=True, height=0.7))
+    return tuple(Chart(axis=axis, panels=tuple(panels[column::2])) for column in range(min(2, len(panels))))
 
 
 def ranks(known: Ranks, axis: Axis, bands: Sequence[Band] = ()) -> Chart | None:

@@ -78,6 +78,7 @@ def charts(glance: Glance, timeline: Timeline, look: Look) -> dict[str, str]:
         "losses": _figure(pictures.losses(timeline, status, look), "No step was logged yet."),
         "speed": _figure(pictures.speed(timeline, look), "No generation was formed yet."),
         "optimization": _figure(pictures.optimization(timeline, look)),
+        "values": _figure(pictures.values(timeline, look)),
         "ranks": _figure(pictures.ranks(timeline, look)),
         "wrong": _figure(pictures.wrong(timeline, look)),
         "use": _figure(pictures.use(timeline, glance.snapshot, look), "No process has told its use yet."),

@@ -11,7 +11,7 @@ from tandem_coordinator.charts import drawing, gallery, rows, stories
 from tandem_coordinator.charts.chart import Axis, Band, Chart, Look, Point, Points, Role
 from tandem_coordinator.charts.rows import Row, Rows
 from tandem_coordinator.charts.series import Series
-from tandem_coordinator.charts.stories import Losses, Ranks, pace, training
+from tandem_coordinator.charts.stories import Logged, Losses, Ranks, pace, training
 from tandem_coordinator.page.timeline import Timeline
 
 SMOOTH_FROM = 100
@@ -88,6 +88,18 @@ def optimization(timeline: Timeline, look: Look) -> str:
         Axis(low=0.0, high=last, label="step", whole=True),
     )
     return _drawn("optimization", "Learning rate and gradient norm", "Of each step.", story, look)
+
+
+def values(timeline: Timeline, look: Look) -> str:
+    """What a script logs beside its loss, over steps; empty where it logs nothing."""
+    logged = {
+        name: Logged(each=series.envelope(), mean=series.smoothed() if len(series) >= SMOOTH_FROM else ())
+        for name, series in timeline.values.items()
+        if len(series)
+    }
+    last = max([1.0, *(series.last.x for series in timeline.values.values() if series.last)])
+    charts = stories.values(logged, Axis(low=0.0, high=last, label="step", whole=True))
+    return drawing.draw(f"values-{_name(look)}", "Logged values", "Over steps.", charts, look) if charts else ""
 
 
 def ranks(timeline: Timeline, look: Look) -> str:

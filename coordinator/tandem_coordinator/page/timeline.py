@@ -20,6 +20,7 @@ from tandem.rundir.catalog import Lineage, Result, Results
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, TRAINING, AnyRecord, CoordinatorRecord, TrainingRecord
+from tandem.script import MOST_VALUES
 from tandem.status import CheckpointRef
 from tandem.wrong_samples import gallery
 from tandem_coordinator.charts.gallery import Tile, tiles
@@ -69,6 +70,8 @@ class Timeline:
     learning_rate: Series = field(default_factory=Series)
     gradient_norm: Series = field(default_factory=Series)
     """Over steps, where they are logged."""
+    values: dict[str, Series] = field(default_factory=dict)
+    """What a script logs beside its loss, by name, over steps."""
     redone: deque[list[tuple[float, float | None]]] = field(default_factory=lambda: deque(maxlen=MOST_REDONE))
     not_finite: deque[int] = field(default_factory=lambda: deque(maxlen=200))
     throughput: Series = field(default_factory=Series)
@@ -267,6 +270,8 @@ class Timeline:
             match record:
                 case records.Step():
                     self._step(generation, record)
+                case records.Values():
+                    self._logged(record)
                 case records.Start():
                     self._started(record.step)
                 case records.Saved():
@@ -280,17 +285,25 @@ class Timeline:
             self.redone.append(gone)
         self.learning_rate.cut(step)
         self.gradient_norm.cut(step)
+        for series in self.values.values():
+            series.cut(step)
 
     def _step(self, generation: int, record: records.Step) -> None:
         step, loss = record.step, record.loss
-        if loss is None or not math.isfinite(loss):
-            self.not_finite.append(step)
-        else:
+        if loss is not None and math.isfinite(loss):
             self.loss.add(step, loss)
+        elif "loss" in record.model_fields_set:
+            self.not_finite.append(step)
         for series, value in ((self.learning_rate, record.lr), (self.gradient_norm, record.gradient_norm)):
             if value is not None:
                 series.add(step, value)
         self._stepped.setdefault(generation, [record.time] * 2)[1] = record.time
+
+    def _logged(self, record: records.Values) -> None:
+        for name, value in record.known.items():
+            # A value is logged now and then: what is not finite breaks no line.
+            if math.isfinite(value) and (name in self.values or len(self.values) < MOST_VALUES):
+                self.values.setdefault(name, Series()).add(record.step, value)
 
     def _saved(self, generation: int, record: records.Saved) -> None:
         reference = CheckpointRef(name=record.name, step=record.step, generation=generation)

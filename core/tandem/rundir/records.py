@@ -1,6 +1,6 @@
 """The typed records of a run's logs: fields, units, and the writer of each (docs/architecture.md).
 
-Three processes write logs, each its own: rank 0 of a generation (`TrainingRecord`), the coordinator
+Three processes write logs, each its own: a rank of a generation, mostly rank 0 (`TrainingRecord`), the coordinator
 (`CoordinatorRecord`) and each evaluator (`EvaluatorRecord`). They are for people and reports alone.
 
 A reader meets logs that are damaged, of another version, or somebody else's. Without what makes a line what it is (its
@@ -18,8 +18,23 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from tandem.model import Amount, Amounts, Anything, Count, Model, Moment, Number, PlainName, Seconds, Text, Texts, Whole
+from tandem.model import (
+    Amount,
+    Amounts,
+    AnyNumbers,
+    Anything,
+    Count,
+    Model,
+    Moment,
+    Number,
+    PlainName,
+    Seconds,
+    Text,
+    Texts,
+    Whole,
+)
 from tandem.rundir.lineage import Rewind
+from tandem.script import is_name
 from tandem.status import Troubles
 
 
@@ -117,6 +132,22 @@ class Rate(Record):
     """The last one that was measured."""
 
 
+class Values(Record):
+    """What a script has logged beside its loss (tandem.log)."""
+
+    kind: Literal["values"] = "values"
+    step: Whole
+    """As the script counts."""
+    values: AnyNumbers = None
+    """By name; a value may be NaN or infinite."""
+
+    @property
+    def known(self) -> dict[str, float]:
+        """The values that may be called so. How many names there are is up to the reader."""
+        found = self.values or {}
+        return {name: value for name, value in found.items() if value is not None and is_name(name)}
+
+
 class Saved(Record):
     """A checkpoint was committed."""
 
@@ -173,7 +204,7 @@ class TrainingEnd(Record):
     """A sentence."""
 
 
-TrainingRecord = Start | Step | Rate | Saved | NotSaved | PassedOver | Rewound | TrainingEnd | Lost
+TrainingRecord = Start | Step | Rate | Values | Saved | NotSaved | PassedOver | Rewound | TrainingEnd | Lost
 
 
 # The coordinator

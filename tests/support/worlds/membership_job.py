@@ -26,7 +26,7 @@ class Job:
         self.state = start(rules, target, self.now, **left_behind)
         self.actions: list[Action] = []
         self.beats: dict[str, Sync] = {}
-        self.training = self.can_save = self.saving = self.pausing = self.finishing = False
+        self.training = self.can_save = self.scripted = self.saving = self.pausing = self.finishing = False
         self.step_seconds = 0.0
         self.checkpoint: int | None = None
         self.own_file: tuple[int, str] | None = None
@@ -43,6 +43,7 @@ class Job:
                 own_file_at=self.own_file_at,
                 training=self.training,
                 can_save=self.can_save,
+                scripted=self.scripted,
                 step_seconds=self.step_seconds,
                 saving=self.saving,
                 pausing=self.pausing,

@@ -39,6 +39,17 @@ def test_each_kind_of_thing_has_a_file_with_all_of_it(run: Run, tmp_path: Path) 
     assert not [cell for rows_ in written.values() for row in rows_ for cell in row.values() if cell == "nan"]
 
 
+def test_what_a_script_logs_beside_its_loss_is_a_column(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", steps=100)
+    with (path / "log/train-g000001.jsonl").open("a") as log:
+        print('{"kind": "values", "time": 1.0, "step": 7, "values": {"perplexity": 12.5}}', file=log)
+    found = read(path)
+    write_csv(found, tmp_path / "csv")
+    steps = rows(tmp_path / "csv/steps.csv")
+    assert {row["step"]: row["perplexity"] for row in steps if row["perplexity"]} == {"7": "12.5"}
+    assert ("training/perplexity", 12.5, 7) in [(tag, value, step) for tag, value, step, _ in _points(found)]
+
+
 def test_scores_on_validation_data_have_columns_of_their_own(tmp_path: Path) -> None:
     found = read(make_run(tmp_path / "run", steps=100, every=50, holds_out=True))
     write_csv(found, tmp_path / "csv")

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import random
 import shutil
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from tandem.status import told as told_of
 from tandem_cli.report import clock, generations
 from tandem_cli.report.figures import curves, pictures, processors
 from tandem_cli.report.folder import NoRun
-from tandem_cli.report.logs import busy_cores, natural
+from tandem_cli.report.logs import busy_cores, natural, read_train_log
 from tandem_cli.report.reading import read
 from tandem_cli.report.run import Run, Steps, Use
 from tandem_cli.report.summary import summarize, time_by_phase
@@ -402,6 +403,59 @@ def test_a_run_tells_learning_rates_norms_and_each_ranks_work_and_memory(tmp_pat
     assert [one.rank for one in run.busy] == [one.rank for one in run.memory] == ["0", "1"]
     assert np.nanmedian(run.busy[1].value) == pytest.approx(0.022, abs=0.003)
     assert np.nanmax(run.memory[1].value) == pytest.approx(6.1e9, rel=0.02)
+
+
+def script_run(path: Path, *lines: str) -> Run:
+    """A run whose script has logged these lines; steps 1 to 4, and 3 to 6 by its second generation."""
+    log = make_run(path, steps=60) / "log"
+    for file in log.glob("train-g*.jsonl"):
+        file.unlink()
+    start = '{"kind": "start", "time": 5.0, "step": %d}'
+    first = [start % 0, *(f'{{"kind": "step", "time": 5.0, "step": {n}, "loss": 0.5}}' for n in (1, 2, 3, 4)), *lines]
+    (log / "train-g000001.jsonl").write_text("".join(f"{line}\n" for line in first))
+    second = [start % 2, *(f'{{"kind": "step", "time": 6.0, "step": {n}, "samples": 8}}' for n in (3, 4, 5, 6))]
+    second.append('{"kind": "values", "time": 6.0, "step": 6, "values": {"accuracy": 0.9}}')
+    (log / "train-g000002.jsonl").write_text("".join(f"{line}\n" for line in second))
+    for record in (path / "generations").iterdir():
+        record.unlink()
+    return read(path)
+
+
+def values_line(step: int, values: str) -> str:
+    return f'{{"kind": "values", "time": 5.0, "step": {step}, "values": {values}}}'
+
+
+def test_what_a_script_logs_beside_its_loss_stands_with_its_steps(tmp_path: Path) -> None:
+    run = script_run(
+        tmp_path / "run", values_line(1, '{"accuracy": 0.1, "reward": NaN}'), values_line(2, '{"reward": -2.5}')
+    )
+    assert run.counted.step.tolist() == [1, 2, 3, 4, 5, 6]
+    nan = math.nan
+    assert run.counted.measures["accuracy"].tolist() == pytest.approx([0.1, nan, nan, nan, nan, 0.9], nan_ok=True)
+    assert run.counted.measures["reward"].tolist() == pytest.approx([nan, -2.5, nan, nan, nan, nan], nan_ok=True)
+    assert run.counted.broken.tolist() == [False] * 6, "no loss was logged of the last steps, which is no NaN"
+    panels = [panel for chart in curves.values(run) for panel in chart.panels]
+    assert {panel.title: list(panel.curves[0].points) for panel in panels} == {
+        "accuracy": [(1.0, 0.1), (6.0, 0.9)],
+        "reward": [(2.0, -2.5)],
+    }
+    ticks = clock.of(run.marks)
+    found = {one.name: one.finding for one in pictures(run, ticks, summarize(run, ticks))}
+    assert found["values"] == "accuracy went from 0.1000 to 0.9000. reward stayed at -2.500."
+    assert "not finite" not in found["training"]
+
+
+def test_names_of_values_are_bounded_whatever_a_log_holds(tmp_path: Path) -> None:
+    lines = [values_line(1, f'{{"name{number}": 1.0, "no name{number}": 1.0}}') for number in range(100)]
+    run = script_run(tmp_path / "run", *lines)
+    assert len(run.counted.measures) <= 18
+    assert len(read_train_log(tmp_path / "run/log/train-g000001.jsonl", 1, []).steps.measures) <= 18
+    assert all(name.isidentifier() for name in run.counted.measures)
+
+
+def test_a_loss_that_was_logged_as_nan_is_told(tmp_path: Path) -> None:
+    run = script_run(tmp_path / "run", '{"kind": "step", "time": 5.0, "step": 2, "loss": NaN}')
+    assert run.counted.broken.tolist() == [False, True, False, False, False, False]
 
 
 @pytest.mark.parametrize(

@@ -324,3 +324,107 @@ def test_a_process_that_is_stopped_in_a_pause_is_noticed() -> None:
     verdict = group.passes(30.0)
     assert verdict is not None
     assert "rank 1 (worker-1) has been stopped" in verdict
+
+
+class Scripts(Group):
+    """Two ranks of a script, of which nothing is known before it logs a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for replica in self.ranks:
+            self.at(replica, phase="script", script=True)
+
+    def logs(self, seconds: float, *replicas: str, every: float = 1.0) -> None:
+        """These log a step now and then, for so long."""
+        for _ in range(int(seconds / every)):
+            for replica in replicas:
+                self.at(replica, step=self.ranks[replica].step + 1, phase="train")
+            assert self.passes(every) is None
+
+
+def test_a_script_that_logs_no_step_never_hangs() -> None:
+    assert Scripts().passes(100 * OTHER) is None
+
+
+def test_a_script_that_stops_logging_hangs_and_who_never_logged_is_not_named() -> None:
+    group = Scripts()
+    group.logs(5.0, "worker-1")
+    began = group.now
+    verdict = group.passes(30.0)
+    assert verdict is not None
+    assert TRAINING - 1.0 <= group.now - began <= TRAINING + 2.0
+    assert "no rank has made a step for 10 s; rank 1 (worker-1) is at step 5; the stacks" in verdict
+    assert group.watch.culprit() == "", "it may wait for the other one"
+
+
+def test_where_all_ranks_log_who_is_behind_is_named() -> None:
+    group = Scripts()
+    group.logs(5.0, "worker-0", "worker-1")
+    group.at("worker-0", step=6)
+    verdict = group.passes(30.0)
+    assert verdict is not None
+    assert "rank 1 (worker-1) is stuck at step 5, others at 6" in verdict
+
+
+def test_the_time_before_the_second_step_of_a_script_may_be_of_any_length() -> None:
+    group = Scripts()
+    group.at("worker-0", step=1, phase="train")
+    assert group.passes(100 * OTHER) is None
+
+
+def test_a_rank_that_logged_once_holds_up_no_verdict_on_those_that_go_on_logging() -> None:
+    group = Scripts()
+    group.at("worker-1", step=1, phase="train")
+    group.logs(5.0, "worker-0")
+    assert group.passes(3 * TRAINING) is not None
+
+
+def test_a_script_that_logs_rarely_gets_twice_the_longest_time_between_its_steps() -> None:
+    group = Scripts()
+    group.logs(10 * TRAINING, "worker-0", every=2.5 * TRAINING)
+    stepped = group.now - 2.5 * TRAINING
+    assert group.passes(10 * TRAINING) is not None
+    assert 5 * TRAINING - 2.0 <= group.now - stepped <= 5 * TRAINING + 2.0
+
+
+def test_a_rank_that_is_stopped_gets_no_more_than_the_hang_time_all_the_same() -> None:
+    group = Scripts()
+    group.logs(10 * TRAINING, "worker-0", every=2.5 * TRAINING)
+    group.at("worker-0", step=5)
+    assert group.passes(1.0) is None
+    group.at("worker-1", phase="stopped")
+    began = group.now
+    verdict = group.passes(10 * TRAINING)
+    assert verdict is not None
+    assert group.now - began <= TRAINING + 2.0
+    assert "rank 1 (worker-1) has been stopped" in verdict
+
+
+def test_what_follows_the_last_step_of_a_script_may_take_any_time() -> None:
+    group = Scripts()
+    group.at("worker-0", total_steps=5)
+    group.logs(5.0, "worker-0")
+    assert group.passes(100 * OTHER) is None
+
+
+def test_a_rank_that_has_ended_is_waited_for_no_more() -> None:
+    group = Scripts()
+    group.logs(5.0, "worker-0")
+    group.at("worker-0", phase="script")
+    assert group.passes(100 * OTHER) is None
+
+
+def test_a_script_that_pauses_does_not_hang() -> None:
+    group = Scripts()
+    group.logs(5.0, "worker-0")
+    group.at("worker-0", phase="validation", pauses=True)
+    assert group.passes(100 * OTHER) is None
+
+
+def test_a_script_that_logs_is_not_called_idle() -> None:
+    group = Scripts()
+    for replica in group.ranks:
+        group.at(replica, cpu=0.0)
+    group.logs(5 * TRAINING, "worker-0")
+    assert group.watch.idle() is None
+    assert group.watch.idle_seconds() is None

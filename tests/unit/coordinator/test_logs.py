@@ -114,3 +114,28 @@ def test_learning_rate_and_gradient_norm_are_the_last_that_were_told(tmp_path: P
     folder.write(1, rate(30, 10, 0.1, lr="large", gradientNorm=None))
     found = folder.read(logs)
     assert (found.learning_rate, found.gradient_norm) == (None, None)
+
+
+def test_of_a_script_that_leaves_out_samples_steps_and_time_count(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    logs = TrainingLogs(tmp_path)
+    bare = rate(50, 50, 0.02)
+    del bare["samples"]
+    folder.write(1, {"kind": "start", "step": 0}, bare)
+    found = folder.read(logs)
+    assert (found.steps, found.samples, found.samples_per_step, found.step_seconds) == (50, 0, None, 0.02)
+    assert found.seconds["compute"] > 0.0
+
+
+def test_the_newest_finite_value_of_each_name_is_told_and_no_more_than_sixteen_names(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write(1, {"kind": "values", "step": 1, "values": {"before": 4.0}})
+    logs = TrainingLogs(tmp_path)
+    folder.write(
+        1,
+        {"kind": "values", "step": 2, "values": {"perplexity": 3.0, "reward": -1.0, "a b": 1.0, "x" * 41: 1.0}},
+        {"kind": "values", "step": 3, "values": {"perplexity": 2.0, "reward": float("nan"), "text": "no number"}},
+    )
+    assert folder.read(logs).values == {"before": 4.0, "perplexity": 2.0}
+    folder.write(1, *({"kind": "values", "step": 4, "values": {f"name{n}": 1.0}} for n in range(50)))
+    assert len(folder.read(logs).values) == 15, "and one that is not finite has its place"

@@ -39,6 +39,16 @@ def test_several_that_must_go_are_all_named_and_all_may_go() -> None:
     assert job.members() == ["worker-2"]
 
 
+def test_a_script_that_only_logs_its_steps_is_not_waited_for_when_a_member_must_go() -> None:
+    job = Job(target=2)
+    job.trains("worker-0", "worker-1")
+    job.can_save, job.scripted = False, True
+    job.passes(0.2)
+    job.must_go("worker-1")
+    job.passes(0.2)
+    assert job.closings() == ["Preempted"], "it obeys no order to save, and gets its signal at once"
+
+
 def two_that_are_about_to_be_one() -> Job:
     """Two train, one is wished for, and so the group is asked to save."""
     job = Job(target=2)

@@ -136,6 +136,28 @@ class TestThePage:
         drawn = parts.charts(glance, timeline, WIDE)
         assert (drawn["optimization"], drawn["ranks"]) == ("", "")
 
+    def test_has_a_chart_of_what_a_script_logs_beside_its_loss(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path / "run", steps=60)
+        with (path / "log/train-g000001.jsonl").open("a") as log:
+            for step, value in ((20, "3.5"), (40, "NaN"), (60, "2.5")):
+                values = f'{{"perplexity": {value}, "<b>": 1.0}}'
+                print(f'{{"kind": "values", "time": 1.0, "step": {step}, "values": {values}}}', file=log)
+        timeline = Timeline(RunDir(path))
+        timeline.follow(60.0, rest=0.0)
+        drawn = parts.charts(Glance(snapshot(), 1), timeline, WIDE)
+        assert "perplexity" in drawn["values"]
+        assert "b>" not in Elements(drawn["values"]).words
+        assert timeline.values["perplexity"].means() == [(20.0, 3.5), (60.0, 2.5)]
+
+    def test_a_step_without_a_loss_is_not_one_whose_loss_is_not_finite(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path / "run", steps=60)
+        with (path / "log/train-g000001.jsonl").open("a") as log:
+            print('{"kind": "step", "time": 1.0, "step": 61}', file=log)
+            print('{"kind": "step", "time": 1.0, "step": 62, "loss": NaN}', file=log)
+        timeline = Timeline(RunDir(path))
+        timeline.follow(60.0, rest=0.0)
+        assert list(timeline.not_finite) == [62]
+
     def test_names_a_straggler_and_who_is_silent(self, timeline: Timeline) -> None:
         told = snapshot(stragglers=[Straggler(rank=1, replica="digits", ratio=1.62)])
         told = told.model_copy(update={"members": [told.members[0].model_copy(update={"silent_seconds": 7.0})]})

@@ -138,3 +138,32 @@ def test_training_that_pauses_is_not_training_that_stalls() -> None:
     assert reports.stepped_at == 1.0
     reports.take("worker-1", 1, [report(1, 5, phase="validation", pauses=True)], 500.0)
     assert reports.stepped_at == 500.0
+
+
+def test_of_a_script_the_first_rank_that_logs_leads() -> None:
+    reports = Reports()
+    reports.begin(1)
+    silent = report(0, 0, phase="script", script=True)
+    reports.take("worker-0", 1, [silent, report(1, 7, loss=0.5, script=True)], 1.0)
+    assert (reports.step, reports.loss, reports.stepping, reports.scripted) == (7, 0.5, True, True)
+    reports.take("worker-1", 1, [report(2, 8, loss=0.4, script=True)], 2.0)
+    assert reports.step == 7
+    reports.take("worker-0", 1, [report(0, 9, script=True), report(1, 7, script=True)], 3.0)
+    assert reports.step == 9
+    reports.forget("worker-0")
+    reports.take("worker-1", 1, [report(2, 10, script=True)], 4.0)
+    assert reports.step == 10
+    assert not reports.saves
+
+
+def test_a_loss_that_is_not_finite_is_not_the_last_one_that_was() -> None:
+    reports = Reports()
+    reports.begin(1)
+    reports.take("worker-0", 1, [report(0, 7, loss=0.5, script=True)], 1.0)
+    assert reports.not_finite is None
+    reports.take("worker-0", 1, [report(0, 8, loss_is_finite=False, script=True)], 2.0)
+    assert reports.loss is None
+    assert reports.not_finite is not None
+    assert reports.not_finite.step == 8
+    reports.begin(2)
+    assert reports.not_finite is None, "of the new generation nothing is known"

@@ -78,6 +78,7 @@ ALL_KNOWN: dict[str, Any] = {
             peak_flops=1e12,
             learning_rate=0.1,
             gradient_norm=2.0,
+            values={"perplexity": 12.3},
         ),
         saved=SavedCheckpoint(at=940.0, size=4_096),
         volume=Volume(size=10_000, free=4_000),
@@ -322,3 +323,11 @@ def test_stragglers_and_evaluators_have_one_series_for_each_place_too() -> None:
         f'tandem_evaluator_cpu_cores{{evaluator="digits-evaluator-0-0",{own}}} 0.75',
         f'tandem_evaluator_cpu_cores{{evaluator="digits-evaluator-0-1",{own}}} 0.75',
     ]
+
+
+def test_a_script_that_logs_steps_tells_their_age_and_is_owed_no_checkpoint() -> None:
+    names = {name for name, *_ in scraped(stepped_at=499.0, started_at=700.0, scripted=True)}
+    assert "tandem_step_age_seconds" in names
+    assert not names & {"tandem_checkpoint_age_seconds", "tandem_checkpoint_interval_seconds"}
+    names = {name for name, *_ in scraped(stepped_at=499.0, started_at=700.0)}
+    assert names >= {"tandem_checkpoint_age_seconds", "tandem_checkpoint_interval_seconds"}

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tandem.exitcode import ExitCode
+from tandem.protocol import RankReport
 from tandem_trainer import local_ranks
 from tandem_trainer.local_ranks import LocalRanks, remove_leavings
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -68,3 +71,47 @@ def test_what_another_user_puts_there_hangs_nobody_and_stays(memory: Path, monke
     remove_leavings()
     assert not mine.exists()
     assert [one.exists() for one in (pipe, link, target, file)] == [True] * 4
+
+
+RANK = """
+import os, sys, time
+from tandem.protocol import SCRIPT
+from tandem_trainer.pulse import Pulse
+pulse = Pulse.open_for_rank(phase=sys.argv[1])
+pulse.beat(step=5, loss=float("nan"))
+sys.stdin.read()
+os._exit(int(sys.argv[2]))
+"""
+
+
+def steps(ranks: LocalRanks, phase: str, code: int) -> tuple[RankReport, RankReport]:
+    """What is reported of a rank that makes steps, while it does and once it has ended with a code."""
+    environment = os.environ | {"TANDEM_PULSE": str(ranks.folder), "RANK": "0", "LOCAL_RANK": "0"}
+    command = [sys.executable, "-c", RANK, phase, str(code)]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as rank:
+        until(lambda: ranks.watch() or (ranks.settled and ranks.reports()[0].step == 5), "its steps")
+        (before,) = ranks.reports()
+        assert rank.stdin is not None
+        rank.stdin.close()
+        until(lambda: ranks.watch() or ranks.gone, "its end")
+        (following,) = ranks.reports()
+    return before, following
+
+
+def test_a_script_that_logs_its_steps_obeys_no_orders_and_its_exit_code_is_its_own(memory: Path) -> None:
+    ranks = LocalRanks(1, 1)
+    running, ended = steps(ranks, "script", ExitCode.PREEMPTED)
+    assert (running.phase, running.step, running.script, running.saves) == ("train", 5, True, False)
+    assert (running.loss, running.loss_is_finite) == (None, False)
+    assert ended.phase == "script", "no step is due of it any more"
+    assert ranks.verdict() == "WorkerFailed", "75 means nothing in a script"
+    ranks.close()
+
+
+def test_a_session_that_trains_saves_when_asked_and_its_exit_code_is_ours(memory: Path) -> None:
+    ranks = LocalRanks(1, 1)
+    running, ended = steps(ranks, "starting", ExitCode.PREEMPTED)
+    assert (running.phase, running.script, running.saves) == ("train", False, True)
+    assert ended.phase == "train"
+    assert ranks.verdict() == "MembershipChanged"
+    ranks.close()

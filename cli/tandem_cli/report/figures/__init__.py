@@ -45,6 +45,7 @@ def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
             "training", "Training loss and evaluation score", _training(run, summary), curves.training(run, clock)
         ),
         _charted("optimization", "Learning rate and gradient norm", _optimization(run), curves.optimization(run)),
+        _charted("values", "Logged values", _values(run), curves.values(run)),
         Picture(
             "processors",
             "Training and evaluation, side by side",
@@ -74,7 +75,7 @@ def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
             "The same for a few checkpoints in the middle of the run.",
             lambda name, title, finding, look: processors.draw(name, title, finding, run, clock, look, window),
         )
-        found.insert(3, close)
+        found.insert(4, close)
     return found
 
 
@@ -87,13 +88,13 @@ def _charted(name: str, title: str, finding: str, charts: tuple[Chart, ...]) -> 
 
 def _training(run: Run, summary: Summary) -> str:
     said = []
-    finite = run.counted.loss[abs(run.counted.loss) < float("inf")]
+    finite = run.counted.loss[np.isfinite(run.counted.loss)]
     if len(finite):
         first, last = finite[0], finite[-max(1, len(finite) // 50) :].mean()
         went = "fell" if last < first else "went"
         steps = several(summary.steps, "step")
         said.append(f"The training loss {went} from {number(float(first))} to {number(float(last))} in {steps}.")
-    if broken := len(run.counted) - len(finite):
+    if broken := int(run.counted.broken.sum()):
         said.append(f"It was not finite in {several(broken, 'step')}.")
     if run.best and run.best.evaluation:
         value = score(run.metric, run.best.evaluation.metrics[run.metric])
@@ -142,6 +143,15 @@ def _optimization(run: Run) -> str:
         values = run.counted.measures.get(name, np.empty(0))
         if len(known := values[np.isfinite(values)]):
             said.append(f"{what} {_way(known)}.")
+    return " ".join(said)
+
+
+def _values(run: Run) -> str:
+    said = []
+    for name, values in run.counted.measures.items():
+        known = values[np.isfinite(values)]
+        if name not in (LEARNING_RATE, GRADIENT_NORM) and len(known):
+            said.append(f"{name} {_way(known)}.")
     return " ".join(said)
 
 

@@ -15,7 +15,7 @@ from tandem_cli.report.figures.axes import MOST_MARKED, steps_of, time_of
 from tandem_cli.report.run import Floats, OfRank, Run, RunCheckpoint, Steps
 from tandem_coordinator.charts import stories
 from tandem_coordinator.charts.chart import Band, Chart, Point
-from tandem_coordinator.charts.stories import GRADIENT_NORM, LEARNING_RATE, Losses, Ranks, pace
+from tandem_coordinator.charts.stories import GRADIENT_NORM, LEARNING_RATE, Logged, Losses, Ranks, pace
 
 SMOOTH_SHARE = 0.02
 """Width of the running mean, of the whole run."""
@@ -65,7 +65,7 @@ def _counted(run: Run, clock: Clock, over: str) -> tuple[list[Point], list[Point
         return [], [], width, []
     x = np.maximum.accumulate(_x(steps, clock, over))
     raw = np.where(np.isfinite(steps.loss), steps.loss, np.nan)
-    broken = x[~np.isfinite(steps.loss)]
+    broken = x[steps.broken]
     shown = np.unique(np.round(broken / max(float(x[-1]), 1e-9) * COLUMNS)) * max(float(x[-1]), 1e-9) / COLUMNS
     if len(steps) == 1:
         return points(x, raw), [], width, shown.tolist()
@@ -128,6 +128,24 @@ def optimization(run: Run) -> tuple[Chart, ...]:
         steps_of(run),
     )
     return () if story is None else (story,)
+
+
+def values(run: Run) -> tuple[Chart, ...]:
+    """What the script logged beside the loss, a panel for each name. None where it logged nothing."""
+    steps, found = run.counted, {}
+    x = steps.step.astype(np.float64)
+    for name, measured in steps.measures.items():
+        # A value is logged now and then: no gap lies between two.
+        known = np.flatnonzero(np.isfinite(measured))
+        if name in (LEARNING_RATE, GRADIENT_NORM) or not len(known):
+            continue
+        at, y = x[known], measured[known]
+        mean = smooth(y, max(5, int(len(y) * SMOOTH_SHARE))) if len(y) >= SMOOTH_FROM else None
+        found[name] = Logged(
+            each=points(*envelope(at, y, COLUMNS)),
+            mean=points(*thin(at, mean, COLUMNS)) if mean is not None else (),
+        )
+    return stories.values(found, steps_of(run))
 
 
 def ranks(run: Run, clock: Clock) -> tuple[Chart, ...]:
