@@ -41,7 +41,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import Any, ClassVar, SupportsFloat
 
 CHECKPOINT = "TANDEM_CHECKPOINT"
 WEIGHTS = "TANDEM_CHECKPOINT_WEIGHTS"
@@ -75,36 +75,32 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Sum:
+class _Single:
+    value: SupportsFloat
+    """That of this shard."""
+    reducer: ClassVar[str]
+
+    def wire(self) -> dict[str, Any]:
+        """Its form in JSON."""
+        return {self.reducer: _number(self.value)}
+
+
+class Sum(_Single):
     """A sum over samples."""
 
-    value: SupportsFloat
-
-    def wire(self) -> dict[str, Any]:
-        """Its form in JSON."""
-        return {"sum": _number(self.value)}
+    reducer = "sum"
 
 
-@dataclass(frozen=True)
-class Max:
+class Max(_Single):
     """The largest value of any shard."""
 
-    value: SupportsFloat
-
-    def wire(self) -> dict[str, Any]:
-        """Its form in JSON."""
-        return {"max": _number(self.value)}
+    reducer = "max"
 
 
-@dataclass(frozen=True)
-class Min:
+class Min(_Single):
     """The smallest value of any shard."""
 
-    value: SupportsFloat
-
-    def wire(self) -> dict[str, Any]:
-        """Its form in JSON."""
-        return {"min": _number(self.value)}
+    reducer = "min"
 
 
 @dataclass(frozen=True)
