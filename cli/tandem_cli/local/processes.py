@@ -65,10 +65,8 @@ def check_owner(path: Path) -> None:
         return
     with suppress(psutil.Error):
         if (owner := process.uids().effective) != os.geteuid():
-            raise UserError(
-                f"the processes of {path} are those of the user {_user(owner)}; only {_user(owner)} and root may look "
-                "into them"
-            )
+            allowed = " and ".join(dict.fromkeys((_user(owner), "root")))
+            raise UserError(f"{path} is a run of the user {_user(owner)}; only {allowed} may look into its processes")
 
 
 def inspect(path: Path, rank: int | None) -> Inspection:
