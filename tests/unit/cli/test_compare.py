@@ -162,6 +162,17 @@ def test_time_begins_at_0_for_each_run_in_one_unit(runs: list[Path]) -> None:
         assert over_time.axis.high == pytest.approx(compared([found[0], found[1]], ["a", "b"])[1].axis.high)
 
 
+def test_a_run_of_seconds_and_one_of_hours_have_one_axis(runs: list[Path]) -> None:
+    short, other = (read(path) for path in runs)
+    marks = other.marks[0] + np.arange(0.0, 7200.0, 60.0)
+    long = replace(other, marks=marks, counted=replace(other.counted, time=np.linspace(marks[0], marks[-1], 100)))
+    _, over_time = compared([short, long], ["a", "b"])
+    assert over_time.axis.label == "time since the beginning of each run (min)"
+    ends = [curve.points[-1][0] for curve in over_time.panels[0].curves]
+    assert ends[0] < 1
+    assert ends[1] > 100
+
+
 def test_twelve_runs_are_told_apart(runs: list[Path]) -> None:
     run = read(runs[0])
     (chart, _) = compared([run] * MOST, labels([f"run-{index}" for index in range(MOST)]))

@@ -89,10 +89,13 @@ def test_the_right_that_is_missing_is_named() -> None:
 
 
 def test_a_run_of_another_user_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as child:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
         (tmp_path / "local.lock").write_text(json.dumps({"pid": child.pid, "mark": "m"}))
         check_owner(tmp_path)
         monkeypatch.setattr(processes.os, "geteuid", lambda: os.getuid() + 4242)
         with pytest.raises(UserError, match=r"is a run of the user \w+; only .*root may look into its processes"):
             check_owner(tmp_path)
+    finally:
         child.kill()
+        child.wait()
