@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem.errors import UserError
-from tandem.formatting import several
+from tandem.formatting import duration, several
 from tandem.labels import WORKER
 from tandem.stacks import Frame, Inspection, RankStacks, ThreadStack
 from tandem_cli.cluster import ContextOption, NamespaceOption, named
@@ -161,7 +161,7 @@ def _call(frame: Frame) -> str:
 def _progress(one: RankStacks) -> str:
     if one.step is None:
         return "a script that does not report its steps" if one.phase else ""
-    since = "" if one.silent_seconds is None else f", {one.silent_seconds:.1f} s ago"
+    since = "" if one.silent_seconds is None else f", {duration(one.silent_seconds)} ago"
     return f"step {one.step:,} · {one.phase}{since}"
 
 
