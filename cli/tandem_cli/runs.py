@@ -21,6 +21,7 @@ from tandem.errors import UserError
 from tandem.rundir.layout import RunDir
 from tandem_cli.kubernetes.kubectl import ClusterError, NoCluster, NotFound
 from tandem_cli.local.known import job_name, known, named
+from tandem_cli.local.run_output import log_names
 from tandem_cli.report.folder import NoRun, expect_run
 
 
@@ -29,6 +30,12 @@ def completed(incomplete: str) -> list[str]:
     found = known()
     names = [name for path in found if len(named(name := job_name(path) or path.name)) == 1]
     return [word for word in [*names, *map(str, found)] if word.startswith(incomplete)]
+
+
+def completed_processes(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Processes of the run of this machine that is named before: those that have a log."""
+    found = named(str(ctx.params.get("name") or ""))
+    return [name for name in (log_names(found[0]) if len(found) == 1 else []) if name.startswith(incomplete)]
 
 
 RunArgument = Annotated[

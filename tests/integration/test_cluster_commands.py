@@ -419,3 +419,135 @@ def test_retry_leaves_a_job_alone_that_has_not_failed(fake: FakeKubectl) -> None
     assert done.returncode == 2
     assert "digits is Running; only a job that has Failed is tried again" in done.stderr
     assert not [one for one in fake.asked if "annotate" in one.words]
+
+
+# --- debug, shell
+
+
+def answer(rank: int, *functions: str, members: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What the inspection in a worker's pod says."""
+    frames = [{"file": "/data/train.py", "line": line, "function": name} for line, name in enumerate(functions, 3)]
+    thread = {"number": 40, "name": "tandem-rank", "state": "S (sleeping)", "frames": frames}
+    one = {"rank": rank, "replica": "the pod", "pid": 40, "step": 100, "phase": "train", "threads": [thread]}
+    return {"ranks": [one], "members": list(members)}
+
+
+def of_three_workers(fake: FakeKubectl, members: tuple[str, ...] = ()) -> None:
+    """Three workers whose ranks are in another order than their names."""
+    cluster(fake, *(fakes.pod("worker", index) for index in range(3)))
+    for index, rank in enumerate((2, 0, 1)):
+        said = answer(rank, "main", f"step_of_{rank}", members=members)
+        fake.answers("exec", f"digits-worker-{index}-abcde", says=f"a line of the image's own\n{json.dumps(said)}\n")
+
+
+def executed(fake: FakeKubectl) -> list[str]:
+    return [next(word for word in one.words if word.startswith("digits-")) for one in fake.asked if "exec" in one.words]
+
+
+def test_the_stacks_of_a_rank_are_asked_for_in_the_pod_of_its_worker(fake: FakeKubectl) -> None:
+    members = tuple(f"digits-worker-{index}-abcde" for index in (1, 2, 0))
+    of_three_workers(fake, members)
+    told = called(fake, "debug", "digits", "2", "-n", "team")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.startswith("rank 2 · worker-0 · process 40 · step 100 · train\n\nmain thread (40), sleeping\n")
+    assert told.stdout.endswith('  File "/data/train.py", line 4, in step_of_2\n')
+    assert executed(fake) == ["digits-worker-2-abcde", "digits-worker-0-abcde"], "no other worker is asked"
+    command = fake.asked[-1].words
+    assert command[command.index("--") + 1 :] == ["python", "-P", "-m", "tandem_trainer.inspection", "--rank=2"]
+    assert {"--container=worker", "--namespace=team"} <= set(command)
+
+
+def test_where_nobody_knows_the_order_all_workers_are_asked(fake: FakeKubectl) -> None:
+    of_three_workers(fake)
+    assert "in step_of_2" in called(fake, "debug", "digits", "2").stdout
+    assert len(executed(fake)) == 3
+    told = called(fake, "debug", "digits", "9")
+    assert (told.returncode, told.stderr) == (2, "error: digits has no rank 9; there are the ranks 0 to 2\n")
+
+
+def test_without_a_rank_each_worker_is_asked_and_one_that_does_not_answer_is_told(fake: FakeKubectl) -> None:
+    of_three_workers(fake)
+    fake.answers("exec", "digits-worker-1-abcde", complains="error: unable to upgrade connection: container not found")
+    told = called(fake, "debug", "digits")
+    assert [line.split()[:3] for line in told.stdout.splitlines()[1:]] == [
+        ["1", "100", "worker-2"],
+        ["2", "100", "worker-0"],
+    ]
+    assert told.stderr == "warning: kubectl: unable to upgrade connection: container not found\n"
+
+
+def test_an_image_without_the_inspection_is_told(fake: FakeKubectl) -> None:
+    cluster(fake, fakes.pod("worker", 0))
+    said = "/usr/bin/python: No module named tandem_trainer.inspection\ncommand terminated with exit code 1"
+    fake.answers("exec", complains=said)
+    told = called(fake, "debug", "digits", "0")
+    assert told.returncode == 2
+    assert told.stderr.startswith("error: worker-0 cannot be asked: the image of the job's workers has a version")
+
+
+EXEC_FORBIDDEN = (
+    'Error from server (Forbidden): pods "digits-worker-0-abcde" is forbidden: User "jane" cannot create resource '
+    '"pods/exec" in API group "" in the namespace "team"'
+)
+
+
+def test_who_may_not_execute_is_told_which_right_is_missing(fake: FakeKubectl) -> None:
+    cluster(fake, fakes.pod("worker", 0))
+    fake.answers("exec", complains=EXEC_FORBIDDEN)
+    for code, said in (
+        (called(fake, "debug", "digits", "0").returncode, called(fake, "debug", "digits", "0").stderr),
+        on_a_terminal(fake, "shell", "digits"),
+    ):
+        assert code == 2
+        assert "The missing right is `create` on `pods/exec`" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("words", [("debug", "digits", "0"), ("debug", "digits")])
+def test_a_job_that_is_over_has_no_stacks(fake: FakeKubectl, words: tuple[str, ...]) -> None:
+    cluster(fake, phase="Succeeded")
+    told = called(fake, *words)
+    assert (told.returncode, told.stderr) == (2, "error: digits has ended (Succeeded), so there are no stacks\n")
+
+
+def on_a_terminal(fake: FakeKubectl, *words: str) -> tuple[int, str]:
+    """A call on a terminal: its exit code and what it has shown."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(fake.folder)
+        os.execve(TANDEM, [TANDEM, *words], environment({"PATH": fake.path}))
+    shown = b""
+    with suppress(OSError):
+        while piece := os.read(terminal, 65536):
+            shown += piece
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode()
+
+
+@pytest.mark.parametrize("who", [(), ("worker-1",), ("coordinator",)])
+def test_a_shell_is_opened_in_the_pod_and_its_exit_code_is_the_commands(
+    fake: FakeKubectl, who: tuple[str, ...]
+) -> None:
+    cluster(fake, fakes.pod("coordinator"), *(fakes.pod("worker", index) for index in range(2)))
+    fake.answers("exec", says="inside\n", complains="command terminated with exit code 3", code=3)
+    code, shown = on_a_terminal(fake, "shell", "digits", *who, "-n", "team")
+    assert (code, shown.strip()) == (3, "inside")
+    words = fake.asked[-1].words
+    pod = {(): "digits-worker-0-abcde", ("worker-1",): "digits-worker-1-abcde"}.get(who, "digits-coordinator-abcde")
+    role = "coordinator" if who == ("coordinator",) else "worker"
+    assert words[:6] == ["--namespace=team", "exec", "-it", pod, f"--container={role}", "--"]
+    assert words[6:8] == ["sh", "-c"]
+    assert words[8].startswith('cd "$TANDEM_RUN_DIR"')
+
+
+def test_a_shell_that_cannot_be_opened_says_why(fake: FakeKubectl) -> None:
+    waits = fakes.pod("worker", 0, {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})
+    cluster(fake, waits)
+    code, shown = on_a_terminal(fake, "shell", "digits")
+    assert code == 2
+    assert "worker-0 of digits is not running now: ImagePullBackOff: no such image" in " ".join(shown.split())
+    assert "did you mean worker-0?" in " ".join(on_a_terminal(fake, "shell", "digits", "workr-0")[1].split())
+    cluster(fake, phase="Failed")
+    code, shown = on_a_terminal(fake, "shell", "digits")
+    assert code == 2
+    assert "digits has ended (Failed), and its pods with it" in " ".join(shown.split())
+    assert "exec" not in {word for one in fake.asked for word in one.words}

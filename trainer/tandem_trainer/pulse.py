@@ -30,6 +30,7 @@ import ctypes
 import math
 import mmap
 import os
+import re
 import select
 import signal
 import struct
@@ -135,6 +136,8 @@ _TROUBLE = struct.Struct("=Q1500s")
 _SEAL = struct.Struct("=I")
 _NAN = float("nan")
 
+_PULSE_FILE = re.compile(r"(.*/rank-[0-9]+)(|\.wake|\.stacks)(?: \(deleted\))?")
+
 _Said = tuple[int, int | None, float | None, float | None, float | None, float | None, str, bool]
 """The arguments of a beat."""
 
@@ -202,7 +205,7 @@ def check_name(pause: str) -> None:
 class _Slots:
     """Two places for one kind of record, written in turn."""
 
-    def __init__(self, memory: mmap.mmap, layout: struct.Struct, offsets: tuple[int, int]) -> None:
+    def __init__(self, memory: mmap.mmap | bytearray, layout: struct.Struct, offsets: tuple[int, int]) -> None:
         self.memory, self.layout, self.offsets = memory, layout, offsets
         self.sequence = 0
 
@@ -431,25 +434,7 @@ class PulseView:
 
     def beat(self) -> Beat | None:
         """The newest beat; None before the first one."""
-        record = self._beats.read()
-        if record is None:
-            return None
-        pid, rank, generation, step, total, epoch, loss, throughput, busy, has_loss, *flags, at, phase = record
-        return Beat(
-            pid=pid,
-            rank=rank,
-            generation=generation,
-            step=step,
-            total_steps=None if total < 0 else total,
-            epoch=_known(epoch),
-            loss=loss if has_loss else None,
-            throughput=_known(throughput),
-            busy_seconds=_known(busy),
-            phase=phase.rstrip(b"\0").decode(errors="replace"),
-            pauses=bool(flags[0]),
-            finishing=bool(flags[1]),
-            at=at,
-        )
+        return _beat(self._beats.read())
 
     @property
     def runs_script(self) -> bool:
@@ -497,6 +482,48 @@ class PulseView:
         both be killed."""
         for path in (self.path, _wake_path(self.path), _stacks_path(self.path)):
             path.unlink(missing_ok=True)
+
+
+def read_beat(path: Path) -> Beat | None:
+    """The newest beat in a pulse file, for a process that is neither its rank nor its agent; None if there is none, or
+    if the file is of another version.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        content = bytearray(file.read(_BYTES))
+    if len(content) < _BYTES or not content.startswith(_MAGIC):
+        return None
+    return _beat(_Slots(content, _BEAT, _AT_BEATS).read())
+
+
+def pulse_file(path: str) -> tuple[str, str] | None:
+    """What an open file of a process is, by its path: the path of its pulse, and `""`, `.wake` or `.stacks`; None for
+    any other file. The kernel marks a file whose name was removed."""
+    found = _PULSE_FILE.fullmatch(path)
+    return None if found is None else (found[1], found[2])
+
+
+def _beat(record: tuple[Any, ...] | None) -> Beat | None:
+    if record is None:
+        return None
+    pid, rank, generation, step, total, epoch, loss, throughput, busy, has_loss, *flags, at, phase = record
+    return Beat(
+        pid=pid,
+        rank=rank,
+        generation=generation,
+        step=step,
+        total_steps=None if total < 0 else total,
+        epoch=_known(epoch),
+        loss=loss if has_loss else None,
+        throughput=_known(throughput),
+        busy_seconds=_known(busy),
+        phase=phase.rstrip(b"\0").decode(errors="replace"),
+        pauses=bool(flags[0]),
+        finishing=bool(flags[1]),
+        at=at,
+    )
 
 
 def die_with_parent() -> None:

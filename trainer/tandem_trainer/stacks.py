@@ -12,11 +12,13 @@ rank, so that the rest was missing (seen once in some dozen times).
 
 The kernel tells when a handler has returned: its signal is neither pending for the thread nor blocked in it. That the
 file has not grown for a while would say nothing on a busy machine, where the handler has to wait for a processor. And
-no two handlers may overlap: faulthandler lets the second one return without a word.
+no two handlers may overlap: faulthandler lets the second one return without a word. So whoever asks a rank, its agent
+or `tandem debug` (tandem_trainer.inspection), holds a lock on its file meanwhile.
 """
 
 import ctypes
 import faulthandler
+import fcntl
 import logging
 import os
 import select
@@ -37,6 +39,8 @@ LOOK_SECONDS = 0.001
 SILENT_SECONDS = 0.2
 """For a moment the signal is not pending any more, and the handler not begun yet: so long that may take at most."""
 MOST_BYTES = 2**20
+LOCK_SECONDS = 0.5
+"""So long the stacks of a rank wait for somebody else who asks it; a hung group is ended soon."""
 
 
 def answer_with_stacks(file: int) -> None:
@@ -70,7 +74,9 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class _Thread:
+class Thread:
+    """A thread of a rank, as the kernel sees it."""
+
     number: int
     name: str
     state: str
@@ -78,29 +84,56 @@ class _Thread:
     """Function of the kernel."""
 
 
+Stacks = dict[Thread, str]
+"""For each thread of a rank, the main thread first, what it has written; empty if it wrote nothing."""
+
+
+def read_stacks(subjects: list[Subject], only_main: bool = False, resume: bool = False) -> list[Stacks]:
+    """Ask all ranks, and wait for the answers. A rank without the handler is not asked: the signal would end it.
+
+    Args:
+        only_main: ask the main threads alone.
+        resume: continue a process that was stopped (SIGSTOP); one that stays stopped does not answer.
+    """
+    locked = [_lock(subject.file) for subject in subjects]
+    deadline = time.monotonic() + WAIT_SECONDS
+    found: list[Stacks] = [dict.fromkeys(_threads(subject.pid), "") for subject in subjects]
+    try:
+        for subject in subjects if resume else ():
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(subject.pidfd, signal.SIGCONT)
+        asked = [
+            (subject, stacks, list(stacks)[:1] if only_main else list(stacks))
+            for subject, stacks in zip(subjects, found, strict=True)
+            if answers(subject.pid) and (resume or not is_stopped(subject.pid))
+        ]
+        for subject, _, threads in asked:
+            _let_finish(subject, threads, deadline)
+        # All main threads before any other, should time run out.
+        for place in range(max((len(threads) for _, _, threads in asked), default=0)):
+            for subject, stacks, threads in asked:
+                if place < len(threads):
+                    stacks[threads[place]] = _stack(subject, threads[place], deadline)
+    finally:
+        for subject, is_locked in zip(subjects, locked, strict=True):
+            if is_locked:
+                # The file lies in memory, and may be asked for again and again. The rank appends to it.
+                with suppress(OSError):
+                    os.ftruncate(subject.file, 0)
+                fcntl.flock(subject.file, fcntl.LOCK_UN)
+    return found
+
+
 def collect(subjects: list[Subject], folder: Path) -> None:
-    """Ask all ranks, wait for the answers, and write one file for each.
+    """Ask all ranks of a group that hangs, and write one file for each. Those that were stopped are continued.
 
     Raises:
         OSError: the folder cannot be written to.
     """
-    deadline = time.monotonic() + WAIT_SECONDS
-    threads = {subject: _threads(subject.pid) for subject in subjects}
-    stacks: dict[Subject, list[str]] = {subject: [] for subject in subjects}
-    for subject in subjects:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(subject.pidfd, signal.SIGCONT)
-    for subject, found in threads.items():
-        _let_finish(subject, found, deadline)
-    # All main threads before any other, should time run out.
-    for place in range(max((len(found) for found in threads.values()), default=0)):
-        for subject, found in threads.items():
-            if place < len(found) and (stack := _stack(subject, found[place], deadline)):
-                stacks[subject].append(f"Thread {found[place].number} ({found[place].name}), {stack}")
+    found = read_stacks(subjects, resume=True)
     folder.mkdir(parents=True, exist_ok=True)
-    for subject in subjects:
-        text = _written(subject, threads[subject], stacks[subject])
-        (folder / f"rank-{subject.rank}.txt").write_text(text, encoding="utf-8")
+    for subject, stacks in zip(subjects, found, strict=True):
+        (folder / f"rank-{subject.rank}.txt").write_text(_written(subject, stacks), encoding="utf-8")
 
 
 def write_stacks(subjects: list[Subject], folder: Path) -> None:
@@ -124,7 +157,34 @@ def is_stopped(pid: int) -> bool:
     return after_name.split()[0] in ("T", "t")
 
 
-def _let_finish(subject: Subject, threads: list[_Thread], deadline: float) -> None:
+def answers(pid: int) -> bool:
+    """Whether a process has the handler that `answer_with_stacks` registers."""
+    return bool(_mask(Path(f"/proc/{pid}/status"), "SigCgt"))
+
+
+def _lock(file: int) -> bool:
+    """Whether nobody else asks the rank that answers here, as long as it is locked."""
+    until = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(LOOK_SECONDS)
+
+
+def _mask(status: Path, field: str) -> int:
+    """SIGNAL's bit in one of the masks of signals that the kernel shows of a process."""
+    with suppress(OSError):
+        for line in status.read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return int(line.partition(":")[2], 16) >> (SIGNAL - 1) & 1
+    return 0
+
+
+def _let_finish(subject: Subject, threads: list[Thread], deadline: float) -> None:
     """Wait a moment for threads that were asked by an earlier call and did not come to answer on a busy machine: what
     they write must not be taken for the answer of another one, whose handler would return without a word meanwhile."""
     until = min(deadline, time.monotonic() + SILENT_SECONDS)
@@ -132,7 +192,7 @@ def _let_finish(subject: Subject, threads: list[_Thread], deadline: float) -> No
         time.sleep(LOOK_SECONDS)
 
 
-def _stack(subject: Subject, thread: _Thread, deadline: float) -> str:
+def _stack(subject: Subject, thread: Thread, deadline: float) -> str:
     """What the thread writes; nothing if it knows no Python, blocks the signal, or does not answer in time."""
     before = os.fstat(subject.file).st_size
     if not subject.lives or _is_answering(subject, thread) == "yes" or not _send(subject.pid, thread.number):
@@ -154,7 +214,7 @@ def _send(process: int, thread: int) -> bool:
     return int(ctypes.CDLL(None).tgkill(process, thread, int(SIGNAL))) == 0
 
 
-def _is_answering(subject: Subject, thread: _Thread) -> Literal["yes", "perhaps", "no"]:
+def _is_answering(subject: Subject, thread: Thread) -> Literal["yes", "perhaps", "no"]:
     """Whether the signal is on its way to the thread, or blocked in it, as it is while its handler runs. A thread that
     sleeps has not got it, or is done with it; one that runs may be between the two."""
     pending, blocked, sleeps = _signals(subject, thread)
@@ -163,13 +223,13 @@ def _is_answering(subject: Subject, thread: _Thread) -> Literal["yes", "perhaps"
     return "no" if sleeps else "perhaps"
 
 
-def _is_late(subject: Subject, thread: _Thread) -> bool:
+def _is_late(subject: Subject, thread: Thread) -> bool:
     """Whether a thread has yet to answer, or is about it. One that blocks the signal for good mostly sleeps."""
     pending, blocked, sleeps = _signals(subject, thread)
     return pending or (blocked and not sleeps)
 
 
-def _signals(subject: Subject, thread: _Thread) -> tuple[bool, bool, bool]:
+def _signals(subject: Subject, thread: Thread) -> tuple[bool, bool, bool]:
     """Whether the signal is pending for the thread, whether it is blocked in it, and whether the thread sleeps."""
     try:
         status = Path(f"/proc/{subject.pid}/task/{thread.number}/status").read_text()
@@ -180,16 +240,17 @@ def _signals(subject: Subject, thread: _Thread) -> tuple[bool, bool, bool]:
     return pending, blocked, fields["State"].strip().startswith("S")
 
 
-def _written(subject: Subject, threads: list[_Thread], stacks: list[str]) -> str:
+def _written(subject: Subject, stacks: Stacks) -> str:
     lines = [f"rank {subject.rank}, process {subject.pid}, {subject.doing}", ""]
     lines.append("thread     state         waits in               name")
-    lines += [f"{thread.number:<10} {thread.state:<13} {thread.waits_in:<22} {thread.name}" for thread in threads]
-    if not stacks:
+    lines += [f"{thread.number:<10} {thread.state:<13} {thread.waits_in:<22} {thread.name}" for thread in stacks]
+    if not any(stacks.values()):
         lines += ["", f"No answer within {WAIT_SECONDS:g} s: the process is stuck in the kernel."]
-    return "\n".join(lines) + "\n\n" + "\n".join(stacks)
+    told = [f"Thread {thread.number} ({thread.name}), {stack}" for thread, stack in stacks.items() if stack]
+    return "\n".join(lines) + "\n\n" + "\n".join(told)
 
 
-def _threads(pid: int) -> list[_Thread]:
+def _threads(pid: int) -> list[Thread]:
     """All threads as the kernel sees them, the main thread first."""
     found = []
     with suppress(OSError):
@@ -200,5 +261,5 @@ def _threads(pid: int) -> list[_Thread]:
                 status = (task / "status").read_text()
                 name, waits_in = (task / "comm").read_text().strip(), (task / "wchan").read_text().strip()
                 state = status.partition("\nState:")[2].splitlines()[0].strip()
-                found.append(_Thread(int(task.name), name, state, waits_in))
+                found.append(Thread(int(task.name), name, state, waits_in))
     return found

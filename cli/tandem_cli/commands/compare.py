@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np  # noqa: F401 - where it is missing, the error names the extra that brings it
+import resvg_py  # noqa: F401 - before numpy: where it is missing, the error names the extra
 import typer
 from pydantic.alias_generators import to_camel
 from rich.table import Table
@@ -12,14 +12,14 @@ from rich.text import Text
 
 from tandem.errors import UserError
 from tandem.formatting import end_of
-from tandem_cli.output import Output, OutputOption, emit
+from tandem_cli.output import Output, OutputOption, echo, emit
 from tandem_cli.report.comparison import Outcome, Row, differences, outcome, rows, winner
+from tandem_cli.report.comparison_page import ComparisonPage, write
+from tandem_cli.report.figures.compared import MOST
 from tandem_cli.report.reading import read
 from tandem_cli.runs import completed, opened
 from tandem_cli.terminal.canvas import PrintableConsole
 
-MOST = 12
-"""Runs in one table."""
 UNBOUNDED = 100_000
 """Characters of a line that no terminal cuts."""
 LEAST, NARROW = 16, 10
@@ -36,6 +36,16 @@ def compare(
             autocompletion=completed,
         ),
     ],
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", help="Write the table and the curves as an HTML page.", show_default=False
+        ),
+    ] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option("--png", metavar="FILE", help="Write the curves as a PNG file.", show_default=False),
+    ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Put runs side by side: in what their jobs differ, how far they came, their best scores, time and throughput.
@@ -47,6 +57,12 @@ def compare(
     paths = [opened(run).path for run in runs]
     found = [read(path) for path in paths]
     outcomes = [outcome(run, str(path)) for run, path in zip(found, paths, strict=True)]
+    if html is not None or png is not None:
+        page = ComparisonPage(found, outcomes, rows(found, outcomes), _titles(outcomes))
+        if png is not None:
+            write(page.png(), png)
+        if html is not None:
+            write(page.html(), html)
     if output.is_data:
         emit({"runs": [_record(one) for one in outcomes], "differences": differences(found)}, output)
         return
@@ -55,11 +71,13 @@ def compare(
     if width is None:
         console.width = UNBOUNDED
     console.print(_table(outcomes, rows(found, outcomes), winner(found, outcomes), width))
+    for what, file in (("page", html), ("picture", png)):
+        if file is not None:
+            echo(f"{what:<9} {file}")
 
 
 def _table(outcomes: list[Outcome], lines: list[Row], best: int | None, width: int | None) -> Table:
-    names = [one.name for one in outcomes]
-    titles = [one.name if names.count(one.name) == 1 else one.path for one in outcomes]
+    titles = _titles(outcomes)
     labels = [label for label, _ in lines]
     if width is not None:
         labels = [end_of(label, max(LEAST, width - len(outcomes) * (NARROW + 2))) for label in labels]
@@ -71,6 +89,12 @@ def _table(outcomes: list[Outcome], lines: list[Row], best: int | None, width: i
     for label, (_, values) in zip(labels, lines, strict=True):
         table.add_row(Text(label), *(Text(value) for value in values))
     return table
+
+
+def _titles(outcomes: list[Outcome]) -> list[str]:
+    """What to call each run: its job's name, or its folder where several have that name."""
+    names = [one.name for one in outcomes]
+    return [one.name if names.count(one.name) == 1 else one.path for one in outcomes]
 
 
 def _record(one: Outcome) -> dict[str, object]:

@@ -14,7 +14,7 @@ from tandem_cli.kubernetes.kubectl import Kubectl
 from tandem_cli.local.known import is_alive
 from tandem_cli.local.run_output import Logs
 from tandem_cli.output import echo
-from tandem_cli.runs import TargetArgument, asked, local
+from tandem_cli.runs import TargetArgument, asked, completed_processes, local
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 NARROWEST = len("coordinator")
@@ -32,7 +32,12 @@ def logs(
     name: TargetArgument,
     pods: Annotated[
         list[str] | None,
-        typer.Argument(metavar="WHO…", help="worker-0, evaluator-1 or coordinator. Default: all.", show_default=False),
+        typer.Argument(
+            metavar="WHO…",
+            help="worker-0, evaluator-1 or coordinator. Default: all.",
+            show_default=False,
+            autocompletion=completed_processes,
+        ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Watch until it ends.")] = False,
     role: Annotated[

@@ -1,21 +1,17 @@
 """`tandem stop RUN`: makes a run of this machine save and leave, from another terminal."""
 
-import os
 import signal
 import time
-from contextlib import suppress
-from pathlib import Path
 from typing import Annotated
 
 import psutil
 import typer
 
 from tandem.errors import UserError
-from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
-from tandem.rundir.ownership import LOCK
 from tandem_cli.cluster import INTERRUPTED
 from tandem_cli.local.known import is_alive, own_command
+from tandem_cli.local.processes import starter
 from tandem_cli.output import echo
 from tandem_cli.runs import RunArgument, opened
 from tandem_cli.terminal.summary import saved_words
@@ -36,7 +32,8 @@ def stop(
     rundir = opened(run)
     if not is_alive(rundir.path):
         raise UserError(f"{rundir.path} is not running")
-    process = _process(rundir.path)
+    if (process := starter(rundir.path)) is None:
+        raise UserError(f"{rundir.path} is just ending, or has not recorded its process yet; try again")
     try:
         for _ in range(2 if at_once else 1):
             process.send_signal(signal.SIGINT)
@@ -49,18 +46,6 @@ def stop(
     except psutil.NoSuchProcess:
         pass
     echo(f"{rundir.path} is stopped; {saved_in(rundir)}")
-
-
-def _process(path: Path) -> psutil.Process:
-    content = read_json_or_none(path / LOCK)
-    pid = content.get("pid") if isinstance(content, dict) else None
-    with suppress(psutil.Error, OSError):
-        if isinstance(pid, int) and pid != os.getpid():
-            process = psutil.Process(pid)
-            # The number may be another process's by now.
-            if process.create_time() <= (path / LOCK).stat().st_mtime + 1.0:
-                return process
-    raise UserError(f"{path} is just ending, or has not recorded its process yet; try again")
 
 
 def saved_in(rundir: RunDir) -> str:

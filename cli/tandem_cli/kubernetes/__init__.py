@@ -1,10 +1,11 @@
-"""Jobs on a cluster, through kubectl: the implementation of `tandem submit | status | logs | events`.
+"""Jobs on a cluster, through kubectl: the implementation of `tandem submit | status | logs | events | debug | shell`.
 
     kubectl     runs kubectl, and explains its errors
     references  the objects that a job refers to by name
     job_view    one job at one moment, with its pods and events, fetched from the cluster
     tables      that view as lines of text
     following   the logs of all containers, until the job ends
+    execution   commands in pods: the stacks of ranks, a shell
     forwarding  a connection to a job's coordinator
 
 `tables` is pure; the others run kubectl.

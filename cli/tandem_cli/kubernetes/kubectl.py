@@ -69,6 +69,12 @@ _ADVICE: tuple[tuple[re.Pattern[str], type[ClusterError], str], ...] = tuple(
             "See `kubectl describe quota`; request less, or ask the administrator of the cluster for more",
         ),
         (
+            r"\(Forbidden\).*pods/exec",
+            ClusterError,
+            "The missing right is `create` on `pods/exec` in the job's namespace; the administrator of the cluster can "
+            "grant it with a Role",
+        ),
+        (
             r"\(Forbidden\)",
             ClusterError,
             "You may not do that there: try another --namespace or --context, or ask the administrator of the cluster",

@@ -22,6 +22,13 @@ HIDDEN = ("guardian",)
 """Whose log is no news."""
 
 
+def log_names(path: Path) -> list[str]:
+    """The processes of a run that have a log."""
+    with suppress(OSError):
+        return [file.stem for file in sorted((path / "log").glob("*.txt")) if file.stem not in HIDDEN]
+    return []
+
+
 def chosen(path: Path, names: Sequence[str], role: str) -> list[Path]:
     """The logs of a run that are meant, all unless some are named.
 

@@ -12,6 +12,7 @@
     raster       a picture as PNG
     page         the page
     comparison   several runs side by side
+    comparison_page  several runs as a page and a picture
     run_export   the numbers of a run as CSV, or for TensorBoard
     writing      page and pictures as files
 

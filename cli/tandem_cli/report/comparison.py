@@ -7,6 +7,7 @@ from typing import Any
 from tandem.formatting import duration, metric_name, number, score
 from tandem.model import Model, finite
 from tandem.rundir.evaluations import direction
+from tandem_cli.output import hidden
 from tandem_cli.report import clock
 from tandem_cli.report.run import Run
 from tandem_cli.report.summary import summarize
@@ -75,7 +76,8 @@ def outcome(run: Run, path: str) -> Outcome:
 def differences(runs: Sequence[Run]) -> dict[str, tuple[Any, ...]]:
     """The fields of `spec` in which the jobs of runs differ, by their path in a manifest: a value for each run, None
     where it is not set or nobody knows."""
-    specs = [dict(_fields("", run.job.spec.dump())) if isinstance(run.job, Model) else {} for run in runs]
+    # Values of variables that are probably secrets are hidden, as on the page of a report.
+    specs = [dict(_fields("", hidden(run.job.spec.dump()))) if isinstance(run.job, Model) else {} for run in runs]
     paths = sorted({path for spec in specs for path in spec})
     values = {path: tuple(spec.get(path) for spec in specs) for path in paths}
     return {path: found for path, found in values.items() if any(value != found[0] for value in found)}
@@ -129,5 +131,9 @@ def _score(one: Outcome | None) -> str:
 
 def _shown(value: Any) -> str:
     if isinstance(value, list):
-        return " ".join(_shown(one) for one in value)
+        return " ".join(_shown(one) for one in value) or NOT_SET
+    if isinstance(value, Mapping):
+        if value.keys() == {"name", "value"}:
+            return f"{value['name']}={value['value']}"
+        return " ".join(f"{key}={_shown(one)}" for key, one in value.items())
     return NOT_SET if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -66,7 +66,7 @@ def page(run: Run, summary: Summary, pictures: Sequence[DrawnPicture], source: s
     body = [
         _header(run, summary),
         "<main>",
-        *(_picture(picture) for picture in pictures),
+        *(figure(picture) for picture in pictures),
         _nothing_yet(run, pictures),
         _checkpoints(run),
         _generations(run),
@@ -75,6 +75,16 @@ def page(run: Run, summary: Summary, pictures: Sequence[DrawnPicture], source: s
         f"<footer><p>Made by tandem report {escape(version)} from {escape(source)}, "
         f"as it was at {moment(run.ended_at)}.</p></footer>",
     ]
+    return document(run.name, body)
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    """A page that asks for nothing from anywhere.
+
+    Args:
+        title: as it comes from a run.
+        body: HTML, in which everything that comes from a run is escaped.
+    """
     script = f"//<![CDATA[\n{charts.script()}//]]>"
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'; base-uri 'none'"
@@ -82,7 +92,7 @@ def page(run: Run, summary: Summary, pictures: Sequence[DrawnPicture], source: s
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}"/>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
-        f"<title>{escape(run.name)} · Tandem</title>\n"
+        f"<title>{escape(title)} · Tandem</title>\n"
         f"<style>\n{chart.variables()}{charts.style()}</style>\n</head>\n<body>\n"
         + "\n".join(part for part in body if part)
         + f"\n<script>{script}</script>\n</body>\n</html>\n"
@@ -161,7 +171,8 @@ def _tiles(run: Run, summary: Summary) -> Iterable[tuple[str, str, str, str]]:
     yield "", "Checkpoints", f"{summary.checkpoints:,}", f"{summary.evaluated:,} evaluated{passed}"
 
 
-def _picture(picture: DrawnPicture) -> str:
+def figure(picture: DrawnPicture) -> str:
+    """A picture with its title and what it shows."""
     finding = f'<p class="finding">{escape(picture.finding)}</p>' if picture.finding else ""
     charted = ' class="charted"' if 'class="chart"' in picture.wide else ""
     return (

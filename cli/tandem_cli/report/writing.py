@@ -59,7 +59,7 @@ def write(run_dir: Path, output: Path | None = None, png: bool = True) -> Report
             written.append(_png(picture, wide, target.with_suffix("")))
     if run.wrong:
         drawn.append(_gallery(run))
-    with _replacing(target) as aside:
+    with replacing(target) as aside:
         aside.write_text(page(run, summary, drawn, str(run_dir), version("tandem")), "utf-8")
     return Report(target, tuple(written), run, summary)
 
@@ -82,13 +82,13 @@ def _gallery(run: Run) -> DrawnPicture:
 def _png(picture: Picture, svg: str, folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / f"{picture.name}.png"
-    with _replacing(path) as aside:
+    with replacing(path) as aside:
         aside.write_bytes(raster.png(svg, picture.title))
     return path
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """A file to write that then takes its name at once: a page that a browser reloads is never half there."""
     aside = path.with_name(f".{path.name}-{os.getpid()}.tmp")
     try:

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tandem_trainer.stacks import SIGNAL, Subject, collect, is_stopped
+from tandem_trainer.stacks import SIGNAL, Subject, collect, is_stopped, read_stacks
 
 HANGS = """
 import os, sys, threading, time
@@ -124,3 +125,24 @@ def test_a_process_that_has_ended_harms_nobody(file: int, tmp_path: Path) -> Non
     collect([subject], tmp_path)
     subject.close()
     assert "No answer" in (tmp_path / "rank-3.txt").read_text()
+
+
+def test_a_process_without_the_handler_is_not_ended_by_the_question(file: int, start: Any, tmp_path: Path) -> None:
+    process = start("import time; print('ready', flush=True); time.sleep(600)")
+    assert "No answer" in stacks_of(process, file, tmp_path)
+    assert process.poll() is None
+
+
+def test_two_who_ask_at_once_take_turns(file: int, start: Any, tmp_path: Path) -> None:
+    process = start(HANGS, str(file), "waits")
+
+    def ask(number: int) -> str:
+        # A descriptor of its own, as another process has.
+        subject = Subject(3, process.pid, os.pidfd_open(process.pid), os.open(tmp_path / "answers", os.O_RDWR), "")
+        (stacks,) = read_stacks([subject])
+        subject.close()
+        return stacks[next(iter(stacks))]
+
+    with ThreadPoolExecutor(4) as askers:
+        main_threads = list(askers.map(ask, range(40)))
+    assert all(text.count("most recent call first") == 1 and "<lambda>" in text for text in main_threads)

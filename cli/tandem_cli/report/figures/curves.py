@@ -1,6 +1,5 @@
-"""The curves of a report: loss and score, learning rate, ranks, throughput and world size. The live page has them too.
-
-has too.
+"""The curves of a report: loss and score, learning rate, ranks, throughput and world size. The live page has
+them too.
 """
 
 from collections.abc import Sequence
@@ -38,7 +37,7 @@ def training(run: Run, clock: Clock) -> tuple[Chart, ...]:
 
 
 def _losses(run: Run, scored: Sequence[RunCheckpoint], clock: Clock, over: str) -> Losses:
-    each, mean, width, broken = _counted(run, clock, over)
+    each, mean, width, broken = counted(run, clock, over)
     best = run.best.evaluation if run.best else None
     return Losses(
         each=each,
@@ -47,18 +46,22 @@ def _losses(run: Run, scored: Sequence[RunCheckpoint], clock: Clock, over: str) 
         redone=[
             points(*envelope(_x(lost, clock, over), lost.loss, COLUMNS // 4)) for lost in run.superseded if len(lost)
         ],
-        tested=_scores([c for c in scored if c.counts], "loss", clock, over),
-        scored=_scores([c for c in scored if c.counts], run.metric, clock, over),
-        off=_scores([c for c in scored if not c.counts], run.metric, clock, over),
-        best=_scores([run.best], run.metric, clock, over)[0] if best and run.best else None,
+        tested=scores([c for c in scored if c.counts], "loss", clock, over),
+        scored=scores([c for c in scored if c.counts], run.metric, clock, over),
+        off=scores([c for c in scored if not c.counts], run.metric, clock, over),
+        best=scores([run.best], run.metric, clock, over)[0] if best and run.best else None,
         best_at=f"at step {run.best.step:,}" if run.best else "",
         metric=run.metric,
         not_finite=broken,
     )
 
 
-def _counted(run: Run, clock: Clock, over: str) -> tuple[list[Point], list[Point], int, list[float]]:
-    """Each step's loss, its running mean, the width of that, and where it is not finite."""
+def counted(run: Run, clock: Clock, over: str) -> tuple[list[Point], list[Point], int, list[float]]:
+    """Each step's loss, its running mean, the width of that, and where it is not finite.
+
+    Args:
+        over: `steps`, or `time`.
+    """
     steps = run.counted
     width = max(5, int(len(steps) * SMOOTH_SHARE))
     if not len(steps):
@@ -87,7 +90,8 @@ def points(x: Floats, y: Floats) -> list[Point]:
     return [(place, value if np.isfinite(value) else None) for place, value in zip(x.tolist(), y.tolist(), strict=True)]
 
 
-def _scores(checkpoints: Sequence[RunCheckpoint], metric: str, clock: Clock, over: str) -> list[Point]:
+def scores(checkpoints: Sequence[RunCheckpoint], metric: str, clock: Clock, over: str) -> list[Point]:
+    """What evaluations say of checkpoints, on the test data."""
     values = [c.evaluation.metrics.get(metric, np.nan) if c.evaluation else np.nan for c in checkpoints]
     found = points(_positions(checkpoints, clock, over), np.array(values, np.float64))
     return sorted((x, y) for x, y in found if y is not None and np.isfinite(x))

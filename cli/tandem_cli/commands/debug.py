@@ -1,0 +1,193 @@
+"""`tandem debug JOB [RANK]`: what the threads of a run's ranks do at this moment."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from tandem.errors import UserError
+from tandem.formatting import duration, several
+from tandem.labels import WORKER
+from tandem.stacks import Frame, Inspection, RankStacks, ThreadStack
+from tandem_cli.cluster import ContextOption, NamespaceOption, named
+from tandem_cli.kubernetes.execution import executable, holder, inspect, inspect_all
+from tandem_cli.kubernetes.following import first_line
+from tandem_cli.kubernetes.job_view import Pod, ask_job, ask_pods
+from tandem_cli.kubernetes.kubectl import Kubectl
+from tandem_cli.local import processes
+from tandem_cli.local.known import is_alive
+from tandem_cli.output import Output, OutputOption, echo, emit
+from tandem_cli.runs import TargetArgument, asked, local
+from tandem_cli.terminal.canvas import PrintableConsole
+
+UNBOUNDED = 100_000
+"""Characters of a line that no terminal cuts."""
+MOST_LISTED = 16
+"""Ranks that are named one by one."""
+
+
+def debug(
+    name: TargetArgument,
+    rank: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="RANK",
+            min=0,
+            help="Print all threads of this rank. Default: one line for each rank.",
+            show_default=False,
+        ),
+    ] = None,
+    output: OutputOption = Output.TEXT,
+    namespace: NamespaceOption = "",
+    context: ContextOption = "",
+) -> None:
+    """Print where the ranks of a run are in their code at this moment; training continues.
+
+    With RANK it prints the stacks of all threads of that rank, the innermost call last. On a cluster it runs
+    `kubectl exec` in the pods of the job's workers.
+    """  # fmt: skip
+    path = local(name, namespace, context)
+    if path is not None:
+        found = _here(path, rank)
+    else:
+        with asked(name, namespace, context):
+            found = _on_a_cluster(Kubectl(namespace, context), named(name), rank)
+    if not found.ranks:
+        raise UserError(f"no rank of {name} is running now: its workers are starting or restarting; try again")
+    if rank is None:
+        _print_all(found, output)
+        return
+    one = next((one for one in found.ranks if one.rank == rank), None)
+    if one is None:
+        raise UserError(f"{name} has no rank {rank}; there {_there(found)}")
+    if output.is_data:
+        emit(one.dump(), output)
+    else:
+        echo(told(one))
+
+
+def _here(path: Path, rank: int | None) -> Inspection:
+    if not is_alive(path):
+        raise UserError(
+            f"{path} is not running, so there are no stacks. Stacks of ranks that hung are in {path}/stacks"
+        )
+    return processes.inspect(path, rank)
+
+
+def _on_a_cluster(kubectl: Kubectl, name: str, rank: int | None) -> Inspection:
+    job = ask_job(kubectl, name)
+    if job.ended:
+        raise UserError(f"{name} has ended ({job.status.phase}), so there are no stacks")
+    pods = executable(ask_pods(kubectl, name, WORKER))
+    if not pods:
+        raise UserError(f"no worker of {name} is running now: see tandem status {name}{kubectl.options()}")
+    if rank is not None:
+        return _with_rank(kubectl, pods, rank)
+    found, errors = inspect_all(kubectl, pods, None)
+    if not found:
+        raise errors[0]
+    for error in errors:
+        echo("", mark=f"warning: {first_line(error)}", colour="yellow", err=True)
+    return _joined(found)
+
+
+def _with_rank(kubectl: Kubectl, pods: Sequence[Pod], rank: int) -> Inspection:
+    """Asks one worker. If the rank is another's, it asks that one, or all if nobody knows the order of the workers."""
+    guess = pods[min(rank, len(pods) - 1)]
+    first = inspect(kubectl, guess, rank)
+    if _has(first, rank):
+        return first
+    if (right := holder(pods, first, rank)) is not None and right is not guess:
+        second = inspect(kubectl, right, rank)
+        if _has(second, rank):
+            return second
+    found, errors = inspect_all(kubectl, [pod for pod in pods if pod is not guess], rank)
+    joined = _joined([first, *found])
+    if errors and not _has(joined, rank):
+        raise errors[0]
+    return joined
+
+
+def _has(found: Inspection, rank: int) -> bool:
+    return any(one.rank == rank for one in found.ranks)
+
+
+def _joined(found: Sequence[Inspection]) -> Inspection:
+    ranks = sorted((one for answer in found for one in answer.ranks), key=lambda one: one.rank)
+    return Inspection(ranks=ranks)
+
+
+def _there(found: Inspection) -> str:
+    numbers = [one.rank for one in found.ranks]
+    if numbers == list(range(len(numbers))) and len(numbers) > 2:
+        return f"are the ranks 0 to {numbers[-1]}"
+    some = ", ".join(map(str, numbers[:MOST_LISTED])) + (", …" if len(numbers) > MOST_LISTED else "")
+    return f"is the rank {some}" if len(numbers) == 1 else f"are the ranks {some}"
+
+
+def told(one: RankStacks) -> str:
+    """All threads of a rank as text; pure."""
+    head = [f"rank {one.rank}", one.replica, f"process {one.pid}", _progress(one)]
+    lines = [" · ".join(part for part in head if part)]
+    if one.trouble:
+        lines += ["", f"no stacks: {one.trouble}"]
+    silent = 0
+    for thread in one.threads:
+        if thread.frames:
+            lines += ["", _heading(one, thread), *(_call(frame) for frame in thread.frames)]
+        elif one.trouble:
+            lines += ["", _heading(one, thread)]
+        else:
+            silent += 1
+    if silent:
+        lines += ["", f"{several(silent, 'thread')} without Python code"]
+    return "\n".join(lines)
+
+
+def _heading(one: RankStacks, thread: ThreadStack) -> str:
+    name = "main thread" if thread.number == one.pid else f"thread {thread.name}"
+    state = thread.state.partition("(")[2].rstrip(")") or thread.state
+    waits = f", in the kernel's {thread.waits_in}" if thread.waits_in not in ("", "0") else ""
+    return f"{name} ({thread.number}), {state}{waits}"
+
+
+def _call(frame: Frame) -> str:
+    return f'  File "{frame.file}", line {frame.line}, in {frame.function}'
+
+
+def _progress(one: RankStacks) -> str:
+    if one.step is None:
+        return "a script that does not report its steps" if one.phase else ""
+    since = "" if one.silent_seconds is None else f", {duration(one.silent_seconds)} ago"
+    return f"step {one.step:,} · {one.phase}{since}"
+
+
+def _print_all(found: Inspection, output: Output) -> None:
+    if output.is_data:
+        emit(found.dump(), output)
+        return
+    console = PrintableConsole(highlight=False)
+    if not console.is_terminal or output is Output.WIDE:
+        console.width = UNBOUNDED
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for title in ("RANK", "STEP"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for title in ("WORKER", "PHASE"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("MAIN THREAD", overflow="fold")
+    for one in found.ranks:
+        cells = (str(one.rank), "–" if one.step is None else f"{one.step:,}", one.replica, one.phase or "–")
+        table.add_row(*(Text(cell) for cell in (*cells, _place(one, output is Output.WIDE))))
+    console.print(table)
+
+
+def _place(one: RankStacks, whole: bool) -> str:
+    """The innermost call of the main thread."""
+    frames = one.threads[0].frames if one.threads else []
+    if not frames:
+        return one.trouble or "no Python code"
+    file = frames[-1].file if whole else "/".join(frames[-1].file.rsplit("/", 2)[-2:])
+    return f"{frames[-1].function} ({file}:{frames[-1].line})"
