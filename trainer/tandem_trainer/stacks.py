@@ -40,7 +40,11 @@ SILENT_SECONDS = 0.2
 """For a moment the signal is not pending any more, and the handler not begun yet: so long that may take at most."""
 MOST_BYTES = 2**20
 LOCK_SECONDS = 0.5
-"""So long the stacks of a rank wait for somebody else who asks it; a hung group is ended soon."""
+"""So long the stacks of a group that hangs wait for somebody else who asks it; the group is ended soon."""
+PATIENT_SECONDS = 10.0
+"""The same, and for all answers, where training goes on and a person waits …"""
+PATIENT_SILENT_SECONDS = 3.0
+"""… and for the beginning of a main thread's: on a busy machine it has to wait for a processor first."""
 
 
 def answer_with_stacks(file: int) -> None:
@@ -95,8 +99,8 @@ def read_stacks(subjects: list[Subject], only_main: bool = False, resume: bool =
         only_main: ask the main threads alone.
         resume: continue a process that was stopped (SIGSTOP); one that stays stopped does not answer.
     """
-    locked = [_lock(subject.file) for subject in subjects]
-    deadline = time.monotonic() + WAIT_SECONDS
+    locked = [_lock(subject.file, LOCK_SECONDS if resume else PATIENT_SECONDS) for subject in subjects]
+    deadline = time.monotonic() + (WAIT_SECONDS if resume else PATIENT_SECONDS)
     found: list[Stacks] = [dict.fromkeys(_threads(subject.pid), "") for subject in subjects]
     try:
         for subject in subjects if resume else ():
@@ -113,7 +117,8 @@ def read_stacks(subjects: list[Subject], only_main: bool = False, resume: bool =
         for place in range(max((len(threads) for _, _, threads in asked), default=0)):
             for subject, stacks, threads in asked:
                 if place < len(threads):
-                    stacks[threads[place]] = _stack(subject, threads[place], deadline)
+                    silent = SILENT_SECONDS if resume or place else PATIENT_SILENT_SECONDS
+                    stacks[threads[place]] = _stack(subject, threads[place], deadline, silent)
     finally:
         for subject, is_locked in zip(subjects, locked, strict=True):
             if is_locked:
@@ -162,9 +167,9 @@ def answers(pid: int) -> bool:
     return bool(_mask(Path(f"/proc/{pid}/status"), "SigCgt"))
 
 
-def _lock(file: int) -> bool:
+def _lock(file: int, seconds: float) -> bool:
     """Whether nobody else asks the rank that answers here, as long as it is locked."""
-    until = time.monotonic() + LOCK_SECONDS
+    until = time.monotonic() + seconds
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -192,12 +197,12 @@ def _let_finish(subject: Subject, threads: list[Thread], deadline: float) -> Non
         time.sleep(LOOK_SECONDS)
 
 
-def _stack(subject: Subject, thread: Thread, deadline: float) -> str:
+def _stack(subject: Subject, thread: Thread, deadline: float, silent_seconds: float) -> str:
     """What the thread writes; nothing if it knows no Python, blocks the signal, or does not answer in time."""
     before = os.fstat(subject.file).st_size
     if not subject.lives or _is_answering(subject, thread) == "yes" or not _send(subject.pid, thread.number):
         return ""
-    silent_until = time.monotonic() + SILENT_SECONDS
+    silent_until = time.monotonic() + silent_seconds
     while (answering := _is_answering(subject, thread)) != "no":
         now = time.monotonic()
         silent = os.fstat(subject.file).st_size == before
