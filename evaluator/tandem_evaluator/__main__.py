@@ -86,13 +86,13 @@ def _wait_for_job(rundir: RunDir) -> DistributedTrainingJob | None:
 
 
 def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCode:
-    if job.spec.evaluation.processes == 0:
-        raise CannotEvaluate(
-            ExitCode.CONFIGURATION, f"evaluation is turned off in {job.metadata.name}: evaluators.replicas is 0"
-        )
     if job.spec.trainer.task is None and job.spec.evaluation.command is None:
         raise CannotEvaluate(
             ExitCode.CONFIGURATION, f"{job.metadata.name} trains by a command and has no evaluators.command"
+        )
+    if job.spec.evaluation.processes == 0:
+        raise CannotEvaluate(
+            ExitCode.CONFIGURATION, f"evaluation is turned off in {job.metadata.name}: evaluators.replicas is 0"
         )
 
     try:
