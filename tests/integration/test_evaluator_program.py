@@ -147,6 +147,7 @@ def test_a_program_that_crashes_on_the_last_checkpoint_harms_neither_training_no
         assert run.leavings() == {}
 
 
+@pytest.mark.full("core", "cli", "coordinator", "trainer", "evaluator", "examples")
 def test_the_language_model_is_scored_by_its_own_program_while_it_trains(tmp_path: Path) -> None:
     """The example word for word, but for its length."""
     words = ["--set", 'trainer.args=[--steps, "60"]', "--set", "checkpoint.everySteps=20"]
