@@ -14,6 +14,7 @@ evaluator's own lines go; its last lines are kept for the message.
 """
 
 import json
+import math
 import os
 import select
 import signal
@@ -209,7 +210,11 @@ def _number(name: str, value: Any) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name} is {value!r}, which is no number")  # noqa: TRY004
-    return float(value) if abs(value) < float("inf") else None
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is too large for a float") from None
+    return number if math.isfinite(number) else None
 
 
 class _Program:
@@ -291,7 +296,7 @@ class _Program:
             message = _json(line)
             if isinstance(message, Mapping) and message.get("stays") is True:
                 self.stays = True
-            elif isinstance(message, Mapping) and "metrics" in message:
+            elif isinstance(message, Mapping) and message.get("metrics") is not None:
                 self._is_busy = False
                 return message["metrics"]
             else:
@@ -350,9 +355,10 @@ class _Program:
         if self._report.stat().st_size > evaluation.MOST_REPORT_BYTES:
             raise _Failed(f"the program's report has more than {evaluation.MOST_REPORT_BYTES:,} bytes")
         content = self._report.read_bytes()
-        if not content:
+        report = _json(content) if content else None
+        if report is None:
             raise _Failed(f"the program ended without a report in {evaluation.REPORT}")
-        return _json(content)
+        return report
 
     def _copy(self, output: IO[bytes]) -> None:
         """Pass on what the program prints, and keep the last lines."""

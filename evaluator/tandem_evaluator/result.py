@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from tandem.evaluation import MOST_CLASSES, MOST_METRICS
-from tandem.model import MetricName, Model
+from tandem.model import MetricName, Model, Whole
 from tandem.rundir.evaluations import LOSS, METRICS, VALIDATION
 from tandem.status import CheckpointRef
 
@@ -177,7 +177,7 @@ class ProgramShard(Shard):
 
     metrics: Annotated[dict[MetricName, Part], Field(max_length=MOST_METRICS)]
     """By name."""
-    confusion: Annotated[list[list[Count]], Field(max_length=MOST_CLASSES)] | None = None
+    confusion: Annotated[list[list[Whole]], Field(max_length=MOST_CLASSES)] | None = None
     """Samples of class i (row) that were taken for class j (column), where the program reports them."""
 
     @model_validator(mode="after")

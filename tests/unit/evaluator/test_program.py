@@ -160,6 +160,25 @@ FAILURES = {
     "crash": ("raise KeyError('text')", "exit code 1: KeyError: 'text'"),
     "signal": ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
     "silence": ("pass", "ended without a report"),
+    "null": (
+        "import os, pathlib; pathlib.Path(os.environ['TANDEM_REPORT']).write_text('null')",
+        "ended without a report",
+    ),
+    "null-in-the-channel": (
+        "import os, time\n"
+        "os.write(int(os.environ['TANDEM_CHANNEL'].split(',')[1]), b'{\"metrics\": null}\\n')\n"
+        "time.sleep(600)",
+        "something else than reports",
+    ),
+    "larger-than-a-float": (
+        "import os, pathlib; pathlib.Path(os.environ['TANDEM_REPORT']).write_text('{\"accuracy\": 1' + '0' * 400 + '}')",
+        "too large for a float",
+    ),
+    "larger-than-a-count": (
+        "import os, pathlib\n"
+        "pathlib.Path(os.environ['TANDEM_REPORT']).write_text('{\"c\": {\"confusion\": [[9' + '0' * 30 + ']]}}')",
+        "report is wrong: confusion",
+    ),
     "no-json": (
         "import os, pathlib; pathlib.Path(os.environ['TANDEM_REPORT']).write_text('{')",
         "report is not JSON",
