@@ -171,7 +171,8 @@ FAILURES = {
         "something else than reports",
     ),
     "larger-than-a-float": (
-        "import os, pathlib; pathlib.Path(os.environ['TANDEM_REPORT']).write_text('{\"accuracy\": 1' + '0' * 400 + '}')",
+        "import os, pathlib\n"
+        "pathlib.Path(os.environ['TANDEM_REPORT']).write_text('{\"accuracy\": 1' + '0' * 400 + '}')",
         "too large for a float",
     ),
     "larger-than-a-count": (
