@@ -28,7 +28,7 @@ from tests.support.coordinator_process import Agent, Coordinator
 from tests.support.elastic import TOKEN
 from tests.support.lines import Lines
 from tests.support.waiting import until
-from tools.dashboards.panels import DCGM, GPUS
+from tools.dashboards.panels import DCGM, GPUS, LOGS
 
 FILES = ROOT / "charts/tandem/files"
 RULES = FILES / "alerts.yaml"
@@ -58,7 +58,7 @@ def job(namespace: Namespace, operator: Operator) -> Job:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    """A coordinator whose two ranks say that they have GPUs."""
+    """A coordinator whose two ranks say that they have GPUs, and whose script logs a value."""
     coordinator = Coordinator(tmp_path_factory.mktemp("played")).start()
     agents = [Agent(coordinator, f"worker-{index}", 4000 + index) for index in range(2)]
     try:
@@ -68,6 +68,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
             ]
         lines = Lines(coordinator.rundir.log / "train-g000001.jsonl")
         lines.append({"kind": "start", "time": time.time(), "step": 0, "flopsPerSample": 2e11, "peakFlops": 989e12})
+        lines.append({"kind": "values", "time": time.time(), "step": 5, "values": {"perplexity": 12.5}})
         lines.close()
         yield coordinator
     finally:
@@ -130,9 +131,12 @@ def test_every_query_of_a_dashboard_has_an_answer(name: str, answered: dict[str,
 
 
 @pytest.mark.timeout(900)
-def test_what_needs_gpus_has_an_answer_where_ranks_have_some(prometheus: Prometheus, period: Period) -> None:
+@pytest.mark.parametrize("need", [GPUS, LOGS])
+def test_what_needs_gpus_or_logged_values_has_an_answer_where_there_are_some(
+    prometheus: Prometheus, period: Period, need: str
+) -> None:
     theirs = record(FILES / "dashboards/job.json", prometheus, period, {"namespace": "lab", "job": "digits"})
-    asked = [panel for panel in theirs.panels if panel.needs == GPUS]
+    asked = [panel for panel in theirs.panels if panel.needs == need]
     assert asked
     assert [one.query for panel in asked for one in panel.answers if one.is_empty] == []
 

@@ -8,6 +8,7 @@ from tandem.metrics import Metric
 from tools.dashboards.panels import (
     DCGM,
     GPUS,
+    LOGS,
     Panel,
     Query,
     choice,
@@ -135,6 +136,7 @@ def _learning() -> list[Panel]:
             Query(of(metrics.LOGGED_VALUE), "{{name}}"),
             width=4,
             signed=True,
+            needs=LOGS,
         ),
     ]
 

@@ -1,7 +1,7 @@
 """Panels and variables, as the dashboards use them: a thin layer over Grafana's foundation SDK.
 
-What needs an exporter of somebody else's, or GPUs, says so at the end of its title (NEEDS): the test that wants data
-from every query goes by it, and so does whoever wonders why a panel is empty.
+What needs an exporter of somebody else's, GPUs, or a line in the user's script, says so at the end of its title
+(NEEDS): the test that wants data from every query goes by it, and so does whoever wonders why a panel is empty.
 """
 
 import json
@@ -20,8 +20,8 @@ from grafana_foundation_sdk.models import xychart as xy
 Panel = Builder[model.Panel]
 
 SOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
-GPUS, DCGM = "needs GPUs", "needs dcgm-exporter"
-NEEDS = (GPUS, DCGM)
+GPUS, DCGM, LOGS = "needs GPUs", "needs dcgm-exporter", "needs tandem.log"
+NEEDS = (GPUS, DCGM, LOGS)
 WIDTH, HEIGHT = 8, 8
 """Of 24 columns; in Grafana's rows of 30 pixels."""
 
