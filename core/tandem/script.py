@@ -3,8 +3,8 @@
     import tandem
     tandem.log(step=step, loss=loss.item(), samples=64, total=1000, perplexity=12.3)
 
-Core knows neither the pulse nor the training log, which belong to the trainer, and imports nothing for them. Whoever
-starts the ranks of a job names the module that takes the values, in the variable STEP_LOG; it is imported at the first
+Core knows neither the pulse nor the training log, which belong to the trainer, and imports nothing for them. The agent
+that starts the ranks names the module that takes the values, in the variable STEP_LOG; it is imported at the first
 call. Where the variable is missing there is no job (docs/decisions/0031-log-from-any-loop.md).
 """
 

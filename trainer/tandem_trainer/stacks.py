@@ -12,8 +12,8 @@ rank, so that the rest was missing (seen once in some dozen times).
 
 The kernel tells when a handler has returned: its signal is neither pending for the thread nor blocked in it. That the
 file has not grown for a while would say nothing on a busy machine, where the handler has to wait for a processor. And
-no two handlers may overlap: faulthandler lets the second one return without a word. So whoever asks a rank, its agent
-or `tandem debug` (tandem_trainer.inspection), holds a lock on its file meanwhile.
+no two handlers may overlap: faulthandler lets the second one return without a word. So a rank's agent and
+`tandem debug` (tandem_trainer.inspection) hold a lock on its file while they ask it.
 """
 
 import ctypes

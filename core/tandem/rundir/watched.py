@@ -20,7 +20,7 @@ Nobody announces such a checkpoint, and one that is read too early is half of on
 - or when training is over: nobody writes any more.
 
 And always only if two looks have found it the same. The coordinator looks, which is never busy, and so does each
-evaluator, which may be the last process of a run: whoever is first records it.
+evaluator, which may be the last process of a run. The first one that finds a checkpoint records it.
 
 The step is the last number in the name (`checkpoint-500`, `epoch=3-step=1500.ckpt`). A name without one, such as
 `best.pt`, is overwritten again and again: each state of it is a checkpoint, numbered in the order in which they are
@@ -233,7 +233,7 @@ class Finder:
         self._seen: dict[str, str] = {}
         """Fingerprints at the last look, by path, of what is not recorded."""
         self.known: dict[str, Watched] = {}
-        """All that are recorded, by name, whoever has found them."""
+        """All that are recorded, by name, also by other processes."""
         _sweep(rundir)
 
     def look(self, ended: bool) -> bool:
