@@ -1,7 +1,7 @@
 """Commands in the pods of a job, through `kubectl exec`: the stacks of ranks, and a shell.
 
-A user who may do that may do all that the pod may. So Kubernetes has a right of its own for it, which many roles lack, and
-`kubectl` tells which one.
+A user who may do that may do all that the pod may. So Kubernetes has a right of its own for it, which many roles lack,
+and `kubectl` tells which one.
 """
 
 import re
