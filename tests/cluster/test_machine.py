@@ -73,7 +73,8 @@ def create(kubectl: Kubectl, namespace: str, *objects: dict[str, Any]) -> None:
 
 
 def wait_for(kubectl: Kubectl, namespace: str, name: str, ready: bool = True) -> None:
-    kubectl("wait", f"pod/{name}", "-n", namespace, f"--for=condition=Ready={ready}", "--timeout=60s")
+    # GPUs may still be held by pods of the file before, which have a grace period of a minute.
+    kubectl("wait", f"pod/{name}", "-n", namespace, f"--for=condition=Ready={ready}", "--timeout=150s")
 
 
 def test_pods_of_both_nodes_share_a_volume_and_gpus_are_counted(kubectl: Kubectl, namespace: str) -> None:
