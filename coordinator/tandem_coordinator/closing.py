@@ -92,7 +92,7 @@ def preempt(state: State, now: float) -> Next:
     cause = Cause("Preempted", f"{listed(everybody)} {verb} to leave")
     if state.scripted or not (state.training or state.can_save):
         return close(state, cause, now)
-    # Whoever trains through its pulse is asked, also before all ranks are known to obey: steps go on meanwhile.
+    # Ranks that report steps are asked even before all of them are known to obey: they go on training meanwhile.
     return _ask(state, replace(asked, cause=cause, leaving=everybody))
 
 

@@ -19,7 +19,7 @@ from tandem_evaluator.result import MergedResult, WrongSample
 def update(rundir: RunDir, images: Tensor, names: Sequence[str]) -> None:
     """Make wrong.json what best.json and the merged result that it names say.
 
-    As with best.json, whoever has written looks again: the last one to write has then seen the newest best.
+    As with best.json, each writer looks again after it has written, so the last one has seen the newest best.
 
     Args:
         images: [N, channels, size, size], of the test data.
