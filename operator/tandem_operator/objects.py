@@ -45,10 +45,14 @@ class Peers:
 
 
 def secret(job: DistributedTrainingJob, uid: str, token: str) -> Manifest:
-    """The job's token, for its pods and for people. Never changed."""
+    """The job's token, for its pods and for people.
+
+    Never changed, but not immutable: a kubelet that knows an immutable Secret does not look again while a pod of its
+    node has it, so that a job made again under its name was given the token of the last one.
+    """
     name = names.token(job.metadata.name)
     data = {"token": base64.b64encode(token.encode()).decode()}
-    return _object(kinds.SECRET, job, uid, name, {"type": "Opaque", "immutable": True, "data": data})
+    return _object(kinds.SECRET, job, uid, name, {"type": "Opaque", "data": data})
 
 
 def job_file(job: DistributedTrainingJob, uid: str) -> Manifest:

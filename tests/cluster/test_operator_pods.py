@@ -5,8 +5,9 @@ from datetime import datetime
 
 import pytest
 
+from tests.support.cluster.images import Images
 from tests.support.cluster.operated import LONG, Job, Operator, kubectl, manifest, secret
-from tests.support.cluster.pods import Manifest, Namespace
+from tests.support.cluster.pods import Manifest, Namespace, container, pod
 
 
 @pytest.mark.timeout(400)
@@ -39,7 +40,7 @@ def test_a_job_on_the_volume_of_an_earlier_one_goes_on_and_one_that_cannot_gets_
     job.apply(manifest("again", trainer=LONG, checkpoint=shared))
     job.trains(beyond=50)
     namespace("delete", "dtj", "again")
-    other = {"task": "image-classification", "config": {"model": "baby-cnn", "data": {"name": "digits"}}}
+    other = {"task": "image-classification", "config": {**LONG["config"], "model": "baby-cnn"}}
     job.apply(manifest("again", trainer=other, checkpoint=shared))
     job.becomes(lambda: "set spec.checkpoint.onExisting to Fresh" in str(job.status.get("message")), "its reason")
     job.becomes(lambda: not job.live("worker"), "no workers", 60.0)
@@ -66,6 +67,34 @@ def test_a_deleted_token_comes_back_as_it_was_and_the_job_goes_on(namespace: Nam
     job.becomes(lambda: job.status.get("worldSize") == 2 and job.status["generation"] > generation, "its full size")
     assert secret(namespace, "token-token") == before
     namespace("delete", "dtj", "token")
+
+
+@pytest.mark.timeout(400)
+def test_a_job_made_again_gives_the_new_token_to_pods_beside_one_that_had_the_old(
+    namespace: Namespace, operator: Operator, images: Images
+) -> None:
+    """A kubelet never looks again at an immutable Secret that a pod of its node has, not even at a new one of its
+    name."""
+    job = Job(namespace, "twice")
+    job.apply(manifest("twice", trainer=LONG))
+    job.trains()
+    variable = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "twice-token", "key": "token"}}}
+    nodes = json.loads(kubectl("get", "nodes", "-o", "json"))["items"]
+    holders = [f"holder-{number}" for number in range(len(nodes))]
+    for name, node in zip(holders, nodes, strict=True):
+        waits = container("holder", images.operator, "python3", "-c", "import signal; signal.pause()", env=[variable])
+        spec = pod([waits], nodeName=node["metadata"]["name"])
+        namespace.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
+    for name in holders:
+        namespace("wait", f"pod/{name}", "--for=condition=Ready", "--timeout=60s")
+    namespace("delete", "dtj", "twice")
+    job.apply(manifest("twice", trainer=LONG))
+    job.trains()
+    pods = [*job.live("coordinator"), *job.live("worker")]
+    held = {name: namespace("exec", name, "--", "printenv", "TANDEM_TOKEN").strip() for name in pods}
+    assert set(held.values()) == {secret(namespace, "twice-token")}, f"{held}\n{job.describe()}"
+    namespace("delete", "dtj", "twice")
+    namespace("delete", "pod", *holders, "--grace-period=0", "--force")
 
 
 @pytest.mark.timeout(400)
