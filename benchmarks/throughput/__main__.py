@@ -1,6 +1,6 @@
 """Throughput of our loop beside a bare one, and of training with evaluators beside training without: `make bench`, or
 
-    python -m benchmarks.throughput [--rounds 9] [--steps 600] [--only loop|evaluators] [--model cnn]
+    python -m benchmarks.throughput [--rounds 9] [--steps 600] [--only loop|script|evaluators] [--model cnn]
 
 Every measurement is a fresh `tandem run` or `torchrun`; the sides take turns, and every other round in reverse
 (A B B A A B …), because the speed of a shared machine drifts. Of each run its throughput by the clock is taken, and the
@@ -11,6 +11,8 @@ warm up, are left out on all sides. All run on the same two cores, whatever the 
               beside a bare loop (bare_ddp.py) that has nothing of the kind. No core is free, so the processor seconds
               of all processes count. Beside it, without a goal, the bare loop with our setting of the allocator
               (tandem_trainer.malloc), so that what the rest costs alone is seen.
+  script      the bare loop as the unchanged script of a `tandem run`, beside the same under torchrun: how long it takes
+              to the first step, and how fast it is from then on. The processor seconds of all processes count.
   evaluators  one rank of one thread with a core of its own (`tandem run --pin`), and one evaluator process on the other
               core that evaluates every checkpoint, beside the same without evaluators, where the rank may use both
               cores. The processor seconds of the ranks count.
@@ -32,13 +34,13 @@ from dataclasses import asdict, dataclass
 from typing import TextIO
 
 from benchmarks.goals import Verdict, exit_code
-from benchmarks.throughput.sides import SKIP, Failure, Measure, Measurement, Work, bare, tandem
-from benchmarks.throughput.verdict import Goal, clock_ratios, judge, processor_ratios, shown
+from benchmarks.throughput.sides import SKIP, Failure, Measure, Measurement, Work, bare, script, tandem
+from benchmarks.throughput.verdict import Goal, clock_ratios, judge, processor_ratios, shown, start_ratios
 from tandem_cli.local.placement import usable_cores
 from tests.support import ROOT
 
 RESULTS = ROOT / "runs" / "throughput"
-ONLY = ("loop", "evaluators")
+ONLY = ("loop", "script", "evaluators")
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,12 @@ def comparisons(work: Work) -> dict[str, Comparison]:
                 "bare, keeping memory": lambda: bare(work, keep=True),
             },
             Goal("tandem run ≥ 0.99 of a bare DDP loop", 0.99, lambda use: use.whole),
+        ),
+        "script": Comparison(
+            "an unchanged script, two ranks, one thread each",
+            "by tandem run",
+            {"by tandem run": lambda: script(work), "by torchrun": lambda: bare(work)},
+            Goal("a script by tandem run ≥ 0.99 of the same by torchrun", 0.99, lambda use: use.whole, start=True),
         ),
         "evaluators": Comparison(
             "one rank with a core of its own",
@@ -127,6 +135,7 @@ def compare(comparison: Comparison, rounds: int, file: TextIO) -> list[Verdict]:
         theirs = runs[reference]
         print(f"  {comparison.ours} / {reference}")
         print(f"    by the clock:                  {shown(clock_ratios(ours, theirs))}")
+        print(f"    seconds to the first step:     {shown(start_ratios(ours, theirs))}")
         print(f"    processor seconds, ranks:      {shown(processor_ratios(ours, theirs, lambda use: use.ranks))}")
         print(f"    processor seconds, everything: {shown(processor_ratios(ours, theirs, lambda use: use.whole))}")
     return judge(comparison.goal, ours, *(runs[reference] for reference in comparison.references))

@@ -49,10 +49,12 @@ class Measurement:
     throughput: float
     """Samples a second, by the clock."""
     use: Use
+    start: float
+    """Seconds from the command to the end of the first step."""
 
     def __str__(self) -> str:
         use = f"{self.use.ranks * 1000:.1f} + {self.use.beside * 1000:.1f} ms of processors a step"
-        return f"{self.throughput:.1f} samples/s, {use}"
+        return f"{self.throughput:.1f} samples/s, {use}, first step after {self.start:.1f} s"
 
 
 class Failure(Exception):  # noqa: N818 - it is what the table counts
@@ -93,12 +95,34 @@ def tandem(work: Work, *overrides: str, pin: bool = False) -> Measurement:
         command = [TANDEM, "run", str(folder / "job.yaml"), "--run-dir", str(run_dir.path), *(["--pin"] if pin else [])]
         for override in overrides:
             command += ["--set", f"spec.{override}"]
-        looks = _run(command, folder, lambda process: process.name() == "tandem-rank", work)
+        began, looks = _run(command, folder, _is_our_rank, work)
         logs = sorted(run_dir.log.glob("train-g*.jsonl"))
         ends = [line["time"] for line in read_lines(logs[-1])[0] if line["kind"] == "step"] if logs else []
         if len(logs) != 1 or len(ends) != work.steps:
             raise Failure(f"{len(logs)} generations, {len(ends)} of {work.steps} steps")
-    return _measured(looks, ends, work)
+    return _measured(began, looks, ends, work)
+
+
+def script(work: Work) -> Measurement:
+    """The bare loop as the script of a `tandem run`, with two ranks; nothing in it knows of Tandem.
+
+    Raises:
+        Failure: it ended early, or not well.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        times = folder / "times.json"
+        manifest = {
+            "apiVersion": "tandem.dev/v1alpha1",
+            "kind": "DistributedTrainingJob",
+            "metadata": {"name": "bench"},
+            "spec": {"trainer": {"command": ["python", *_script(work, times)]}, "workers": {"replicas": 2}},
+        }
+        (folder / "job.yaml").write_text(json.dumps(manifest))
+        command = [TANDEM, "run", str(folder / "job.yaml"), "--run-dir", str(folder / "run")]
+        began, looks = _run(command, folder, _is_our_rank, work)
+        ends = json.loads(times.read_text())
+    return _measured(began, looks, ends, work)
 
 
 def bare(work: Work, keep: bool = False) -> Measurement:
@@ -113,13 +137,22 @@ def bare(work: Work, keep: bool = False) -> Measurement:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         times = folder / "times.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(SCRIPT)]
-        command += ["--model", work.model, "--samples", str(work.samples), "--image-size", str(work.image_size)]
-        command += ["--batch-size", str(work.batch_size), "--steps", str(work.steps), "--times", str(times)]
-        command += ["--keep-memory"] if keep else []
-        looks = _run(command, folder, _is_bare_rank, work)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        command += [*_script(work, times), *(["--keep-memory"] if keep else [])]
+        began, looks = _run(command, folder, _is_bare_rank, work)
         ends = json.loads(times.read_text())
-    return _measured(looks, ends, work)
+    return _measured(began, looks, ends, work)
+
+
+def _script(work: Work, times: Path) -> list[str]:
+    """The bare loop and its arguments."""
+    command = [str(SCRIPT), "--model", work.model, "--samples", str(work.samples)]
+    command += ["--image-size", str(work.image_size), "--batch-size", str(work.batch_size)]
+    return [*command, "--steps", str(work.steps), "--times", str(times)]
+
+
+def _is_our_rank(process: psutil.Process) -> bool:
+    return process.name() == "tandem-rank"
 
 
 def _is_bare_rank(process: psutil.Process) -> bool:
@@ -127,10 +160,11 @@ def _is_bare_rank(process: psutil.Process) -> bool:
     return str(SCRIPT) in words and "torch.distributed.run" not in words
 
 
-def _run(command: Sequence[str], folder: Path, is_rank: IsRank, work: Work) -> list[Sample]:
-    """Run a command to its end; what its processes had taken, again and again."""
+def _run(command: Sequence[str], folder: Path, is_rank: IsRank, work: Work) -> tuple[float, list[Sample]]:
+    """Run a command to its end; when it began, and what its processes had taken, again and again."""
     output = folder / "output.txt"
     looks = []
+    began = time.time()
     with output.open("wb") as file:
         process = subprocess.Popen(
             command,
@@ -151,7 +185,7 @@ def _run(command: Sequence[str], folder: Path, is_rank: IsRank, work: Work) -> l
     if early or process.returncode != 0:
         why = "took too long" if early else f"ended with {process.returncode}"
         raise Failure(f"{why}:\n{output.read_text(errors='replace')[-2000:]}")
-    return looks
+    return began, looks
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -164,8 +198,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _measured(looks: Sequence[Sample], ends: Sequence[float], work: Work) -> Measurement:
+def _measured(began: float, looks: Sequence[Sample], ends: Sequence[float], work: Work) -> Measurement:
     use = per_step(looks, ends, SKIP)
     if use is None:
         raise Failure(f"too short to be looked at twice after step {SKIP}: raise --steps")
-    return Measurement((work.steps - SKIP) * work.batch_size / (ends[-1] - ends[SKIP - 1]), use)
+    throughput = (work.steps - SKIP) * work.batch_size / (ends[-1] - ends[SKIP - 1])
+    return Measurement(throughput, use, ends[0] - began)

@@ -10,6 +10,9 @@ Two figures are compared, so that 1 is even and more is better:
   down to a loss of CLOCK below the goal, the run could not have seen such a loss, and nothing is judged. The clock is
   needed all the same: a loop that waits takes no processor.
 
+Where a goal says so, the **start**, from the command to the end of the first step, is judged like the clock: the
+reference's seconds over ours, which have to be 1 at least.
+
 The interval is that of `goals.interval`: from the order of the ratios alone, at 95 %. It needs six rounds. Where a
 measurement failed, of whatever side, the goal is missed: what fails cannot be compared, and must not be left out.
 
@@ -42,6 +45,8 @@ class Goal:
     least: float
     share: Callable[[Use], float]
     """The processor seconds that count: of all processes that share the ranks' cores."""
+    start: bool = False
+    """Whether the first step may come no later."""
 
 
 Runs = Sequence[Measurement | None]
@@ -49,7 +54,7 @@ Runs = Sequence[Measurement | None]
 
 
 def judge(goal: Goal, ours: Runs, reference: Runs, *others: Runs) -> list[Verdict]:
-    """The verdicts by processor seconds and by the clock; one alone where a measurement failed.
+    """The verdicts by processor seconds, by the clock and of the start; one alone where a measurement failed.
 
     Args:
         others: what was measured beside these two, for which there is no goal.
@@ -57,10 +62,13 @@ def judge(goal: Goal, ours: Runs, reference: Runs, *others: Runs) -> list[Verdic
     runs = [run for side in (ours, reference, *others) for run in side]
     if None in runs:
         return [Verdict(Outcome.MISSED, goal.words, f"{runs.count(None)} of {len(runs)} measurements failed")]
-    return [
+    verdicts = [
         by_processors(goal, processor_ratios(ours, reference, goal.share)),
-        by_clock(goal, clock_ratios(ours, reference)),
+        by_clock(f"{goal.words}, by the clock", goal.least, clock_ratios(ours, reference)),
     ]
+    if goal.start:
+        verdicts.append(by_clock("the first step no later", 1.0, start_ratios(ours, reference)))
+    return verdicts
 
 
 def by_processors(goal: Goal, ratios: Sequence[float]) -> Verdict:
@@ -76,16 +84,15 @@ def by_processors(goal: Goal, ratios: Sequence[float]) -> Verdict:
     return Verdict(Outcome.MET if is_met else Outcome.MISSED, words, shown(ratios))
 
 
-def by_clock(goal: Goal, ratios: Sequence[float]) -> Verdict:
-    """Judge by the ratios of throughput, ours over the reference's."""
-    words = f"{goal.words}, by the clock"
+def by_clock(words: str, least: float, ratios: Sequence[float]) -> Verdict:
+    """Judge ratios that swing with the machine, of which more is better."""
     found = interval(ratios)
     if found is None:
         return _too_few(words, ratios)
     low, high = found
-    if high < goal.least:
+    if high < least:
         return Verdict(Outcome.MISSED, words, shown(ratios))
-    if low < goal.least - CLOCK:
+    if low < least - CLOCK:
         return Verdict(Outcome.UNJUDGED, words, f"too noisy to see a loss of {CLOCK:.0%}: {shown(ratios)}")
     return Verdict(Outcome.MET, words, shown(ratios))
 
@@ -98,6 +105,11 @@ def processor_ratios(ours: Runs, reference: Runs, share: Callable[[Use], float])
 def clock_ratios(ours: Runs, reference: Runs) -> list[float]:
     """Of neighbours that both succeeded: our throughput over the reference's."""
     return [own.throughput / theirs.throughput for own, theirs in zip(ours, reference, strict=True) if own and theirs]
+
+
+def start_ratios(ours: Runs, reference: Runs) -> list[float]:
+    """Of neighbours that both succeeded: the reference's seconds to the first step over ours."""
+    return [theirs.start / own.start for own, theirs in zip(ours, reference, strict=True) if own and theirs]
 
 
 def shown(ratios: Sequence[float]) -> str:

@@ -14,8 +14,8 @@ from benchmarks.throughput.verdict import Goal, by_clock, by_processors, judge
 GOAL = Goal("ours ≥ 0.99 of theirs", 0.99, lambda use: use.whole)
 
 
-def run(throughput: float, ranks: float, beside: float = 0.0) -> Measurement:
-    return Measurement(throughput, Use(ranks, beside))
+def run(throughput: float, ranks: float, beside: float = 0.0, start: float = 5.0) -> Measurement:
+    return Measurement(throughput, Use(ranks, beside), start)
 
 
 def sides(throughput: float, ranks: float, beside: float = 0.0, count: int = 9) -> tuple[list[Measurement], ...]:
@@ -54,12 +54,12 @@ def test_the_goal_is_missed_by_a_loop_that_waits_without_using_a_processor() -> 
 
 def test_the_clock_alone_misses_a_goal_only_with_its_whole_interval() -> None:
     swinging = [0.90, 0.93, 0.94, 0.95, 0.96, 0.97, 0.98, 1.00, 1.05]
-    assert by_clock(GOAL, swinging).outcome is Outcome.MET
-    assert by_clock(GOAL, [ratio - 0.02 for ratio in swinging]).outcome is Outcome.MISSED
+    assert by_clock("ours", 0.99, swinging).outcome is Outcome.MET
+    assert by_clock("ours", 0.99, [ratio - 0.02 for ratio in swinging]).outcome is Outcome.MISSED
 
 
 def test_a_clock_that_could_not_show_a_loss_of_a_tenth_judges_nothing() -> None:
-    verdict = by_clock(GOAL, [0.80, 0.85, 0.90, 0.95, 1.00, 1.05, 1.10, 1.15, 1.20])
+    verdict = by_clock("ours", 0.99, [0.80, 0.85, 0.90, 0.95, 1.00, 1.05, 1.10, 1.15, 1.20])
     assert verdict.outcome is Outcome.UNJUDGED
     assert "too noisy to see a loss of 10%" in str(verdict)
     assert exit_code([verdict]) == 3
@@ -76,6 +76,13 @@ def test_the_median_of_processor_seconds_decides_where_their_interval_is_narrow(
     median: float, outcome: Outcome
 ) -> None:
     assert by_processors(GOAL, [median + (index - 4) * 0.005 for index in range(9)]).outcome is outcome
+
+
+@pytest.mark.parametrize(("start", "outcome"), [(4.0, Outcome.MET), (5.0, Outcome.MET), (5.1, Outcome.MISSED)])
+def test_a_start_that_comes_later_misses_a_goal_that_says_so(start: float, outcome: Outcome) -> None:
+    goal = Goal("ours", 0.99, lambda use: use.whole, start=True)
+    verdicts = judge(goal, [run(100.0, 0.1, start=start)] * 9, [run(100.0, 0.1)] * 9)
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.MET, Outcome.MET, outcome]
 
 
 def test_a_few_rounds_are_not_judged_however_clear_they_seem() -> None:
