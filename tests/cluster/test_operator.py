@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.support import ROOT
-from tests.support.cluster.operated import Job, Operator, manifest
+from tests.support.cluster.operated import LONG, Job, Operator, manifest
 from tests.support.cluster.pods import Namespace
 
 
@@ -37,7 +37,7 @@ def test_an_example_is_applied_and_succeeds(namespace: Namespace, operator: Oper
 
 def test_what_a_job_leaves_when_it_is_deleted_is_its_volume(namespace: Namespace, operator: Operator) -> None:
     job = Job(namespace, "short-lived")
-    job.apply(manifest("short-lived"))
+    job.apply(manifest("short-lived", trainer=LONG))
     job.trains()
     namespace("delete", "dtj", "short-lived", "--wait=true")
 
