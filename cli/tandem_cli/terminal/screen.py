@@ -380,7 +380,7 @@ def state_line(scene: Scene, now: float) -> str:
         now: seconds since the epoch.
     """
     status = scene.snapshot.status if scene.snapshot is not None else Status()
-    if status.progress is None and status.phase not in KNOWN:
+    if status.progress is None and status.phase not in KNOWN and not scene.draining:
         return _line(
             now, phase="Leaving" if scene.leaving else "Starting", waiting=scene.notice or scene.waiting or None
         )

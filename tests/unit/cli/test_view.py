@@ -163,6 +163,13 @@ def test_a_script_that_says_nothing_of_its_steps_runs_and_its_last_line_is_shown
     assert state_line(shown, NOON).endswith(' output="epoch 3 loss 0.21"')
 
 
+def test_a_script_that_is_through_does_not_start_while_its_last_checkpoints_are_evaluated() -> None:
+    snapshot = Snapshot(job="mine", time=NOON, status=Status(phase="Draining"))
+    waiting = "training is complete; 1 evaluator finishing"
+    shown = scene(snapshot=snapshot, own_command=True, draining=True, waiting=waiting)
+    assert state_line(shown, NOON) == f'time=22:13:20 phase=Draining restarts=0 waiting="{waiting}"'
+
+
 def test_who_leaves_is_not_restarting_and_has_no_time_left() -> None:
     restarting = STATUS.model_copy(update={"phase": "Restarting"})
     shown = scene(restarting, leaving=True, notice="saving, at step 520; Ctrl-C again leaves at once")
