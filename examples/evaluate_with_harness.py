@@ -19,7 +19,7 @@ LENGTH = 64
 
 def questions() -> list[dict[str, object]]:
     """Passages, each with four that might follow it; always the same ones."""
-    draws = random.Random(0)
+    draws = random.Random(0)  # noqa: S311 - the same questions each time
     found = []
     for name in sorted(topics)[::10]:
         text = topics[name]
