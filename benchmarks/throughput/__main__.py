@@ -1,6 +1,6 @@
 """Throughput of our loop beside a bare one, and of training with evaluators beside training without: `make bench`, or
 
-    python -m benchmarks.throughput [--rounds 9] [--steps 600] [--only loop|script|evaluators] [--model cnn]
+    python -m benchmarks.throughput [--rounds 9] [--steps 600] [--only loop|script|evaluators|trainer] [--model cnn]
 
 Every measurement is a fresh `tandem run` or `torchrun`; the sides take turns, and every other round in reverse
 (A B B A A B …), because the speed of a shared machine drifts. Of each run its throughput by the clock is taken, and the
@@ -16,6 +16,8 @@ warm up, are left out on all sides. All run on the same two cores, whatever the 
   evaluators  one rank of one thread with a core of its own (`tandem run --pin`), and one evaluator process on the other
               core that evaluates every checkpoint, beside the same without evaluators, where the rank may use both
               cores. The processor seconds of the ranks count.
+  trainer     the same with Hugging Face's Trainer, unchanged, whose states an evaluator scores beside it. Beside it,
+              without a goal, the Trainer that evaluates the same itself, as its users do; by the clock, training waits.
 
 How the goals are judged is said in `verdict`. Exit codes: 0 where all goals are met; 1 where one is missed or a
 measurement failed; 3 where the machine was too noisy, or the rounds too few, to judge one and none is missed. Results
@@ -30,17 +32,28 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TextIO
 
 from benchmarks.goals import Verdict, exit_code
-from benchmarks.throughput.sides import SKIP, Failure, Measure, Measurement, Work, bare, script, tandem
+from benchmarks.throughput.sides import (
+    SKIP,
+    TRAINER_BATCH,
+    Failure,
+    Measure,
+    Measurement,
+    Work,
+    bare,
+    script,
+    tandem,
+    trainer,
+)
 from benchmarks.throughput.verdict import Goal, clock_ratios, judge, processor_ratios, shown, start_ratios
 from tandem_cli.local.placement import usable_cores
 from tests.support import ROOT
 
 RESULTS = ROOT / "runs" / "throughput"
-ONLY = ("loop", "script", "evaluators")
+ONLY = ("loop", "script", "evaluators", "trainer")
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,7 @@ class Comparison:
 
 def comparisons(work: Work) -> dict[str, Comparison]:
     """By the names in ONLY."""
+    small = replace(work, batch_size=TRAINER_BATCH)
     return {
         "loop": Comparison(
             "two ranks, one thread each",
@@ -86,6 +100,16 @@ def comparisons(work: Work) -> dict[str, Comparison]:
                 "without evaluators": lambda: tandem(work, "evaluators.replicas=0", pin=True),
             },
             Goal("training with an evaluator ≥ 0.98 of training alone", 0.98, lambda use: use.ranks),
+        ),
+        "trainer": Comparison(
+            "Hugging Face's Trainer, one rank with a core of its own, a state every 50 steps",
+            "with an evaluator",
+            {
+                "with an evaluator": lambda: trainer(small, beside=True),
+                "without evaluation": lambda: trainer(small),
+                "evaluating itself": lambda: trainer(small, inline=True),
+            },
+            Goal("a Trainer with an evaluator ≥ 0.98 of one without evaluation", 0.98, lambda use: use.ranks),
         ),
     }
 

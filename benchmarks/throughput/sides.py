@@ -26,6 +26,9 @@ START_SECONDS, STEP_SECONDS = 120.0, 5.0
 """A run that takes longer than a start and so much for each of its steps has failed."""
 LEAVE_SECONDS = 30.0
 SCRIPT = Path(__file__).with_name("bare_ddp.py")
+TRAINER_EVERY, TRAINER_BATCH = 50, 8
+"""Steps between two states that it saves, and samples of one."""
+TRAINER, TRAINER_LOSS = Path(__file__).with_name("trainer.py"), Path(__file__).with_name("trainer_loss.py")
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,40 @@ def script(work: Work) -> Measurement:
         command = [TANDEM, "run", str(folder / "job.yaml"), "--run-dir", str(folder / "run")]
         began, looks = _run(command, folder, _is_our_rank, work)
         ends = json.loads(times.read_text())
+    return _measured(began, looks, ends, work)
+
+
+def trainer(work: Work, inline: bool = False, beside: bool = False) -> Measurement:
+    """Hugging Face's Trainer as the script of a `tandem run`, one rank with a core of its own.
+
+    Args:
+        inline: it evaluates what it saves itself.
+        beside: an evaluator process does, on the other core.
+
+    Raises:
+        Failure: it ended early, or not well, or not every state was evaluated.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        times, run_dir = folder / "times.json", RunDir(folder / "run")
+        command = ["python", str(TRAINER), "--steps", str(work.steps), "--batch-size", str(work.batch_size)]
+        command += ["--every", str(TRAINER_EVERY), "--times", str(times)]
+        spec: dict[str, object] = {"trainer": {"command": command + (["--inline"] if inline else [])}}
+        if beside:
+            program = ["python", str(TRAINER_LOSS)]
+            spec["evaluators"] = {"command": program, "watch": "checkpoint-*", "metric": "loss", "policy": "Every"}
+        manifest = {
+            "apiVersion": "tandem.dev/v1alpha1",
+            "kind": "DistributedTrainingJob",
+            "metadata": {"name": "bench"},
+            "spec": spec,
+        }
+        (folder / "job.yaml").write_text(json.dumps(manifest))
+        run = [TANDEM, "run", str(folder / "job.yaml"), "--run-dir", str(run_dir.path), "--pin"]
+        began, looks = _run(run, folder, _is_our_rank, work)
+        ends = json.loads(times.read_text())
+        if beside and len(list(run_dir.evaluations.glob("step-*/g000000.json"))) < work.steps // TRAINER_EVERY:
+            raise Failure("not every state was evaluated")
     return _measured(began, looks, ends, work)
 
 
