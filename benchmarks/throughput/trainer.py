@@ -1,4 +1,4 @@
-"""A small language model of English, trained by Hugging Face's Trainer, which saves its state now and then. Nothing of Tandem.
+"""A small language model of English, trained by Hugging Face's Trainer, which saves now and then. Nothing of Tandem.
 
     --inline   it evaluates each state itself, on text that was held out, and training waits for that
 
