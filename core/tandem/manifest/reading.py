@@ -30,8 +30,9 @@ from tandem.errors import SETTING, ManifestError, Problem, Unmet, UserError
 from tandem.job import API_VERSION, KIND, DistributedTrainingJob
 from tandem.manifest.fields import Node, Path, at, describe, dotted, nearest, suggestion, tree
 from tandem.manifest.source import MOST_BYTES, Place, Source, parse, parse_value, shown
-from tandem.model import RULES, RuleBroken
+from tandem.model import RULES, TASK, RuleBroken
 from tandem.pod_template import WHOLE
+from tandem.tasks import BUILT_IN
 
 
 def apply_overrides(data: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
@@ -173,7 +174,7 @@ def _worded(detail: ErrorDetails, data: dict[str, Any]) -> Iterator[tuple[Path, 
             )
         case "value_error" if isinstance(broken := detail.get("ctx", {}).get("error"), RuleBroken):
             for rule in broken.broken:
-                inner = (*path, rule.field) if rule.field else path
+                inner = (*path, *filter(None, rule.field.split(".")))
                 parts = list(_parts_of_devices(inner, data))
                 yield from parts or [(inner, f"{name}: {rule.message}", {})]
         case "value_error" if isinstance(error := detail.get("ctx", {}).get("error"), ValueError):
@@ -210,7 +211,8 @@ def _mismatch(name: str, node: Node, detail: ErrorDetails) -> tuple[str, dict[st
     allowed, given = describe(node), detail["input"]
     more = {"allowed": allowed}
     if detail["type"] == "string_pattern_mismatch" and (rule := RULES.get(node.pattern)):
-        return f"{name} must be {rule}, not {_kind_of(given)}", more | {"allowed": ""}
+        near = nearest(str(given), [BUILT_IN]) if node.pattern == TASK else ""
+        return f"{name} must be {rule}, not {_kind_of(given)}", more | {"allowed": "", "suggestion": near}
     if detail["type"] == "string_pattern_mismatch" and node.kind == "text":
         more["allowed"] = node.description or f"text like {node.pattern}"
         return f"{name} cannot be {shown(given)} ({more['allowed'].rstrip('.')})", more
