@@ -310,7 +310,7 @@ class Evaluators(Model):
     """`Latest` evaluates the newest checkpoint and records the ones that it skips; `Every` evaluates all of them."""
     named_metric: Annotated[MetricName | None, Field(alias="metric")] = None
     """The score that decides which checkpoint is the best. Of a built-in task: `loss`, `accuracy` or `macroF1`. Of a
-    `command` or your own task: one of those that it reports. Default: `loss` for your own task, otherwise `accuracy`."""
+    `command` or your own task: one that it reports. Default: `loss` for your own task, otherwise `accuracy`."""
     goal: Literal["Maximize", "Minimize"] | None = None
     """Which direction is better. Default: the metric's own, if it is one of a built-in task."""
     image: Image | None = None
@@ -564,9 +564,7 @@ class Spec(Model):
             "evaluators.metric",
         ),
         Rule(
-            lambda s: (
-                s.trainer.own_task is not None or not s.is_scored_by_task or s.evaluators.timeout_seconds is None
-            ),
+            lambda s: s.trainer.own_task is not None or not s.is_scored_by_task or s.evaluators.timeout_seconds is None,
             f"{SCORED_BY_TASK} || ({OWN_TASK.format('self.trainer')}) || !has(self.evaluators.timeoutSeconds)",
             "timeoutSeconds belongs to a command or a task of your own",
             "evaluators.timeoutSeconds",

@@ -1,6 +1,6 @@
-"""The tasks and their typed configuration: the built-in ones, and how long and how fast a task of the user's own learns.
+"""The tasks and their typed configuration.
 
-A task says what to learn (tandem_trainer.task); its loop, `Loop`, says how. What a task of the user's own takes besides,
+A task says what to learn (tandem_trainer.task); `Loop` says how. What a task of the user's own takes besides, its
 `Parameters`, only its own code can check: that is done where it can be imported, and never in this room.
 """
 
