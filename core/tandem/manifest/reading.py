@@ -137,7 +137,7 @@ def problems(
     overrides applied."""
     set_by = {setting_of(setting)[0]: setting for setting in overrides}
     found: dict[tuple[str, str], Problem] = {}
-    meant = {_meant(detail["loc"]) for detail in details if detail["type"] == "extra_forbidden"}
+    meant = {_meant(detail["loc"], data) for detail in details if detail["type"] == "extra_forbidden"}
     for detail in details:
         if detail["type"] == "missing" and detail["loc"] in meant:
             continue
@@ -147,9 +147,15 @@ def problems(
     return sorted(found.values())
 
 
-def _meant(unknown: Path) -> Path:
+def _meant(unknown: Path, data: dict[str, Any]) -> Path:
     """The field beside an unknown one that was probably meant by it: it is misspelt, not missing as well."""
-    return (*unknown[:-1], suggestion(_root(), unknown[:-1], str(unknown[-1])))
+    return (*unknown[:-1], suggestion(_root(), unknown[:-1], str(unknown[-1]), _has_own_task(data)))
+
+
+def _has_own_task(data: Any) -> bool:
+    for part in ("spec", "trainer", "task"):
+        data = data.get(part) if isinstance(data, dict) else None
+    return isinstance(data, str) and ":" in data
 
 
 def _worded(detail: ErrorDetails, data: dict[str, Any]) -> Iterator[tuple[Path, str, dict[str, str]]]:
@@ -164,7 +170,7 @@ def _worded(detail: ErrorDetails, data: dict[str, Any]) -> Iterator[tuple[Path, 
             yield path, f"{name} is missing{meaning}", {"given": "", "allowed": wanted}
         case "extra_forbidden":
             parent = at(_root(), path[:-1])
-            near = suggestion(_root(), path[:-1], str(path[-1]))
+            near = suggestion(_root(), path[:-1], str(path[-1]), _has_own_task(data))
             where = f" in {dotted(path[:-1])}" if path[:-1] else ""
             beside = ", ".join(parent.fields) if parent else ""
             yield (
