@@ -290,11 +290,13 @@ def _worded(error: Any, model: Any) -> tuple[tuple[str | int, ...], str]:
     path = (*PARAMETERS, *error["loc"])
     match error["type"]:
         case "extra_forbidden" | "unexpected_keyword_argument":
+            if len(error["loc"]) > 1:
+                return path, f"there is no parameter {error['loc'][-1]} here"
             names = ", ".join(_names(model))
             has = f"it has {names}" if names else "it has none"
             return path, f"{model.__name__} has no parameter {error['loc'][-1]}; {has}"
         case "missing" | "missing_argument":
-            return path, f"{model.__name__} needs a value for {error['loc'][-1]}"
+            return path, "a value is missing"
         case _:
             given = one_line(json.dumps(error["input"], default=str))[:80]
             message = one_line(error["msg"]).removeprefix("Value error, ")
