@@ -137,8 +137,11 @@ def test_a_metric_that_is_no_number_fails_evaluations_with_one_sentence_and_harm
 @pytest.mark.parametrize(
     ("trainer", "words"),
     [
-        ({"task": "slope:Slopes"}, "job.yaml:6:.*: Python finds no module slope in"),
-        ({"task": "slopes:Slope"}, "job.yaml:6:.*: the module slopes has no class Slope; did you mean slopes:Slopes"),
+        ({"task": "slope:Slopes"}, "job.yaml:22:11: .*: Python finds no module slope in"),
+        (
+            {"task": "slopes:Slope"},
+            "job.yaml:22:11: .*: the module slopes has no class Slope; did you mean slopes:Slopes",
+        ),
         (
             {"parameters": {"width": "16"}},
             'job.yaml:.*spec.trainer.parameters.width: input should be a valid integer, not "16"',
