@@ -118,7 +118,7 @@ def test_killed_it_is_the_undisturbed_run_and_its_own_metric_names_the_best_chec
     assert sorted(scores) == [10, 20, 30, 40, 48]
     assert all(metrics.keys() == {"error", "largest", "loss"} for metrics in scores.values())
     best = json.loads(killed.run_dir.best_file.read_text())
-    assert (best["metric"], best["goal"]) == ("error", "Minimize")
+    assert best["metric"] == "error"
     assert best["value"] == min(metrics["error"] for metrics in scores.values())
     assert "slopes is complete: 48 steps" in killed.output
 
