@@ -120,7 +120,7 @@ class Trainer(Model):
     """The configuration of a built-in task; every field has a default."""
     loop: TaskLoop | None = None
     """How a task of your own is trained; every field has a default."""
-    parameters: Parameters = {}
+    parameters: Parameters | None = None
     """What a task of your own is given. The type of its configuration says what may stand here."""
     command: Annotated[list[Word], Field(min_length=1, max_length=64)] | None = None
     """Your own script and how to start it, for instance `[python, train.py]`; torchrun sets rank and world size. If the
@@ -156,8 +156,8 @@ class Trainer(Model):
             "loop",
         ),
         Rule(
-            lambda t: t.own_task is not None or not t.parameters,
-            f"!has(self.parameters) || size(self.parameters) == 0 || ({OWN_TASK.format('self')})",
+            lambda t: t.own_task is not None or t.parameters is None,
+            f"!has(self.parameters) || ({OWN_TASK.format('self')})",
             "parameters belong to a task of your own; a built-in task takes config, and your own command args and env",
             "parameters",
         ),

@@ -184,7 +184,7 @@ def task_of(trainer: Trainer) -> Task[Any]:
     kind = found(CLASSES.get(trainer.task, trainer.task))
     if trainer.is_built_in:
         return kind(trainer.settings)
-    config, wrong = configured(kind, trainer.parameters)
+    config, wrong = configured(kind, trainer.parameters or {})
     if wrong:
         raise ConfigurationError("; ".join(sentence(path, message) for path, message in wrong))
     try:

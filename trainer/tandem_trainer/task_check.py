@@ -21,7 +21,7 @@ def wrong(trainer: Trainer) -> list[dict[str, Any]]:
     """The mistakes, in the order of the manifest."""
     assert trainer.own_task is not None
     try:
-        _, mistakes = configured(found(trainer.own_task), trainer.parameters)
+        _, mistakes = configured(found(trainer.own_task), trainer.parameters or {})
     except ConfigurationError as error:
         return [{"path": TASK, "message": str(error)}]
     return [{"path": path, "message": sentence(path, message)} for path, message in mistakes]

@@ -201,7 +201,7 @@ def config(entry: Entry, manifest: Manifest, job: DistributedTrainingJob | None,
     if job.spec.trainer.task is None:
         return found | {"command": job.spec.trainer.command}
     if job.spec.trainer.own_task is not None:
-        own = {"task": job.spec.trainer.own_task, "parameters": job.spec.trainer.parameters}
+        own = {"task": job.spec.trainer.own_task, "parameters": job.spec.trainer.parameters or {}}
         return found | own | {"precision": job.spec.trainer.settings_of_loop.precision}
     settings = job.spec.trainer.settings
     found |= {"task": job.spec.trainer.task, "architectures": [settings.model], "model": settings.model}
