@@ -124,7 +124,8 @@ def test_killed_it_is_the_undisturbed_run_and_its_own_metric_names_the_best_chec
 
 
 def test_a_metric_that_is_no_number_fails_evaluations_with_one_sentence_and_harms_no_training(tmp_path: Path) -> None:
-    changed = {"trainer": {"parameters": {"width": 16, "metric": "nonsense"}}}
+    task = {"parameters": {"width": 16, "metric": "nonsense"}}
+    changed = {"trainer": task, "checkpoint": {"everySteps": 100}}
     with LocalRun(tmp_path / "a", manifest=written(tmp_path / "a", **changed), cwd=tmp_path / "a") as run:
         assert run.ends() == 0, run.output
         assert run.final_step() == 48
