@@ -24,7 +24,7 @@ from tandem.model import (
 )
 from tandem.pod_template import GROUP, WHOLE, Resources, Template, asked_in, gpus, is_whole, processes_in_cel
 from tandem.status import Status
-from tandem.tasks import GOALS, ImageClassification, Positive
+from tandem.tasks import BUILT_IN, GOALS, ImageClassification, Loop, Parameters, Positive, TaskLoop, TaskName
 
 Word = Annotated[str, Field(max_length=4096, pattern=WORD)]
 
@@ -104,15 +104,24 @@ Seconds = Annotated[float, Field(gt=0)]
 ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", max_length=253)]
 
 
+OWN_TASK = "has({0}.task) && {0}.task.contains(':')"
+"""In CEL, whether a trainer has a task of the user's own."""
+
+
 class Trainer(Model):
-    """What to train: a built-in `task`, or any `command` that torchrun can start."""
+    """What to train: a `task`, built-in or your own, or any `command` that torchrun can start."""
 
     image: Image | None = None
     """Container image of the workers. Default: the chart's trainer image. `tandem run` does not use it."""
-    task: Literal["image-classification"] | None = None
-    """A built-in task."""
+    task: TaskName | None = None
+    """`image-classification`, or a task of your own as `package.module:Class`, which is imported from the folder where
+    the processes are started, from PYTHONPATH, or from an installed package."""
     config: ImageClassification | None = None
-    """The task's configuration; every field has a default."""
+    """The configuration of a built-in task; every field has a default."""
+    loop: TaskLoop | None = None
+    """How a task of your own is trained; every field has a default."""
+    parameters: Parameters | None = None
+    """What a task of your own is given. The type of its configuration says what may stand here."""
     command: Annotated[list[Word], Field(min_length=1, max_length=64)] | None = None
     """Your own script and how to start it, for instance `[python, train.py]`; torchrun sets rank and world size. If the
     first word ends in `.py`, it runs with the same Python."""
@@ -125,7 +134,7 @@ class Trainer(Model):
         Rule(
             lambda t: (t.task is None) != (t.command is None),
             "has(self.task) != has(self.command)",
-            "give exactly one of task (a built-in one) and command (your own script)",
+            "give exactly one of task (a built-in one, or your own class) and command (your own script)",
             "task",
         ),
         Rule(
@@ -135,17 +144,50 @@ class Trainer(Model):
             "config",
         ),
         Rule(
+            lambda t: t.own_task is None or t.config is None,
+            f"!has(self.config) || !({OWN_TASK.format('self')})",
+            "config belongs to a built-in task; your own task takes loop and parameters",
+            "config",
+        ),
+        Rule(
+            lambda t: t.own_task is not None or t.loop is None,
+            f"!has(self.loop) || ({OWN_TASK.format('self')})",
+            "loop belongs to a task of your own; a built-in task takes config, and your own command args and env",
+            "loop",
+        ),
+        Rule(
+            lambda t: t.own_task is not None or t.parameters is None,
+            f"!has(self.parameters) || ({OWN_TASK.format('self')})",
+            "parameters belong to a task of your own; a built-in task takes config, and your own command args and env",
+            "parameters",
+        ),
+        Rule(
             lambda t: t.command is not None or not t.args,
             "has(self.command) || !has(self.args) || size(self.args) == 0",
-            "args belong to a command; a built-in task takes config",
+            "args belong to a command; a built-in task takes config, and your own task parameters",
             "args",
         ),
     )
 
     @property
     def settings(self) -> ImageClassification:
-        """The task's configuration with its defaults filled in."""
+        """The configuration of the built-in task with its defaults filled in."""
         return self.config or ImageClassification()
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether a built-in task is trained."""
+        return self.task == BUILT_IN
+
+    @property
+    def own_task(self) -> str | None:
+        """Module and class of the user's own task; None if something else is trained."""
+        return None if self.is_built_in else self.task
+
+    @property
+    def settings_of_loop(self) -> Loop:
+        """How the task is trained, whosever it is, with the defaults filled in."""
+        return self.settings if self.is_built_in else self.loop or TaskLoop()
 
 
 class Ports(Model):
@@ -254,6 +296,9 @@ class Workers(Model):
         return {part: {**self.resources.get(part, {}), **in_template.get(part, {})} for part in ("limits", "requests")}
 
 
+WHICH_WAY = "goal must say whether more of this metric is better (Maximize) or less (Minimize)"
+
+
 class Evaluators(Model):
     """CPU processes that evaluate checkpoints during training. Each takes a share of the evaluation data."""
 
@@ -263,9 +308,9 @@ class Evaluators(Model):
     """Processes in each pod. The evaluation data is split over all processes of all pods."""
     policy: Literal["Latest", "Every"] = "Latest"
     """`Latest` evaluates the newest checkpoint and records the ones that it skips; `Every` evaluates all of them."""
-    metric: MetricName = "accuracy"
+    named_metric: Annotated[MetricName | None, Field(alias="metric")] = None
     """The score that decides which checkpoint is the best. Of a built-in task: `loss`, `accuracy` or `macroF1`. Of a
-    `command`: one of those that it reports."""
+    `command` or your own task: one that it reports. Default: `loss` for your own task, otherwise `accuracy`."""
     goal: Literal["Maximize", "Minimize"] | None = None
     """Which direction is better. Default: the metric's own, if it is one of a built-in task."""
     image: Image | None = None
@@ -286,8 +331,8 @@ class Evaluators(Model):
     """`watch` only: a checkpoint whose format does not tell that it is complete counts when nothing in it has changed
     for this long."""
     timeout_seconds: Seconds | None = None
-    """A program of your own that takes longer than this for one shard of one checkpoint is killed, and the checkpoint
-    counts as failed after the second time. Default: no limit."""
+    """A program or a task of your own that takes longer than this for one shard of one checkpoint is killed, and the
+    checkpoint counts as failed after the second time. Default: no limit."""
     drain_seconds: Seconds = 600.0
     """After training, the job waits for its evaluators as long as they make progress. It ends when this long has passed
     without a new result."""
@@ -298,15 +343,9 @@ class Evaluators(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            lambda e: e.command is not None or e.metric in GOALS,
-            f"has(self.command) || self.metric in {list(GOALS)}",
-            f"metric must be one of {', '.join(GOALS)}; others are reported by a command of your own",
-            "metric",
-        ),
-        Rule(
             lambda e: e.command is None or e.metric in GOALS or e.goal is not None,
-            f"!has(self.command) || self.metric in {list(GOALS)} || has(self.goal)",
-            "goal must say whether more of this metric is better (Maximize) or less (Minimize)",
+            f"!has(self.command) || !has(self.metric) || self.metric in {list(GOALS)} || has(self.goal)",
+            WHICH_WAY,
             "metric",
         ),
         Rule(
@@ -321,13 +360,12 @@ class Evaluators(Model):
             "watch needs a command, which evaluates what is found",
             "watch",
         ),
-        Rule(
-            lambda e: e.command is not None or e.timeout_seconds is None,
-            "has(self.command) || !has(self.timeoutSeconds)",
-            "timeoutSeconds belongs to a command",
-            "timeoutSeconds",
-        ),
     )
+
+    @property
+    def metric(self) -> str:
+        """The score that decides, with its default filled in."""
+        return self.named_metric or "accuracy"
 
     @property
     def processes(self) -> int:
@@ -469,6 +507,10 @@ class RunPolicy(Model):
     """Scheduler of all pods."""
 
 
+SCORED_BY_TASK = "!has(self.evaluators) || has(self.evaluators.command)"
+"""In CEL, whether a rule on evaluators that a task scores for says nothing of these."""
+
+
 class Spec(Model):
     """What you want to run."""
 
@@ -479,7 +521,7 @@ class Spec(Model):
     coordinator: Coordinator = Coordinator()
     """The coordinator's pod."""
     evaluators: Evaluators | None = None
-    """The evaluators. Default: one process for a built-in task, none for a command."""
+    """The evaluators. Default: one process for a task, none for a command."""
     checkpoint: Checkpoint = Checkpoint()
     """Checkpoints and their storage."""
     elasticity: Elasticity = Elasticity()
@@ -502,7 +544,37 @@ class Spec(Model):
             "omit evaluators",
             "evaluators",
         ),
+        Rule(
+            lambda s: s.trainer.own_task is not None or not s.is_scored_by_task or s.evaluators.metric in GOALS,
+            f"{SCORED_BY_TASK} || ({OWN_TASK.format('self.trainer')}) || !has(self.evaluators.metric)"
+            f" || self.evaluators.metric in {list(GOALS)}",
+            f"metric must be one of {', '.join(GOALS)}; others are reported by a command or a task of your own",
+            "evaluators.metric",
+        ),
+        Rule(
+            lambda s: (
+                s.trainer.own_task is None
+                or not s.is_scored_by_task
+                or s.evaluators.metric in GOALS
+                or s.evaluators.goal is not None
+            ),
+            f"{SCORED_BY_TASK} || !({OWN_TASK.format('self.trainer')}) || !has(self.evaluators.metric)"
+            f" || self.evaluators.metric in {list(GOALS)} || has(self.evaluators.goal)",
+            WHICH_WAY,
+            "evaluators.metric",
+        ),
+        Rule(
+            lambda s: s.trainer.own_task is not None or not s.is_scored_by_task or s.evaluators.timeout_seconds is None,
+            f"{SCORED_BY_TASK} || ({OWN_TASK.format('self.trainer')}) || !has(self.evaluators.timeoutSeconds)",
+            "timeoutSeconds belongs to a command or a task of your own",
+            "evaluators.timeoutSeconds",
+        ),
     )
+
+    @property
+    def is_scored_by_task(self) -> bool:
+        """Whether evaluators are given, and no command of theirs."""
+        return self.evaluators is not None and self.evaluators.command is None
 
     @property
     def variables(self) -> list[tuple[tuple[str | int, ...], EnvVar]]:
@@ -517,9 +589,10 @@ class Spec(Model):
     @property
     def evaluation(self) -> Evaluators:
         """The evaluators with their default filled in."""
-        if self.evaluators is not None:
-            return self.evaluators
-        return Evaluators() if self.trainer.task else Evaluators(replicas=0)
+        evaluators = self.evaluators or (Evaluators() if self.trainer.task else Evaluators(replicas=0))
+        if self.trainer.own_task and evaluators.command is None and evaluators.named_metric is None:
+            return evaluators.model_copy(update={"named_metric": "loss"})
+        return evaluators
 
 
 class Metadata(Model):

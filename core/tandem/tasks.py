@@ -1,13 +1,22 @@
-"""The built-in tasks and their typed configuration. A task names what to learn; its config says how."""
+"""The tasks and their typed configuration.
 
-from typing import Annotated, ClassVar, Literal
+A task says what to learn (tandem_trainer.task); `Loop` says how. What a task of the user's own takes besides, its
+`Parameters`, only its own code can check: that is done where it can be imported, and never in this room.
+"""
 
-from pydantic import Field
+from typing import Annotated, Any, ClassVar, Literal
 
-from tandem.model import FilePath, Model, Rule
+from pydantic import AfterValidator, Field
+
+from tandem.model import TASK, Extent, FilePath, Model, Rule, excess
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+BUILT_IN = "image-classification"
+"""The built-in task."""
+TaskName = Annotated[str, Field(pattern=TASK, max_length=253)]
+"""A built-in task, or the module and the class of another."""
 
 GOALS: dict[str, Literal["Maximize", "Minimize"]] = {
     "loss": "Minimize",
@@ -131,14 +140,9 @@ RewindOn = Literal["Spikes", "NotFinite", "Never"]
 """Which losses send training back to an older checkpoint."""
 
 
-class ImageClassification(Model):
-    """Configuration of the `image-classification` task."""
+class Loop(Model):
+    """How a task is trained, whatever it learns."""
 
-    model: Literal["cnn", "baby-cnn", "simple-net", "resnet-18"] = "cnn"
-    """`cnn`: conv 32 and 64, dropout, two linear layers; `baby-cnn`: a smaller one; `simple-net`: an MLP of
-    256-256; `resnet-18`: torchvision's, with the input layer fitted to the data."""
-    data: Data = Data()
-    """The data set."""
     initial_weights: FilePath | None = None
     """A safetensors file with weights to begin with, as `tandem checkpoints export` writes it: for instance of a run on
     another slice of the data. Default: random ones."""
@@ -176,6 +180,40 @@ class ImageClassification(Model):
     """Seed of initial weights, data order and dropout."""
     deterministic: bool = False
     """Use deterministic algorithms where torch has them."""
+
+
+class TaskLoop(Loop):
+    """How a task of your own is trained."""
+
+    rewind_on: RewindOn = "NotFinite"
+    """When training goes back to an older checkpoint and leaves the data around the bad step out: `NotFinite`, when the
+    loss is NaN or infinite; `Spikes`, also when it has become worse than that of the untrained model; `Never`."""
+    loader_workers: Annotated[int, Field(ge=0, le=256)] = 0
+    """Processes of each rank that read samples ahead. They do not change which rank sees which sample. 0: a sample is
+    read when its step begins. Not used if the data is a `TensorDataset`, which lies on the device as a whole."""
+
+
+MOST_PARAMETERS = Extent(depth=16, values=5_000, characters=2**16)
+
+
+def _bounded(parameters: dict[str, Any]) -> dict[str, Any]:
+    if why := excess(parameters, MOST_PARAMETERS):
+        raise ValueError(f"parameters: this {why}; keep data in a file, and give the task its path")
+    return parameters
+
+
+Parameters = Annotated[dict[str, Any], AfterValidator(_bounded)]
+"""What a task of the user's own is given."""
+
+
+class ImageClassification(Loop):
+    """Configuration of the `image-classification` task."""
+
+    model: Literal["cnn", "baby-cnn", "simple-net", "resnet-18"] = "cnn"
+    """`cnn`: conv 32 and 64, dropout, two linear layers; `baby-cnn`: a smaller one; `simple-net`: an MLP of
+    256-256; `resnet-18`: torchvision's, with the input layer fitted to the data."""
+    data: Data = Data()
+    """The data set."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

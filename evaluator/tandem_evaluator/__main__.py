@@ -27,6 +27,8 @@ from tandem_evaluator.evaluator_log import EvaluatorLog
 if TYPE_CHECKING:
     from tandem_evaluator.scoring import Scoring
 
+TASK_PROGRAM = ("python", "-m", "tandem_evaluator.task_program")
+"""What scores a task of the user's own: a program, whose imports and crashes are not this process's."""
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
 
@@ -125,10 +127,13 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
 
 def _scoring(job: DistributedTrainingJob) -> "Scoring":
     """How the job's checkpoints are evaluated."""
-    if job.spec.evaluation.command is not None:
+    evaluators = job.spec.evaluation
+    if job.spec.trainer.own_task is not None and evaluators.command is None:
+        evaluators = evaluators.model_copy(update={"command": [*TASK_PROGRAM]})
+    if evaluators.command is not None:
         from tandem_evaluator.program import ProgramScoring
 
-        return ProgramScoring(job.spec.evaluation)
+        return ProgramScoring(evaluators)
     # These load torch.
     from tandem_evaluator.evaluation import Evaluation, TaskScoring
     from tandem_trainer.failure import ConfigurationError

@@ -1,7 +1,8 @@
 """What an evaluator process does with a shard of a checkpoint: the seam between the loop and the ways to evaluate.
 
 The loop surveys, chooses, claims and publishes, and knows no model. A built-in task is scored in this process
-(`evaluation.TaskScoring`, which loads torch), anything else by a program of the user's (`program.ProgramScoring`).
+(`evaluation.TaskScoring`, which loads torch), anything else by a program (`program.ProgramScoring`): the user's, or,
+for a task of the user's own, `task_program`.
 """
 
 from collections.abc import Callable, Sequence

@@ -18,7 +18,8 @@ from tandem_trainer.checkpoint.state import NamedOptimizer, weights
 from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.models import build
 from tandem_trainer.process_group import Group
-from tandem_trainer.train import averaged, build_optimizer
+from tandem_trainer.task import torch_optimizer
+from tandem_trainer.train import averaged
 from tests.support import manifests
 from tests.support.ranks import Ranks, make_rundir, records
 
@@ -35,7 +36,7 @@ class Training:
         average = averaged(self.model, 0.9)
         assert average is not None
         self.average: AveragedModel = average
-        self.optimizer = build_optimizer(Optimizer.model_validate({"name": optimizer}), self.model)
+        self.optimizer = torch_optimizer(Optimizer.model_validate({"name": optimizer}), self.model)
         self.scaler = torch.amp.GradScaler(device.type)
         self.kept = TrainState(self.model, self.optimizer, self.average, {"scaler": self.scaler})
         self._images = torch.randn(64, 1, 8, 8, device=device)

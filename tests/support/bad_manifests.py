@@ -11,6 +11,7 @@ from tests.support import ROOT
 FOLDER = ROOT / "tests/manifests/bad"
 HEAD = "apiVersion: tandem.dev/v1alpha1\nkind: DistributedTrainingJob\n"
 NAMED = HEAD + "metadata:\n  name: bad\n"
+OWN_TASK = NAMED + "spec:\n  trainer:\n    task: a.b:C\n"
 TASK = NAMED + "spec:\n  trainer:\n    task: image-classification\n"
 CONFIG = TASK + "    config:\n"
 COMMAND = NAMED + "spec:\n  trainer:\n    command: [python, train.py]\n"
@@ -312,6 +313,22 @@ CASES: tuple[BadManifest, ...] = (
         "args belong to a command",
         "spec.evaluators.args",
     ),
+    _case(
+        "metric-of-a-task-without-a-goal",
+        OWN_TASK + "  evaluators: {metric: bleu}\n",
+        "goal must say",
+        "spec.evaluators.metric",
+    ),
+    _case("config-of-an-own-task", OWN_TASK + "    config: {}\n", "takes loop and parameters", "spec.trainer.config"),
+    _case("loop-of-a-built-in-task", TASK + "    loop: {epochs: 2}\n", "task of your own", "spec.trainer.loop"),
+    _case(
+        "parameters-of-a-built-in-task",
+        TASK + "    parameters: {a: 1}\n",
+        "task of your own",
+        "spec.trainer.parameters",
+    ),
+    _case("parameters-as-text", OWN_TASK + "    parameters: width\n", "a group", "spec.trainer.parameters"),
+    _case("task-as-a-path", NAMED + "spec:\n  trainer:\n    task: a/b.py:C\n", "module and class", "spec.trainer.task"),
     _case("metric-unknown", TASK + "  evaluators: {metric: f1}\n", "one of loss", "spec.evaluators.metric"),
     _case("never-a-checkpoint", TASK + "  checkpoint: {everySteps: 0}\n", "1 or more", "spec.checkpoint.everySteps"),
     _case("keep-none", TASK + "  checkpoint: {keepLast: 0}\n", "1 or more", "spec.checkpoint.keepLast"),

@@ -115,6 +115,10 @@ def _task(spec: Manifest | None = None, variables: list[Manifest] | None = None,
     return lambda folder: manifest("case", trainer=trainer | ({"env": variables} if variables else {}), **(spec or {}))
 
 
+def _own_task(name: str) -> Any:
+    return lambda folder: manifest("case", trainer={"task": name})
+
+
 def _mnist(change: Callable[[Path], object], data: Manifest | None = None, **config: Any) -> Any:
     """A job on MNIST's files, of which `change` spoils something."""
 
@@ -250,6 +254,8 @@ CASES = (
     BadSurroundings("home-not-expanded", _command("python", "~/train.py"), _SECOND, "~ is not expanded"),
     BadSurroundings("variable-not-expanded", _command("python", "$HOME/train.py"), _SECOND, "no shell runs this"),
     BadSurroundings("module-missing", _command("python", "-m", "no_such"), _THIRD, "no module no_such"),
+    BadSurroundings("task-missing", _own_task("no_such:A"), "spec.trainer.task", "finds no module no_such"),
+    BadSurroundings("task-in-a-module", _own_task("json.decoder.a:A"), "spec.trainer.task", "json.decoder is a module"),
     BadSurroundings("module-is-a-file", _command("python", "-m", "a.py", a__py=""), _THIRD, "not a package", "a"),
     BadSurroundings("module-is-a-path", _command("python", "-m", "./a"), _THIRD, "is not a module name"),
     BadSurroundings("module-in-a-module", _command("python", "-m", "a.b", a__py=""), _THIRD, "not a package"),

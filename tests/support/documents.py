@@ -219,6 +219,8 @@ def _check_part_of_a_job(part: dict[str, Any]) -> None:
     whole = yaml.safe_load((ROOT / "examples/digits.yaml").read_text())
     if "preload" in part.get("elasticity", {}):
         whole = yaml.safe_load((ROOT / "examples/own-script.yaml").read_text())
+    if ":" in part.get("trainer", {}).get("task", ""):
+        whole = yaml.safe_load((ROOT / "examples/own-task.yaml").read_text())
     job_of(parse(yaml.safe_dump(_merged(whole, {"spec": part})).encode(), "block"))
 
 

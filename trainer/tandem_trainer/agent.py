@@ -41,6 +41,7 @@ SHARED = ("torch.distributed.run",)
 """What the agent needs, too."""
 FOR_RANKS = (
     "tandem_trainer.train",
+    "tandem_trainer.image_classification",
     # The first optimizer and the first DistributedDataParallel import it.
     "torch._dynamo",
 )

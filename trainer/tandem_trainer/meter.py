@@ -20,7 +20,7 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -31,7 +31,6 @@ from torch.nn.utils import get_total_norm
 from tandem.rundir import records
 from tandem.rundir.log import LogWriter
 from tandem.tasks import ImageClassification
-from tandem_trainer.data import Samples
 from tandem_trainer.data.order import digest
 from tandem_trainer.models import build
 from tandem_trainer.process_group import MOST_STEPS_BETWEEN_VOTES
@@ -349,14 +348,17 @@ class Cost(NamedTuple):
     """Of one GPU, a second."""
 
 
-def cost_of(config: ImageClassification, samples: Samples, device: torch.device) -> Cost:
-    """What training on these samples costs."""
-    if device.type != "cuda" or config.precision == "float32":
+def cost_of(precision: str, flops_per_sample: Callable[[], float | None], device: torch.device) -> Cost:
+    """What training in a precision costs.
+
+    Args:
+        flops_per_sample: asked only where a cost is well defined.
+    """
+    if device.type != "cuda" or precision == "float32":
         return Cost()
     most = peak(torch.cuda.get_device_name(device))
-    if most is None:
-        return Cost()
-    return Cost(per_sample(config, samples.channels, samples.image_size, samples.classes), most)
+    flops = None if most is None else flops_per_sample()
+    return Cost() if flops is None else Cost(flops, most)
 
 
 def peak(name: str) -> float | None:

@@ -1,4 +1,4 @@
-"""The training loop of a built-in task, from top to bottom: data, model, restore, steps, end.
+"""The training loop of a task, built-in or your own, from top to bottom: data, model, restore, steps, end.
 
 The gradient is that of the mean loss over the *global* batch, whatever the number of ranks, however unevenly the batch
 splits and however many micro-batches a rank needs; every rank takes as many as the one that needs most, because a
@@ -8,15 +8,17 @@ losses is scaled by ranks / global samples.
 Dropout draws by seed, step and sample (tandem_trainer.models.dropout). Whatever else draws in a model follows from
 seed, step and rank. So a resumed run needs no stored generator state.
 
-What makes it elastic, and the checkpoints, are the business of `tandem_trainer.elastic_run`.
+What is learned is the task's (tandem_trainer.task). What makes it elastic, and the checkpoints, are the business of
+`tandem_trainer.elastic_run`.
 """
 
 import contextlib
 import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -24,20 +26,22 @@ from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
 from tandem.rundir.checkpoint import Broken
 from tandem.rundir.durable import may_pass
-from tandem.tasks import ImageClassification, Optimizer, Schedule
+from tandem.tasks import Loop, Schedule, TaskLoop
 from tandem_trainer.checkpoint.format import parse
 from tandem_trainer.checkpoint.state import load_weights
 from tandem_trainer.checkpoint.train_state import TrainState
-from tandem_trainer.data import Samples, load
+from tandem_trainer.data.feeding import Reading
 from tandem_trainer.data.keyed import mixed, seed_torch
-from tandem_trainer.data.order import Batches, Order, Passes, pieces, share
+from tandem_trainer.data.order import Order, Passes, pieces
+from tandem_trainer.data.sampling import has_indices
+from tandem_trainer.data.supply import Read, Resident, Share, Supply, whole_and_slice
 from tandem_trainer.elastic_run import ElasticRun, RankContext, StopRequest
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.meter import Busy, GradientNorm, cost_of
-from tandem_trainer.models import build
 from tandem_trainer.models.dropout import Draws, key_dropout
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.replicated import distribute, prepare
+from tandem_trainer.task import Task, name_of, task_of, tensors_of
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -47,29 +51,28 @@ class Stepper:
 
     def __init__(
         self,
-        config: ImageClassification,
+        task: Task[Any],
+        loop: Loop,
         group: Group,
         forward: nn.Module,
         draws: Draws,
         optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler,
-        samples: Samples,
         gradients: GradientNorm | None = None,
     ) -> None:
         """
         Args:
+            task: whose losses are learned from.
+            loop: how.
             forward: the model as it is called, wrapped for data parallelism if there are several ranks.
             draws: what its dropout draws from.
             scaler: of the loss; enabled for float16 alone.
-            samples: the training data; moved to the device as a whole.
             gradients: measures their norm; None where nobody asks.
         """
-        if config.precision == "float16" and group.device.type != "cuda":
+        if loop.precision == "float16" and group.device.type != "cuda":
             raise ConfigurationError("precision: float16 needs a GPU; on a CPU take bfloat16 or float32")
-        self._config, self._group = config, group
+        self._task, self._loop, self._group = task, loop, group
         self._forward, self._draws, self._optimizer, self._scaler = forward, draws, optimizer, scaler
-        self._images = samples.images.to(group.device)
-        self._labels = samples.labels.to(group.device)
         self._parameters = [p for parameters in optimizer.param_groups for p in parameters["params"]]
         self._gradients = gradients
         if gradients is not None:
@@ -77,36 +80,35 @@ class Stepper:
         self.busy = Busy(group.device)
         forward.train()
 
-    def take(self, step: int, ids: Tensor, learning_rate: float) -> Tensor:
+    def take(self, step: int, share: Share, learning_rates: Sequence[float]) -> Tensor:
         """Take one step.
 
         Args:
             step: its number, counted from 0.
-            ids: [global batch], sample ids of all ranks together.
-            learning_rate: for this step.
+            share: this rank's samples.
+            learning_rates: for this step, of each group of parameters.
 
         Returns:
             This rank's part of the mean loss of the global batch: the sum over all ranks is the mean. Scalar, float32.
         """
         group = self._group
-        seed_torch(mixed(self._config.seed, step, group.rank), group.device)
-        for parameters in self._optimizer.param_groups:
-            parameters["lr"] = learning_rate
-        mine = share(ids, group.rank, group.world_size)
-        cuts = pieces(len(mine), len(ids), group.world_size, self._config.micro_batch_size or len(ids))
+        seed_torch(mixed(self._loop.seed, step, group.rank), group.device)
+        for parameters, rate in zip(self._optimizer.param_groups, learning_rates, strict=True):
+            parameters["lr"] = rate
+        size = len(share.ids)
+        cuts = pieces(share.samples, size, group.world_size, self._loop.micro_batch_size or size)
         total = torch.zeros((), device=group.device)
         for number, (start, end) in enumerate(cuts, start=1):
             # A rank without a sample still takes part in the collectives: with one sample of weight 0.
-            chunk, weight = (mine[start:end], 1.0) if start < end else (ids[:1], 0.0)
-            scale = weight / len(ids)
+            scale = (1.0 if start < end else 0.0) / size
             with self._synchronised(number == len(cuts)):
                 with self.busy:
-                    loss = self._loss(step, chunk)
+                    loss = self._loss(step, share, start, end)
                 self._scaler.scale(loss * (scale * group.world_size)).backward()  # type: ignore[no-untyped-call]
             total += loss.detach() * scale
-        if self._config.gradient_clip_norm is not None:
+        if self._loop.gradient_clip_norm is not None:
             self._scaler.unscale_(self._optimizer)
-            norm = nn.utils.clip_grad_norm_(self._parameters, self._config.gradient_clip_norm)
+            norm = nn.utils.clip_grad_norm_(self._parameters, self._loop.gradient_clip_norm)
             if self._gradients is not None and self._gradients.is_due:
                 self._gradients.tell(norm)
         self._scaler.step(self._optimizer)
@@ -114,38 +116,19 @@ class Stepper:
         self._optimizer.zero_grad(set_to_none=True)
         return total
 
-    def _loss(self, step: int, chunk: Tensor) -> Tensor:
-        """Sum of the cross entropies of some samples. Scalar, float32."""
-        if self._group.device.type == "cuda":
-            chunk = chunk.to(self._group.device, non_blocking=True)
-        self._draws.set(self._config.seed, step, chunk)
-        images, labels = self._images[chunk], self._labels[chunk]
-        if self._config.precision == "float32":
-            return F.cross_entropy(self._forward(images), labels, reduction="sum")
-        with torch.autocast(self._group.device.type, dtype=DTYPES[self._config.precision]):
-            logits = self._forward(images)
-        return F.cross_entropy(logits.float(), labels, reduction="sum")
+    def _loss(self, step: int, share: Share, start: int, end: int) -> Tensor:
+        """Sum of the losses of some samples. Scalar."""
+        batch, keys = share.part(start, end)
+        self._draws.set(self._loop.seed, step, keys)
+        if self._loop.precision == "float32":
+            return self._task.loss_sum(self._forward, batch, len(keys))
+        with torch.autocast(self._group.device.type, dtype=DTYPES[self._loop.precision]):
+            return self._task.loss_sum(self._forward, batch, len(keys)).float()
 
     def _synchronised(self, last: bool) -> contextlib.AbstractContextManager[None]:
         """Average gradients in the backward pass of the last micro-batch alone."""
         no_sync = getattr(self._forward, "no_sync", contextlib.nullcontext)
         return contextlib.nullcontext() if last else no_sync()
-
-
-def build_optimizer(config: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer over all parameters that learn."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # The multi-tensor implementations: one launch for all parameters, on CPUs too.
-    if config.name == "sgd":
-        return torch.optim.SGD(
-            parameters,
-            lr=config.learning_rate,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
-    kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
-    return kind(parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
 
 
 def rate_factor(schedule: Schedule, step: int, total_steps: int) -> float:
@@ -161,7 +144,7 @@ def rate_factor(schedule: Schedule, step: int, total_steps: int) -> float:
 
 
 def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
-    """Train the built-in task until its end or until asked to leave. Collective: every rank of the generation calls it.
+    """Train the job's task until its end or until asked to leave. Collective: every rank of the generation calls it.
 
     Raises:
         ConfigurationError: the job cannot work as it is written.
@@ -170,46 +153,84 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
         WentBack: the loss has become useless.
     """
     stop = StopRequest(context.pulse)
-    config, group = job.spec.trainer.settings, context.group
+    loop, group = job.spec.trainer.settings_of_loop, context.group
 
     # Data and model
-    torch.use_deterministic_algorithms(config.deterministic)
-    samples = load(config.data, "train")
-    elastic = ElasticRun(context, job.spec.checkpoint, stop, config.rewind_on)
-    passes = Passes(order_of(config, len(samples)), config.epochs, config.max_steps)
-    cost = cost_of(config, samples, group.device)
-    torch.manual_seed(mixed(config.seed))
-    model = build(config.model, samples.channels, samples.image_size, samples.classes)
+    torch.use_deterministic_algorithms(loop.deterministic)
+    task = task_of(job.spec.trainer)
+    dataset, start, end = samples_of(task)
+    elastic = ElasticRun(context, job.spec.checkpoint, stop, loop.rewind_on)
+    passes = Passes(order_of(loop, start, end), loop.epochs, loop.max_steps)
+    cost = cost_of(loop.precision, task.flops_per_sample, group.device)
+    torch.manual_seed(mixed(loop.seed))
+    model = task.model()
+    if not isinstance(model, nn.Module):
+        raise ConfigurationError(f"{name_of(type(task))}.model returned no torch.nn.Module: {type(model).__name__}")
     draws = key_dropout(model)
-    model = prepare(model, config, group)
-    average = averaged(model, config.ema_decay)
-    optimizer = build_optimizer(config.optimizer, model)
-    scaler = torch.amp.GradScaler(group.device.type, enabled=config.precision == "float16")
+    model = prepare(model, loop, group)
+    average = averaged(model, loop.ema_decay)
+    optimizer = task.optimizer(model, loop.optimizer)
+    peaks = [float(parameters["lr"]) for parameters in optimizer.param_groups]
+    scaler = torch.amp.GradScaler(group.device.type, enabled=loop.precision == "float16")
 
     def begin() -> None:
-        if config.initial_weights is not None:
-            load_initial(model, Path(config.initial_weights))
+        if loop.initial_weights is not None:
+            load_initial(model, Path(loop.initial_weights))
             if average is not None:
                 average.module.load_state_dict(model.state_dict())
 
     # Where to start
     scaling = {"scaler": scaler} if scaler.is_enabled() else {}
     elastic.begin(TrainState(model, optimizer, average, scaling), passes, begin, cost)
-    forward = distribute(model, config, group)
-    stepper = Stepper(config, group, forward, draws, optimizer, scaler, samples, elastic.meter.gradients)
+    forward = distribute(model, loop, group)
+    stepper = Stepper(task, loop, group, forward, draws, optimizer, scaler, elastic.meter.gradients)
+    supply = supply_of(task, dataset, passes.order, loop, group, elastic.data_steps_left)
 
     # Steps
     assert elastic.total_steps is not None
-    batches = Batches(passes.order)
     for step in elastic.steps(stepper.busy.take):
-        ids = batches.ids(elastic.data_step)
-        rate = config.optimizer.learning_rate * rate_factor(config.schedule, step, elastic.total_steps)
+        share = supply.read(elastic.data_step)
+        factor = rate_factor(loop.schedule, step, elastic.total_steps)
+        rates = [peak * factor for peak in peaks]
         elastic.meter.data_ready()
-        loss = stepper.take(step, ids, rate)
+        loss = stepper.take(step, share, rates)
         if average is not None:
             average.update_parameters(model)
-        elastic.took(ids, rate, loss)
+        elastic.took(share.ids, rates[0], loss)
     return elastic.end()
+
+
+def samples_of(task: Task[Any]) -> tuple[Any, int, int]:
+    """The training data of a task, and the slice of it that is used.
+
+    Raises:
+        ConfigurationError: it has no samples with numbers.
+    """
+    given = task.data("train")
+    name = name_of(type(task))
+    if not has_indices(given):
+        raise ConfigurationError(
+            f'{name}.data("train") returned a {type(given).__name__}, which has no __len__ and __getitem__; a stream '
+            "needs a loop of your own with a session"
+        )
+    if not len(given):
+        raise ConfigurationError(f'{name}.data("train") is empty')
+    return whole_and_slice(given)
+
+
+def supply_of(task: Task[Any], dataset: Any, order: Order, loop: Loop, group: Group, steps: Iterable[int]) -> Supply:
+    """Where this rank's batches come from.
+
+    Args:
+        steps: the data steps that are to come.
+    """
+    tensors = tensors_of(task, dataset)
+    if tensors is not None:
+        return Resident(tensors, order, group)
+    workers = loop.loader_workers if isinstance(loop, TaskLoop) else 0
+    pin = group.device.type == "cuda"
+    reading = Reading(group.rank, group.world_size, loop.seed, workers, task.collate, pin=pin)
+    return Read(dataset, order, steps, reading, group.device)
 
 
 def averaged(model: nn.Module, decay: float | None) -> AveragedModel | None:
@@ -222,22 +243,18 @@ def averaged(model: nn.Module, decay: float | None) -> AveragedModel | None:
     return average
 
 
-def order_of(config: ImageClassification, samples: int) -> Order:
-    """The order of the slice that the job trains on.
+def order_of(loop: Loop, start: int, end: int) -> Order:
+    """The order of the samples from `start` to before `end`.
 
     Raises:
-        ConfigurationError: the data set has no such slice, or nothing of it is left.
+        ConfigurationError: nothing of them is left.
     """
-    start, end = config.data.start or 0, config.data.end or samples
-    if end > samples or start >= end:
-        asked = f"data.start {start} and data.end {end}" if config.data.end else f"data.start {start}"
-        raise ConfigurationError(f"{asked} is no slice of {config.data.name}, which has {samples} training samples")
-    if config.drop_last and end - start < config.global_batch_size:
+    if loop.drop_last and end - start < loop.global_batch_size:
         raise ConfigurationError(
-            f"dropLast leaves out all of the {end - start} samples, because globalBatchSize {config.global_batch_size} "
+            f"dropLast leaves out all of the {end - start} samples, because globalBatchSize {loop.global_batch_size} "
             "is more"
         )
-    return Order(end - start, config.global_batch_size, config.seed, first=start, drop_last=config.drop_last)
+    return Order(end - start, loop.global_batch_size, loop.seed, first=start, drop_last=loop.drop_last)
 
 
 def load_initial(model: nn.Module, path: Path) -> None:

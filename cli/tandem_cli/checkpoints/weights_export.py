@@ -132,7 +132,7 @@ class ExportOrder:
 def fields(entry: Entry, manifest: Manifest, inventory: Inventory) -> Fields:
     """What a name's pattern may use; None for what is not known of this checkpoint."""
     job = inventory.job
-    data = job.spec.trainer.settings.data if job and job.spec.trainer.task else None
+    data = job.spec.trainer.settings.data if job and job.spec.trainer.is_built_in else None
     metrics = {metric: entry.metrics.get(metric) for metric in ("loss", "accuracy", "macroF1")}
     return {
         "job": job.metadata.name if job else None,
@@ -200,6 +200,9 @@ def config(entry: Entry, manifest: Manifest, job: DistributedTrainingJob | None,
     found["job"] = job.metadata.name
     if job.spec.trainer.task is None:
         return found | {"command": job.spec.trainer.command}
+    if job.spec.trainer.own_task is not None:
+        own = {"task": job.spec.trainer.own_task, "parameters": job.spec.trainer.parameters or {}}
+        return found | own | {"precision": job.spec.trainer.settings_of_loop.precision}
     settings = job.spec.trainer.settings
     found |= {"task": job.spec.trainer.task, "architectures": [settings.model], "model": settings.model}
     found["data"] = {name: value for name, value in settings.data.dump_brief().items() if name != "download"}

@@ -40,7 +40,6 @@ from tandem_cli.terminal.canvas import PrintableConsole
 from tandem_cli.terminal.screen import event_line
 from tandem_coordinator.prerequisites import here, unmet
 
-CONFIG = "trainer.config."
 TAIL = 15
 """Lines of a log that are shown when a run has failed."""
 
@@ -278,9 +277,10 @@ def ways_on(command: Command, job: DistributedTrainingJob, made: DistributedTrai
     anew = f"to begin anew: {command.again('--fresh')}"
     if job.spec.trainer.task is None:
         return f"give the script other args to continue in the same folder, or, {anew}"
-    asked, config = job.spec.trainer.settings, made.spec.trainer.settings
+    asked, config = job.spec.trainer.settings_of_loop, made.spec.trainer.settings_of_loop
+    place = "trainer.config." if job.spec.trainer.is_built_in else "trainer.loop."
     field, length = ("epochs", config.epochs) if config.max_steps is None else ("maxSteps", config.max_steps)
-    further = command.again("--set", f"{CONFIG}{field}={2 * length}", without={f"{CONFIG}{field}", f"{CONFIG}maxSteps"})
+    further = command.again("--set", f"{place}{field}={2 * length}", without={f"{place}{field}", f"{place}maxSteps"})
     less = ""
     if (asked.epochs, asked.max_steps) != (config.epochs, config.max_steps):
         what = several(length, "epoch") if field == "epochs" else several(length, "step")

@@ -44,9 +44,11 @@ def summary(job: DistributedTrainingJob) -> str:
     if spec.trainer.command:
         what = " ".join([*spec.trainer.command, *spec.trainer.args])
     else:
-        settings = spec.trainer.settings
-        much = f"{settings.max_steps:,} steps" if settings.max_steps else _count(settings.epochs, "epoch")
-        what = f"{spec.trainer.task}, {settings.model} on {settings.data.name}, {much}"
+        loop, settings = spec.trainer.settings_of_loop, spec.trainer.settings
+        much = f"{loop.max_steps:,} steps" if loop.max_steps else _count(loop.epochs, "epoch")
+        what = f"{spec.trainer.task}, " + (
+            f"{settings.model} on {settings.data.name}, {much}" if spec.trainer.is_built_in else much
+        )
     workers = _count(spec.workers.replicas, "worker")
     if spec.workers.min_replicas != spec.workers.replicas or spec.workers.most != spec.workers.replicas:
         workers += f" ({spec.workers.min_replicas} to {spec.workers.most})"

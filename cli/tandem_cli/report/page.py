@@ -125,7 +125,9 @@ def _lead(run: Run) -> str:
     said = []
     if run.job is not None:
         spec = run.job.spec
-        if spec.trainer.task is not None:
+        if spec.trainer.own_task is not None:
+            what = spec.trainer.own_task
+        elif spec.trainer.is_built_in:
             what = f"{spec.trainer.settings.model} on {spec.trainer.settings.data.name}"
         else:
             what = " ".join([*(spec.trainer.command or []), *spec.trainer.args])

@@ -12,7 +12,8 @@ Who checks what:
     coordinator on a cluster      what lies on the job's volume, before a worker trains (`site.pod`)
 
 A finding is a mistake only if the job cannot run; all else is a warning. What cannot be known is not mentioned. So a
-check reads what the ranks would read, in the same way, and stops where it would have to import or run something.
+check reads what the ranks would read, in the same way, and stops where it would have to import or run something. Only a
+task of the user's own is imported, by a process that has nothing else to do (`task`).
 """
 
 import os
@@ -26,10 +27,11 @@ from tandem_coordinator.prerequisites.dataset import dataset, weights
 from tandem_coordinator.prerequisites.machine import disk, machine, this_machine
 from tandem_coordinator.prerequisites.program import program
 from tandem_coordinator.prerequisites.site import Site, pod, variables
+from tandem_coordinator.prerequisites.task import own_task
 
 __all__ = ["Site", "Unmet", "here", "pod", "unmet"]
 
-CHECKS = (variables, program, dataset, weights, machine, disk)
+CHECKS = (variables, program, own_task, dataset, weights, machine, disk)
 
 
 def unmet(job: DistributedTrainingJob, site: Site) -> list[Unmet]:

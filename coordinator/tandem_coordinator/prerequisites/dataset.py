@@ -23,7 +23,7 @@ from tandem.errors import Unmet, enumerated
 from tandem.job import DistributedTrainingJob
 from tandem.rundir.durable import may_pass
 from tandem.tasks import CLASSES, LEAST_FOR_CNN, SYNTHETIC_SIZE, ImageClassification
-from tandem_coordinator.prerequisites.site import CONFIG, Site, fault_of_file, fault_of_folder, is_folder
+from tandem_coordinator.prerequisites.site import CONFIG, LOOP, Site, fault_of_file, fault_of_folder, is_folder
 
 READING_SECONDS = 0.5
 """For reading through files; what is not known by then is left to the ranks."""
@@ -66,7 +66,7 @@ def known(settings: ImageClassification, site: Site) -> Known:
 
 def dataset(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
     """What is wrong with the data of a built-in task."""
-    if job.spec.trainer.task is None:
+    if not job.spec.trainer.is_built_in:
         return
     settings = job.spec.trainer.settings
     if settings.data.name == "digits" and site.is_here:
@@ -251,10 +251,11 @@ FORMS = {
 
 def weights(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
     """What is wrong with the weights that a job begins with. A run that has checkpoints goes on with those."""
-    if job.spec.trainer.task is None or site.resumes:
+    trainer = job.spec.trainer
+    if trainer.task is None or site.resumes:
         return
-    settings = job.spec.trainer.settings
-    text = settings.initial_weights
+    field = FIELD if trainer.is_built_in else (*LOOP, FIELD[-1])
+    text = trainer.settings_of_loop.initial_weights
     path = site.look(text) if text is not None else None
     if text is None or path is None:
         return
@@ -263,24 +264,25 @@ def weights(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
         inside = path / "weights.safetensors"
         near = str(inside) if inside.is_file() else ""
     if fault:
-        yield Unmet(FIELD, fault, suggestion=near)
+        yield Unmet(field, fault, suggestion=near)
         return
     try:
         there = _there(path)
     except ValueError as error:
-        yield Unmet(FIELD, f"{text} is no safetensors file: {error}")
+        yield Unmet(field, f"{text} is no safetensors file: {error}")
         return
     except OSError as error:
         if may_pass(error):
             raise
-        yield Unmet(FIELD, f"{text} cannot be read: {error.strerror}")
+        yield Unmet(field, f"{text} cannot be read: {error.strerror}")
         return
-    size = known(settings, site).image_size
+    settings = trainer.settings
+    size = known(settings, site).image_size if trainer.is_built_in else None
     if size is None:
         return
     wanted = shapes(settings.model, 1, size, CLASSES)
     if why := difference(there, wanted):
-        yield Unmet(FIELD, f"{text} does not fit model {settings.model} on images of {size}×{size}: {why}")
+        yield Unmet(field, f"{text} does not fit model {settings.model} on images of {size}×{size}: {why}")
 
 
 def _there(path: Path) -> Shapes:

@@ -22,7 +22,7 @@ from tandem.formatting import size
 from tandem.job import DistributedTrainingJob
 from tandem.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, ImageClassification
 from tandem_coordinator.prerequisites.dataset import known
-from tandem_coordinator.prerequisites.site import CONFIG, Machine, Site, fault_of_folder, nearest_there
+from tandem_coordinator.prerequisites.site import CONFIG, LOOP, Machine, Site, fault_of_folder, nearest_there
 
 AGENT_BYTES, RANK_BYTES, EVALUATOR_BYTES = 64 * 2**20, 28 * 2**20, 96 * 2**20
 """What a process has for itself at least, beside what all share: an agent with its fork server, a rank, an evaluator of
@@ -98,12 +98,13 @@ def _training_bytes(job: DistributedTrainingJob) -> tuple[int, int]:
 def _task(job: DistributedTrainingJob, there: Machine, site: Site) -> Iterator[Unmet]:
     if job.spec.trainer.task is None:
         return
-    settings = job.spec.trainer.settings
-    if settings.precision == "float16" and there.has_gpu is False:
+    trainer = job.spec.trainer
+    loop, place = trainer.settings_of_loop, CONFIG if trainer.is_built_in else LOOP
+    if loop.precision == "float16" and there.has_gpu is False:
         message = "float16 needs a GPU, but training runs on CPUs here; use bfloat16 or float32"
-        yield Unmet((*CONFIG, "precision"), message)
-    data = settings.data
-    if data.name == "synthetic" and there.memory is not None:
+        yield Unmet((*place, "precision"), message)
+    data = trainer.settings.data
+    if trainer.is_built_in and data.name == "synthetic" and there.memory is not None:
         pixels = (data.image_size or SYNTHETIC_SIZE) ** 2
         each = (data.samples or SYNTHETIC) * pixels * FLOAT
         ranks = job.spec.workers.replicas * job.spec.workers.processes
@@ -112,9 +113,9 @@ def _task(job: DistributedTrainingJob, there: Machine, site: Site) -> Iterator[U
             message = f"the data takes {much}, and this machine has "
             field = (*CONFIG, "data", "samples" if data.samples else "imageSize")
             yield Unmet(field, f"{message}{size(there.memory)}")
-    if settings.compile and there.has_gpu is False and not _has_compiler(site.variables or {}):
+    if loop.compile and there.has_gpu is False and not _has_compiler(site.variables or {}):
         message = "compile needs a C++ compiler (g++), and none is in the folders of PATH"
-        yield Unmet((*CONFIG, "compile"), message)
+        yield Unmet((*place, "compile"), message)
 
 
 def _store_ports(job: DistributedTrainingJob) -> Iterator[Unmet]:
@@ -192,7 +193,7 @@ def disk(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
     if fault := fault_of_folder(path):
         yield Unmet((), f"the run directory {path} cannot be written: {fault}")
         return
-    if job.spec.trainer.task is None or site.resumes:
+    if not job.spec.trainer.is_built_in or site.resumes:
         return
     pixels = known(job.spec.trainer.settings, site).image_size
     if pixels is None:

@@ -131,15 +131,24 @@ def _module(words: Sequence[Word], place: int, site: Site) -> Found:
     name, place = words[0]
     if not site.is_here or site.variables is None:
         return
-    folders = [str(Path.cwd()), *filter(None, site.variables.get("PYTHONPATH", "").split(os.pathsep)), *sys.path]
-    if fault := _fault_of_module(name, folders):
+    if fault := fault_of_module(name, module_folders(site)):
         ending = ".py"
         is_file = name.endswith(ending) and Path(name).is_file()
         yield fault, place, name.removesuffix(ending) if is_file else ""
 
 
-def _fault_of_module(name: str, folders: Sequence[str]) -> str:
-    """Why Python finds no module of a name to run; empty if it does, or if only an import could tell."""
+def module_folders(site: Site) -> list[str]:
+    """Where Python looks for modules when it is started with `-m`."""
+    given = (site.variables or {}).get("PYTHONPATH", "").split(os.pathsep)
+    return [str(Path.cwd()), *filter(None, given), *sys.path]
+
+
+def fault_of_module(name: str, folders: Sequence[str], is_run: bool = True) -> str:
+    """Why Python finds no module of a name; empty if it does, or if only an import could tell.
+
+    Args:
+        is_run: whether it is to be run, and not imported.
+    """
     parts, where = name.split("."), list(folders)
     if not all(part.isidentifier() for part in parts):
         return f"{name} is not a module name; -m takes a name such as package.module; give a path without -m"
@@ -157,6 +166,8 @@ def _fault_of_module(name: str, folders: Sequence[str]) -> str:
         where = list(spec.submodule_search_locations)
         if _makes_modules(spec):
             return ""
+    if not is_run:
+        return ""
     spec, is_known = _found(f"{name}.__main__", where, is_top=False)
     if is_known and spec is None:
         return f"{name} is a package without a __main__.py, which -m would run"

@@ -22,6 +22,8 @@ from tandem.rundir.layout import RunDir
 
 CONFIG = ("spec", "trainer", "config")
 """Path of a built-in task's configuration."""
+LOOP = ("spec", "trainer", "loop")
+"""Path of how a task of the user's own is trained."""
 
 
 @dataclass(frozen=True)

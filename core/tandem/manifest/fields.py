@@ -37,6 +37,9 @@ SYNONYMS = {
 }
 """Words that users of other tools bring along; only asked when nothing closer is found."""
 
+CONFIG, LOOP = ("spec", "trainer", "config"), ("spec", "trainer", "loop")
+"""Have many fields in common: one belongs to a built-in task, the other to a task of the user's own."""
+
 _KINDS: dict[str, Kind] = {
     "string": "text",
     "integer": "integer",
@@ -124,11 +127,22 @@ def named(root: Node, prefix: Path = ()) -> Iterator[tuple[Path, Node]]:
             yield from named(node.items, (*path, 0) if node.kind == "list" else path)
 
 
-def suggestion(root: Node, parent: Path, wrong: str) -> str:
+def suggestion(root: Node, parent: Path, wrong: str, has_own_task: bool = False) -> str:
     """What was probably meant by an unknown field `wrong` under `parent`; empty if nothing comes near.
 
     A field beside it is suggested by its name alone, one elsewhere by its whole path.
+
+    Args:
+        has_own_task: whether the job trains a task of the user's own.
     """
+    unused = CONFIG if has_own_task else LOOP
+    if parent[:3] != unused:
+        trainer = root.fields["spec"].fields["trainer"]
+        rest = {name: node for name, node in trainer.fields.items() if name != unused[2]}
+        spec = replace(
+            root.fields["spec"], fields={**root.fields["spec"].fields, "trainer": replace(trainer, fields=rest)}
+        )
+        root = replace(root, fields={**root.fields, "spec": spec})
     node = at(root, parent)
     if node is None:
         return ""

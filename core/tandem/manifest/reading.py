@@ -30,8 +30,9 @@ from tandem.errors import SETTING, ManifestError, Problem, Unmet, UserError
 from tandem.job import API_VERSION, KIND, DistributedTrainingJob
 from tandem.manifest.fields import Node, Path, at, describe, dotted, nearest, suggestion, tree
 from tandem.manifest.source import MOST_BYTES, Place, Source, parse, parse_value, shown
-from tandem.model import RULES, RuleBroken
+from tandem.model import RULES, TASK, RuleBroken
 from tandem.pod_template import WHOLE
+from tandem.tasks import BUILT_IN
 
 
 def apply_overrides(data: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def problems(
     overrides applied."""
     set_by = {setting_of(setting)[0]: setting for setting in overrides}
     found: dict[tuple[str, str], Problem] = {}
-    meant = {_meant(detail["loc"]) for detail in details if detail["type"] == "extra_forbidden"}
+    meant = {_meant(detail["loc"], data) for detail in details if detail["type"] == "extra_forbidden"}
     for detail in details:
         if detail["type"] == "missing" and detail["loc"] in meant:
             continue
@@ -146,9 +147,15 @@ def problems(
     return sorted(found.values())
 
 
-def _meant(unknown: Path) -> Path:
+def _meant(unknown: Path, data: dict[str, Any]) -> Path:
     """The field beside an unknown one that was probably meant by it: it is misspelt, not missing as well."""
-    return (*unknown[:-1], suggestion(_root(), unknown[:-1], str(unknown[-1])))
+    return (*unknown[:-1], suggestion(_root(), unknown[:-1], str(unknown[-1]), _has_own_task(data)))
+
+
+def _has_own_task(data: Any) -> bool:
+    for part in ("spec", "trainer", "task"):
+        data = data.get(part) if isinstance(data, dict) else None
+    return isinstance(data, str) and ":" in data
 
 
 def _worded(detail: ErrorDetails, data: dict[str, Any]) -> Iterator[tuple[Path, str, dict[str, str]]]:
@@ -163,7 +170,7 @@ def _worded(detail: ErrorDetails, data: dict[str, Any]) -> Iterator[tuple[Path, 
             yield path, f"{name} is missing{meaning}", {"given": "", "allowed": wanted}
         case "extra_forbidden":
             parent = at(_root(), path[:-1])
-            near = suggestion(_root(), path[:-1], str(path[-1]))
+            near = suggestion(_root(), path[:-1], str(path[-1]), _has_own_task(data))
             where = f" in {dotted(path[:-1])}" if path[:-1] else ""
             beside = ", ".join(parent.fields) if parent else ""
             yield (
@@ -173,7 +180,7 @@ def _worded(detail: ErrorDetails, data: dict[str, Any]) -> Iterator[tuple[Path, 
             )
         case "value_error" if isinstance(broken := detail.get("ctx", {}).get("error"), RuleBroken):
             for rule in broken.broken:
-                inner = (*path, rule.field) if rule.field else path
+                inner = (*path, *filter(None, rule.field.split(".")))
                 parts = list(_parts_of_devices(inner, data))
                 yield from parts or [(inner, f"{name}: {rule.message}", {})]
         case "value_error" if isinstance(error := detail.get("ctx", {}).get("error"), ValueError):
@@ -210,7 +217,8 @@ def _mismatch(name: str, node: Node, detail: ErrorDetails) -> tuple[str, dict[st
     allowed, given = describe(node), detail["input"]
     more = {"allowed": allowed}
     if detail["type"] == "string_pattern_mismatch" and (rule := RULES.get(node.pattern)):
-        return f"{name} must be {rule}, not {_kind_of(given)}", more | {"allowed": ""}
+        near = nearest(str(given), [BUILT_IN]) if node.pattern == TASK else ""
+        return f"{name} must be {rule}, not {_kind_of(given)}", more | {"allowed": "", "suggestion": near}
     if detail["type"] == "string_pattern_mismatch" and node.kind == "text":
         more["allowed"] = node.description or f"text like {node.pattern}"
         return f"{name} cannot be {shown(given)} ({more['allowed'].rstrip('.')})", more

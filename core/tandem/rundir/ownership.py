@@ -30,7 +30,7 @@ from tandem.job import DistributedTrainingJob, OnExisting, Spec
 from tandem.model import whole
 from tandem.rundir.durable import TEMPORARY, read_json_or_none, replace_json, sync_folder
 from tandem.rundir.layout import EARLIER, FOLDERS, RunDir
-from tandem.tasks import ImageClassification
+from tandem.tasks import Loop
 
 
 def differences(there: DistributedTrainingJob, given: DistributedTrainingJob) -> list[str]:
@@ -41,7 +41,8 @@ def differences(there: DistributedTrainingJob, given: DistributedTrainingJob) ->
     before, after = there.spec.trainer.task, given.spec.trainer.task
     if before != after:
         return [*found, f"spec.trainer.task: there {_shown(before)}, now {_shown(after)}"]
-    return found + list(_compare("spec.trainer.config", _saved_with(there.spec), _saved_with(given.spec)))
+    part = "config" if given.spec.trainer.is_built_in else "loop"
+    return found + list(_compare(f"spec.trainer.{part}", _saved_with(there.spec), _saved_with(given.spec)))
 
 
 def goes_further(there: DistributedTrainingJob, given: DistributedTrainingJob) -> bool:
@@ -50,23 +51,23 @@ def goes_further(there: DistributedTrainingJob, given: DistributedTrainingJob) -
     before, after = there.spec.trainer, given.spec.trainer
     if after.task is None:
         return (before.command, before.args, before.env) != (after.command, after.args, after.env)
-    return _horizon(before.settings) != _horizon(after.settings) and any(
-        late > early for early, late in zip(_horizon(before.settings), _horizon(after.settings), strict=True)
-    )
+    early, late = _horizon(before.settings_of_loop), _horizon(after.settings_of_loop)
+    return any(more > less for less, more in zip(early, late, strict=True))
 
 
-def _horizon(config: ImageClassification) -> tuple[float, float]:
+def _horizon(config: Loop) -> tuple[float, float]:
     return config.epochs, float("inf") if config.max_steps is None else config.max_steps
 
 
 def _saved_with(spec: Spec) -> dict[str, Any]:
-    """What the checkpoints of a built-in task depend on, in the manifest's words."""
+    """What the checkpoints of a task depend on, in the manifest's words. What a task of the user's own is given is for
+    the user to say, as with a script."""
     if spec.trainer.task is None:
         return {}
-    config = spec.trainer.settings
+    config, built_in = spec.trainer.settings_of_loop, spec.trainer.settings
+    ours = {"model": built_in.model, "data": {**built_in.data.dump(), "download": None}}
     return {
-        "model": config.model,
-        "data": {**config.data.dump(), "download": None},
+        **(ours if spec.trainer.is_built_in else {}),
         "initialWeights": config.initial_weights,
         "globalBatchSize": config.global_batch_size,
         "dropLast": config.drop_last,

@@ -24,6 +24,17 @@ def test_a_task_is_all_a_job_must_name() -> None:
     assert spec.checkpoint.interval_seconds == 60.0
 
 
+def test_a_task_of_one_s_own_is_scored_by_its_loss_unless_told() -> None:
+    own = {"task": "a.b:C"}
+    assert (job(trainer=own).spec.evaluation.metric, job(trainer=own).spec.evaluation.direction) == ("loss", "Minimize")
+    assert job(trainer=own).spec.evaluation.processes == 1
+    assert job(trainer=own, evaluators={"replicas": 2}).spec.evaluation.metric == "loss"
+    named = job(trainer=own, evaluators={"metric": "f1", "goal": "Maximize", "timeoutSeconds": 5.0}).spec.evaluation
+    assert (named.metric, named.direction) == ("f1", "Maximize")
+    assert job().spec.evaluation.metric == "accuracy"
+    assert job(evaluators={"command": ["a.py"]}).spec.evaluation.metric == "accuracy"
+
+
 def test_a_command_has_no_evaluators_unless_told_and_then_it_is_refused() -> None:
     assert job(trainer={"command": ["train.py"]}).spec.evaluation.processes == 0
     assert job(trainer={"command": ["train.py"]}, evaluators={"replicas": 0}).spec.evaluation.processes == 0

@@ -240,3 +240,16 @@ def test_what_may_change(config: dict[str, Any], goes_on: bool) -> None:
 def test_fewer_epochs_and_more_steps_go_further() -> None:
     assert goes_further(job(epochs=5, maxSteps=10), job(epochs=4))
     assert not goes_further(job(epochs=5), job(epochs=5, maxSteps=10))
+
+
+def own_task(parameters: dict[str, Any], **loop: Any) -> DistributedTrainingJob:
+    return manifests.job("digits", trainer={"task": "a.b:C", "parameters": parameters, "loop": loop})
+
+
+def test_a_task_of_one_s_own_goes_on_with_other_parameters_and_not_with_other_batches() -> None:
+    there = own_task({"width": 1}, globalBatchSize=8)
+    assert differences(there, own_task({"width": 2}, globalBatchSize=8, epochs=9)) == []
+    found = differences(there, own_task({"width": 1}, globalBatchSize=16))
+    assert found == ["spec.trainer.loop.globalBatchSize: there 8, now 16"]
+    assert goes_further(there, own_task({"width": 1}, globalBatchSize=8, epochs=9))
+    assert not goes_further(there, own_task({"width": 2}, globalBatchSize=8, epochs=5))

@@ -260,7 +260,7 @@ def test_a_name_that_no_object_can_have_is_refused_with_the_rule(field: str, nam
         ("spec.trainer.config", "batchSize", "globalBatchSize"),
         ("spec.checkpoint", "every_step", "everySteps"),
         ("spec.workers.resources", "limit", "limits"),
-        ("", "name", "metadata.name or spec.trainer.config.data.name"),
+        ("", "name", "metadata.name or spec.trainer.config.optimizer.name"),
         ("spec", "qqqq", ""),
     ],
 )

@@ -5,7 +5,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tandem.tasks import ImageClassification
-from tandem_trainer.data import Samples
 from tandem_trainer.meter import Cost, cost_of, peak, per_sample
 from tandem_trainer.models import BUILDERS, build
 
@@ -33,7 +32,4 @@ def test_the_peak_is_that_of_the_gpu_s_name(name: str, most: float | None) -> No
 
 
 def test_nothing_is_said_where_it_is_not_well_defined() -> None:
-    config = ImageClassification.model_validate({"model": "cnn", "data": {"name": "digits"}, "precision": "bfloat16"})
-    images = torch.zeros(2, 1, 8, 8)
-    samples = Samples(images, torch.zeros(2, dtype=torch.int64), 10)
-    assert cost_of(config, samples, torch.device("cpu")) == Cost()
+    assert cost_of("bfloat16", lambda: 1.0, torch.device("cpu")) == Cost()

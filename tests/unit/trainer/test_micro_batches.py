@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tandem.tasks import ImageClassification
-from tandem_trainer.data import Samples
-from tandem_trainer.data.order import pieces, share
+from tandem_trainer.data.order import Order, pieces, share
+from tandem_trainer.data.supply import Resident
+from tandem_trainer.image_classification import ImageTask
 from tandem_trainer.models.dropout import Draws
 from tandem_trainer.process_group import Group
 from tandem_trainer.train import Stepper
@@ -49,7 +50,7 @@ class Counting(nn.Module):
         return logits
 
 
-SAMPLES = Samples(torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 3, classes=3)
+SAMPLES = (torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 3)
 
 
 def step(rank: int, world_size: int, samples: int, **options: Any) -> tuple[list[int], Tensor, float]:
@@ -60,8 +61,10 @@ def step(rank: int, world_size: int, samples: int, **options: Any) -> tuple[list
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = model.layer.weight.detach().clone()
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    stepper = Stepper(ImageClassification(**options), group, model, Draws(), optimizer, scaler, SAMPLES)
-    loss = stepper.take(0, torch.arange(samples), 1.0)
+    loop = ImageClassification(**options)
+    stepper = Stepper(ImageTask(loop), loop, group, model, Draws(), optimizer, scaler)
+    supply = Resident([tensor[:samples] for tensor in SAMPLES], Order(samples, samples, seed=0), group)
+    loss = stepper.take(0, supply.read(0), [1.0])
     return model.sizes, before - model.layer.weight.detach(), loss.item()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from tandem.tasks import ImageClassification
+from tandem.tasks import Loop
 from tandem_trainer.data.keyed import mixed, seed_everything
 from tandem_trainer.meter import Busy
 from tandem_trainer.models.dropout import Draws, key_dropout
@@ -20,7 +20,7 @@ from tandem_trainer.process_group import Group
 log = logging.getLogger(__name__)
 
 
-def prepare(model: nn.Module, config: ImageClassification, group: Group) -> nn.Module:
+def prepare(model: nn.Module, config: Loop, group: Group) -> nn.Module:
     """Put the model on the device, with what the configuration asks for; names of parameters stay as they are."""
     if config.sync_batch_norm:
         if group.device.type == "cuda" and group.world_size > 1:
@@ -34,7 +34,7 @@ def prepare(model: nn.Module, config: ImageClassification, group: Group) -> nn.M
     return model.to(group.device)
 
 
-def distribute(model: nn.Module, config: ImageClassification, group: Group) -> nn.Module:
+def distribute(model: nn.Module, config: Loop, group: Group) -> nn.Module:
     """Wrap a prepared model whose weights are the same on every rank."""
     if config.compile:
         # The model and not what is wrapped around it: in DistributedDataParallel's own forward the compiler gives up

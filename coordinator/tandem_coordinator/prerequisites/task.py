@@ -1,0 +1,47 @@
+"""A task of the user's own: whether its module is there, whether it has the class, and whether that takes what it is
+given.
+
+Where a module is, is looked up without running anything. The rest only an import can tell. A process of its own makes
+it (tandem_trainer.task_check), which takes as long as torch and the task's imports do. If it comes to no answer, the
+ranks will say why.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from tandem.errors import Unmet
+from tandem.job import DistributedTrainingJob
+from tandem_coordinator.prerequisites.program import fault_of_module, module_folders
+from tandem_coordinator.prerequisites.site import Site
+
+FIELD = ("spec", "trainer", "task")
+CHECK_SECONDS = 60.0
+"""What an import may take before it is left to the ranks."""
+
+
+def own_task(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
+    """What is wrong with a job's own task. On a cluster nothing is said: its image is not seen from here."""
+    name = job.spec.trainer.own_task
+    if name is None or not site.is_here or site.variables is None:
+        return
+    module = name.partition(":")[0]
+    if fault := fault_of_module(module, module_folders(site), is_run=False):
+        yield Unmet(FIELD, f"spec.trainer.task: {fault}")
+        return
+    try:
+        checked = subprocess.run(
+            [sys.executable, "-m", "tandem_trainer.task_check"],
+            input=job.spec.trainer.model_dump_json(exclude_none=True).encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=dict(site.variables),
+            timeout=CHECK_SECONDS,
+            check=False,
+        )
+        mistakes = json.loads(checked.stdout) if checked.returncode == 0 else []
+    except (subprocess.SubprocessError, OSError, ValueError):
+        return
+    for mistake in mistakes:
+        yield Unmet(tuple(mistake["path"]), mistake["message"])

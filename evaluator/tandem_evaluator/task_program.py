@@ -1,0 +1,182 @@
+"""The program that evaluates checkpoints of a task of the user's own: `python -m tandem_evaluator.task_program`.
+
+It is a program like any of `evaluators.command`, so a task that crashes, hangs or reports nonsense is dealt with as one
+(tandem_evaluator.program): the checkpoint counts as failed, with a sentence, and neither the evaluator nor training is
+harmed. The process has the task's imports and its memory; the evaluator that starts it has not.
+
+For each shard it runs the test samples `shard`, `shard + shards`, … through `Task.metrics` and `Task.loss`, and reports
+what the batches add up to.
+"""
+
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from tandem.evaluation import MOST_METRICS, Checkpoint, Confusion, Max, Mean, Min, Sum, Value, checkpoints
+from tandem.launch import RUN_DIR
+from tandem.rundir.layout import RunDir
+from tandem.tasks import Loop
+from tandem_trainer.checkpoint.state import DoesNotFit, load_weights
+from tandem_trainer.data.feeding import Reading
+from tandem_trainer.data.sampling import has_indices
+from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.task import Task, name_of, task_of, tensors_of
+
+LOSS = "loss"
+MOST_SAMPLES = 256
+"""Of a batch, unless the job's micro-batches are smaller."""
+
+
+class Unusable(Exception):  # noqa: N818 - it says what is the case
+    """What a task reports is no metric, or its data no data; carries a sentence for the user."""
+
+
+class TaskEvaluation:
+    """The model and the test data of a task, made once.
+
+    Raises:
+        Unusable: there is no test data.
+    """
+
+    def __init__(self, task: Task[Any], loop: Loop) -> None:
+        self._task, self._name = task, name_of(type(task))
+        self._data = task.data("test")
+        if not has_indices(self._data) or not len(self._data):
+            raise Unusable(f'{self._name}.data("test") returned no samples to evaluate with')
+        self._model: nn.Module = task.model().eval()
+        self._tensors = tensors_of(task, self._data)
+        self._batch = min(MOST_SAMPLES, loop.micro_batch_size or loop.global_batch_size)
+        self._reading = Reading(0, 1, loop.seed, collate=task.collate)
+
+    def run(self, checkpoint: Checkpoint) -> dict[str, Value]:
+        """What one shard adds to the metrics of a checkpoint.
+
+        Raises:
+            Unusable: a metric is none.
+            DoesNotFit: the weights are those of another model.
+        """
+        load_weights(self._model, load_file(checkpoint.weights))
+        totals: dict[str, Value] = {}
+        loss, count = 0.0, 0
+        with torch.inference_mode():
+            for batch, samples in self._batches(checkpoint.shard, checkpoint.shards):
+                for name, value in self._metrics(batch).items():
+                    totals[name] = self._added(name, totals.get(name), value)
+                loss += self._task.loss_sum(self._model, batch, samples).double().item()
+                count += samples
+        if len(totals) >= MOST_METRICS:
+            raise Unusable(f"{self._name}.metrics returned {len(totals)} metrics; at most {MOST_METRICS - 1} are kept")
+        return {**totals, LOSS: Mean(loss, count)}
+
+    def _batches(self, shard: int, shards: int) -> Iterator[tuple[Any, int]]:
+        numbers = range(len(self._data))[shard::shards]
+        for start in range(0, len(numbers), self._batch):
+            mine = numbers[start : start + self._batch]
+            if self._tensors is not None:
+                chosen = torch.tensor(list(mine))
+                yield [tensor[chosen] for tensor in self._tensors], len(mine)
+                continue
+            # What is drawn while a sample is read follows from the sample: each checkpoint gets the same data.
+            samples = [self._reading.sample(0, number, lambda number=number: self._data[number]) for number in mine]  # type: ignore[misc]
+            yield self._task.collate(samples), len(mine)
+
+    def _metrics(self, batch: Any) -> Mapping[str, Any]:
+        found: Any = self._task.metrics(self._model, batch)
+        if not isinstance(found, Mapping):
+            raise Unusable(f"{self._name}.metrics returned a {type(found).__name__}; return a dictionary of metrics")
+        if LOSS in found:
+            raise Unusable(f"{self._name}.metrics returned {LOSS}, which is already the mean of the losses")
+        return found
+
+    def _added(self, name: str, before: Value | None, value: Any) -> Value:
+        """A metric of the batches so far and of another one.
+
+        Raises:
+            Unusable: it is no metric, or no number, or not the same one as before.
+        """
+        place = f"{self._name}.metrics: {name}"
+        found = _plain(place, value)
+        if before is None:
+            return found
+        match before, found:
+            case Mean(), Mean():
+                return Mean(float(before.total) + float(found.total), float(before.count) + float(found.count))
+            case Sum(), Sum():
+                return Sum(float(before.value) + float(found.value))
+            case Max(), Max():
+                return Max(_extreme(max, before.value, found.value))
+            case Min(), Min():
+                return Min(_extreme(min, before.value, found.value))
+            case Confusion(), Confusion() if len(before.counts) == len(found.counts):
+                rows = zip(before.counts, found.counts, strict=True)
+                return Confusion([[a + b for a, b in zip(left, right, strict=True)] for left, right in rows])
+        kinds = f"a {type(before).__name__} of one batch and a {type(found).__name__} of another"
+        raise Unusable(f"{place} is {kinds}, which do not add up")
+
+
+def _plain(place: str, value: Any) -> Value:
+    """A metric with plain numbers in it."""
+    match value:
+        case Mean():
+            return Mean(_number(place, value.total), _number(place, value.count))
+        case Sum() | Max() | Min():
+            return type(value)(_number(place, value.value))
+        case Confusion():
+            return Confusion(_rows(place, value.counts))
+    raise Unusable(
+        f"{place} is {_shown(value)}; return Mean(total, count), Sum, Max, Min or Confusion, which tell how to add up"
+    )
+
+
+def _number(place: str, value: Any) -> float:
+    try:
+        if isinstance(value, bool | str | bytes):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise Unusable(f"{place} holds {_shown(value)}, which is not a number") from None
+
+
+def _rows(place: str, counts: Any) -> Sequence[Sequence[int]]:
+    try:
+        rows = [[int(count) for count in row] for row in counts]
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        rows = []
+    if not rows or any(len(row) != len(rows) for row in rows):
+        raise Unusable(f"{place} holds {_shown(counts)}, which is not a square matrix of counts")
+    return rows
+
+
+def _extreme(of: Any, left: Any, right: Any) -> float:
+    """The larger or the smaller one; NaN if one of them is."""
+    both = float(left), float(right)
+    return math.nan if any(map(math.isnan, both)) else float(of(both))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor) and value.numel() != 1:
+        return f"a tensor of the shape {tuple(value.shape)}"
+    return " ".join(repr(value).split())[:80]
+
+
+def main() -> int:
+    """Evaluate shards until there are no more. Returns the exit code; the last line printed says what is wrong."""
+    try:
+        job = RunDir(os.environ[RUN_DIR]).read_job()
+        evaluation = TaskEvaluation(task_of(job.spec.trainer), job.spec.trainer.settings_of_loop)
+        for checkpoint in checkpoints():
+            checkpoint.report(**evaluation.run(checkpoint))
+    except (Unusable, ConfigurationError, DoesNotFit) as error:
+        print(error, file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""What a task reports of its batches adds up to what one pass would have found, and anything else is told."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from tandem.evaluation import Checkpoint, Confusion, Max, Mean, Min, Sum
+from tandem.tasks import TaskLoop
+from tandem_evaluator.task_program import TaskEvaluation, Unusable
+from tandem_trainer.task import Split, Task
+
+INPUTS = torch.randn(50, 3, generator=torch.Generator().manual_seed(1))
+
+
+class Reporting(Task[None]):
+    """Reports what a test gives it."""
+
+    def model(self) -> nn.Module:
+        return nn.Linear(3, 2)
+
+    def data(self, split: Split) -> Any:
+        return TensorDataset(INPUTS, torch.arange(50) % 2)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        out = model(batch[0])
+        cells = torch.bincount(batch[1] * 2 + out.argmax(1), minlength=4).view(2, 2)
+        return {
+            "mean": Mean(out.sum(), len(out)),
+            "sum": Sum(out.sum()),
+            "max": Max(out.max()),
+            "min": Min(out.min()),
+            "matrix": Confusion(cells),
+        }
+
+
+def checkpoint(folder: Path, shard: int = 0, shards: int = 1) -> Checkpoint:
+    torch.manual_seed(5)
+    save_file(nn.Linear(3, 2).state_dict(), folder / "weights.safetensors")
+    return Checkpoint(folder, folder / "weights.safetensors", 1, shard, shards)
+
+
+def number(value: Any) -> float:
+    return value.total / value.count if isinstance(value, Mean) else value.value
+
+
+def test_batches_of_a_shard_add_up_and_so_do_shards(tmp_path: Path) -> None:
+    whole = TaskEvaluation(Reporting(None), TaskLoop(global_batch_size=64)).run(checkpoint(tmp_path))
+    cut = TaskEvaluation(Reporting(None), TaskLoop(micro_batch_size=7)).run(checkpoint(tmp_path))
+    halves = [TaskEvaluation(Reporting(None), TaskLoop()).run(checkpoint(tmp_path, shard, 2)) for shard in (0, 1)]
+    for name in ("mean", "sum", "max", "min", "loss"):
+        assert number(cut[name]) == pytest.approx(number(whole[name]), rel=1e-5)
+    assert cut["matrix"] == whole["matrix"]
+    assert sum(half["loss"].count for half in halves) == 50  # type: ignore[union-attr]
+    assert sum(number(half["sum"]) for half in halves) == pytest.approx(number(whole["sum"]), rel=1e-5)
+
+
+def test_a_shard_without_samples_has_a_loss_of_nothing(tmp_path: Path) -> None:
+    found = TaskEvaluation(Reporting(None), TaskLoop()).run(checkpoint(tmp_path, 60, 61))
+    assert found == {"loss": Mean(0.0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({"f1": Mean("good", 3)}, "f1 holds 'good', which is not a number"),
+        ({"f1": Sum(torch.ones(3))}, r"f1 holds a tensor of the shape \(3,\), which is not a number"),
+        ({"f1": Max(None)}, "f1 holds None, which is not a number"),
+        ({"f1": Mean(True, 3)}, "f1 holds True, which is not a number"),
+        ({"f1": 0.5}, r"f1 is 0.5; return Mean\(total, count\), Sum"),
+        ({"f1": Confusion([[1, 2]])}, "f1 holds .*, which is not a square matrix"),
+        ({"loss": Mean(1, 1)}, "returned loss, which is already the mean of the losses"),
+        ([1], "returned a list; return a dictionary"),
+    ],
+)
+def test_what_is_no_metric_is_named(tmp_path: Path, metrics: Any, words: str) -> None:
+    class Wrong(Reporting):
+        def metrics(self, model: nn.Module, batch: Any) -> Any:
+            return metrics
+
+    with pytest.raises(Unusable, match=words):
+        TaskEvaluation(Wrong(None), TaskLoop()).run(checkpoint(tmp_path))
+
+
+def test_metrics_that_change_their_kind_do_not_add_up(tmp_path: Path) -> None:
+    kinds = iter([Mean(1, 1), Sum(1)])
+
+    class Fickle(Reporting):
+        def metrics(self, model: nn.Module, batch: Any) -> Any:
+            return {"f1": next(kinds)}
+
+    with pytest.raises(Unusable, match="f1 is a Mean of one batch and a Sum of another, which do not add up"):
+        TaskEvaluation(Fickle(None), TaskLoop(micro_batch_size=25)).run(checkpoint(tmp_path))

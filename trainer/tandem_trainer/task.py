@@ -1,0 +1,332 @@
+"""A task: what is learned, and how good it is. Built-in, or your own (`trainer.task: my_package.my_task:MyTask`).
+
+    @dataclass
+    class Config:
+        width: int = 32
+
+    class MyTask(Task[Config]):
+        def model(self):
+            return nn.Linear(self.config.width, 1)
+
+        def data(self, split):
+            return TensorDataset(inputs[split], targets[split])
+
+        def loss(self, model, batch):
+            inputs, targets = batch
+            return mse_loss(model(inputs).squeeze(1), targets, reduction="none")
+
+        def metrics(self, model, batch):
+            inputs, targets = batch
+            return {"absoluteError": Mean((model(inputs).squeeze(1) - targets).abs().sum(), len(targets))}
+
+A task owns no loop, no device, no process group and no file of the run. So all that Tandem does for training is the
+same for every task: exact data, saves, any number of ranks (tandem_trainer.train), evaluators
+(tandem_evaluator.task_program), the report and the page (docs/decisions/0033-tasks.md).
+
+What is wrong with a task is told in one sentence, and where it can be told for sure the run ends: nobody starts it
+again. An error that the task's own code raises while it trains is a failure like that of any script.
+"""
+
+import dataclasses
+import importlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, get_args, get_origin
+
+import torch
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset, default_collate
+
+from tandem.evaluation import Confusion, Max, Mean, Min, Sum, Value
+from tandem.formatting import one_line
+from tandem.job import Trainer
+from tandem.rundir.durable import may_pass
+from tandem.tasks import BUILT_IN, Optimizer
+from tandem_trainer.failure import ConfigurationError, UnusableInput
+
+__all__ = ["Confusion", "Max", "Mean", "Min", "Split", "Sum", "Task"]
+
+C = TypeVar("C")
+Split = Literal["train", "test"]
+"""Which samples: to learn from, or to evaluate with."""
+CLASSES = {BUILT_IN: "tandem_trainer.image_classification:ImageTask"}
+"""Module and class of the built-in tasks."""
+PARAMETERS = ("spec", "trainer", "parameters")
+MOST_WHY = 400
+"""Letters of an error of the user's that a message quotes."""
+
+
+class Task(ABC, Generic[C]):
+    """What is learned. Implement `model`, `data` and `loss`; `metrics` for scores besides the loss.
+
+    `Task[Config]` names the type of its configuration: a pydantic model or a dataclass. `spec.trainer.parameters` is
+    checked with it, and unknown names are refused. Without a type there are no parameters.
+
+    Each training process and each evaluator makes an object of it, and calls `model` and `data` once.
+    """
+
+    def __init__(self, config: C) -> None:
+        """
+        Args:
+            config: what the job gives this task; None for one without a configuration.
+        """
+        self.config = config
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """The model with fresh weights, on the CPU. Random numbers are seeded: all ranks make the same weights."""
+
+    @abstractmethod
+    def data(self, split: Split) -> Any:
+        """The samples of a split: a data set with `__len__` and `__getitem__`, the same in every process.
+
+        A plain `TensorDataset` is put on the device as a whole, and no sample is copied any more. The test data of a
+        job without evaluators is never asked for.
+        """
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """The losses of a batch.
+
+        Args:
+            model: as it is to be called, which may be wrapped for data parallelism.
+            batch: what `collate` made of some samples, with its tensors on the model's device.
+
+        Returns:
+            [samples of the batch], one number for each, not their mean (`reduction="none"`).
+        """
+
+    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Value]:
+        """What a batch of test data adds to the scores, besides the mean of `loss`, which is always there as `loss`.
+
+        Args:
+            model: in evaluation mode, with the weights of a checkpoint, on the CPU. No gradients are computed.
+
+        Returns:
+            By name: `Mean(total, count)`, `Sum`, `Max`, `Min` or `Confusion`. They add up, so scores depend neither on
+            the size of a batch nor on the number of evaluators.
+        """
+        return {}
+
+    def collate(self, samples: list[Any]) -> Any:
+        """Make a batch of samples, with those in the first dimension of each tensor."""
+        return default_collate(samples)
+
+    def optimizer(self, model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
+        """The optimizer over the parameters of the model that learn. The schedule of `trainer.loop` multiplies the
+        learning rate that each group of parameters has now.
+
+        Args:
+            settings: `trainer.loop.optimizer`.
+        """
+        return torch_optimizer(model, settings)
+
+    def loss_sum(self, model: nn.Module, batch: Any, samples: int) -> Tensor:
+        """The sum of the losses of a batch, a scalar: what the loop asks for. To be replaced only where that is faster
+        than to add them up.
+
+        Raises:
+            ConfigurationError: `loss` does not give a number for each sample.
+        """
+        losses = self.loss(model, batch)
+        if not isinstance(losses, Tensor) or losses.shape != (samples,):
+            found = (
+                f"the shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"type {type(losses).__name__}"
+            )
+            raise ConfigurationError(
+                f"{name_of(type(self))}.loss returned a value of {found} for {samples} samples; return a tensor with "
+                'one loss for each sample (reduction="none")'
+            )
+        return losses.sum()
+
+    def flops_per_sample(self) -> float | None:
+        """Operations of a training step for one sample, of which the utilization of a GPU is computed; None: not known.
+        Called before random numbers are seeded."""
+        return None
+
+    shares_tensors: ClassVar[bool] = True
+    """Whether a `TensorDataset` may lie on the device as a whole. Set it to False if it does not fit there."""
+
+
+def name_of(kind: type) -> str:
+    """Module and class, as a manifest names them."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def torch_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
+    """The optimizer of torch's over all parameters that learn."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # The multi-tensor implementations: one launch for all parameters, on CPUs too.
+    if settings.name == "sgd":
+        return torch.optim.SGD(
+            parameters,
+            lr=settings.learning_rate,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+    kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
+    return kind(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
+
+
+def task_of(trainer: Trainer) -> Task[Any]:
+    """The task of a job, with its configuration.
+
+    Raises:
+        UnusableInput: its module is not there.
+        ConfigurationError: its module or class is no task, or its parameters are wrong.
+        OSError: the disk fails.
+    """
+    assert trainer.task is not None, "a command has no task"
+    kind = found(CLASSES.get(trainer.task, trainer.task))
+    if trainer.is_built_in:
+        return kind(trainer.settings)
+    config, wrong = configured(kind, trainer.parameters or {})
+    if wrong:
+        raise ConfigurationError("; ".join(sentence(path, message) for path, message in wrong))
+    try:
+        return kind(config)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        if may_pass(error):
+            raise
+        raise ConfigurationError(f"spec.trainer.task: {trainer.task} cannot be made: {told(error)}") from error
+
+
+def found(name: str) -> type[Task[Any]]:
+    """The class of a task.
+
+    Raises:
+        UnusableInput: there is no such module.
+        ConfigurationError: it cannot be imported, or has no such class.
+        OSError: the disk fails.
+    """
+    module_name, _, class_name = name.partition(":")
+    where = f"spec.trainer.task: {name}"
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or module_name
+        if f"{module_name}.".startswith(f"{missing}."):
+            raise UnusableInput(
+                f"{where}: Python finds no module {missing} in {Path.cwd()}, in PYTHONPATH or among the installed "
+                "packages"
+            ) from error
+        raise UnusableInput(f"{where} imports {missing}, which is not installed") from error
+    except Exception as error:
+        if may_pass(error):
+            raise
+        raise ConfigurationError(f"{where} cannot be imported: {told(error)}") from error
+    kind = getattr(module, class_name, None)
+    if kind is None:
+        others = [one for one, value in vars(module).items() if _is_task(value) and value is not Task]
+        hint = f"; did you mean {module_name}:{others[0]}?" if others else ""
+        raise ConfigurationError(f"{where}: the module {module_name} has no class {class_name}{hint}")
+    if not _is_task(kind):
+        raise ConfigurationError(f"{where}: {class_name} is no task; derive it from tandem_trainer.task.Task")
+    if lacks := sorted(getattr(kind, "__abstractmethods__", ())):
+        raise ConfigurationError(f"{where}: {class_name} does not implement {' and '.join(lacks)}")
+    return cast("type[Task[Any]]", kind)
+
+
+def _is_task(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Task)
+
+
+Wrong = list[tuple[tuple[str | int, ...], str]]
+"""Mistakes: the path in the manifest, and what is wrong there."""
+
+
+def configured(kind: type[Task[Any]], parameters: Mapping[str, Any]) -> tuple[Any, Wrong]:
+    """The configuration that parameters make, and what is wrong with them.
+
+    Raises:
+        ConfigurationError: the task says that its configuration is something else than a pydantic model or a dataclass.
+    """
+    model = config_type(kind)
+    if model is None:
+        message = f"{name_of(kind)} takes no parameters; derive it from Task[Config] to give it some"
+        return None, [((*PARAMETERS, name), message) for name in parameters]
+    if not (isinstance(model, type) and (dataclasses.is_dataclass(model) or issubclass(model, BaseModel))):
+        raise ConfigurationError(f"{name_of(kind)}: the configuration of a task is a pydantic model or a dataclass")
+    # A misspelt name would be passed over by default. A model that says what becomes of unknown names is asked.
+    settings = getattr(model, "model_config", None) or getattr(model, "__pydantic_config__", None) or {}
+    extra: Literal["forbid"] | None = None if "extra" in settings else "forbid"
+    try:
+        # As JSON: strict, and yet a list may become a tuple, and an object a dataclass.
+        return TypeAdapter(model).validate_json(json.dumps(parameters), strict=True, extra=extra), []
+    except ValidationError as error:
+        return None, [_worded(one, model) for one in error.errors(include_url=False)]
+    except Exception as error:
+        raise ConfigurationError(f"spec.trainer.parameters: {name_of(model)}: {told(error)}") from error
+
+
+def sentence(path: tuple[str | int, ...], message: str) -> str:
+    """A mistake with its place in the manifest."""
+    # Not at the top: a rank that starts again has no mistake to tell of.
+    from tandem.manifest.fields import dotted
+
+    return f"{dotted(path)}: {message}"
+
+
+def config_type(kind: type[Task[Any]]) -> Any:
+    """What stands in the brackets of `Task[…]`; None if there is nothing."""
+    for one in kind.__mro__:
+        for base in vars(one).get("__orig_bases__", ()):
+            origin = get_origin(base)
+            if isinstance(origin, type) and issubclass(origin, Task):
+                inner = get_args(base)[0]
+                if not isinstance(inner, TypeVar):
+                    return None if inner in (None, type(None)) else inner
+    return None
+
+
+def _worded(error: Any, model: Any) -> tuple[tuple[str | int, ...], str]:
+    """One of pydantic's errors as a sentence."""
+    path = (*PARAMETERS, *error["loc"])
+    match error["type"]:
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            if len(error["loc"]) > 1:
+                return path, f"there is no parameter {error['loc'][-1]} here"
+            names = ", ".join(_names(model))
+            has = f"it has {names}" if names else "it has none"
+            return path, f"{model.__name__} has no parameter {error['loc'][-1]}; {has}"
+        case "missing" | "missing_argument":
+            return path, "a value is missing"
+        case _:
+            given = one_line(json.dumps(error["input"], default=str))[:80]
+            message = one_line(error["msg"]).removeprefix("Value error, ")
+            return path, f"{message[:1].lower()}{message[1:MOST_WHY]}, not {given}"
+
+
+def _names(model: Any) -> Iterator[str]:
+    if issubclass(model, BaseModel):
+        yield from (info.alias or name for name, info in model.model_fields.items())
+    else:
+        yield from (field.name for field in dataclasses.fields(model))
+
+
+def told(error: BaseException) -> str:
+    """An error of the user's code in one line, with its place."""
+    words = one_line(next(iter(str(error).splitlines()), ""))[:MOST_WHY]
+    frames = error.__traceback__
+    place = ""
+    while frames is not None:
+        code = frames.tb_frame.f_code
+        if not code.co_filename.startswith("<frozen") and code.co_filename != __file__:
+            place = f" ({Path(code.co_filename).name}, line {frames.tb_lineno})"
+        frames = frames.tb_next
+    if isinstance(error, SyntaxError):
+        place = f" ({Path(error.filename).name}, line {error.lineno})" if error.filename else ""
+        words = error.msg
+    return f"{type(error).__name__}{': ' if words else ''}{words}{place}"
+
+
+def tensors_of(task: Task[Any], dataset: Any) -> tuple[Tensor, ...] | None:
+    """The tensors of a data set any of whose batches is cut from them; None if samples have to be asked for."""
+    is_plain = type(dataset) is TensorDataset and type(task).collate is Task.collate and task.shares_tensors
+    return dataset.tensors if is_plain else None
