@@ -49,7 +49,7 @@ def goes_further(there: DistributedTrainingJob, given: DistributedTrainingJob) -
     user's own that is given something else."""
     before, after = there.spec.trainer, given.spec.trainer
     if after.task is None:
-        return (before.command, before.args, before.env) != (after.command, after.args, after.env)
+        return any(getattr(before, name) != getattr(after, name) for name in ("command", "args", "env", "code"))
     return _horizon(before.settings) != _horizon(after.settings) and any(
         late > early for early, late in zip(_horizon(before.settings), _horizon(after.settings), strict=True)
     )
@@ -91,8 +91,8 @@ def _shown(value: Any) -> str:
 LOCK = "local.lock"
 ENDPOINT = "endpoint.json"
 """Where and with which token the coordinator of a local run answers; there while the run is alive."""
-STAYS = {LOCK, ENDPOINT, "numbering.json", *EARLIER}
-"""Names that are not moved."""
+STAYS = {LOCK, ENDPOINT, "numbering.json", "code", *EARLIER}
+"""Names that are not moved. Code is named by its content: a run that was moved aside finds its own there."""
 OURS = (
     *FOLDERS,
     *("stacks", "watched", "coordinator.json", "coordinator.beside.json", "best.json", "latest.json", "wrong.json"),
