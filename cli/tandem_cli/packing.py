@@ -15,11 +15,13 @@ import stat
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from pathspec import GitIgnoreSpec
 
 from tandem.code import MOST_BYTES, MOST_FILES, MOST_PACKED_BYTES, digest_of
@@ -27,6 +29,12 @@ from tandem.errors import Unmet, UserError
 from tandem.formatting import number, several, size
 from tandem.job import DistributedTrainingJob
 
+CodeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--code", metavar="DIR", help="Pack this folder; workers and evaluators get exactly that and work in it."
+    ),
+]
 IGNORE = ".gitignore"
 NEVER = {".git", ".hg", ".svn", "__pycache__", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 LARGEST = 5
@@ -74,7 +82,10 @@ class Pack:
             there = (self.folder / script).exists()
             why = f"is left out by {IGNORE}, or lies outside" if there else "does not exist"
             inner = ("command", place) if place < len(command) else ("args", place - len(command))
-            yield Unmet(("spec", part, *inner), f"{script} {why}: the job gets the folder {self.folder} (--code), and works in it")
+            yield Unmet(
+                ("spec", part, *inner),
+                f"{script} {why}: the job gets the folder {self.folder} (--code), and works in it",
+            )
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,21 @@ class _Entry:
     is_executable: bool
     target: str | None
     """Where a link leads; None: it is a file."""
+
+
+def with_code(overrides: Sequence[str], pack: Pack | None) -> tuple[str, ...]:
+    """Settings of a job that works in a pack."""
+    return tuple(overrides) if pack is None else (*overrides, f"spec.trainer.code={pack.digest}")
+
+
+@contextmanager
+def packed_if_given(folder: Path | None) -> Iterator[Pack | None]:
+    """See `packed`; None where no folder was given."""
+    if folder is None:
+        yield None
+        return
+    with packed(folder) as pack:
+        yield pack
 
 
 @contextmanager
@@ -222,20 +248,25 @@ def _is_ignored(name: str, ignores: Ignores) -> bool:
 
 
 def _write(entries: list[_Entry], file: Path) -> None:
-    with file.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as stream:
-        with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar:
-            for entry in entries:
-                info = tarfile.TarInfo(entry.name)
-                info.mtime, info.mode = MODIFIED_AT, 0o755 if entry.is_executable else 0o644
-                if entry.target is not None:
-                    info.type, info.linkname = tarfile.SYMTYPE, entry.target
-                    tar.addfile(info)
-                    continue
-                # It may have become a link, or grown, since it was listed.
-                descriptor = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-                with os.fdopen(descriptor, "rb") as content:
-                    info.size = entry.size
-                    try:
-                        tar.addfile(info, content)
-                    except tarfile.TarError as error:
-                        raise UserError(f"{entry.name} has changed while it was packed; try again") from error
+    with (
+        file.open("wb") as raw,
+        gzip.GzipFile("", "wb", 6, raw, mtime=0) as stream,
+        tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar,
+    ):
+        for entry in entries:
+            info = tarfile.TarInfo(entry.name)
+            info.mtime, info.mode = MODIFIED_AT, 0o755 if entry.is_executable else 0o644
+            if entry.target is not None:
+                info.type, info.linkname = tarfile.SYMTYPE, entry.target
+                tar.addfile(info)
+                continue
+            # It may have become a link, or shorter, since it was listed.
+            descriptor = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "rb") as content:
+                info.size = entry.size
+                try:
+                    tar.addfile(info, content)
+                except OSError as error:
+                    if error.errno is not None:
+                        raise
+                    raise UserError(f"{entry.name} has changed while it was packed; try again") from error

@@ -21,10 +21,10 @@ import tarfile
 import tempfile
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from tandem.formatting import number, one_line, size
 from tandem.rundir.durable import open_regular, sync_file, sync_folder, temporary_beside
@@ -38,6 +38,8 @@ MOST_FILES = 20_000
 """Files and links."""
 REQUIREMENTS = "requirements.txt"
 """The file in the folder whose packages are installed for the job."""
+Say = Callable[..., None]
+"""Says one event, given by its name, as a line with key=value fields."""
 POLL_SECONDS = 0.1
 SAY_WAITING_SECONDS, SAY_AGAIN_SECONDS = 2.0, 60.0
 _HEADERS = MOST_FILES * 4096
@@ -51,12 +53,6 @@ class CodeError(Exception):
 
 class Over(Exception):  # noqa: N818 - it is what is the case
     """The job has failed while this process waited for its code."""
-
-
-class Say(Protocol):
-    """Says one event, as a line with key=value fields."""
-
-    def __call__(self, event: str, **fields: object) -> None: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -223,7 +219,7 @@ class _Bounded(io.RawIOBase):
 
 def _too_large(digest: str) -> CodeError:
     return CodeError(
-        f"the code {digest} unpacks to more than {size(MOST_BYTES)} or {number(MOST_FILES)} files; pack a smaller folder"
+        f"the code {digest} unpacks to more than {size(MOST_BYTES)} or {number(MOST_FILES)} files; pack less"
     )
 
 

@@ -97,12 +97,14 @@ def with_packages(run_dir: RunDir, folder: Path, digest: str, say: Say) -> Code:
 
 
 def _libraries(final: Path, pattern: str) -> list[Path]:
-    return sorted(found for name in ("site-packages", "dist-packages") for found in final.glob(f"{pattern}/python*/{name}"))
+    return sorted(
+        found for name in ("site-packages", "dist-packages") for found in final.glob(f"{pattern}/python*/{name}")
+    )
 
 
 def _installed() -> str:
     """What is installed, as constraints for pip."""
-    found = {}
+    found: dict[str, str] = {}
     for one in importlib.metadata.distributions():
         name = re.sub(r"[-_.]+", "-", one.metadata["Name"] or "").lower()
         if name and name not in NOT_PINNED:
@@ -154,7 +156,9 @@ def _run_pip(folder: Path, constraints: Path, target: Path, lease: Lease) -> Non
     command = [sys.executable, "-P", "-m", "pip", "install", "--prefix", str(target), "-c", str(constraints)]
     command += ["-r", REQUIREMENTS, "--no-input", "--disable-pip-version-check", "--no-warn-script-location"]
     command += ["--progress-bar=off", *(["--no-cache-dir"] if os.environ.get(UID) else [])]
-    variables = {name: value for name, value in os.environ.items() if name not in ("PIP_TARGET", "PIP_USER", "PIP_ROOT")}
+    variables = {
+        name: value for name, value in os.environ.items() if name not in ("PIP_TARGET", "PIP_USER", "PIP_ROOT")
+    }
     last = error = ""
     with subprocess.Popen(
         command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

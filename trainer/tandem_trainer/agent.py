@@ -117,12 +117,12 @@ def _code() -> Code | None:
         log.info("event=over reason=%r", (run_dir.failed() or {}).get("message", "the job has ended"))
         depart(ExitCode.FAILED if run_dir.failed() else ExitCode.DONE)
     except CodeError as error:
-        log.error("%s", error)  # noqa: TRY400 - the sentence is enough
+        log.error("%s", error)
         run_dir.mark_failed(ConfigurationError.reason, str(error), ExitCode.CONFIGURATION)
         depart(ExitCode.CONFIGURATION)
     except OSError as error:
         # A full disk, a mount that is stale: another try, perhaps on another node, may find it sound.
-        log.error("the job's code cannot be prepared: %s", error)  # noqa: TRY400 - the sentence is enough
+        log.error("the job's code cannot be prepared: %s", error)
         depart(ExitCode.FAILED)
     code.enter()
     return code

@@ -80,11 +80,11 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
     try:
         return TandemRendezvous(parameters)
     except ValueError as error:
-        log.error("%s", error)  # noqa: TRY400 - the sentence is enough
+        log.error("%s", error)
         raise SystemExit(ExitCode.CONFIGURATION) from None
     except OSError as error:
         # A mount that is stale, a name that does not resolve: another try, perhaps on another node, may find it sound.
-        log.error("%s", error)  # noqa: TRY400 - the sentence is enough
+        log.error("%s", error)
         raise SystemExit(ExitCode.FAILED) from None
 
 
@@ -149,7 +149,7 @@ class TandemRendezvous(RendezvousHandler):
                 patience = CUT_OFF_SECONDS if asked else STORE_SECONDS
                 store = _serve(membership, listener) if rank == 0 else self._connect(membership, patience)
             except Refused as error:
-                log.error("%s", error)  # noqa: TRY400 - the sentence is enough
+                log.error("%s", error)
                 raise SystemExit(ExitCode.FAILED) from None
             finally:
                 listener.close()

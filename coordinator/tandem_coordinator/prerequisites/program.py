@@ -129,9 +129,10 @@ def _module(words: Sequence[Word], place: int, site: Site) -> Found:
         yield "-m needs the name of a module after it", place, ""
         return
     name, place = words[0]
-    if not site.is_here or site.variables is None:
+    if not site.is_here or site.variables is None or site.installs:
         return
-    folders = [str(Path.cwd()), *filter(None, site.variables.get("PYTHONPATH", "").split(os.pathsep)), *sys.path]
+    given = site.variables.get("PYTHONPATH", "").split(os.pathsep)
+    folders = [str(site.folder), *filter(None, given), *sys.path]
     if fault := _fault_of_module(name, folders):
         ending = ".py"
         is_file = name.endswith(ending) and Path(name).is_file()
@@ -201,7 +202,7 @@ def _program(word: Word, site: Site) -> Found:
         yield "the name of the program is empty", place, ""
         return
     if "/" not in text:
-        if site.is_here and _on_path(text, site) is None:
+        if site.is_here and not site.installs and _on_path(text, site) is None:
             here = Path(text).exists()
             hint = f"; the file {text} here is started as ./{text}" if here else unexpanded(text)
             yield f"there is no program {text} in the folders of PATH{hint}", place, f"./{text}" if here else ""
