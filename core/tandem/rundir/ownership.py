@@ -174,7 +174,11 @@ def settle(run_dir: RunDir, finding: Finding) -> None:
         run_dir.reopen()
     if finding.tries_again:
         run_dir.set_aside_failure()
-    for file, none in ((run_dir.coordinator_file, {"failures": 0}), (run_dir.beside_coordinator_file, {"leftOut": []})):
+    beside: dict[str, object] = {"leftOut": []}
+    if finding.reopens:
+        # Who has ended well has more to do now.
+        beside["finished"] = []
+    for file, none in ((run_dir.coordinator_file, {"failures": 0}), (run_dir.beside_coordinator_file, beside)):
         content = read_json_or_none(file)
         if isinstance(content, dict) and any(content.get(name) for name in none):
             replace_json(file, content | none)
