@@ -349,8 +349,8 @@ def _objects(text: str) -> tuple[dict[str, Any], ...]:
 def _index(text: str) -> str:
     if text and (not text.startswith(("https://", "http://")) or "@" in text or " " in text):
         raise argparse.ArgumentTypeError(
-            "not https://… without a user and a password: who may see pods would read them; a job that needs a password "
-            "takes PIP_INDEX_URL from a Secret (trainer.env)"
+            "not https://… without a user and a password: who may see pods would read them; a job that needs a "
+            "password takes PIP_INDEX_URL from a Secret (trainer.env)"
         )
     return text
 
