@@ -190,13 +190,15 @@ def unpack(file: BinaryIO, digest: str, folder: Path) -> int:
         raise CodeError(f"the code {digest} has {size(packed)} packed, and {size(MOST_PACKED_BYTES)} are the most")
     if (found := digest_of(file)) != digest:
         raise CodeError(
-            f"the code {digest} is damaged on the volume: its bytes have the digest {found}; delete the file "
-            f"{getattr(file, 'name', '')} and send it again"
+            f"the code {digest} is damaged on the volume: its bytes have the digest {found}; delete the pack in the folder "
+            "code of the run directory, and send it again"
         )
     file.seek(0)
     try:
         with gzip.GzipFile(fileobj=file) as stream:
             return _extract(_Bounded(stream, digest), digest, folder)
+    except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        raise CodeError(f"the code {digest} holds one name twice, in {one_line(Path(error.filename).name)}") from error
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise CodeError(f"the code {digest} is not a pack: {one_line(str(error))}") from error
 

@@ -42,6 +42,10 @@ MOST_QUOTED = 600
 """Characters of pip's last words that a sentence quotes."""
 NOT_PINNED = {"tandem", "pip", "setuptools", "wheel", "nvidia-ml-py"}
 """Tandem itself, what installs, and what the trainer's image alone has: the evaluator's shares the packages."""
+_HELP = "ERROR: ResolutionImpossible"
+"""The last line about a conflict; it names nothing."""
+_FIXED = "The user requested (constraint) "
+"""Begins a line that names one of our constraints as a part of a conflict."""
 _SECRET = re.compile(r"(?<=://)[^/@\s]+@")
 """User and password in an address."""
 _BY_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[[^\]]*\])?\s*([<>=!~;(].*)?$")
@@ -160,6 +164,7 @@ def _run_pip(folder: Path, constraints: Path, target: Path, lease: Lease) -> Non
         name: value for name, value in os.environ.items() if name not in ("PIP_TARGET", "PIP_USER", "PIP_ROOT")
     }
     last = error = ""
+    fixed = []
     with subprocess.Popen(
         command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as pip:
@@ -168,12 +173,17 @@ def _run_pip(folder: Path, constraints: Path, target: Path, lease: Lease) -> Non
             for line in _lines(pip.stdout, lease):
                 print(f"pip: {line}", file=sys.stderr, flush=True)
                 last = line
-                error = line if line.startswith("ERROR: ") else error
+                if line.startswith("ERROR: ") and not line.startswith(_HELP):
+                    error = line
+                if line.startswith(_FIXED):
+                    fixed.append(line.removeprefix(_FIXED))
         except BaseException:
             pip.kill()
             raise
     if pip.returncode:
         said = (error or last or f"pip ended with exit code {pip.returncode}").removeprefix("ERROR: ")
+        if fixed:
+            said += f" What is installed here already stays as it is: {', '.join(fixed)}"
         raise CodeError(f"{REQUIREMENTS} cannot be installed: {one_line(said)[:MOST_QUOTED]}")
 
 
