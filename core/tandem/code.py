@@ -190,8 +190,8 @@ def unpack(file: BinaryIO, digest: str, folder: Path) -> int:
         raise CodeError(f"the code {digest} has {size(packed)} packed, and {size(MOST_PACKED_BYTES)} are the most")
     if (found := digest_of(file)) != digest:
         raise CodeError(
-            f"the code {digest} is damaged on the volume: its bytes have the digest {found}; delete the pack in the folder "
-            "code of the run directory, and send it again"
+            f"the code {digest} is damaged on the volume: its bytes have the digest {found}; delete the pack in "
+            "the folder code of the run directory, and send it again"
         )
     file.seek(0)
     try:

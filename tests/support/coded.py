@@ -2,6 +2,7 @@
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 TRAIN = """\
 import os, pathlib, sys, time
@@ -51,9 +52,9 @@ def wheel(folder: Path) -> Path:
     return path
 
 
-def manifest(name: str, steps: int, workers: int = 2, evaluators: bool = True) -> dict[str, object]:
+def manifest(name: str, steps: int, workers: int = 2, evaluators: bool = True) -> dict[str, Any]:
     """A job that runs it."""
-    spec: dict[str, object] = {
+    spec: dict[str, Any] = {
         "trainer": {"command": ["python", "train.py"], "args": [str(steps)]},
         "workers": {"replicas": workers, "minReplicas": workers},
     }
