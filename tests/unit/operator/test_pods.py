@@ -303,39 +303,6 @@ def test_the_next_pod_of_a_place_that_was_left_out_keeps_off_its_node() -> None:
     assert seen.avoids == ("node-3",)
 
 
-CODE = {"command": ["train.py"], "code": f"sha256:{'0' * 64}"}
-PRIVATE = {"name": "PIP_INDEX_URL", "valueFrom": {"secretKeyRef": {"name": "index", "key": "url"}}}
-
-
-@pytest.mark.parametrize(
-    ("trainer", "index"),
-    [
-        (CODE, {"value": "https://index.example/simple"}),
-        ({**CODE, "env": [PRIVATE]}, {"valueFrom": PRIVATE["valueFrom"]}),
-        (
-            {**CODE, "env": [{"name": "PIP_INDEX_URL", "value": "https://own.example"}]},
-            {"value": "https://own.example"},
-        ),
-        (SCRIPT, None),
-    ],
-)
-def test_pods_of_a_job_with_code_know_its_digest_and_the_package_index(
-    trainer: dict[str, Any], index: dict[str, Any] | None
-) -> None:
-    images = replace(IMAGES, package_index="https://index.example/simple")
-    evaluators = {"replicas": 1, "command": ["evaluate.py"], "metric": "loss"}
-    of = job(trainer=trainer, workers={"replicas": 1}, evaluators=evaluators)
-    specs = pods_of(reconcile(situation(of, heard=heard("Pending")), images))
-    assert specs.keys() >= {"evaluator 0", "worker 0"}
-    for name in ("evaluator 0", "worker 0"):
-        env = specs[name]["containers"][0]["env"]
-        found = [{key: one[key] for key in one if key != "name"} for one in env if one["name"] == "PIP_INDEX_URL"]
-        assert found == ([] if index is None else [index])
-        assert [one["value"] for one in env if one["name"] == "TANDEM_CODE"] == [
-            code for code in [trainer.get("code")] if code
-        ]
-
-
 def test_the_next_pod_of_a_place_that_failed_on_a_node_again_and_again_prefers_another_one() -> None:
     cheap = {"weight": 1, "preference": {"matchExpressions": [{"key": "spot", "operator": "Exists"}]}}
     theirs = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [cheap]}}
