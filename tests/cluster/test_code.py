@@ -36,7 +36,9 @@ def test_an_edited_line_runs_on_the_cluster_within_seconds_and_every_pod_has_the
 ) -> None:
     folder = coded.write(tmp_path / "code", value=1)
     assert "the code was sent in" in submit(namespace, folder, "first", steps=10)
-    Job(namespace, "first").becomes(lambda: "first-step value=1" in logs(namespace, "first"), "a first step")
+    # The nodes may have to pull the image first.
+    started = "first-step value=1"
+    Job(namespace, "first").becomes(lambda: started in logs(namespace, "first"), "a first step", 300.0)
 
     edited = time.time()
     (folder / "parts" / "setting.py").write_text("VALUE = 2\n")

@@ -12,7 +12,7 @@ from tandem.manifest.reading import apply_overrides, job_of, read_source, refuse
 from tandem.manifest.source import Source
 from tandem_cli.cluster import ContextOption, NamespaceOption
 from tandem_cli.commands.validate import summary, warnings
-from tandem_cli.kubernetes import code_upload
+from tandem_cli.kubernetes import upload
 from tandem_cli.kubernetes.job_view import RESOURCE
 from tandem_cli.kubernetes.kubectl import Kubectl, KubectlResult
 from tandem_cli.kubernetes.references import missing
@@ -80,7 +80,7 @@ def _submit(
             echo(f" {one_line(warning)}", mark="warning:", colour="yellow", err=True)
         _tell(job, json.loads(before or "null"), json.loads(after.text), dry_run, kubectl.options())
         if pack is not None and not dry_run:
-            code_upload.send(kubectl, job.metadata.name, pack)
+            upload.send(kubectl, job.metadata.name, pack)
 
 
 def told(before: dict[str, Any] | None, after: dict[str, Any], dry_run: bool) -> str:

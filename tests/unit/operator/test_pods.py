@@ -253,33 +253,35 @@ def test_every_pod_is_pulled_when_and_tolerates_what_the_operator_was_told() -> 
 
 
 CODE = {"command": ["train.py"], "code": f"sha256:{'0' * 64}"}
-PRIVATE = {"name": "PIP_INDEX_URL", "valueFrom": {"secretKeyRef": {"name": "index", "key": "url"}}}
+PRIVATE = {"name": "PIP_INDEX_URL", "valueFrom": {"secretKeyRef": {"name": "secret", "key": "url"}}}
 
 
 @pytest.mark.parametrize(
     ("trainer", "index"),
     [
-        (CODE, {"value": "https://index.example/simple"}),
-        ({**CODE, "env": [PRIVATE]}, {"valueFrom": PRIVATE["valueFrom"]}),
+        (CODE, ["https://index.example/simple"]),
+        ({**CODE, "env": [PRIVATE]}, ["secret"]),
         (
             {**CODE, "env": [{"name": "PIP_INDEX_URL", "value": "https://own.example"}]},
-            {"value": "https://own.example"},
+            ["https://own.example"],
         ),
-        (SCRIPT, None),
+        (SCRIPT, []),
     ],
 )
 def test_pods_of_a_job_with_code_know_its_digest_and_the_package_index(
-    trainer: dict[str, Any], index: dict[str, Any] | None
+    trainer: dict[str, Any], index: list[str]
 ) -> None:
     images = replace(IMAGES, package_index="https://index.example/simple")
     evaluators = {"replicas": 1, "command": ["evaluate.py"], "metric": "loss"}
     of = job(trainer=trainer, workers={"replicas": 1}, evaluators=evaluators)
-    specs = pods_of(reconcile(situation(of, heard=heard("Pending")), images))
-    assert specs.keys() >= {"evaluator 0", "worker 0"}
+    plans = [reconcile(situation(of, Children()), images), reconcile(situation(of, heard=heard("Pending")), images)]
+    specs = {name: spec for plan in plans for name, spec in pods_of(plan).items()}
     for name in ("evaluator 0", "worker 0"):
         env = specs[name]["containers"][0]["env"]
-        found = [{key: one[key] for key in one if key != "name"} for one in env if one["name"] == "PIP_INDEX_URL"]
-        assert found == ([] if index is None else [index])
+        found = [one for one in env if one["name"] == "PIP_INDEX_URL"]
+        assert [
+            one.get("value", one.get("valueFrom", {}).get("secretKeyRef", {}).get("name")) for one in found
+        ] == index
         assert [one["value"] for one in env if one["name"] == "TANDEM_CODE"] == [
             code for code in [trainer.get("code")] if code
         ]
