@@ -210,9 +210,7 @@ class _Bounded(io.RawIOBase):
         self._stream, self._digest, self._left = stream, digest, MOST_BYTES + _HEADERS
 
     def read(self, count: int = -1) -> bytes:
-        if count > self._left:
-            raise _too_large(self._digest)
-        content = self._stream.read(self._left + 1 if count < 0 else count)
+        content = self._stream.read(self._left + 1 if count < 0 else min(count, self._left + 1))
         self._left -= len(content)
         if self._left < 0:
             raise _too_large(self._digest)

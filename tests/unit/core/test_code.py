@@ -151,8 +151,10 @@ def test_a_pack_is_stored_once_under_its_digest(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "run")
     run_dir.create()
     pack, digest = written(tmp_path, b"bytes")
-    for _ in range(2):
-        store(run_dir, digest, pack)
+    store(run_dir, digest, pack)
+    before = run_dir.pack(digest).stat()
+    store(run_dir, digest, pack)
+    assert run_dir.pack(digest).stat().st_ino == before.st_ino
     assert [path.name for path in run_dir.code.iterdir()] == [f"{digest.removeprefix('sha256:')}.tar.gz"]
     assert run_dir.pack(digest).read_bytes() == b"bytes"
 
