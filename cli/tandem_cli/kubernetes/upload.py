@@ -46,6 +46,9 @@ def send(kubectl: Kubectl, job: str, pack: Pack) -> None:
                 f"{job} does not take this code: {error}. See: tandem status {job}{kubectl.options()}"
             ) from error
         if over := _over(kubectl, job):
+            if "(Succeeded)" in over:
+                echo(f"  {job} {over}; no code is sent")
+                return
             raise UserError(f"{job} {over}, and takes no code any more")
         if time.monotonic() > say_at:
             say_at += SAY_SECONDS
