@@ -200,6 +200,7 @@ def test_requirements_that_cannot_be_installed_end_a_run_with_one_sentence(tmp_p
     run = LocalRun(tmp_path, "--code", str(folder), manifest=tmp_path / "job.json", cwd=tmp_path)
     assert run.ends() == 2
     assert "requirements.txt cannot be installed: No matching distribution found for no-such-package==9" in run.output
+    assert str((run.run_dir.failed() or {})["message"]).startswith("requirements.txt cannot be installed: No matching")
     assert "Traceback" not in run.output
     assert (run.run_dir.log / "worker-0.txt").read_text().count("event=install ") == 1, "it is not tried again"
 
