@@ -72,6 +72,8 @@ SAMPLE_SECONDS = 1.0
 RANKS_IN_SAMPLES = 100
 """Ranks whose processor use is logged each second, on average; larger groups are sampled less often."""
 
+WAITS_FOR_CODE = "the job waits for its code; `tandem submit FILE --code DIR`, as it was given, sends it"
+
 
 class Coordinator:
     """One job's coordinator. Make it inside a running event loop."""
@@ -103,6 +105,9 @@ class Coordinator:
         self._troubles = TroubleWatch(self._history.say, elasticity.heartbeat_seconds)
         self._asked_to_save: set[str] = set()
         self._observed = Observed()
+        self._lacks_code = (code := job.spec.trainer.code) is not None and not rundir.pack(code).exists()
+        if code is not None:
+            self._history.say(f"code {code}{', which has not arrived yet' if self._lacks_code else ''}", "info")
         self._not_finite_told = 0
         """The generation of which it was said that its loss is not finite."""
         self._heard: dict[str, float] = {}
@@ -160,6 +165,11 @@ class Coordinator:
         self._unrecorded.set()
         return self.state.target
 
+    def code_arrived(self, text: str) -> None:
+        """The job's code is in the run directory from now on; says so."""
+        self._lacks_code = False
+        self._history.say(text, "info")
+
     def snapshot(self, observed: Observed | None = None, most: int | None = None) -> Snapshot:
         """What is known of the job now.
 
@@ -202,7 +212,9 @@ class Coordinator:
     def _status(self, clock: Instant, observed: Observed) -> Status:
         stragglers = self._stragglers.stragglers
         found = status(self.job, self.state, clock, self._reports, observed, self._started_at, stragglers)
-        return found.model_copy(update={"troubles": self._troubles.troubles, "restarts": self._history.all_restarts})
+        more: dict[str, object] = {"message": WAITS_FOR_CODE} if self._lacks_code and found.message is None else {}
+        more |= {"troubles": self._troubles.troubles, "restarts": self._history.all_restarts}
+        return found.model_copy(update=more)
 
     async def _ask_whether_over(self) -> None:
         """An agent that leaves because the job is over, or whose rank has ended it, may say so before we have seen the

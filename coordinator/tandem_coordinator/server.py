@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from tandem.launch import token_digest
 from tandem.model import Model
-from tandem.protocol import BRIEF, FIRST, MOST_BODY_BYTES, OURS, Answer, Sync, Target, spoken, worded
+from tandem.protocol import BRIEF, CODE, FIRST, MOST_BODY_BYTES, OURS, Answer, Sync, Target, spoken, worded
 from tandem.rundir.layout import RunDir
+from tandem_coordinator.code_intake import CodeIntake
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.page.routes import LivePage
 from tandem_coordinator.prometheus import CONTENT_TYPE, Scrapes, prometheus_text
@@ -44,6 +45,7 @@ def application(coordinator: Coordinator, token: str, rundir: RunDir, digest: st
     """
     server, page = _Server(coordinator), LivePage(coordinator, token, rundir)
     guard = _only_with(token, digest, page.guards)
+    code = CodeIntake(coordinator.job, rundir, coordinator.code_arrived)
     app = web.Application(client_max_size=MOST_BODY_BYTES, middlewares=[_sentences, guard])
     app.on_response_prepare.append(_say_protocol)
     page.add_to(app)
@@ -53,6 +55,8 @@ def application(coordinator: Coordinator, token: str, rundir: RunDir, digest: st
             web.post("/v1/target", server.target),
             web.get("/status", server.status),
             web.get(BRIEF, server.brief),
+            web.get(CODE + "/{digest}", code.look),
+            web.put(CODE + "/{digest}", code.take),
             web.get("/metrics", server.metrics),
             web.get("/healthz", server.healthz),
         ]

@@ -10,13 +10,14 @@ import json
 import select
 import socket
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, BinaryIO, Self, TypeVar
 
 from pydantic import ValidationError
 
 from tandem.model import Model
-from tandem.protocol import FIRST, OURS, Answer, Sync, spoken, worded
+from tandem.protocol import CODE, FIRST, OURS, Answer, Sync, spoken, worded
 from tandem.status import Snapshot
 
 CONNECT_SECONDS = 1.0
@@ -35,6 +36,9 @@ MOST_ANSWER_BYTES = 2**24
 """Of what an agent is told: 20,000 members take 4.3 MiB."""
 MOST_STATUS_BYTES = 2**28
 """Of everything about a job: 10,000 replicas of 64 ranks, and the names in 100 generations, take 166 MiB."""
+CODE_SECONDS = 60.0
+"""For each piece of a job's code, and for the coordinator's word that it is on the volume."""
+CODE_PIECE_BYTES = 2**18
 _GZIP = 16 + zlib.MAX_WBITS
 
 
@@ -119,6 +123,46 @@ class CoordinatorClient:
             raise Unreachable(f"the coordinator at {self.endpoint} has no live page; it runs another version")
         return str(answer["word"])
 
+    def has_code(self, digest: str) -> bool:
+        """Whether the job's code is in its run directory.
+
+        Raises:
+            Unreachable: see there.
+            Refused: see there; also if the job has no such code.
+        """
+        return _is_present(self._request("GET", f"{CODE}/{digest}", MOST_WORD_BYTES))
+
+    def send_code(self, digest: str, pack: BinaryIO, length: int, sent: Callable[[int], object]) -> None:
+        """Send the job's code.
+
+        Args:
+            pack: `length` bytes.
+            sent: told how many bytes have been sent so far.
+
+        Raises:
+            Unreachable, Refused: see `has_code`.
+        """
+
+        def pieces() -> Iterator[bytes]:
+            done = 0
+            while piece := pack.read(CODE_PIECE_BYTES):
+                yield piece
+                sent(done := done + len(piece))
+
+        # A connection of its own: on the agents', a slow way to a cluster would count as stalled.
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=CODE_SECONDS)
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Length": str(length), **OURS}
+        try:
+            with suppress(BrokenPipeError, ConnectionResetError):  # refused before it was sent: the answer says why
+                connection.request("PUT", f"{CODE}/{digest}", pieces(), headers)
+            response = connection.getresponse()
+            status, content = response.status, _content(response, MOST_WORD_BYTES)
+        except (OSError, http.client.HTTPException, _Unreadable) as error:
+            raise Unreachable(f"the code did not reach the coordinator at {self.endpoint}: {error!r}") from error
+        finally:
+            connection.close()
+        _is_present(self._answer(status, content, CODE))
+
     def close(self) -> None:
         """Close the connection; the next request opens a new one."""
         self._hang_up()
@@ -149,6 +193,9 @@ class CoordinatorClient:
             # Nothing is wrong with the other side, which is asked again at once.
             self._hang_up()
             raise
+        return self._answer(status, content, path)
+
+    def _answer(self, status: int, content: bytes, path: str) -> Any:
         try:
             answer = json.loads(content)
         except ValueError as error:
@@ -287,6 +334,12 @@ def _read(model: type[M], data: object) -> M:
         return model.read(data)
     except ValidationError as error:
         raise Unreachable(f"cannot parse the coordinator's answer: {error.errors()[0]['msg']}") from error
+
+
+def _is_present(answer: object) -> bool:
+    if not isinstance(answer, dict) or not isinstance(answer.get("present"), bool):
+        raise Unreachable("the coordinator takes no code; it runs another version")
+    return bool(answer["present"])
 
 
 def _why(answer: object) -> str:

@@ -102,6 +102,7 @@ Count = Annotated[int, Field(ge=0)]
 Replicas = Annotated[int, Field(ge=1, le=10_000)]
 Seconds = Annotated[float, Field(gt=0)]
 ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", max_length=253)]
+CodeDigest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$", max_length=71)]
 
 
 OWN_TASK = "has({0}.task) && {0}.task.contains(':')"
@@ -129,6 +130,9 @@ class Trainer(Model):
     """Arguments that follow `command`."""
     env: Annotated[list[EnvVar], Field(max_length=256)] = []
     """Environment variables of the training processes."""
+    code: CodeDigest | None = None
+    """Digest of the packed folder in which training processes and evaluators work. `tandem run --code DIR` and
+    `tandem submit --code DIR` fill it in."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

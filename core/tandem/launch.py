@@ -30,6 +30,8 @@ POD = "TANDEM_POD"
 GENERATION = "TANDEM_GENERATION"
 PULSE = "TANDEM_PULSE"
 JOB = "TANDEM_JOB"
+CODE = "TANDEM_CODE"
+"""The digest of the job's code, where it has some (tandem.code)."""
 UID = "TANDEM_JOB_UID"
 """Which object a pod's job is: what an earlier job of that name has recorded is not taken for it."""
 INCARNATION = "tandem.dev/uid"
@@ -130,6 +132,8 @@ def environment(
     own = {RUN_DIR: str(run_dir), REPLICA: replica, "PYTHONUNBUFFERED": "1"}
     if token:
         own |= {TOKEN: token, COORDINATOR: coordinator}
+    if job.spec.trainer.code is not None:
+        own[CODE] = job.spec.trainer.code
     return _literal(job.spec.trainer.env) | own
 
 

@@ -21,6 +21,8 @@ MOST_BODY_BYTES = 64 * 2**10
 BRIEF = "/v1/brief"
 """Where the operator asks: a snapshot without members, of MOST_BRIEF_BYTES at most."""
 MOST_BRIEF_BYTES = 2**17
+CODE = "/v1/code"
+"""Followed by a digest: where the job's code is sent to (tandem.code)."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=253)]
 Address = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.:%_-]*[A-Za-z0-9])?$|^::1?$", max_length=253)]

@@ -16,13 +16,15 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from tandem import launch
+from tandem.code import CodeError, Over
 from tandem.exitcode import ExitCode, depart
 from tandem.job import DistributedTrainingJob
 from tandem.launch import POLL_SECONDS, wait_for_job
+from tandem.requirements import code_of
 from tandem.rundir.durable import may_pass
 from tandem.rundir.layout import RunDir
 from tandem_evaluator.crew import run_crew
-from tandem_evaluator.evaluator_log import EvaluatorLog
+from tandem_evaluator.evaluator_log import EvaluatorLog, say
 
 if TYPE_CHECKING:
     from tandem_evaluator.scoring import Scoring
@@ -104,6 +106,8 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
         raise CannotEvaluate(code, f"the run directory cannot be written: {error}") from error
     with log:
         _wait_for_training(rundir)
+        if job.spec.trainer.code is not None and not _enter(rundir, job.spec.trainer.code, job):
+            return ExitCode.DONE
         from tandem_evaluator.loop import Evaluator
 
         scoring = _scoring(job)
@@ -123,6 +127,23 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
         finally:
             scoring.close()
         return ExitCode.INTERRUPTED if interrupted and code == ExitCode.PREEMPTED else code
+
+
+def _enter(rundir: RunDir, digest: str, job: DistributedTrainingJob) -> bool:
+    """Work in the job's code from now on; False if the job has failed before it came."""
+    try:
+        code = code_of(rundir, digest, say)
+    except Over:
+        return False
+    except CodeError as error:
+        raise CannotEvaluate(ExitCode.CONFIGURATION, str(error)) from error
+    except OSError as error:
+        raise CannotEvaluate(ExitCode.FAILED, f"the job's code cannot be prepared: {error}") from error
+    code.enter()
+    if job.spec.evaluation.command is None:
+        # What evaluates is imported by this very process.
+        sys.path[1:1] = code.places
+    return True
 
 
 def _scoring(job: DistributedTrainingJob) -> "Scoring":

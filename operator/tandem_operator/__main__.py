@@ -4,6 +4,7 @@
 --pull-secret NAME                                     what these are pulled with (may be repeated)
 --pull-policy POLICY, --tolerations JSON               when these are pulled, and what all pods of jobs tolerate
 --cluster-user                                         they run as the user that the cluster gives them (OpenShift)
+--package-index URL                                    where pip finds what requirements.txt of a job's code lists
 --storage-class NAME, --access-mode MODE, --volume-size SIZE    of claims whose job does not say
 --namespace NAME                                       only there (may be repeated); default: everywhere
 --key-secret NAMESPACE/NAME                            what the tokens of jobs follow from; made if it is not there
@@ -220,6 +221,13 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument(
         "--tolerations", default=(), type=_objects, metavar="JSON", help="of all pods of jobs, as a pod has them"
     )
+    parser.add_argument(
+        "--package-index",
+        default="",
+        type=_index,
+        metavar="URL",
+        help="where pip finds what the requirements.txt of a job's code lists (default: as the image is configured)",
+    )
     parser.add_argument("--storage-class", default="", help="of claims whose job names none (default: the cluster's)")
     parser.add_argument(
         "--access-mode",
@@ -299,6 +307,7 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
         own_user=not given.cluster_user,
         pull_policy=given.pull_policy,
         tolerations=given.tolerations,
+        package_index=given.package_index,
     )
     modes = tuple(given.access_mode or ANY_VOLUMES.access_modes)
     volumes = Volumes(given.storage_class, modes, given.volume_size)
@@ -335,6 +344,15 @@ def _objects(text: str) -> tuple[dict[str, Any], ...]:
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise argparse.ArgumentTypeError("not a list of objects")
     return tuple(found)
+
+
+def _index(text: str) -> str:
+    if text and (not text.startswith(("https://", "http://")) or "@" in text or " " in text):
+        raise argparse.ArgumentTypeError(
+            "not https://… without a user and a password: who may see pods would read them; a job that needs a "
+            "password takes PIP_INDEX_URL from a Secret (trainer.env)"
+        )
+    return text
 
 
 def _size(text: str) -> str:

@@ -117,6 +117,7 @@ SHUTDOWN_SECONDS = 30
 HOME = {"HOME": "/tmp", "USER": "tandem"}  # noqa: S108
 """The root of the file system is read-only; caches go where something may be written. A user that the cluster has given
 has no name in the image, and torch asks for one."""
+PIP_INDEX = "PIP_INDEX_URL"
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
 GRACE = {names.WORKER: 60, names.COORDINATOR: 10, names.EVALUATOR: 15}
 """Seconds between SIGTERM and SIGKILL of a pod."""
@@ -156,6 +157,8 @@ class Images:
     """When kubelets pull them; empty: as Kubernetes decides by the tag."""
     tolerations: tuple[Mapping[str, Any], ...] = ()
     """Of all pods, besides ours."""
+    package_index: str = ""
+    """Where pip finds what the requirements.txt of a job's code lists; empty: as the image is configured."""
 
 
 def run_dir(job: DistributedTrainingJob) -> Path:
@@ -222,6 +225,7 @@ def worker(job: DistributedTrainingJob, uid: str, images: Images, endpoint: str)
     # Kubernetes replaces $(NAME) in commands; what the user wrote is the user's.
     command = command[:begin] + [word.replace("$(", "$$(") for word in command[begin:]]
     variables = {"OMP_NUM_THREADS": str(threads(job))} | launch.environment(job, run_dir(job), "")
+    variables = _index(job, images, spec.trainer.env) | variables
     variables |= {launch.COORDINATOR: endpoint, launch.UID: incarnation(job, uid)}
     fields = {launch.REPLICA: "metadata.name", launch.NODE: "spec.nodeName", ADDRESS: "status.podIP"}
     container = {
@@ -254,7 +258,8 @@ def evaluator(job: DistributedTrainingJob, uid: str, images: Images, follows: bo
     command = [PYTHON, "-m", "tandem_evaluator", "--processes", str(evaluation.processes_per_replica)]
     fields = {launch.REPLICA: "metadata.name"}
     own = {launch.UID: incarnation(job, uid)} | NO_GPU
-    variables = HOME | {"OMP_NUM_THREADS": "1"} | launch.evaluator_environment(job, run_dir(job), "") | own
+    index = _index(job, images, [*job.spec.trainer.env, *evaluation.env])
+    variables = index | HOME | {"OMP_NUM_THREADS": "1"} | launch.evaluator_environment(job, run_dir(job), "") | own
     container = {
         **_container(names.EVALUATOR, evaluation.image or images.evaluator, command),
         "env": [
@@ -453,6 +458,13 @@ def _literal(variables: Mapping[str, str], fields: Iterable[str] = (), *more: st
         for name, value in variables.items()
         if name not in elsewhere
     ]
+
+
+def _index(job: DistributedTrainingJob, images: Images, theirs: Iterable[EnvVar]) -> dict[str, str]:
+    """Where pip looks, unless the job says so itself, which may be with a password from a Secret."""
+    if not images.package_index or job.spec.trainer.code is None or any(one.name == PIP_INDEX for one in theirs):
+        return {}
+    return {PIP_INDEX: images.package_index}
 
 
 def _from_elsewhere(variables: Iterable[EnvVar], *ours: str) -> list[dict[str, Any]]:

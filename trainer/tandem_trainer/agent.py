@@ -30,8 +30,14 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
+from tandem.code import Code, CodeError, Over
 from tandem.exitcode import ExitCode, depart
+from tandem.launch import CODE, RUN_DIR, UID, wait_for_job
 from tandem.protocol import SCRIPT
+from tandem.requirements import code_of
+from tandem.rundir.layout import RunDir
+from tandem_trainer.agent_log import log, log_to_stderr
+from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.open_files import close_files
 from tandem_trainer.pulse import Pulse, die_with_parent
 from tandem_trainer.stacks import answer_with_stacks
@@ -66,8 +72,11 @@ def main() -> None:
         options.append("--logs-specs=tandem")
     is_python = _is_python(command)
     ours = under_this_python(command)
-    if warm and ours and preload(SHARED):
-        request = forkserver.fork_server(lambda: preload(FOR_RANKS) and preload_given(given))
+    is_warm = warm and bool(ours) and preload(SHARED)
+    # While the code was on its way, torch has been imported.
+    code = _code()
+    if is_warm:
+        request = forkserver.fork_server(lambda: preload(FOR_RANKS) and _finds(code) and preload_given(given))
         if request is not None:
             run_and_end(request.arguments)
         command = [sys.executable, "-I", "-S", stub.__file__, *ours]
@@ -87,6 +96,43 @@ def main() -> None:
         sys.excepthook(type(error), error, error.__traceback__)
         _end(ExitCode.FAILED)
     _end(ExitCode.DONE)
+
+
+def _code() -> Code | None:
+    """Work in the job's code from now on; None if it has none. Ends the agent, and the job, if it cannot be used."""
+    if not os.environ.get(CODE):
+        return None
+    log_to_stderr()
+    run_dir = RunDir(os.environ[RUN_DIR])
+
+    def say(event: str, **fields: object) -> None:
+        log.info("event=%s %s", event, " ".join(f"{name}={value}" for name, value in fields.items()))
+
+    try:
+        job = wait_for_job(run_dir, log.info, os.environ.get(UID, ""))
+        if job is None or job.spec.trainer.code is None:
+            # It has failed, which the rendezvous says, or is complete with what it was before it had code.
+            return None
+        code = code_of(run_dir, job.spec.trainer.code, say)
+    except Over:
+        log.info("event=over reason=%r", (run_dir.failed() or {}).get("message", "the job has ended"))
+        depart(ExitCode.FAILED if run_dir.failed() else ExitCode.DONE)
+    except CodeError as error:
+        log.error("%s", error)
+        run_dir.mark_failed(ConfigurationError.reason, str(error), ExitCode.CONFIGURATION)
+        depart(ExitCode.CONFIGURATION)
+    except OSError as error:
+        # A full disk, a mount that is stale: another try, perhaps on another node, may find it sound.
+        log.error("the job's code cannot be prepared: %s", error)
+        depart(ExitCode.FAILED)
+    code.enter()
+    return code
+
+
+def _finds(code: Code | None) -> bool:
+    """Have ranks that are forked find the code, as PYTHONPATH has others find it; always True."""
+    sys.path[1:1] = [] if code is None else code.places
+    return True
 
 
 def _is_python(command: Sequence[str]) -> bool:

@@ -19,7 +19,6 @@ it does not have, so the agent would end with a stack trace. SystemExit passes t
 
 import atexit
 import errno
-import logging
 import os
 import socket
 import sys
@@ -47,11 +46,10 @@ from tandem.launch import EVERYWHERE, GENERATION, NODE, PULSE, REPLICA, RUN_DIR,
 from tandem.protocol import Membership
 from tandem.rundir.layout import RunDir
 from tandem.script import STEP_LOG
+from tandem_trainer.agent_log import log, log_to_stderr
 from tandem_trainer.heartbeat import Heartbeat
 from tandem_trainer.local_ranks import LocalRanks, remove_leavings
 from tandem_trainer.preflight import processes
-
-log = logging.getLogger("tandem.agent")
 
 GLOO = "GLOO_SOCKET_IFNAME"
 """The network interface of gloo; a user may have set it."""
@@ -78,15 +76,15 @@ def lookup() -> RendezvousHandlerCreator:
 
 def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
     """The rendezvous handler of this agent. A mistake in its surroundings ends the agent with one sentence."""
-    _log_to_stderr()
+    log_to_stderr()
     try:
         return TandemRendezvous(parameters)
     except ValueError as error:
-        log.error("%s", error)  # noqa: TRY400 - the sentence is enough
+        log.error("%s", error)
         raise SystemExit(ExitCode.CONFIGURATION) from None
     except OSError as error:
         # A mount that is stale, a name that does not resolve: another try, perhaps on another node, may find it sound.
-        log.error("%s", error)  # noqa: TRY400 - the sentence is enough
+        log.error("%s", error)
         raise SystemExit(ExitCode.FAILED) from None
 
 
@@ -151,7 +149,7 @@ class TandemRendezvous(RendezvousHandler):
                 patience = CUT_OFF_SECONDS if asked else STORE_SECONDS
                 store = _serve(membership, listener) if rank == 0 else self._connect(membership, patience)
             except Refused as error:
-                log.error("%s", error)  # noqa: TRY400 - the sentence is enough
+                log.error("%s", error)
                 raise SystemExit(ExitCode.FAILED) from None
             finally:
                 listener.close()
@@ -321,13 +319,3 @@ def _variable(name: str) -> str:
     if not value:
         raise ValueError(f"set {name}; tandem run and the operator do")
     return value
-
-
-def _log_to_stderr() -> None:
-    """torchrun shows warnings alone; what an agent decides belongs into its log."""
-    if not log.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s level=%(levelname)s %(message)s"))
-        log.addHandler(handler)
-        log.setLevel(logging.INFO)
-        log.propagate = False

@@ -18,7 +18,8 @@ import psutil
 import typer
 from rich.console import Console, RenderableType
 
-from tandem.errors import UserError
+from tandem.code import store
+from tandem.errors import Unmet, UserError
 from tandem.exitcode import OF_COMMANDS, ExitCode
 from tandem.formatting import number, several
 from tandem.job import Checkpoint, Coordinator, DistributedTrainingJob, RunPolicy
@@ -35,6 +36,7 @@ from tandem_cli.local.known import remember
 from tandem_cli.local.local_run import HOST, Crew, LocalRun, Requests
 from tandem_cli.local.placement import Placement, place, refuse_unpinnable, share_gpus, usable_cores, visible_gpus
 from tandem_cli.local.prepare import HeldFolder, claim
+from tandem_cli.packing import CodeOption, Pack, packed_if_given, with_code
 from tandem_cli.terminal import summary
 from tandem_cli.terminal.canvas import PrintableConsole
 from tandem_cli.terminal.screen import event_line
@@ -64,21 +66,22 @@ def run(
         ),
     ] = None,
     pin: Annotated[bool, typer.Option("--pin", help="Give trainers and evaluators separate cores (Linux).")] = False,
+    code: CodeOption = None,
 ) -> None:
     """Train and evaluate a job on this machine.
 
     Starts a coordinator, the workers and the evaluators as processes, and shows how they get on. Ctrl-C saves and
     leaves; the same command goes on from there.
     """
-    command = Command(file, tuple(overrides or ()), run_dir, port, metrics_port, pin)
+    command = Command(file, tuple(overrides or ()), run_dir, port, metrics_port, pin, code)
     if (token := os.environ.get(TOKEN)) and (weak := weakness(token)):
         raise UserError(weak)
     requests = Requests()
-    with requests.caught():
+    with requests.caught(), packed_if_given(code) as pack:
         source = read_source(file)
-        job = job_of(source, command.overrides)
+        job = job_of(source, with_code(command.overrides, pack))
         output = _Output(highlight=False, soft_wrap=False)
-        raise typer.Exit(_Run(command, source, job, requests, output).until_its_end(fresh))
+        raise typer.Exit(_Run(command, source, job, requests, output, pack).until_its_end(fresh))
 
 
 class _Output(PrintableConsole):
@@ -100,6 +103,7 @@ class Command:
     port: int
     metrics_port: int | None
     pin: bool
+    code: Path | None = None
 
     def again(self, *more: str, without: Collection[str] = ()) -> str:
         """The command line.
@@ -116,14 +120,21 @@ class Command:
         words += ["--port", str(self.port)] if self.port else []
         words += ["--metrics-port", str(self.metrics_port)] if self.metrics_port else []
         words += ["--pin"] if self.pin else []
+        words += ["--code", str(self.code)] if self.code else []
         return shlex.join([*words, *more])
 
 
 class _Run:
     def __init__(
-        self, command: Command, source: Source, job: DistributedTrainingJob, requests: Requests, console: Console
+        self,
+        command: Command,
+        source: Source,
+        job: DistributedTrainingJob,
+        requests: Requests,
+        console: Console,
+        pack: Pack | None = None,
     ) -> None:
-        self._command, self._source, self._job = command, source, job
+        self._command, self._source, self._job, self._pack = command, source, job, pack
         self._requests, self._console = requests, console
         self._path = command.run_dir or Path("runs") / job.metadata.name
         self._notes: list[str] = []
@@ -142,6 +153,9 @@ class _Run:
             self._notes.append(f"not used on one machine: {', '.join(unused)}")
         mine = claim(self._path, self._job, fresh, self._command.again("--fresh"))
         self._notes += mine.notes
+        if self._pack is not None:
+            self._notes.append(f"code: {self._pack}")
+            store(mine.run_dir, self._pack.digest, self._pack.file)
         remember(self._path)
         try:
             return self._with_claim(mine, placement, len(cores), gpus)
@@ -154,7 +168,10 @@ class _Run:
         is_fresh = fresh or self._job.spec.checkpoint.on_existing == "Fresh"
         if not is_fresh and run_dir.done() is not None:
             return []
-        found = unmet(self._job, here(self._job, run_dir, cores, gpus, is_fresh))
+        lacks = _without_code(self._job, run_dir) if self._pack is None else self._pack.left_out(self._job)
+        refuse(lacks, self._source, self._command.overrides)
+        code = None if self._pack is None else self._pack.folder
+        found = unmet(self._job, here(self._job, run_dir, cores, gpus, is_fresh, code=code))
         refuse(found, self._source, self._command.overrides)
         return [one.message for one in found]
 
@@ -286,6 +303,15 @@ def ways_on(command: Command, job: DistributedTrainingJob, made: DistributedTrai
         what = several(length, "epoch") if field == "epochs" else several(length, "step")
         less = f"{what} {'is' if length == 1 else 'are'} trained, and this job asks for no more; "
     return f"{less}to go on: {further}; {anew}"
+
+
+def _without_code(job: DistributedTrainingJob, run_dir: RunDir) -> list[Unmet]:
+    """A manifest may name code, and the run directory has to have it then."""
+    code = job.spec.trainer.code
+    if code is None or run_dir.pack(code).exists():
+        return []
+    message = f"{run_dir.path} has no code of this digest; give the folder with --code DIR, and leave out this field"
+    return [Unmet(("spec", "trainer", "code"), message)]
 
 
 def need_torch() -> None:

@@ -12,10 +12,12 @@ from tandem.manifest.reading import apply_overrides, job_of, read_source, refuse
 from tandem.manifest.source import Source
 from tandem_cli.cluster import ContextOption, NamespaceOption
 from tandem_cli.commands.validate import summary, warnings
+from tandem_cli.kubernetes import upload
 from tandem_cli.kubernetes.job_view import RESOURCE
 from tandem_cli.kubernetes.kubectl import Kubectl, KubectlResult
 from tandem_cli.kubernetes.references import missing
 from tandem_cli.output import echo, tell
+from tandem_cli.packing import CodeOption, Pack, packed_if_given, with_code
 
 MANAGER = "tandem"
 """Who the API server is told has set these fields."""
@@ -41,6 +43,7 @@ def submit(
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite fields that were changed by other means than tandem submit.")
     ] = False,
+    code: CodeOption = None,
     namespace: NamespaceOption = "",
     context: ContextOption = "",
 ) -> None:
@@ -48,8 +51,25 @@ def submit(
 
     Checks all files as `tandem validate` does before it sends any. Needs kubectl, and uses what is set up for it.
     """
-    settings, dry_run = tuple(overrides or ()), dry_run or check
-    checked = _checked(files, settings)
+    with packed_if_given(code) as pack:
+        if pack is not None:
+            echo(f" {pack}", mark="code", colour="green")
+        settings = with_code(overrides or (), pack)
+        _submit(_checked(files, settings), settings, pack, dry_run or check, check, force, namespace, context)
+
+
+def _submit(
+    checked: list[Checked],
+    settings: tuple[str, ...],
+    pack: Pack | None,
+    dry_run: bool,
+    check: bool,
+    force: bool,
+    namespace: str,
+    context: str,
+) -> None:
+    if pack is not None:
+        _refuse_scripts_left_out(checked, settings, pack)
     if check:
         _refuse_what_waits(checked, settings, namespace, context)
     for job, data, _ in checked:
@@ -59,6 +79,8 @@ def submit(
         for warning in (*warnings(job), *after.warnings):
             echo(f" {one_line(warning)}", mark="warning:", colour="yellow", err=True)
         _tell(job, json.loads(before or "null"), json.loads(after.text), dry_run, kubectl.options())
+        if pack is not None and not dry_run:
+            upload.send(kubectl, job.metadata.name, pack)
 
 
 def told(before: dict[str, Any] | None, after: dict[str, Any], dry_run: bool) -> str:
@@ -88,6 +110,17 @@ def _checked(files: list[str], overrides: tuple[str, ...]) -> list[Checked]:
             wrong.append(error)
     _end_with(wrong)
     return found
+
+
+def _refuse_scripts_left_out(checked: list[Checked], settings: tuple[str, ...], pack: Pack) -> None:
+    """End the command where a job starts a script that its pods would not have."""
+    wrong: list[UserError] = []
+    for job, _, source in checked:
+        try:
+            refuse(pack.left_out(job), source, settings)
+        except UserError as error:
+            wrong.append(error)
+    _end_with(wrong)
 
 
 def _refuse_what_waits(checked: list[Checked], overrides: tuple[str, ...], namespace: str, context: str) -> None:

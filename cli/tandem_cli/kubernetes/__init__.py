@@ -7,6 +7,7 @@
     following   the logs of all containers, until the job ends
     execution   commands in pods: the stacks of ranks, a shell
     forwarding  a connection to a job's coordinator
+    upload      the job's packed code, over that connection
 
 `tables` is pure; the others run kubectl.
 """

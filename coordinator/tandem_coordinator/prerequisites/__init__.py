@@ -19,6 +19,7 @@ task of the user's own is imported, by a process that has nothing else to do (`t
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 
 from tandem.errors import Unmet
 from tandem.job import DistributedTrainingJob
@@ -46,6 +47,7 @@ def here(
     gpus: Sequence[str] | None,
     is_fresh: bool = False,
     environment: Mapping[str, str] = os.environ,
+    code: Path | None = None,
 ) -> Site:
     """This machine, for a job that is to run on it as a whole.
 
@@ -54,9 +56,10 @@ def here(
         gpus: CUDA_VISIBLE_DEVICES of each replica; None: as it is.
         is_fresh: whether an earlier run is moved aside first.
         environment: what the training processes inherit.
+        code: the folder that is packed for them.
     """
     own = {one.name: one.value for one in job.spec.trainer.env if one.value_from is None}
-    return Site(run_dir, this_machine(cores, gpus), {**environment, **own}, is_fresh=is_fresh)
+    return Site(run_dir, this_machine(cores, gpus), {**environment, **own}, is_fresh=is_fresh, code=code)
 
 
 def _guarded(found: Iterator[Unmet]) -> Iterator[Unmet]:

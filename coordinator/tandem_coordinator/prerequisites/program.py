@@ -129,7 +129,7 @@ def _module(words: Sequence[Word], place: int, site: Site) -> Found:
         yield "-m needs the name of a module after it", place, ""
         return
     name, place = words[0]
-    if not site.is_here or site.variables is None:
+    if not site.is_here or site.variables is None or site.installs:
         return
     if fault := fault_of_module(name, module_folders(site)):
         ending = ".py"
@@ -140,7 +140,7 @@ def _module(words: Sequence[Word], place: int, site: Site) -> Found:
 def module_folders(site: Site) -> list[str]:
     """Where Python looks for modules when it is started with `-m`."""
     given = (site.variables or {}).get("PYTHONPATH", "").split(os.pathsep)
-    return [str(Path.cwd()), *filter(None, given), *sys.path]
+    return [str(site.folder), *filter(None, given), *sys.path]
 
 
 def fault_of_module(name: str, folders: Sequence[str], is_run: bool = True) -> str:
@@ -212,7 +212,7 @@ def _program(word: Word, site: Site) -> Found:
         yield "the name of the program is empty", place, ""
         return
     if "/" not in text:
-        if site.is_here and _on_path(text, site) is None:
+        if site.is_here and not site.installs and _on_path(text, site) is None:
             here = Path(text).exists()
             hint = f"; the file {text} here is started as ./{text}" if here else unexpanded(text)
             yield f"there is no program {text} in the folders of PATH{hint}", place, f"./{text}" if here else ""

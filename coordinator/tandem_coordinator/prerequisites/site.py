@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.code import REQUIREMENTS
 from tandem.datasets import data_folder
 from tandem.errors import Unmet
 from tandem.job import DistributedTrainingJob
@@ -56,11 +57,23 @@ class Site:
     """Folders below it where something else is mounted there."""
     is_fresh: bool = False
     """Whether an earlier run is moved aside first."""
+    code: Path | None = None
+    """The folder that is packed for the processes, and is where they work (--code); None: they work where we do."""
 
     @property
     def is_here(self) -> bool:
         """Whether the job runs on this machine, with this Python."""
         return self.machine is not None
+
+    @property
+    def folder(self) -> Path:
+        """Where the processes work."""
+        return Path.cwd() if self.code is None else self.code.absolute()
+
+    @property
+    def installs(self) -> bool:
+        """Whether packages are installed for the job, so that it may use what is not here now."""
+        return self.code is not None and (self.code / REQUIREMENTS).is_file()
 
     @property
     def resumes(self) -> bool:
@@ -76,7 +89,7 @@ class Site:
         home = (self.variables or {}).get("HOME", "")
         if expands and text.split("/", 1)[0] == "~" and home:
             text = home + text[1:]
-        path = Path(text)
+        path = Path(text) if self.code is None else self.code / text
         if expands:
             with suppress(RuntimeError):  # there is no such user
                 path = path.expanduser()

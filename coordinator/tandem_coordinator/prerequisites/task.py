@@ -24,7 +24,7 @@ CHECK_SECONDS = 60.0
 def own_task(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
     """What is wrong with a job's own task. On a cluster nothing is said: its image is not seen from here."""
     name = job.spec.trainer.own_task
-    if name is None or not site.is_here or site.variables is None:
+    if name is None or not site.is_here or site.variables is None or site.installs:
         return
     module = name.partition(":")[0]
     if fault := fault_of_module(module, module_folders(site), is_run=False):
@@ -36,6 +36,7 @@ def own_task(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
             input=job.spec.trainer.model_dump_json(exclude_none=True).encode(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            cwd=site.folder,
             env=dict(site.variables),
             timeout=CHECK_SECONDS,
             check=False,

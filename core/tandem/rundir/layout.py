@@ -18,6 +18,7 @@
     DONE | FAILED.json                    the end, so that evaluators drain and stop
     previous/  attempt/                   what was here before, moved aside as it was (see tandem.rundir.ownership)
     numbering.json                        from which generation on numbers are of the run that is here
+    code/<hex>.tar.gz  packages-<hex>/    packed code by its digest, and what its requirements.txt lists (tandem.code)
 
 Readers poll, trust only a committed folder whose manifest verifies, and treat a vanished one as normal.
 """
@@ -107,6 +108,7 @@ class RunDir:
         self.evaluations = self.path / "evaluations"
         self.leases = self.path / "leases"
         self.log = self.path / "log"
+        self.code = self.path / "code"
         self.best_file = self.path / "best.json"
         self.wrong_file = self.path / "wrong.json"
         self.latest_file = self.path / "latest.json"
@@ -153,6 +155,16 @@ class RunDir:
             FileNotFoundError, ValueError: there is none, or it is not one.
         """
         return DistributedTrainingJob.read(read_json(self.job_file))
+
+    # Its code
+
+    def pack(self, digest: str) -> Path:
+        """The packed code of a digest, `sha256:…`."""
+        return self.code / f"{digest.removeprefix('sha256:')}.tar.gz"
+
+    def packages(self, key: str) -> Path:
+        """The folder of installed packages; it is there once it is complete."""
+        return self.code / f"packages-{key}"
 
     # Generations
 

@@ -50,7 +50,7 @@ def goes_further(there: DistributedTrainingJob, given: DistributedTrainingJob) -
     user's own that is given something else."""
     before, after = there.spec.trainer, given.spec.trainer
     if after.task is None:
-        return (before.command, before.args, before.env) != (after.command, after.args, after.env)
+        return any(getattr(before, name) != getattr(after, name) for name in ("command", "args", "env", "code"))
     early, late = _horizon(before.settings_of_loop), _horizon(after.settings_of_loop)
     return any(more > less for less, more in zip(early, late, strict=True))
 
@@ -92,8 +92,8 @@ def _shown(value: Any) -> str:
 LOCK = "local.lock"
 ENDPOINT = "endpoint.json"
 """Where and with which token the coordinator of a local run answers; there while the run is alive."""
-STAYS = {LOCK, ENDPOINT, "numbering.json", *EARLIER}
-"""Names that are not moved."""
+STAYS = {LOCK, ENDPOINT, "numbering.json", "code", *EARLIER}
+"""Names that are not moved. Code is named by its content: a run that was moved aside finds its own there."""
 OURS = (
     *FOLDERS,
     *("stacks", "watched", "coordinator.json", "coordinator.beside.json", "best.json", "latest.json", "wrong.json"),
@@ -175,7 +175,11 @@ def settle(run_dir: RunDir, finding: Finding) -> None:
         run_dir.reopen()
     if finding.tries_again:
         run_dir.set_aside_failure()
-    for file, none in ((run_dir.coordinator_file, {"failures": 0}), (run_dir.beside_coordinator_file, {"leftOut": []})):
+    beside: dict[str, object] = {"leftOut": []}
+    if finding.reopens:
+        # Who has ended well has more to do now.
+        beside["finished"] = []
+    for file, none in ((run_dir.coordinator_file, {"failures": 0}), (run_dir.beside_coordinator_file, beside)):
         content = read_json_or_none(file)
         if isinstance(content, dict) and any(content.get(name) for name in none):
             replace_json(file, content | none)

@@ -252,6 +252,41 @@ def test_every_pod_is_pulled_when_and_tolerates_what_the_operator_was_told() -> 
         assert toleration in spec["tolerations"]
 
 
+CODE = {"command": ["train.py"], "code": f"sha256:{'0' * 64}"}
+PRIVATE = {"name": "PIP_INDEX_URL", "valueFrom": {"secretKeyRef": {"name": "secret", "key": "url"}}}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "index"),
+    [
+        (CODE, ["https://index.example/simple"]),
+        ({**CODE, "env": [PRIVATE]}, ["secret"]),
+        (
+            {**CODE, "env": [{"name": "PIP_INDEX_URL", "value": "https://own.example"}]},
+            ["https://own.example"],
+        ),
+        (SCRIPT, []),
+    ],
+)
+def test_pods_of_a_job_with_code_know_its_digest_and_the_package_index(
+    trainer: dict[str, Any], index: list[str]
+) -> None:
+    images = replace(IMAGES, package_index="https://index.example/simple")
+    evaluators = {"replicas": 1, "command": ["evaluate.py"], "metric": "loss"}
+    of = job(trainer=trainer, workers={"replicas": 1}, evaluators=evaluators)
+    plans = [reconcile(situation(of, Children()), images), reconcile(situation(of, heard=heard("Pending")), images)]
+    specs = {name: spec for plan in plans for name, spec in pods_of(plan).items()}
+    for name in ("evaluator 0", "worker 0"):
+        env = specs[name]["containers"][0]["env"]
+        found = [one for one in env if one["name"] == "PIP_INDEX_URL"]
+        assert [
+            one.get("value", one.get("valueFrom", {}).get("secretKeyRef", {}).get("name")) for one in found
+        ] == index
+        assert [one["value"] for one in env if one["name"] == "TANDEM_CODE"] == [
+            code for code in [trainer.get("code")] if code
+        ]
+
+
 def test_the_next_pod_of_a_place_that_was_left_out_keeps_off_its_node() -> None:
     zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in ("a", "b")]
     theirs = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": zones}}}

@@ -1,0 +1,129 @@
+"""Takes the job's code from `tandem submit --code` and puts it into the run directory.
+
+    GET /v1/code/DIGEST     {"present": true | false}
+    PUT /v1/code/DIGEST     the pack's bytes
+
+Only the digest that the job itself names is taken, so whoever knows the token can send the job's code, or nothing:
+never other code. The bytes are bounded, go to the disk as they come, and get their name once their digest is the one
+asked for. A second pack of the same digest changes nothing.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from aiohttp import web
+
+from tandem.code import MOST_PACKED_BYTES, commit
+from tandem.formatting import duration, size
+from tandem.job import DistributedTrainingJob
+from tandem.rundir.durable import temporary_beside
+from tandem.rundir.layout import RunDir
+
+log = logging.getLogger("tandem.coordinator")
+
+SILENT_SECONDS = 30.0
+"""A sender that says nothing for so long is gone; another one may be waiting."""
+PIECE = 2**20
+"""Bytes for one write: a shared disk is slow with small ones."""
+
+
+class CodeIntake:
+    """The code of one job. All methods belong to the event loop.
+
+    Args:
+        arrived: called once the code is there, with a sentence.
+    """
+
+    def __init__(self, job: DistributedTrainingJob, rundir: RunDir, arrived: Callable[[str], None]) -> None:
+        self._digest, self._rundir, self._arrived = job.spec.trainer.code, rundir, arrived
+        self._turn = asyncio.Lock()
+
+    async def look(self, request: web.Request) -> web.Response:
+        """Whether the code is there."""
+        return web.json_response({"present": await asyncio.to_thread(self._pack(request).exists)})
+
+    async def take(self, request: web.Request) -> web.Response:
+        """Take it in."""
+        pack = self._pack(request)
+        if (request.content_length or 0) > MOST_PACKED_BYTES:
+            raise _too_large()
+        async with self._turn:
+            if await asyncio.to_thread(pack.exists):
+                return web.json_response({"present": True})
+            began = time.monotonic()
+            try:
+                length = await self._write(request, pack)
+            except OSError as error:
+                if isinstance(error, ConnectionError):
+                    raise
+                log.exception("event=code-not-written")
+                raise web.HTTPInsufficientStorage(
+                    text=f"the code cannot be written to the volume: {error.strerror or error}"
+                ) from error
+            seconds = time.monotonic() - began
+        self._arrived(f"its code has arrived: {self._digest}, {size(length)} packed, in {duration(seconds)}")
+        return web.json_response({"present": True})
+
+    def _pack(self, request: web.Request) -> Path:
+        given = request.match_info["digest"]
+        if self._digest is None:
+            raise web.HTTPBadRequest(text="this job has no code (spec.trainer.code), so none is taken")
+        if given != self._digest:
+            raise web.HTTPBadRequest(text=f"this job's code is {self._digest}, and no other is taken")
+        return self._rundir.pack(self._digest)
+
+    async def _write(self, request: web.Request, pack: Path) -> int:
+        """Returns the number of bytes."""
+        aside, digest, length = temporary_beside(pack), hashlib.sha256(), 0
+        file = await asyncio.to_thread(_opened, aside)
+        try:
+            piece = bytearray()
+            while content := await _next(request):
+                length += len(content)
+                if length > MOST_PACKED_BYTES:
+                    raise _too_large()
+                piece += content
+                if len(piece) >= PIECE:
+                    await asyncio.to_thread(_append, file, digest.update, bytes(piece))
+                    piece.clear()
+            await asyncio.to_thread(_append, file, digest.update, bytes(piece))
+            await asyncio.to_thread(file.close)
+            if f"sha256:{digest.hexdigest()}" != self._digest:
+                raise web.HTTPBadRequest(
+                    text=f"the {length} bytes that arrived have the digest sha256:{digest.hexdigest()}; send it again"
+                )
+            await asyncio.to_thread(commit, aside, pack)
+        finally:
+            file.close()
+            with suppress(FileNotFoundError):
+                await asyncio.to_thread(aside.unlink)
+        return length
+
+
+async def _next(request: web.Request) -> bytes:
+    """What comes next; empty at the end."""
+    try:
+        async with asyncio.timeout(SILENT_SECONDS):
+            return await request.content.readany()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"nothing came for {SILENT_SECONDS:g} s; send it again") from None
+
+
+def _opened(aside: Path) -> BinaryIO:
+    aside.parent.mkdir(exist_ok=True)
+    return aside.open("xb")
+
+
+def _append(file: BinaryIO, update: Callable[[bytes], None], piece: bytes) -> None:
+    update(piece)
+    file.write(piece)
+
+
+def _too_large() -> web.HTTPBadRequest:
+    return web.HTTPBadRequest(text=f"the code may have {MOST_PACKED_BYTES} bytes packed at most")

@@ -1,0 +1,266 @@
+"""The code of a job: a packed folder in the run directory, and how a process comes to work in it.
+
+`tandem run --code DIR` and `tandem submit --code DIR` pack a folder (tandem_cli.packing). The job names the pack by the
+SHA-256 of its bytes (`trainer.code`), so a pack never changes: other code is another digest, and another file. Every
+worker and evaluator waits for the pack, verifies its bytes by itself, unpacks it into a folder of its own and works
+there (docs/code.md).
+
+**What is unpacked is not trusted.** The bytes are those of the digest, and whoever may write the job's manifest chose
+that. But a mistake must not fill a node or write elsewhere: the stream is bounded while it is unpacked, all that is not
+a file or a link is refused, links are made after all files, so that no file is written through one, and each must lead
+to a place inside the folder.
+"""
+
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import stat
+import tarfile
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from tandem.formatting import number, one_line, size
+from tandem.rundir.durable import open_regular, sync_file, sync_folder, temporary_beside
+from tandem.rundir.layout import RunDir
+
+MOST_PACKED_BYTES = 64 * 2**20
+"""Of a pack: it goes to the cluster through `kubectl port-forward`."""
+MOST_BYTES = 256 * 2**20
+"""Of all its files together."""
+MOST_FILES = 20_000
+"""Files and links."""
+REQUIREMENTS = "requirements.txt"
+"""The file in the folder whose packages are installed for the job."""
+Say = Callable[..., None]
+"""Says one event, given by its name, as a line with key=value fields."""
+POLL_SECONDS = 0.1
+SAY_WAITING_SECONDS, SAY_AGAIN_SECONDS = 2.0, 60.0
+_HEADERS = MOST_FILES * 4096
+"""Bytes of a tar besides the content of its files: a header, padding, and a long name for each."""
+_CHUNK = 2**20
+
+
+class CodeError(Exception):
+    """The code cannot be used; one sentence without its full stop. Trying again would not help."""
+
+
+class Over(Exception):  # noqa: N818 - it is what is the case
+    """The job has failed while this process waited for its code."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """Where a process has the code of its job."""
+
+    folder: Path
+    """The unpacked folder."""
+    packages: tuple[Path, ...] = ()
+    """Folders with what its requirements.txt lists."""
+    programs: tuple[Path, ...] = ()
+    """Folders with the commands of these packages."""
+
+    @property
+    def places(self) -> list[str]:
+        """Where Python looks for modules, before its own."""
+        return [str(self.folder), *map(str, self.packages)]
+
+    def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """What changes in the environment of processes that run the code."""
+        found = {"PYTHONPATH": os.pathsep.join([*self.places, *filter(None, [environment.get("PYTHONPATH")])])}
+        if self.programs:
+            # Last: what the image has under that name is what Tandem was tested with.
+            found["PATH"] = os.pathsep.join([environment.get("PATH", os.defpath), *map(str, self.programs)])
+        return found
+
+    def enter(self) -> None:
+        """Work in it from now on, with all that this process starts."""
+        os.chdir(self.folder)
+        os.environ.update(self.variables(os.environ))
+
+
+def digest_of(file: BinaryIO) -> str:
+    """The digest of a pack, read to its end."""
+    digest = hashlib.sha256()
+    while content := file.read(_CHUNK):
+        digest.update(content)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def store(run_dir: RunDir, digest: str, pack: Path) -> None:
+    """Copy a pack into a run directory; nothing happens if it is there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    final = run_dir.pack(digest)
+    if final.exists():
+        return
+    final.parent.mkdir(exist_ok=True)
+    aside = temporary_beside(final)
+    try:
+        shutil.copyfile(pack, aside)
+        commit(aside, final)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def commit(aside: Path, final: Path) -> None:
+    """Give a complete pack its name. Two that come at once have the same bytes."""
+    sync_file(aside)
+    aside.replace(final)
+    sync_folder(final.parent)
+
+
+def wait_for_pack(run_dir: RunDir, digest: str, say: Say) -> Path:
+    """The pack, as soon as it is there.
+
+    Raises:
+        Over: the job has failed meanwhile.
+    """
+    pack, began = run_dir.pack(digest), time.monotonic()
+    due = began + SAY_WAITING_SECONDS
+    while not pack.exists():
+        if run_dir.ended():
+            raise Over
+        if (now := time.monotonic()) >= due:
+            due = now + SAY_AGAIN_SECONDS
+            say("waits-for-code", digest=digest, seconds=round(now - began))
+        time.sleep(POLL_SECONDS)
+    return pack
+
+
+def unpacked(pack: Path, digest: str) -> Path:
+    """The folder of this machine, or pod, with what a pack holds; made by the first process that asks.
+
+    Raises:
+        CodeError: it is damaged, or holds what it may not.
+        OSError: it cannot be read or written.
+    """
+    name = f"tandem-code-{digest.removeprefix('sha256:')[:32]}"
+    final = Path(tempfile.gettempdir(), name)
+    if _is_ours(final):
+        return final
+    aside = Path(tempfile.mkdtemp(prefix=f".{name}-"))
+    try:
+        with open_regular(pack) as file:
+            unpack(file, digest, aside)
+        try:
+            aside.rename(final)
+        except OSError:
+            if _is_ours(final):  # another process of this pod was faster
+                return final
+            if final.exists() or final.is_symlink():  # another user's: never work in it
+                return aside
+            raise
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    else:
+        return final
+    finally:
+        if _is_ours(final):
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder was made by this user, and nobody else may write into it."""
+    try:
+        facts = folder.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o022
+
+
+def unpack(file: BinaryIO, digest: str, folder: Path) -> int:
+    """Unpack a pack into an empty folder; returns how many files and links it has.
+
+    Raises:
+        CodeError: its bytes are not those of the digest, or it holds what it may not.
+        OSError: it cannot be read or written.
+    """
+    packed = os.fstat(file.fileno()).st_size
+    if packed > MOST_PACKED_BYTES:
+        raise CodeError(f"the code {digest} has {size(packed)} packed, and {size(MOST_PACKED_BYTES)} are the most")
+    if (found := digest_of(file)) != digest:
+        raise CodeError(
+            f"the code {digest} is damaged on the volume: its bytes have the digest {found}; delete the pack in "
+            "the folder code of the run directory, and send it again"
+        )
+    file.seek(0)
+    try:
+        with gzip.GzipFile(fileobj=file) as stream:
+            return _extract(_Bounded(stream, digest), digest, folder)
+    except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        raise CodeError(f"the code {digest} holds one name twice, in {one_line(Path(error.filename).name)}") from error
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise CodeError(f"the code {digest} is not a pack: {one_line(str(error))}") from error
+
+
+class _Bounded(io.RawIOBase):
+    """A stream that ends with an error where it becomes too long: a kilobyte may unpack to a gigabyte."""
+
+    def __init__(self, stream: gzip.GzipFile, digest: str) -> None:
+        self._stream, self._digest, self._left = stream, digest, MOST_BYTES + _HEADERS
+
+    def read(self, count: int = -1) -> bytes:
+        content = self._stream.read(self._left + 1 if count < 0 else min(count, self._left + 1))
+        self._left -= len(content)
+        if self._left < 0:
+            raise _too_large(self._digest)
+        return content
+
+
+def _too_large(digest: str) -> CodeError:
+    return CodeError(
+        f"the code {digest} unpacks to more than {size(MOST_BYTES)} or {number(MOST_FILES)} files; pack less"
+    )
+
+
+def _extract(stream: io.RawIOBase, digest: str, folder: Path) -> int:
+    count = total = 0
+    links: dict[str, str] = {}
+    with tarfile.open(fileobj=stream, mode="r|") as tar:
+        for member in tar:
+            count += 1
+            total += max(0, member.size)
+            if count > MOST_FILES or total > MOST_BYTES:
+                raise _too_large(digest)
+            if not _is_inside(member.name):
+                raise CodeError(f"the code {digest} holds {one_line(member.name)}, which is outside of its folder")
+            if member.issym():
+                links[member.name] = member.linkname
+            elif member.isreg() and not member.issparse():
+                _write(tar, member, folder / member.name)
+            else:
+                raise CodeError(f"the code {digest} holds {one_line(member.name)}, which is neither a file nor a link")
+    for name, target in links.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
+    top = folder.resolve()
+    for name in links:
+        if not (folder / name).resolve().is_relative_to(top):
+            raise CodeError(f"the code {digest} holds the link {one_line(name)}, which leads out of its folder")
+    return count
+
+
+def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
+    """Not tarfile's own way: its filters came with Python 3.11.4, and images have older ones."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mode = 0o755 if member.mode & 0o100 else 0o644
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    content = tar.extractfile(member)
+    assert content is not None
+    with os.fdopen(descriptor, "wb") as file:
+        shutil.copyfileobj(content, file, _CHUNK)
+
+
+def _is_inside(name: str) -> bool:
+    return bool(name) and not name.startswith("/") and os.path.normpath(name) == name and name.split("/")[0] != ".."
