@@ -22,6 +22,7 @@ ELSEWHERE = {
     "own-script": "test_run.py",
     "language-model": "test_session.py",
     "logged-script": "test_log.py",
+    "huggingface-trainer": "test_adapters.py",
 }
 """Those that other tests train to their end, and where."""
 

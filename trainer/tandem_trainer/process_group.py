@@ -65,19 +65,21 @@ class Group:
             self._control = control
 
     @classmethod
-    def join(cls, watched: bool = False) -> "Group":
-        """Join the group that torchrun's variables describe; alone without them.
+    def join(cls, watched: bool = False, device: torch.device | None = None) -> "Group":
+        """Join the group that torchrun's variables describe; alone without them. A framework may have joined already.
 
         Args:
             watched: a coordinator ends ranks that wait for one that hangs.
+            device: where this rank computes; None: on its GPU, if there is one.
         """
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
-        on_gpu = torch.cuda.is_available()
-        device = torch.device("cuda", local_rank % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
+        on_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
+        if device is None:
+            device = torch.device("cuda", local_rank % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
         if on_gpu:
             torch.cuda.set_device(device)
-        if world_size > 1:
+        if world_size > 1 and not dist.is_initialized():
             dist.init_process_group(
                 "nccl" if on_gpu else "gloo",
                 timeout=PATIENCE if watched else COLLECTIVE_TIMEOUT,

@@ -28,6 +28,7 @@ in the wrong branch), wrapping the script's own loader (its position belongs to 
 
 import atexit
 import contextlib
+import logging
 import os
 import re
 import sys
@@ -38,6 +39,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import torch
+import torch.distributed as dist
 from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.utils.data import default_collate
@@ -64,6 +66,8 @@ from tandem_trainer.process_group import Group, PeerFault
 from tandem_trainer.pulse import Pulse, Watchdog, check_name
 from tandem_trainer.strategies.replicated import Models
 
+log = logging.getLogger(__name__)
+
 
 class Batch:
     """This rank's share of the samples of one step."""
@@ -78,7 +82,7 @@ class Batch:
         mine: Tensor,
         weight: float,
     ) -> None:
-        self._models, self._report, self._fed, self._mine, self._weight = models, report, fed, mine, weight
+        self._models, self._report, self._fed, self._mine = models, report, fed, mine
         self.data = data
         """What the collate function made of the samples, on the session's device."""
         self.step = step
@@ -87,6 +91,8 @@ class Batch:
         """Passes over the data completed."""
         self.size = len(fed.ids)
         """Samples of all ranks together."""
+        self.weight = weight
+        """1; 0 where this rank has no share of so small a batch, and one sample stands in for it."""
 
     def __len__(self) -> int:
         return len(self._mine)
@@ -105,9 +111,21 @@ class Batch:
                 f"losses have the shape {tuple(losses.shape)}; give one number for each of the {len(self)} samples "
                 '(reduction="none", and the mean over what else there is), or their sum'
             )
-        part = losses.sum() * (self._weight / self.size)
+        part = losses.sum() * (self.weight / self.size)
         self._report(part.detach())
         return part * self._models.world_size
+
+    def took(self, part: Tensor) -> None:
+        """Report the loss of a framework's own backward pass, which does not go through `mean`.
+
+        Args:
+            part: this rank's part of the mean over the global batch, scalar; several add up.
+        """
+        self._report(part.detach())
+
+    def draw(self, number: int) -> None:
+        """Random numbers from here on follow from the step, the rank and the number of a micro-batch."""
+        self._models.draw(self.step, self._mine, number)
 
     def parts(self, samples: int) -> "Iterator[Batch]":
         """Split the batch into micro-batches whose gradients add up to those of the batch (gradient accumulation).
@@ -125,7 +143,7 @@ class Batch:
         if samples < 1:
             raise ValueError(f"parts({samples}): a part has at least one sample")
         count = len(self)
-        cuts = pieces(count if self._weight else 0, self.size, self._models.world_size, samples)
+        cuts = pieces(count if self.weight else 0, self.size, self._models.world_size, samples)
         for number, (start, end) in enumerate(cuts):
             weight = float(start < end)
             start, end = (start, end) if start < end else (0, 1)
@@ -219,6 +237,7 @@ class Session:
         rewind_on: which losses send training back to an older checkpoint, and have the data around them left out:
             "NotFinite", those that are NaN or infinite; "Spikes", also those that are for some time worse than the
             untrained model's; "Never".
+        device: where this rank computes; None: on its GPU, if there is one.
 
     Raises:
         ConfigurationError: there is neither a folder nor a job, or `checkpoint` has no such settings.
@@ -231,6 +250,7 @@ class Session:
         seed: int = 0,
         checkpoint: Checkpoint | Mapping[str, Any] | None = None,
         rewind_on: RewindOn = "NotFinite",
+        device: torch.device | None = None,
     ) -> None:
         settings = given_settings(checkpoint)
         self._pulse = Pulse.open_for_rank()
@@ -240,7 +260,7 @@ class Session:
         if path is None:
             raise ConfigurationError('give the session a folder, Session("runs/mine"), or start it with tandem run')
         self._rundir = RunDir(Path(path))
-        self._group = Group.join(watched=self._pulse is not None)
+        self._group = Group.join(watched=self._pulse is not None, device=device)
         self._seed = seed
         self._checkpoint = agreed_settings(self._rundir, self._group, settings)
         self._stop = StopRequest(self._pulse)
@@ -276,6 +296,53 @@ class Session:
     def world_size(self) -> int:
         """How many processes there are now; it may be another number after a restart."""
         return self._group.world_size
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps completed, from `batches` on; the batch that is being used does not count yet."""
+        return 0 if self._elastic is None else self._elastic.step
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole run, from `batches` on; None where only the end tells."""
+        return None if self._elastic is None else self._elastic.total_steps
+
+    def global_batch_size(self, of_one: int) -> int:
+        """Samples of a step over all ranks, for a framework that counts those of one rank. Collective.
+
+        It is what the run began with, whatever the number of ranks now: the number that its newest checkpoint has, or
+        for a new run `of_one` for each process that the job asks for; without a job, for each that there is.
+
+        Args:
+            of_one: samples of a step of one rank.
+        """
+        known, processes = None, self.world_size
+        if self.rank == 0:
+            if os.environ.get(RUN_DIR):
+                workers = self._rundir.read_job().spec.workers
+                processes = workers.replicas * workers.processes
+            known = next((one.data.batch for one in self._rundir.committed() if one.data is not None), None)
+        told = self._group.tell({"known": known, "size": of_one * processes})
+        if told["known"] not in (None, told["size"]) and self.rank == 0:
+            log.warning(
+                "setting=global_batch_size is %d, as this run began; batch sizes and replicas of now would make it %d",
+                *(told["known"], told["size"]),
+            )
+        return int(told["known"] or told["size"])
+
+    def follow(self, model: nn.Module) -> None:
+        """Time the forward passes of a model that a framework distributes."""
+        self._models.time(model)
+
+    def share(self, model: nn.Module) -> None:
+        """Give all ranks the weights of rank 0, for a framework that does so only later. Collective."""
+        if self.world_size == 1:
+            return
+        for tensor in (*model.parameters(), *model.buffers()):
+            # Not through the ranks' own group, which would go by the CPU.
+            whole = tensor.data.contiguous()
+            dist.broadcast(whole, 0)
+            tensor.data.copy_(whole)
 
     def distribute(
         self,
@@ -475,6 +542,17 @@ class Session:
         if self._ended != ExitCode.DONE:
             raise SystemExit(int(self._ended))
         self._finish()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """A framework's loop. An error ends this process as it does a `with` block of the session; what follows the
+        loop is code after it, up to the end of the script."""
+        try:
+            yield
+            self._break_off()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
 
     def __enter__(self) -> Self:
         return self

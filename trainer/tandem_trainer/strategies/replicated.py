@@ -92,9 +92,13 @@ class Models:
             forward = averaging
             if options.get("static_graph"):
                 self._recording.append(averaging)
+        self.time(forward)
+        return forward
+
+    def time(self, forward: nn.Module) -> None:
+        """The forward passes of a module are this rank's own work."""
         forward.register_forward_pre_hook(lambda module, given: self._busy.__enter__())
         forward.register_forward_hook(lambda module, given, out: self._busy.__exit__(None, None, None))
-        return forward
 
     def draw(self, step: int, mine: Tensor, part: int = 0) -> None:
         """Random numbers from here on follow from the step and its part, and dropout's from the samples."""

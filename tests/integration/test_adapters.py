@@ -1,0 +1,122 @@
+"""Scripts in the loops of other libraries, made elastic by an adapter, as real processes."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.exitcode import ExitCode
+from tandem.rundir.layout import RunDir
+from tests.support import EXAMPLES, SCRIPTS, manifests
+from tests.support.local_run import LocalRun, evaluations
+from tests.support.ranks import Ranks, losses, records, run, sample_ids
+from tests.support.waiting import until
+
+ALL = pytest.mark.full("core", "trainer")
+TRAINER = str(SCRIPTS / "adapted_trainer.py")
+LIGHTNING = str(SCRIPTS / "adapted_lightning.py")
+ACCELERATE = str(SCRIPTS / "adapted_accelerate.py")
+
+
+def rundir_of(path: Path, **checkpoint: Any) -> RunDir:
+    """A job of two replicas: eight samples in a global batch, of 42 in an epoch."""
+    trainer = {"command": ["python", TRAINER]}
+    return manifests.run_directory(
+        path, manifests.job("adapted", trainer=trainer, workers={"replicas": 2}, checkpoint=checkpoint)
+    )
+
+
+def last_line(output: str) -> str:
+    return next(line for line in output.splitlines() if line.startswith("after the loop"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param((TRAINER, "--kind", "trainer"), id="trainer-loss-of-tokens"),
+        pytest.param((TRAINER, "--kind", "mean"), id="trainer-loss-of-samples", marks=ALL),
+        pytest.param((TRAINER, "--kind", "sft"), id="sft", marks=ALL),
+        pytest.param((ACCELERATE,), id="accelerate"),
+        pytest.param((ACCELERATE, "--accumulate", "2"), id="accelerate-that-accumulates", marks=ALL),
+        pytest.param((LIGHTNING,), id="lightning", marks=ALL),
+    ],
+)
+def test_killed_and_resumed_on_other_numbers_of_ranks_it_is_the_undisturbed_run(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """Samples, losses, learning rates, and the library's own count of steps and epochs; 2, then 1, then 3 ranks."""
+    undisturbed, rundir = rundir_of(tmp_path / "one"), rundir_of(tmp_path / "killed", everySteps=2, keepLast=100)
+    expected = run(undisturbed, 1, *command)
+    assert len(losses(undisturbed)) == 18
+    for size in (2, 1):
+        known = len(rundir.checkpoint_names())
+        with Ranks(rundir, size, *command, "--pause", "0.3") as ranks:
+            until(lambda known=known: len(rundir.checkpoint_names()) > known, "a checkpoint")
+            os.kill(ranks.processes[-1].pid, signal.SIGKILL)
+            ranks.finish()
+        assert not rundir.ended()
+    output = run(rundir, 3, *command)
+    starts = [(record["step"], record["worldSize"]) for record in records(rundir, "start")]
+    assert [size for _, size in starts] == [2, 1, 3]
+    assert 0 < starts[1][0] < starts[2][0] < 18
+    assert sample_ids(rundir) == sample_ids(undisturbed)
+    ours, theirs = losses(rundir), losses(undisturbed)
+    torch.testing.assert_close([ours[step] for step in theirs], list(theirs.values()), rtol=1e-3, atol=1e-4)
+    assert rates(rundir) == pytest.approx(rates(undisturbed))
+    assert last_line(output) == last_line(expected)
+    assert rundir.done() is not None
+
+
+@ALL
+def test_lightning_goes_on_between_two_epochs(tmp_path: Path) -> None:
+    undisturbed, rundir = rundir_of(tmp_path / "one"), rundir_of(tmp_path / "killed", everySteps=6, keepLast=100)
+    expected = run(undisturbed, 1, LIGHTNING)
+    with Ranks(rundir, 2, LIGHTNING, "--pause", "0.5") as ranks:
+        until(rundir.checkpoint_names, "a checkpoint")
+        os.kill(ranks.processes[-1].pid, signal.SIGKILL)
+        ranks.finish()
+    assert last_line(run(rundir, 1, LIGHTNING)) == last_line(expected)
+    assert records(rundir, "start")[1]["step"] == 6
+    assert sample_ids(rundir) == sample_ids(undisturbed)
+
+
+def rates(rundir: RunDir) -> list[float]:
+    found = {record["step"]: record["lr"] for record in records(rundir, "step")}
+    return [found[step] for step in sorted(found)]
+
+
+def test_asked_to_leave_it_saves_and_goes_on_from_there(tmp_path: Path) -> None:
+    rundir = rundir_of(tmp_path, everySeconds=3600)
+    with Ranks(rundir, 2, TRAINER, "--epochs", "60", "--pause", "0.02") as ranks:
+        until(lambda: len(losses(rundir)) > 5, "steps")
+        ranks.processes[1].send_signal(signal.SIGTERM)
+        codes, output = ranks.finish()
+    assert codes == [ExitCode.PREEMPTED] * 2, output
+    assert "after the loop" not in output
+    (saved,) = rundir.committed()
+    assert saved.step == max(losses(rundir))
+    assert "step=12 epoch=2.000" in last_line(run(rundir, 1, TRAINER, "--epochs", "2", "--stop-at", "12"))
+
+
+@ALL
+def test_a_callback_that_stops_it_completes_the_run(tmp_path: Path) -> None:
+    rundir = rundir_of(tmp_path)
+    assert "step=4 " in last_line(run(rundir, 2, TRAINER, "--stop-at", "4"))
+    done = rundir.done()
+    assert done is not None
+    assert done["totalSteps"] == 4
+    assert rundir.committed()[0].step == 4
+
+
+@pytest.mark.full("examples", "trainer")
+def test_the_example_of_trainer_is_evaluated_while_it_trains(tmp_path: Path) -> None:
+    words = ["--set", 'trainer.args=["--steps", "40"]', "--set", "checkpoint.everySteps=20"]
+    with LocalRun(tmp_path, *words, manifest=EXAMPLES / "huggingface-trainer.yaml") as run:
+        assert run.ends(240) == 0, run.output
+        assert "huggingface-trainer is complete: 40 steps in " in run.output
+    values = {name for record in records(run.run_dir, "values") for name in record["values"]}
+    assert "train_loss" in values
+    assert evaluations(run.path)

@@ -1,0 +1,68 @@
+"""Scripts of other libraries as their users write them, without an adapter: they train, resume and are evaluated."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support import SCRIPTS
+from tests.support.local_run import LocalRun, evaluations
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full("trainer", "evaluator")]
+
+
+def manifest(folder: Path, library: str, watch: str) -> Path:
+    job = {
+        "apiVersion": "tandem.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": library},
+        "spec": {
+            "trainer": {
+                "command": ["python", str(SCRIPTS / "unchanged.py")],
+                "args": [library, "--steps", "200", "--pause", "0"],
+            },
+            "evaluators": {
+                "command": ["python", str(SCRIPTS / "evaluate_unchanged.py")],
+                "watch": watch,
+                "settleSeconds": 1,
+                "metric": "loss",
+            },
+        },
+    }
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("library", "watch"),
+    [
+        ("trainer", "checkpoint-*"),
+        ("sft", "checkpoint-*"),
+        ("lightning", "saved/*.ckpt"),
+        ("accelerate", "state-*"),
+    ],
+)
+def test_it_is_killed_and_resumes_with_other_numbers_of_workers_and_is_evaluated_meanwhile(
+    tmp_path: Path, library: str, watch: str
+) -> None:
+    """2, then 1, then 3 workers. That torch.save under DistributedDataParallel does so too: test_own_script.py."""
+    job = manifest(tmp_path, library, watch)
+    evaluated = 0
+    for workers in (2, 1):
+        slowly = f'trainer.args=["{library}", "--steps", "200", "--pause", "0.5"]'
+        with LocalRun(tmp_path, "--set", f"workers.replicas={workers}", "--set", slowly, manifest=job) as run:
+            known = len(list(run.path.glob(watch)))
+            until(lambda known=known, run=run: len(list(run.path.glob(watch))) > known, "a checkpoint", 180)
+            until(lambda known=evaluated, run=run: len(evaluations(run.path)) > known, "an evaluation", 180)
+            evaluated = len(evaluations(run.path))
+            os.killpg(run.process.pid, signal.SIGKILL)
+            run.process.wait()
+            assert not run.run_dir.ended()
+    with LocalRun(tmp_path, "--set", "workers.replicas=3", manifest=job) as run:
+        assert run.ends(240) == 0, run.output
+        assert f"{library} is complete" in run.output
+    assert len(evaluations(run.path)) > evaluated

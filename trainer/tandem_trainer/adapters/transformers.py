@@ -1,0 +1,422 @@
+"""Hugging Face's Trainer, and those of TRL that train on a data set, as an elastic run.
+
+    from tandem_trainer.adapters.transformers import elastic
+
+    trainer = elastic(Trainer(model=model, args=args, train_dataset=dataset))
+    trainer.train()
+
+The Trainer keeps its loop. `elastic` gives it the samples of each step, in an order that does not depend on the number
+of ranks; keeps its state in Tandem's checkpoints and puts it back; and saves and leaves where Tandem says so, all when
+the Trainer asks for the batches of its next step.
+
+**Where it resumes.** The session restores model, optimizer and TrainerState before the Trainer's own `train`, which
+then hears of a checkpoint folder that holds nothing but `trainer_state.json`: so the Trainer's own code finds the
+epoch, the step in it and the state of callbacks. The batches that it would pass over are not there: the session begins
+with the next one. A schedule does not exist by then, because the Trainer makes it anew; it gets its state when training
+begins, and so do the optimizer's learning rates, which making it has changed.
+
+**Weights of samples.** A loss that is a sum over tokens, divided by their number on all ranks (`num_items_in_batch`),
+is right whatever the split; labels of a stand-in are ignored. Any other loss is taken for a mean over samples, and is
+weighed by their number.
+
+Only methods that are documented for overriding are overridden, and one more, which loads weights. Rejected: a callback
+alone (it can neither give out batches nor say where an epoch begins), a subclass to inherit from (TRL has a dozen
+trainers), a copy of the Trainer's loop.
+"""
+
+import json
+import logging
+import re
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from accelerate.data_loader import IterableDatasetShard
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from tandem.job import Checkpoint
+from tandem.script import MOST_VALUES, is_name
+from tandem.tasks import RewindOn
+from tandem_trainer.adapters.micro_batches import CollateParts, MicroBatch, micro_batches, number_of
+from tandem_trainer.data.sampling import has_indices
+from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.session import Batch, Session
+
+log = logging.getLogger(__name__)
+
+STATE_FILE = "trainer_state.json"
+IGNORED = -100
+"""What losses of transformers take for no label."""
+OTHERWISE_SHOWN = frozenset({"loss", "learning_rate", "grad_norm", "epoch"})
+"""Values that the session shows by itself."""
+
+
+AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
+
+
+def elastic(
+    trainer: AnyTrainer,
+    *,
+    global_batch_size: int | None = None,
+    checkpoint: Checkpoint | Mapping[str, Any] | None = None,
+    rewind_on: RewindOn = "NotFinite",
+) -> AnyTrainer:
+    """Have a Trainer's `train` make an elastic run; everything else stays as it is.
+
+    Args:
+        trainer: of any class that leaves the loop to Trainer, such as SFTTrainer. Changed in place.
+        global_batch_size: samples of one step over all ranks together. Default: what the arguments say for each process
+            (`per_device_train_batch_size` times `gradient_accumulation_steps`), for as many processes as the job asks
+            for; without a job, as there are when the run begins.
+        checkpoint: when to save and what to keep, where there is no job, by the names of `spec.checkpoint`. Default:
+            every `save_steps` steps, if that is how the arguments have the Trainer save.
+        rewind_on: as that of a Session.
+
+    Returns:
+        The same trainer.
+
+    Raises:
+        ConfigurationError: it is to train in a way that a session cannot keep.
+    """
+    if isinstance(trainer, _Elastic):
+        raise ConfigurationError("elastic(trainer) was called already on this trainer")
+    _refuse_others(trainer)
+    cls = type(trainer)
+    trainer.__class__ = type(f"Elastic{cls.__name__}", (_Elastic, cls), {"__module__": cls.__module__})
+    made = cast("_Elastic", trainer)
+    made._tandem = _Run(made, global_batch_size, checkpoint, rewind_on)
+    trainer.add_callback(_Between(made._tandem))
+    return trainer
+
+
+def _refuse_others(trainer: Trainer) -> None:
+    """
+    Raises:
+        ConfigurationError: the trainer does what a session cannot keep.
+    """
+    args = trainer.args
+    refused = {
+        "FSDP and DeepSpeed divide the model; a session keeps a whole one on each rank": trainer.is_fsdp_enabled
+        or trainer.is_deepspeed_enabled,
+        "a Trainer with several GPUs in one process (DataParallel); give each GPU a process": args.n_gpu > 1,
+        "model_init makes the model anew in train(); make it before, and give it as model=": trainer.model_init,
+        "auto_find_batch_size changes the global batch": args.auto_find_batch_size,
+        "load_best_model_at_end needs the Trainer's own checkpoints; evaluators name the best one of Tandem's, and "
+        "tandem checkpoints export writes it": args.load_best_model_at_end,
+        "average_tokens_across_devices=False weighs ranks by their number and not by their tokens, so the loss would "
+        "depend on how samples are divided": not args.average_tokens_across_devices,
+        "train_sampling_strategy other than random: the order must not depend on the number of ranks": getattr(
+            args, "train_sampling_strategy", "random"
+        )
+        != "random",
+    }
+    for why, is_so in refused.items():
+        if is_so:
+            raise ConfigurationError(f"elastic(trainer): {why}")
+
+
+class _TrainerState:
+    """The TrainerState, kept as the text that the Trainer itself would write."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self.text = trainer, ""
+
+    def state_dict(self) -> dict[str, Any]:
+        state = asdict(self._trainer.state)
+        for one in (*self._trainer.callback_handler.callbacks, self._trainer.control):
+            if isinstance(one, ExportableState):
+                known = state["stateful_callbacks"]
+                name, now = type(one).__name__, one.state()
+                if not isinstance(known.get(name), list):
+                    known[name] = now
+        return {"json": json.dumps(state, sort_keys=True, default=float)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.text = str(state["json"])
+
+
+class _Schedule:
+    """The learning rate schedule, which the Trainer makes after the rest was restored."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._optimizer = cast("torch.optim.Optimizer", trainer.optimizer)
+        self._waiting: Any = None
+        self._groups: list[dict[str, Any]] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        # Before training begins there is none.
+        schedule = self._trainer.lr_scheduler
+        return {} if schedule is None else dict(schedule.state_dict())
+
+    def load_state_dict(self, state: Any) -> None:
+        self._waiting = state
+
+    def restored(self) -> None:
+        """The optimizer has its learning rates."""
+        self._groups = [
+            {key: value for key, value in group.items() if key != "params"} for group in self._optimizer.param_groups
+        ]
+
+    def put_back(self) -> None:
+        """The schedule has been made, which set learning rates."""
+        if self._waiting is None:
+            return
+        cast("Any", self._trainer.lr_scheduler).load_state_dict(self._waiting)
+        for group, kept in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group.update(kept)
+        self._waiting = None
+
+
+class _Run:
+    """What `elastic` adds to a trainer."""
+
+    def __init__(
+        self,
+        trainer: "_Elastic",
+        global_batch_size: int | None,
+        checkpoint: Checkpoint | Mapping[str, Any] | None,
+        rewind_on: RewindOn,
+    ) -> None:
+        self._trainer, self._size, self._checkpoint, self._rewind_on = trainer, global_batch_size, checkpoint, rewind_on
+        self.session: Session | None = None
+        self.loader: DataLoader[Any] | None = None
+        self.asked: deque[MicroBatch] = deque()
+        self.now: MicroBatch | None = None
+        self._batches: Iterator[Batch] = iter(())
+        self._schedule: _Schedule | None = None
+        self._names: set[str] = set()
+
+    def begin(self, own: DataLoader[Any]) -> str:
+        """Find out where to start, and put the state there. Collective.
+
+        Args:
+            own: the loader that the Trainer would read.
+
+        Returns:
+            The TrainerState to go on from, as JSON; empty at the beginning of a run.
+        """
+        trainer, args = self._trainer, self._trainer.args
+        if self.session is not None:
+            raise ConfigurationError("an elastic trainer trains once; make another one, in a folder of its own")
+        given = self._checkpoint
+        if given is None and args.save_strategy == "steps" and args.save_steps >= 1:
+            given = {"everySteps": int(args.save_steps)}
+        seed = args.seed if args.data_seed is None else args.data_seed
+        session = self.session = Session(
+            args.output_dir, seed=seed, checkpoint=given, rewind_on=self._rewind_on, device=args.device
+        )
+        args.save_strategy = type(args.save_strategy)("no")
+        accumulated = args.gradient_accumulation_steps
+        size = self._size or session.global_batch_size(args.per_device_train_batch_size * accumulated)
+        parts = number_of(size, session.world_size, args.per_device_train_batch_size)
+        args.gradient_accumulation_steps = parts
+
+        model = cast("torch.nn.Module", trainer.model)
+        session.share(model)
+        session.follow(model)
+        optimizer = trainer.create_optimizer()
+        state, self._schedule = _TrainerState(trainer), _Schedule(trainer)
+        scaler = {} if trainer.accelerator.scaler is None else {"scaler": trainer.accelerator.scaler}
+        session.keep(model, optimizer, schedule=self._schedule, trainer=state, **scaler)
+
+        dataset: Any = own.dataset
+        if isinstance(dataset, IterableDatasetShard):
+            # What divides a stream by rank; the session does so itself.
+            dataset = dataset.dataset
+        steps = args.max_steps if args.max_steps > 0 else None
+        if has_indices(dataset):
+            per_epoch = len(dataset) // size if args.dataloader_drop_last else -(-len(dataset) // size)
+            if not per_epoch:
+                raise ConfigurationError(f"dataloader_drop_last: {len(dataset)} samples make no global batch of {size}")
+            steps = steps or -int(-args.num_train_epochs * per_epoch // 1)
+            self.loader = DataLoader(dataset, batch_sampler=_Counted(per_epoch * parts), collate_fn=own.collate_fn)
+            epochs = -(-steps // per_epoch)
+        else:
+            if steps is None:
+                raise ConfigurationError("a data set without a length needs max_steps")
+            # An epoch has one step at least.
+            self.loader, epochs = DataLoader(_Nothing()), steps
+        self._batches = session.batches(
+            dataset,
+            size,
+            epochs=epochs,
+            max_steps=steps,
+            drop_last=args.dataloader_drop_last,
+            loader_workers=args.dataloader_num_workers,
+            collate=CollateParts(cast("Any", own.collate_fn), parts),
+        )
+        self._schedule.restored()
+        return state.text
+
+    def ready(self) -> None:
+        """Training begins: everything has been made."""
+        assert self._schedule is not None
+        self._schedule.put_back()
+
+    def next_step(self) -> list[MicroBatch]:
+        """What the next step takes; nothing where none follows. The one before is complete."""
+        batch = next(self._batches, None)
+        self.asked = deque(() if batch is None else micro_batches(batch))
+        return list(self.asked)
+
+    def took(self, loss: Tensor) -> None:
+        """A micro-batch has been used.
+
+        Args:
+            loss: its part of the mean over the global batch, times the number of ranks.
+        """
+        assert self.now is not None
+        assert self.session is not None
+        self.now.batch.took(loss / self.session.world_size)
+        self.now = None
+
+    def end(self) -> None:
+        """The Trainer has left its loop."""
+        assert self.session is not None
+        if self._trainer.state.global_step == self.session.total_steps:
+            next(self._batches, None)
+        else:
+            # A callback stopped it, after the same step on all ranks.
+            cast("Any", self._batches).close()
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Show what the Trainer logs."""
+        found = {}
+        for name, value in values.items():
+            plain = re.sub(r"\W", "_", name)
+            if name in OTHERWISE_SHOWN or not isinstance(value, int | float) or not is_name(plain):
+                continue
+            if plain in self._names or len(self._names) < MOST_VALUES:
+                self._names.add(plain)
+                found[plain] = float(value)
+        if found and self.session is not None:
+            self.session.log_values(step, found)
+
+
+class _Counted:
+    """A sampler of batches that are never read: the Trainer counts an epoch by them."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(())
+
+
+class _Nothing(IterableDataset[Any]):
+    """Stands for a stream, which the session reads."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+class _Between(TrainerCallback):
+    """Hears when training begins and ends, and what is logged."""
+
+    def __init__(self, run: _Run) -> None:
+        self._run = run
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._run.ready()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._run.end()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
+        self._run.log(state.global_step, logs or {})
+
+
+if TYPE_CHECKING:
+    _Whatever = Trainer
+else:
+    _Whatever = object
+
+
+class _Elastic(_Whatever):
+    """Comes before the trainer's own class."""
+
+    _tandem: _Run
+
+    def train(self, resume_from_checkpoint: Any = None, *others: Any, **options: Any) -> Any:
+        """Train, from the newest checkpoint of the run directory, whatever `resume_from_checkpoint` says."""
+        run = self._tandem
+        text = run.begin(super().get_train_dataloader())
+        assert run.session is not None
+        with run.session.running(), tempfile.TemporaryDirectory(prefix="tandem-") as folder:
+            (Path(folder) / STATE_FILE).write_text(text)
+            return super().train(folder if text else None, *others, **options)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """What the Trainer counts the steps of an epoch by."""
+        assert self._tandem.loader is not None
+        return self._tandem.loader
+
+    def _load_from_checkpoint(self, *given: Any, **options: Any) -> None:
+        # The session has put the weights back.
+        pass
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """The micro-batches of the next step, wherever the Trainer's own iterator stands."""
+        parts = [self._prepared(part) for part in self._tandem.next_step()]
+        if not parts:
+            # A rewind has left steps out, or a stream has ended.
+            self.control.should_training_stop = True
+        found: tuple[list[Any], Any] = super().get_batch_samples(islice(parts, None), len(parts), device)
+        return found
+
+    def _prepared(self, part: MicroBatch) -> Any:
+        """A micro-batch; labels of a sample that stands in are ignored."""
+        if part.samples:
+            return part.data
+        ignored = {
+            name: torch.full_like(part.data[name], IGNORED)
+            for name in ("labels", "shift_labels")
+            if isinstance(part.data.get(name), Tensor) and not part.data[name].is_floating_point()
+        }
+        return {**part.data, **ignored} if self._counts_items(part.data) else part.data
+
+    def _counts_items(self, data: Any) -> bool:
+        """Whether the loss is divided by the number of tokens of all ranks."""
+        return "labels" in data and (self.model_accepts_loss_kwargs or self.compute_loss_func is not None)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        """A micro-batch of the step."""
+        run = self._tandem
+        part = run.now = run.asked.popleft()
+        part.batch.draw(part.number)
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        run.took(loss)
+        return loss
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The loss, which weighs as much as its samples."""
+        part = self._tandem.now
+        if part is None or num_items_in_batch is not None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        assert self._tandem.session is not None
+        found: Any = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        # The Trainer divides by the number of micro-batches what is no sum over tokens.
+        factor = part.scale(self._tandem.session.world_size) * self.args.gradient_accumulation_steps
+        return (found[0] * factor, *found[1:]) if return_outputs else found * factor
+
+    def evaluate(self, *given: Any, **options: Any) -> Any:
+        """Evaluate; no hang is declared meanwhile."""
+        session = self._tandem.session
+        if session is None:
+            return super().evaluate(*given, **options)
+        with session.pausing("evaluation"):
+            return super().evaluate(*given, **options)
