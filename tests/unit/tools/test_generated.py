@@ -129,7 +129,10 @@ def test_rules_of_the_models_are_in_the_crd_with_the_field_they_point_at() -> No
     } in rules
     for path, node in nodes(SCHEMA):
         for rule in node.get("x-kubernetes-validations", ()) if node.get("type") == "object" else ():
-            assert rule["fieldPath"].removeprefix(".") in node["properties"], path
+            inner = node
+            for name in rule["fieldPath"].removeprefix(".").split("."):
+                assert name in inner["properties"], path
+                inner = inner["properties"][name]
 
 
 def test_fields_that_cannot_change_have_a_transition_rule() -> None:

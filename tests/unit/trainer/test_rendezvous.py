@@ -19,7 +19,7 @@ def rundir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
     """The run directory of an agent whose log is looked at."""
     monkeypatch.setenv(RUN_DIR, str(tmp_path))
     monkeypatch.delenv(UID, raising=False)
-    monkeypatch.setattr(rendezvous, "_log_to_stderr", lambda: None)
+    monkeypatch.setattr(rendezvous, "log_to_stderr", lambda: None)
     monkeypatch.setattr(rendezvous.log, "propagate", True)
     caplog.set_level(logging.INFO, logger="tandem.agent")
     return RunDir(tmp_path)

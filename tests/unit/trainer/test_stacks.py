@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tandem_trainer.stacks import SIGNAL, Subject, collect, is_stopped, read_stacks
+from tests.support.waiting import until
 
 HANGS = """
 import os, sys, threading, time
@@ -143,6 +144,7 @@ def test_two_who_ask_at_once_take_turns(file: int, start: Any, tmp_path: Path) -
         subject.close()
         return stacks[next(iter(stacks))]
 
+    until(lambda: "<lambda>" in ask(0), "the process waits")
     with ThreadPoolExecutor(4) as askers:
         main_threads = list(askers.map(ask, range(16)))
     whole = [text for text in main_threads if text.count("most recent call first") == 1 and "<lambda>" in text]
