@@ -105,9 +105,9 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
         code = ExitCode.FAILED if may_pass(error) else ExitCode.CONFIGURATION
         raise CannotEvaluate(code, f"the run directory cannot be written: {error}") from error
     with log:
-        _wait_for_training(rundir)
         if job.spec.trainer.code is not None and not _enter(rundir, job.spec.trainer.code, job):
             return ExitCode.DONE
+        _wait_for_training(rundir)
         from tandem_evaluator.loop import Evaluator
 
         scoring = _scoring(job)

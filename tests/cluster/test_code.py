@@ -58,7 +58,12 @@ def test_an_edited_line_runs_on_the_cluster_within_seconds_and_every_pod_has_the
         return dict(found)
 
     expected = dict.fromkeys(("worker-0", "worker-1", "evaluator-0"), digest)
-    until(lambda: of_pods() == expected, "the digest in the log of every pod", 60.0, otherwise=lambda: str(of_pods()))
+    until(
+        lambda: of_pods() == expected,
+        "the digest in the log of every pod",
+        60.0,
+        otherwise=lambda: logs(namespace, "second") + job.describe(),
+    )
     told = logs(namespace, "second")
     assert told.count("event=install ") == 1, "the packages of requirements.txt are installed once for all pods"
     again = submit(namespace, folder, "second")

@@ -15,7 +15,7 @@ from tests.support.cluster.pods import Namespace, container, named, pod
 
 UNCHECKED_HASH = (0b01).to_bytes(4, "little")
 """Bytes 4 to 8 of bytecode that is taken as it is, whatever the source's time and content (PEP 552)."""
-TOOLS = ("pip", "wheel", "hatchling", "uv")
+TOOLS = ("wheel", "hatchling", "uv")
 PROGRAMS = ("gcc", "cc", "make", "git")
 
 
@@ -114,6 +114,8 @@ def test_they_say_what_they_are_and_of_which_state(image: Opened) -> None:
 
 def test_what_built_them_is_not_in_them(image: Opened) -> None:
     assert not [name for name in TOOLS if (image.site / name).exists()]
+    # It installs the requirements.txt of a job's code.
+    assert (image.site / "pip").exists() == (image.name in ("trainer", "evaluator"))
     folders = ("usr/bin", "usr/local/bin", "opt/tandem/bin")
     assert not [name for name in PROGRAMS if any(image.holds(f"{folder}/{name}") for folder in folders)]
     assert not [name for name in ("pip", "source", "requirements", "overlay", "root/.cache") if image.holds(name)]

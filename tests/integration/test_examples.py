@@ -15,8 +15,8 @@ from tests.support.local_run import LocalRun, evaluations
 pytestmark = pytest.mark.timeout(600)
 
 LONG = pytest.mark.full("examples", "trainer")
-VARIANTS = ("queued", "synthetic-resnet")
-"""Those that differ from digits and fashion-mnist in little."""
+VARIANTS = ("queued", "synthetic-resnet", "own-task")
+"""Those that differ in little from what is trained elsewhere: digits, fashion-mnist, the task of test_task."""
 ELSEWHERE = {
     "digits": "test_run.py",
     "own-script": "test_run.py",

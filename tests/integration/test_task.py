@@ -123,6 +123,7 @@ def test_killed_it_is_the_undisturbed_run_and_its_own_metric_names_the_best_chec
     assert "slopes is complete: 48 steps" in killed.output
 
 
+@pytest.mark.full("evaluator", "trainer")
 def test_a_metric_that_is_no_number_fails_evaluations_with_one_sentence_and_harms_no_training(tmp_path: Path) -> None:
     task = {"parameters": {"width": 16, "metric": "nonsense"}}
     changed = {"trainer": task, "checkpoint": {"everySteps": 100}}
