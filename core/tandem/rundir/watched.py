@@ -19,6 +19,9 @@ Nobody announces such a checkpoint, and one that is read too early is half of on
 - or else when nothing in it was changed for `settleSeconds`, by the clock of its disk;
 - or when training is over: nobody writes any more.
 
+What its own format shows to be cut off never counts, however long it rests: a script that is killed while it saves
+leaves half a file.
+
 And always only if two looks have found it the same. The coordinator looks, which is never busy, and so does each
 evaluator, which may be the last process of a run. The first one that finds a checkpoint records it.
 
@@ -54,6 +57,8 @@ WATCHED, RECORD = "watched", "record.json"
 MOST_ENTRIES = 5_000
 """Of a folder, in it and below: no checkpoint has more files."""
 MOST_STEP = 10**15 - 1
+ZIP = b"PK\x03\x04"
+"""Begins a zip file, such as one of torch.save."""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -254,8 +259,11 @@ class Finder:
                     continue
                 name = str(path.relative_to(self._rundir.path))
                 seen[name] = looks[0]
-                if self._seen.get(name) == looks[0] and (ended or self._counts(path, looks[1])):
-                    found.append((path, *looks))
+                if self._seen.get(name) != looks[0]:
+                    waits = True
+                elif ended or self._counts(path, looks[1]):
+                    if not is_cut_off(path):
+                        found.append((path, *looks))
                 else:
                     waits = True
         for path, looks_like, changed in found:
@@ -323,6 +331,28 @@ def says_that_it_is_complete(path: Path) -> bool:
     if path.suffix == ".safetensors":
         return _is_whole_safetensors(path)
     return zipfile.is_zipfile(path)
+
+
+def is_cut_off(path: Path) -> bool:
+    """Whether a file, or one directly in a folder, is of a known format and ends too early.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        if not file.is_file():
+            continue
+        if file.suffix == ".safetensors":
+            if not _is_whole_safetensors(file):
+                return True
+        elif _begins_as_zip(file) and not zipfile.is_zipfile(file):
+            return True
+    return False
+
+
+def _begins_as_zip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(ZIP)) == ZIP
 
 
 def _is_whole_safetensors(path: Path) -> bool:

@@ -110,6 +110,30 @@ def test_when_training_is_over_nothing_is_waited_for(rundir: RunDir) -> None:
     assert view.needed.reference.step == 7
 
 
+@pytest.mark.parametrize("name", ["ckpt-7.pt", "checkpoint-7/model.safetensors", "checkpoint-7/optimizer.pt"])
+def test_what_a_killed_script_has_left_half_written_never_counts_however_long_it_rests(
+    rundir: RunDir, name: str
+) -> None:
+    subject = survey(rundir, "c*-7*", settle=60.0)
+    path = rundir.path / name
+    path.parent.mkdir(exist_ok=True)
+    if path.suffix == ".safetensors":
+        save_file({"a": torch.zeros(1000)}, path)
+    else:
+        torch.save({"a": torch.zeros(1000)}, path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    for one in (path, path.parent) if path.parent != rundir.path else (path,):
+        age(one, 61)
+    assert steps(looked(subject, 3)) == []
+    rundir.mark_failed("Failed", "exit code 1", 1)
+    subject.look()
+    view = subject.look()
+    assert (steps(view), view.unsure) == ([], False), "nobody waits for it, either"
+    path.write_bytes(whole)
+    assert steps(looked(subject)) == [7]
+
+
 FORMATS: dict[str, Any] = {
     "dcp": lambda folder: (folder / ".metadata").write_bytes(b"x"),
     "trainer": lambda folder: (folder / "trainer_state.json").write_text("{}"),
