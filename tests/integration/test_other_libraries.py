@@ -1,4 +1,4 @@
-"""Scripts of other libraries as their users write them, without an adapter: they train, resume and are evaluated."""
+"""Scripts of torch and of four libraries, as users write them: they train, resume and are evaluated unchanged."""
 
 import os
 import signal
@@ -40,6 +40,7 @@ def manifest(folder: Path, library: str, watch: str) -> Path:
 @pytest.mark.parametrize(
     ("library", "watch"),
     [
+        ("ddp", "state-*.pt"),
         ("trainer", "checkpoint-*"),
         ("sft", "checkpoint-*"),
         ("lightning", "saved/*.ckpt"),
@@ -49,7 +50,7 @@ def manifest(folder: Path, library: str, watch: str) -> Path:
 def test_it_is_killed_and_resumes_with_other_numbers_of_workers_and_is_evaluated_meanwhile(
     tmp_path: Path, library: str, watch: str
 ) -> None:
-    """2, then 1, then 3 workers. That torch.save under DistributedDataParallel does so too: test_own_script.py."""
+    """2, then 1, then 3 workers."""
     job = manifest(tmp_path, library, watch)
     evaluated = 0
     for workers in (2, 1):

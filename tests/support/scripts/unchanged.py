@@ -1,6 +1,6 @@
-"""Training scripts as users of four libraries write them; none has heard of Tandem.
+"""Training scripts as users write them, with torch alone and with four libraries; none has heard of Tandem.
 
-Random weights, and text that ships with Python. Each saves in its library's way, and resumes from the newest.
+Random weights, and text that ships with Python. Each saves in its own way, and resumes from the newest.
 """
 
 import argparse
@@ -146,9 +146,45 @@ def accelerate(options: argparse.Namespace) -> None:
                 break
 
 
+def ddp(options: argparse.Namespace) -> None:
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, DistributedSampler
+
+    dist.init_process_group("gloo")
+    table = torch.nn.Embedding(256, 256)
+    optimizer = torch.optim.AdamW(table.parameters(), lr=0.01)
+    step = epoch = 0
+    if saved := newest("state-*.pt"):
+        state = torch.load(saved, weights_only=True)
+        table.load_state_dict(state["state_dict"])
+        optimizer.load_state_dict(state["optimizer"])
+        step, epoch = state["step"], state["epoch"]
+    model = DistributedDataParallel(table)
+    rows = torch.tensor([[min(ord(letter), 255) for letter in passage] for passage in passages(400)])
+    sampler: Any = DistributedSampler(rows)  # type: ignore[arg-type, var-annotated]
+    while step < options.steps:
+        sampler.set_epoch(epoch)
+        for batch in DataLoader(rows, 4, sampler=sampler):  # type: ignore[arg-type, var-annotated]
+            loss = torch.nn.functional.cross_entropy(model(batch[:, :-1]).transpose(1, 2), batch[:, 1:])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(options.pause)
+            step += 1
+            if step % 5 == 0 and dist.get_rank() == 0:
+                state = {"state_dict": table.state_dict(), "optimizer": optimizer.state_dict()}
+                torch.save({**state, "step": step, "epoch": epoch}, f"{OUT}/state-{step}.pt.tmp")
+                os.rename(f"{OUT}/state-{step}.pt.tmp", f"{OUT}/state-{step}.pt")  # noqa: PTH104
+            if step >= options.steps:
+                break
+        epoch += 1
+    dist.destroy_process_group()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    libraries = {"trainer": trainer, "sft": sft, "lightning": lightning, "accelerate": accelerate}
+    libraries = {"ddp": ddp, "trainer": trainer, "sft": sft, "lightning": lightning, "accelerate": accelerate}
     parser.add_argument("library", choices=libraries)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--pause", type=float, default=0.2)
