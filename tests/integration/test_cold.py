@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tandem_trainer.warm.stub import ADDRESS
 from tests.support.elastic import SCRIPT, Elastic
@@ -16,6 +17,7 @@ def started_by(agent: psutil.Process) -> list[tuple[str, bool, bool]]:
     return [(one.name(), str(SCRIPT) in one.cmdline(), ADDRESS in one.environ()) for one in below]
 
 
+@pytest.mark.full("trainer")
 def test_a_killed_rank_is_followed_by_one_that_starts_cold_and_there_is_no_fork_server(tmp_path: Path) -> None:
     with Elastic(tmp_path, elasticity={"warmStart": False}).start(*REPLICAS) as group:
         agents = {replica: psutil.Process(group.agents[replica].pid) for replica in REPLICAS}

@@ -190,6 +190,7 @@ def test_beside_a_session_other_values_are_logged_and_steps_are_not_doubled(tmp_
     assert len(records(group.rundir, "start")) == 1
 
 
+@pytest.mark.full("examples", "core", "trainer")
 def test_the_example_shows_its_steps_as_a_job_and_runs_alone(tmp_path: Path) -> None:
     with LocalRun(tmp_path, manifest=EXAMPLES / "logged-script.yaml") as run:
         assert run.ends() == 0, run.output

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support import ROOT, SCRIPTS
 
 
@@ -20,6 +22,7 @@ def torchrun(folder: Path, processes: int, epochs: int) -> str:
     return result.stdout
 
 
+@pytest.mark.full("examples")
 def test_it_trains_and_resumes_under_plain_torchrun(tmp_path: Path) -> None:
     assert float(torchrun(tmp_path, processes=2, epochs=4).split("test accuracy ")[1]) > 0.8
     assert "resumed after epoch 3" in torchrun(tmp_path, processes=1, epochs=5)

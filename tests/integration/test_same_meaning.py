@@ -86,7 +86,7 @@ def run(folder: Path, out: str, start: list[str], command: list[str]) -> dict[st
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(one, marks=pytest.mark.full("trainer") if one == "a-module" else ()) for one in COMMANDS]
+    "kind", [pytest.param(one, marks=pytest.mark.full("trainer") if one != "a-script" else ()) for one in COMMANDS]
 )
 def test_a_script_means_the_same_under_torchrun_and_warm(tmp_path: Path, kind: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -160,6 +160,7 @@ def test_what_is_wrong_with_it_is_told_with_its_line_before_anything_starts(
     assert re.search(words, run.output), run.output
 
 
+@pytest.mark.full("trainer", "core")
 def test_a_rank_that_cannot_import_it_ends_the_job_with_one_sentence_and_no_restart(tmp_path: Path) -> None:
     """As on a cluster, whose image nobody sees before."""
     module = 'import os\nif "RANK" in os.environ:\n    import no_such_package\n' + dedent(TASK)
