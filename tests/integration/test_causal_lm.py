@@ -38,4 +38,4 @@ def test_it_is_trained_and_evaluated_and_any_checkpoint_writes(tmp_path: Path) -
     weights.write_bytes(content)
     damaged = written(run.path)
     assert damaged.returncode == 2
-    assert "step-000000030 cannot be read: weights.safetensors" in damaged.stderr
+    assert "step-000000030/weights.safetensors does not match its checksum" in damaged.stderr

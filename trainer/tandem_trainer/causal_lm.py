@@ -196,7 +196,7 @@ def main() -> None:
     try:
         weights = load(bytes(verified_bytes(folder, Manifest.load(folder).entry(WEIGHTS))))
     except (OSError, Broken) as error:
-        parser.error(f"{chosen[-1]} cannot be read: {error}")
+        parser.error(str(error))
     model = task.model().eval()
     model.load_state_dict(weights)
     text = write(model, options.prompt.encode(), options.count, options.temperature, options.seed)
@@ -204,4 +204,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # The task is made from the module of this name, whose classes are others than those of `__main__`.
+    from tandem_trainer import causal_lm
+
+    causal_lm.main()
