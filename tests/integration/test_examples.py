@@ -23,6 +23,7 @@ ELSEWHERE = {
     "language-model": "test_session.py",
     "logged-script": "test_log.py",
     "huggingface-trainer": "test_adapters.py",
+    "minigpt": "test_causal_lm.py",
 }
 """Those that other tests train to their end, and where."""
 
