@@ -3,9 +3,9 @@
     GET /v1/code/DIGEST     {"present": true | false}
     PUT /v1/code/DIGEST     the pack's bytes
 
-Only the digest that the job itself names is taken, so whoever knows the token can send the job's code, or nothing:
-never other code. The bytes are bounded, go to the disk as they come, and get their name once their digest is the one
-asked for. A second pack of the same digest changes nothing.
+Accepts only the digest in the job's spec: a client with the token can upload that code, and no other. The size of the
+upload is limited. The bytes are written to disk as they arrive, and the file gets its final name after its digest has
+been verified. Uploading the same pack again changes nothing.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from typing import BinaryIO
 
 from aiohttp import web
 
-from tandem.code import MOST_PACKED_BYTES, commit
+from tandem.code import MOST_PACKED_BYTES
 from tandem.formatting import duration, size
 from tandem.job import DistributedTrainingJob
-from tandem.rundir.durable import temporary_beside
+from tandem.rundir.durable import commit_file, temporary_beside
 from tandem.rundir.layout import RunDir
 
 log = logging.getLogger("tandem.coordinator")
@@ -98,7 +98,7 @@ class CodeIntake:
                 raise web.HTTPBadRequest(
                     text=f"the {length} bytes that arrived have the digest sha256:{digest.hexdigest()}; send it again"
                 )
-            await asyncio.to_thread(commit, aside, pack)
+            await asyncio.to_thread(commit_file, aside, pack)
         finally:
             file.close()
             with suppress(FileNotFoundError):

@@ -5,10 +5,10 @@ SHA-256 of its bytes (`trainer.code`), so a pack never changes: other code is an
 worker and evaluator waits for the pack, verifies its bytes by itself, unpacks it into a folder of its own and works
 there (docs/code.md).
 
-**What is unpacked is not trusted.** The bytes are those of the digest, and whoever may write the job's manifest chose
-that. But a mistake must not fill a node or write elsewhere: the stream is bounded while it is unpacked, all that is not
-a file or a link is refused, links are made after all files, so that no file is written through one, and each must lead
-to a place inside the folder.
+**Unpacking does not trust the content.** The author of the job's manifest chose the digest, but a mistake must not fill
+a node or write outside the folder. The size of the stream is limited while it is unpacked. Anything but a file or a
+link is refused. Links are created after all files, so that no file is written through one, and every link must point
+inside the folder.
 """
 
 import gzip
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tandem.formatting import number, one_line, size
-from tandem.rundir.durable import open_regular, sync_file, sync_folder, temporary_beside
+from tandem.rundir.durable import commit_file, open_regular, temporary_beside
 from tandem.rundir.layout import RunDir
 
 MOST_PACKED_BYTES = 64 * 2**20
@@ -106,16 +106,9 @@ def store(run_dir: RunDir, digest: str, pack: Path) -> None:
     aside = temporary_beside(final)
     try:
         shutil.copyfile(pack, aside)
-        commit(aside, final)
+        commit_file(aside, final)
     finally:
         aside.unlink(missing_ok=True)
-
-
-def commit(aside: Path, final: Path) -> None:
-    """Give a complete pack its name. Two that come at once have the same bytes."""
-    sync_file(aside)
-    aside.replace(final)
-    sync_folder(final.parent)
 
 
 def wait_for_pack(run_dir: RunDir, digest: str, say: Say) -> Path:

@@ -54,33 +54,21 @@ def submit(
     with packed_if_given(code) as pack:
         if pack is not None:
             echo(f" {pack}", mark="code", colour="green")
-        settings = with_code(overrides or (), pack)
-        _submit(_checked(files, settings), settings, pack, dry_run or check, check, force, namespace, context)
-
-
-def _submit(
-    checked: list[Checked],
-    settings: tuple[str, ...],
-    pack: Pack | None,
-    dry_run: bool,
-    check: bool,
-    force: bool,
-    namespace: str,
-    context: str,
-) -> None:
-    if pack is not None:
-        _refuse_scripts_left_out(checked, settings, pack)
-    if check:
-        _refuse_what_waits(checked, settings, namespace, context)
-    for job, data, _ in checked:
-        kubectl = _kubectl(data, namespace, context)
-        before = kubectl.ask("get", RESOURCE, job.metadata.name, "--ignore-not-found", "-o", "json").text
-        after = _applied(kubectl, data, dry_run, force)
-        for warning in (*warnings(job), *after.warnings):
-            echo(f" {one_line(warning)}", mark="warning:", colour="yellow", err=True)
-        _tell(job, json.loads(before or "null"), json.loads(after.text), dry_run, kubectl.options())
-        if pack is not None and not dry_run:
-            upload.send(kubectl, job.metadata.name, pack)
+        settings, dry_run = with_code(overrides or (), pack), dry_run or check
+        checked = _checked(files, settings)
+        if pack is not None:
+            _refuse_scripts_left_out(checked, settings, pack)
+        if check:
+            _refuse_what_waits(checked, settings, namespace, context)
+        for job, data, _ in checked:
+            kubectl = _kubectl(data, namespace, context)
+            before = kubectl.ask("get", RESOURCE, job.metadata.name, "--ignore-not-found", "-o", "json").text
+            after = _applied(kubectl, data, dry_run, force)
+            for warning in (*warnings(job), *after.warnings):
+                echo(f" {one_line(warning)}", mark="warning:", colour="yellow", err=True)
+            _tell(job, json.loads(before or "null"), json.loads(after.text), dry_run, kubectl.options())
+            if pack is not None and not dry_run:
+                upload.send(kubectl, job.metadata.name, pack)
 
 
 def told(before: dict[str, Any] | None, after: dict[str, Any], dry_run: bool) -> str:

@@ -163,6 +163,13 @@ def listed(folder: Path) -> list[Path]:
     return []
 
 
+def commit_file(aside: Path, final: Path) -> None:
+    """Give a complete file its name, replacing what is there. On the disk when this returns."""
+    sync_file(aside)
+    aside.replace(final)
+    sync_folder(final.parent)
+
+
 def commit_folder(aside: Path, final: Path) -> None:
     """Give a complete, synced folder its name, which must never have been used.
 
