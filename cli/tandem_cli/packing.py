@@ -38,7 +38,7 @@ CodeOption = Annotated[
 IGNORE = ".gitignore"
 NEVER = {".git", ".hg", ".svn", "__pycache__", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 LARGEST = 5
-"""So many files are named where a folder is too large."""
+"""Number of files that the refusal of a folder names."""
 MORE_SECONDS = 2.0
 """How long the largest files are looked for in a folder that is known to be too large."""
 MODIFIED_AT = 315_619_200

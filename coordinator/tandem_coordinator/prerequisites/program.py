@@ -147,7 +147,7 @@ def fault_of_module(name: str, folders: Sequence[str], is_run: bool = True) -> s
     """Why Python finds no module of a name; empty if it does, or if only an import could tell.
 
     Args:
-        is_run: whether it is to be run, and not imported.
+        is_run: True if Python runs the module (`-m`), False if it imports it.
     """
     parts, where = name.split("."), list(folders)
     if not all(part.isidentifier() for part in parts):

@@ -128,7 +128,7 @@ def elastic(
         optimizer: likewise.
         folder: the run directory where there is no job.
         epochs: passes over the data.
-        max_steps: end after so many optimizer steps, if that comes first.
+        max_steps: maximum number of optimizer steps. Default: no limit.
         global_batch_size: samples of one optimizer step over all ranks. Default: the loader's batch size times the
             accelerator's accumulation steps, for as many processes as the job asks for; without a job, as there are
             when the run begins.
@@ -195,7 +195,7 @@ def _batch_size(accelerator: Accelerator, loader: DataLoader[Any]) -> int:
 
 
 def _step_as_often(schedule: AcceleratedScheduler, times: int) -> None:
-    """Have a prepared schedule step so many times for each optimizer step."""
+    """Make a prepared schedule step `times` times for each optimizer step."""
     step = schedule.step
     schedule.split_batches = True
 
