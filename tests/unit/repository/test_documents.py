@@ -24,6 +24,14 @@ def test_all_commands_in_sentences_exist(page: Path) -> None:
     assert not [f"{page.name}:{line}: {wrong}" for line, wrong in found if wrong]
 
 
+def test_every_decision_is_listed_once_and_in_order() -> None:
+    folder = ROOT / "docs" / "decisions"
+    pages = sorted(folder.glob("[0-9]*.md"))
+    found = [f"| [{page.name[:4]}]({page.name}) |" for page in pages]
+    rows = [line for line in (folder / "README.md").read_text("utf-8").splitlines() if line.startswith("| [")]
+    assert [row[: len(begin)] for row, begin in zip(rows, found, strict=True)] == found
+
+
 @pytest.mark.parametrize("page", ["development/testing.md", "prerequisites.md"])
 def test_the_mistakes_that_are_timed_are_counted_right(page: str) -> None:
     told = f"{len(MANIFESTS)} bad manifests and {len(SURROUNDINGS)} jobs"
