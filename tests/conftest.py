@@ -48,6 +48,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Bytes are named by their length: made anew by each worker, they may differ (gzip writes the second into them),
+    and two workers that know a test by two names refuse to begin."""
+    return f"{len(val)}-bytes" if isinstance(val, bytes) else None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "full(*rooms): in the full tier alone; a change of one of the rooms makes it necessary again"

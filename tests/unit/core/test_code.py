@@ -109,9 +109,15 @@ def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "3 files" in attempt(tmp_path, gzip.compress(tar(*((str(number), b"") for number in range(4)))))
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"no pack", gzip.compress(b"no tar" * 200), gzip.compress(tar(("x", b"1")))[:40]]
-)
+NO_PACKS = {
+    "empty": b"",
+    "text": b"no pack",
+    "no-tar": gzip.compress(b"no tar" * 200),
+    "cut-off": gzip.compress(tar(("x", b"1")))[:40],
+}
+
+
+@pytest.mark.parametrize("content", NO_PACKS.values(), ids=NO_PACKS)
 def test_what_is_no_pack_is_said_to_be_none(tmp_path: Path, content: bytes) -> None:
     assert "is not a pack" in attempt(tmp_path, content)
 
