@@ -573,6 +573,14 @@ class Spec(Model):
             "timeoutSeconds belongs to a command or a task of your own",
             "evaluators.timeoutSeconds",
         ),
+        Rule(
+            lambda s: s.trainer.loop is None or s.workers.processes % s.trainer.loop.tensor_parallel == 0,
+            "!has(self.trainer.loop) || !has(self.trainer.loop.tensorParallel)"
+            f" || (has(self.workers) ? {processes_in_cel('self.workers')} : 1) % self.trainer.loop.tensorParallel == 0",
+            "tensorParallel must divide the processes of a worker (workers.processesPerReplica, or its GPUs), so that "
+            "any number of workers can train",
+            "trainer.loop.tensorParallel",
+        ),
     )
 
     @property

@@ -140,8 +140,47 @@ RewindOn = Literal["Spikes", "NotFinite", "Never"]
 """Which losses send training back to an older checkpoint."""
 
 
+StrategyName = Literal["ddp", "fsdp"]
+"""How the state of training lies on the ranks."""
+
+
+class Ddp(Model):
+    """Options of the strategy `ddp`, in which each rank holds the whole state and gradients are averaged."""
+
+    bucket_megabytes: Annotated[float, Field(gt=0, le=4096)] = 25.0
+    """Gradients are averaged in buckets of this many MiB, while the backward pass computes those that are left."""
+    static_graph: bool = False
+    """Each step uses the same parameters in the same order, so that the averaging can be planned once."""
+    compression: Literal["none", "float16", "bfloat16", "powerSGD"] = "none"
+    """How gradients travel: as they are, rounded to half the bytes, or, with `powerSGD`, as two narrow matrices for
+    each one. What `powerSGD` has left out of earlier steps is not in checkpoints; a new group begins without it."""
+
+
+class Fsdp(Model):
+    """Options of the strategy `fsdp`, in which each rank holds a part of each tensor of the state, and the weights of a
+    block are put together while it computes."""
+
+    wrap_parameters: Positive | None = None
+    """Put the weights of each module with at least this many parameters together at a time. Default: those of each
+    block of the model, which is a member of a `ModuleList` or `Sequential`."""
+    reshard_after_forward: bool = True
+    """Let go of a block's weights between its forward and its backward pass: less memory, more communication."""
+    prefetch: Annotated[int, Field(ge=1, le=16)] = 1
+    """Blocks whose weights are on their way while one computes."""
+    shard_within: Literal["Group", "Worker"] = "Group"
+    """`Worker`: split the state over the ranks of one worker only, and keep a copy in each worker."""
+
+
 class Loop(Model):
     """How a task is trained, whatever it learns."""
+
+    strategy: StrategyName = "ddp"
+    """How the state lies on the ranks: `ddp`, whole on each; `fsdp`, split over them. A checkpoint of one is resumed
+    under the other, on any number of ranks."""
+    ddp: Ddp | None = None
+    """Options of `ddp`."""
+    fsdp: Fsdp | None = None
+    """Options of `fsdp`."""
 
     initial_weights: FilePath | None = None
     """A safetensors file with weights to begin with, as `tandem checkpoints export` writes it: for instance of a run on
@@ -181,9 +220,28 @@ class Loop(Model):
     deterministic: bool = False
     """Use deterministic algorithms where torch has them."""
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda c: c.ddp is None or c.strategy == "ddp",
+            "!has(self.ddp) || !has(self.strategy) || self.strategy == 'ddp'",
+            "ddp has options of the strategy ddp, which is not the one chosen",
+            "ddp",
+        ),
+        Rule(
+            lambda c: c.fsdp is None or c.strategy == "fsdp",
+            "!has(self.fsdp) || (has(self.strategy) && self.strategy == 'fsdp')",
+            "fsdp has options of the strategy fsdp; choose it with strategy: fsdp",
+            "fsdp",
+        ),
+    )
+
 
 class TaskLoop(Loop):
     """How a task of your own is trained."""
+
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """Ranks of one worker that split each matrix of a layer between them, by the plan that the task or the model
+    brings; needs `strategy: fsdp`, which splits the rest. They work on the same samples."""
 
     rewind_on: RewindOn = "NotFinite"
     """When training goes back to an older checkpoint and leaves the data around the bad step out: `NotFinite`, when the
@@ -191,6 +249,16 @@ class TaskLoop(Loop):
     loader_workers: Annotated[int, Field(ge=0, le=256)] = 0
     """Processes of each rank that read samples ahead. They do not change which rank sees which sample. 0: a sample is
     read when its step begins. Not used if the data is a `TensorDataset`, which lies on the device as a whole."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *Loop.rules,
+        Rule(
+            lambda c: c.tensor_parallel == 1 or c.strategy == "fsdp",
+            "!has(self.tensorParallel) || self.tensorParallel == 1 || (has(self.strategy) && self.strategy == 'fsdp')",
+            "tensorParallel needs strategy: fsdp",
+            "tensorParallel",
+        ),
+    )
 
 
 MOST_PARAMETERS = Extent(depth=16, values=5_000, characters=2**16)
@@ -216,6 +284,7 @@ class ImageClassification(Loop):
     """The data set."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
+        *Loop.rules,
         Rule(
             lambda c: c.model != "cnn" or (c.data.image_size or SYNTHETIC_SIZE) >= LEAST_FOR_CNN,
             "self.model != 'cnn' || !has(self.data) || !has(self.data.imageSize)"

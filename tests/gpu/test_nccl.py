@@ -11,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from tandem.tasks import ImageClassification
 from tandem_trainer.models import build
 from tandem_trainer.process_group import Group
-from tandem_trainer.strategies.replicated import distribute, prepare
+from tandem_trainer.strategies.ddp import Ddp
+from tandem_trainer.strategies.strategy import prepare
 
 BACKEND = "nccl"
 # Of CUDA, NCCL and their drivers, which are those of the machine.
@@ -40,7 +41,7 @@ def test_with_and_without_micro_batches(group: Group, config: dict[str, bool]) -
     alone = build("baby-cnn", 1, 8, 10).to(group.device)
     model = build("baby-cnn", 1, 8, 10)
     model.load_state_dict(alone.state_dict())
-    wrapped = distribute(prepare(model, settings, group), settings, group)
+    wrapped = Ddp(settings, group).wrap(prepare(model, settings, group).to(group.device))
     assert isinstance(wrapped, DistributedDataParallel)
     images = torch.randn(2, 16, 1, 8, 8, generator=torch.Generator().manual_seed(0)).to(group.device)
     for _ in range(2):

@@ -27,7 +27,7 @@ from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest, verified_bytes
 from tandem.rundir.durable import may_pass
 from tandem.rundir.layout import RunDir, step_of
 from tandem_trainer.failure import ConfigurationError, UnusableInput
-from tandem_trainer.models.minigpt import MiniGPT, Shape, flops_per_token
+from tandem_trainer.models.minigpt import TENSOR_PLAN, MiniGPT, Shape, flops_per_token
 from tandem_trainer.task import Split, Task, task_of
 
 BYTES = 256
@@ -113,6 +113,12 @@ class CausalLM(Task[Config]):
             "bitsPerByte": Mean(nats / math.log(2), following.numel()),
             "accuracy": Mean(right, following.numel()),
         }
+
+    def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, str]:
+        """Attention is split by heads."""
+        if self.config.heads % ranks:
+            raise ConfigurationError(f"tensorParallel: {ranks} does not divide the {self.config.heads} heads")
+        return TENSOR_PLAN
 
     def flops_per_sample(self) -> float:
         """Of all tokens of a passage."""

@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
@@ -184,12 +184,14 @@ class ElasticRun:
         data: DataSteps,
         fresh: Callable[[], None] = lambda: None,
         cost: Cost = NO_COST,
+        mesh: Mapping[str, int] | None = None,
     ) -> Manifest | None:
         """Find out where to start, put the state there, and write it down. Collective.
 
         Args:
             fresh: called when there is no checkpoint to start from.
             cost: of a sample, for the log (tandem_trainer.meter).
+            mesh: ranks in each of its dimensions, for the manifests; None: all replicate.
 
         Raises:
             ConfigurationError: the checkpoint stands in other data.
@@ -217,7 +219,7 @@ class ElasticRun:
         # All ranks save, rank 0 keeps the log
         parent = manifest.name if manifest else None
         rounds = self._checkpoints.weights_precision == "bfloat16"
-        author = Author(context.generation, parent, group.world_size, group.rank, rounds)
+        author = Author(context.generation, parent, group.world_size, group.rank, rounds, mesh)
         if group.rank == 0:
             troubles = TroubleCounts(context.pulse)
             writer = self._log = LogWriter(context.rundir.training_log(context.generation), troubles.lines_lost)

@@ -124,6 +124,20 @@ class Task(ABC, Generic[C]):
         """
         return torch_optimizer(model, settings)
 
+    def tensor_plan(self, model: nn.Module, ranks: int) -> Mapping[str, str]:
+        """How `tensorParallel` splits the matrices of the model: names of modules, with * for any part of a name, to
+        `colwise` (rows of outputs; what follows works with a part of them) or `rowwise` (a part of the inputs, whose
+        results are added up). A model of Hugging Face's that has a plan of its own needs none here.
+
+        Args:
+            ranks: how many split them.
+
+        Raises:
+            ConfigurationError: they cannot be split among so many.
+        """
+        plan: Mapping[str, str] = getattr(model, "tp_plan", None) or {}
+        return plan
+
     def loss_sum(self, model: nn.Module, batch: Any, samples: int) -> Tensor:
         """The sum of the losses of a batch, a scalar: what the loop asks for. To be replaced only where that is faster
         than to add them up.
@@ -158,18 +172,24 @@ def name_of(kind: type) -> str:
 
 def torch_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
     """The optimizer of torch's over all parameters that learn."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # By the ranks that hold them: an implementation for many tensors takes those of one mesh alone (torch 2.15).
+    by_mesh: dict[object, list[Tensor]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            by_mesh.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    groups = [{"params": parameters} for parameters in by_mesh.values()]
     # The multi-tensor implementations: one launch for all parameters, on CPUs too.
     if settings.name == "sgd":
         return torch.optim.SGD(
-            parameters,
+            groups,
             lr=settings.learning_rate,
             momentum=settings.momentum,
             weight_decay=settings.weight_decay,
-            fused=True,
+            # Not for tensors that are split over ranks (torch 2.15).
+            fused=True if list(by_mesh) == [None] else None,
         )
     kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
-    return kind(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
+    return kind(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
 
 
 def task_of(trainer: Trainer) -> Task[Any]:

@@ -2,8 +2,8 @@
 
 The gradient is that of the mean loss over the *global* batch, whatever the number of ranks, however unevenly the batch
 splits and however many micro-batches a rank needs; every rank takes as many as the one that needs most, because a
-forward pass may be a collective (syncBatchNorm). DistributedDataParallel averages over ranks, so each rank's sum of
-losses is scaled by ranks / global samples.
+forward pass may be a collective (syncBatchNorm). Every strategy averages over data-parallel ranks, so each rank's sum
+of losses is scaled by the number of these ranks / global samples.
 
 Dropout draws by seed, step and sample (tandem_trainer.models.dropout). Whatever else draws in a model follows from
 seed, step and rank. So a resumed run needs no stored generator state.
@@ -12,7 +12,6 @@ What is learned is the task's (tandem_trainer.task). What makes it elastic, and 
 `tandem_trainer.elastic_run`.
 """
 
-import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -39,8 +38,8 @@ from tandem_trainer.elastic_run import ElasticRun, RankContext, StopRequest
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.meter import Busy, GradientNorm, cost_of
 from tandem_trainer.models.dropout import Draws, key_dropout
-from tandem_trainer.process_group import Group
-from tandem_trainer.strategies.replicated import distribute, prepare
+from tandem_trainer.strategies import strategy_of
+from tandem_trainer.strategies.strategy import Strategy, prepare
 from tandem_trainer.task import Task, name_of, task_of, tensors_of
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -53,7 +52,7 @@ class Stepper:
         self,
         task: Task[Any],
         loop: Loop,
-        group: Group,
+        strategy: Strategy,
         forward: nn.Module,
         draws: Draws,
         optimizer: torch.optim.Optimizer,
@@ -64,14 +63,16 @@ class Stepper:
         Args:
             task: whose losses are learned from.
             loop: how.
-            forward: the model as it is called, wrapped for data parallelism if there are several ranks.
+            strategy: how the model lies on the ranks.
+            forward: the model as the strategy has it called.
             draws: what its dropout draws from.
             scaler: of the loss; enabled for float16 alone.
             gradients: measures their norm; None where nobody asks.
         """
+        group = strategy.group
         if loop.precision == "float16" and group.device.type != "cuda":
             raise ConfigurationError("precision: float16 needs a GPU; on a CPU take bfloat16 or float32")
-        self._task, self._loop, self._group = task, loop, group
+        self._task, self._loop, self._strategy, self._group = task, loop, strategy, group
         self._forward, self._draws, self._optimizer, self._scaler = forward, draws, optimizer, scaler
         self._parameters = [p for parameters in optimizer.param_groups for p in parameters["params"]]
         self._gradients = gradients
@@ -91,24 +92,26 @@ class Stepper:
         Returns:
             This rank's part of the mean loss of the global batch: the sum over all ranks is the mean. Scalar, float32.
         """
-        group = self._group
-        seed_torch(mixed(self._loop.seed, step, group.rank), group.device)
+        strategy, device = self._strategy, self._group.device
+        seed_torch(mixed(self._loop.seed, step, strategy.dp_rank), device)
         for parameters, rate in zip(self._optimizer.param_groups, learning_rates, strict=True):
             parameters["lr"] = rate
         size = len(share.ids)
-        cuts = pieces(share.samples, size, group.world_size, self._loop.micro_batch_size or size)
-        total = torch.zeros((), device=group.device)
+        cuts = pieces(share.samples, size, strategy.dp_size, self._loop.micro_batch_size or size)
+        total = torch.zeros((), device=device)
+        # Ranks that work on the same samples share what they say of them.
+        told = strategy.dp_size / self._group.world_size
         for number, (start, end) in enumerate(cuts, start=1):
             # A rank without a sample still takes part in the collectives: with one sample of weight 0.
             scale = (1.0 if start < end else 0.0) / size
-            with self._synchronised(number == len(cuts)):
+            with strategy.synchronised(self._forward, last=number == len(cuts)):
                 with self.busy:
                     loss = self._loss(step, share, start, end)
-                self._scaler.scale(loss * (scale * group.world_size)).backward()  # type: ignore[no-untyped-call]
-            total += loss.detach() * scale
+                self._scaler.scale(loss * (scale * strategy.dp_size)).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach() * (scale * told)
         if self._loop.gradient_clip_norm is not None:
             self._scaler.unscale_(self._optimizer)
-            norm = nn.utils.clip_grad_norm_(self._parameters, self._loop.gradient_clip_norm)
+            norm = strategy.clip(self._parameters, self._loop.gradient_clip_norm)
             if self._gradients is not None and self._gradients.is_due:
                 self._gradients.tell(norm)
         self._scaler.step(self._optimizer)
@@ -124,11 +127,6 @@ class Stepper:
             return self._task.loss_sum(self._forward, batch, len(keys))
         with torch.autocast(self._group.device.type, dtype=DTYPES[self._loop.precision]):
             return self._task.loss_sum(self._forward, batch, len(keys)).float()
-
-    def _synchronised(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Average gradients in the backward pass of the last micro-batch alone."""
-        no_sync = getattr(self._forward, "no_sync", contextlib.nullcontext)
-        return contextlib.nullcontext() if last else no_sync()
 
 
 def rate_factor(schedule: Schedule, step: int, total_steps: int) -> float:
@@ -169,6 +167,10 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     draws = key_dropout(model)
     model = prepare(model, loop, group)
     average = averaged(model, loop.ema_decay)
+    strategy = strategy_of(loop, group, job.spec.workers.processes)
+    strategy.shard(model, task.tensor_plan)
+    if average is not None:
+        strategy.shard(average.module, task.tensor_plan)
     optimizer = task.optimizer(model, loop.optimizer)
     peaks = [float(parameters["lr"]) for parameters in optimizer.param_groups]
     scaler = torch.amp.GradScaler(group.device.type, enabled=loop.precision == "float16")
@@ -181,10 +183,10 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
 
     # Where to start
     scaling = {"scaler": scaler} if scaler.is_enabled() else {}
-    elastic.begin(TrainState(model, optimizer, average, scaling), passes, begin, cost)
-    forward = distribute(model, loop, group)
-    stepper = Stepper(task, loop, group, forward, draws, optimizer, scaler, elastic.meter.gradients)
-    supply = supply_of(task, dataset, passes.order, loop, group, elastic.data_steps_left)
+    elastic.begin(TrainState(model, optimizer, average, scaling), passes, begin, cost, strategy.mesh)
+    forward = strategy.wrap(model)
+    stepper = Stepper(task, loop, strategy, forward, draws, optimizer, scaler, elastic.meter.gradients)
+    supply = supply_of(task, dataset, passes.order, loop, strategy, elastic.data_steps_left)
 
     # Steps
     assert elastic.total_steps is not None
@@ -218,19 +220,21 @@ def samples_of(task: Task[Any]) -> tuple[Any, int, int]:
     return whole_and_slice(given)
 
 
-def supply_of(task: Task[Any], dataset: Any, order: Order, loop: Loop, group: Group, steps: Iterable[int]) -> Supply:
+def supply_of(
+    task: Task[Any], dataset: Any, order: Order, loop: Loop, strategy: Strategy, steps: Iterable[int]
+) -> Supply:
     """Where this rank's batches come from.
 
     Args:
         steps: the data steps that are to come.
     """
-    tensors = tensors_of(task, dataset)
+    tensors, device = tensors_of(task, dataset), strategy.group.device
     if tensors is not None:
-        return Resident(tensors, order, group)
+        return Resident(tensors, order, strategy.dp_rank, strategy.dp_size, device)
     workers = loop.loader_workers if isinstance(loop, TaskLoop) else 0
-    pin = group.device.type == "cuda"
-    reading = Reading(group.rank, group.world_size, loop.seed, workers, task.collate, pin=pin)
-    return Read(dataset, order, steps, reading, group.device)
+    pin = device.type == "cuda"
+    reading = Reading(strategy.dp_rank, strategy.dp_size, loop.seed, workers, task.collate, pin=pin)
+    return Read(dataset, order, steps, reading, device)
 
 
 def averaged(model: nn.Module, decay: float | None) -> AveragedModel | None:

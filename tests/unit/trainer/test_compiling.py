@@ -11,7 +11,8 @@ from torch import nn
 from tandem.tasks import ImageClassification
 from tandem_trainer.models import build
 from tandem_trainer.process_group import Group
-from tandem_trainer.strategies.replicated import distribute
+from tandem_trainer.strategies.ddp import Ddp
+from tandem_trainer.strategies.strategy import Strategy
 
 
 @pytest.fixture
@@ -40,7 +41,8 @@ def compiled_operations(world_size: int, monkeypatch: pytest.MonkeyPatch) -> lis
     group.world_size = world_size
     model = build("baby-cnn", 1, 8, 10)
     before = model.state_dict().keys()
-    forward = distribute(model, ImageClassification(compile=True), group)
+    loop = ImageClassification(compile=True)
+    forward = (Ddp if world_size > 1 else Strategy)(loop, group).wrap(model)
     assert isinstance(forward, nn.Module)
     for _ in range(2):
         forward(torch.zeros(4, 1, 8, 8)).sum().backward()

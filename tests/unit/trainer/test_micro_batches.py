@@ -14,6 +14,7 @@ from tandem_trainer.data.supply import Resident
 from tandem_trainer.image_classification import ImageTask
 from tandem_trainer.models.dropout import Draws
 from tandem_trainer.process_group import Group
+from tandem_trainer.strategies.strategy import Strategy
 from tandem_trainer.train import Stepper
 
 sizes = st.integers(1, 70)
@@ -62,8 +63,8 @@ def step(rank: int, world_size: int, samples: int, **options: Any) -> tuple[list
     before = model.layer.weight.detach().clone()
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     loop = ImageClassification(**options)
-    stepper = Stepper(ImageTask(loop), loop, group, model, Draws(), optimizer, scaler)
-    supply = Resident([tensor[:samples] for tensor in SAMPLES], Order(samples, samples, seed=0), group)
+    stepper = Stepper(ImageTask(loop), loop, Strategy(loop, group), model, Draws(), optimizer, scaler)
+    supply = Resident([tensor[:samples] for tensor in SAMPLES], Order(samples, samples, seed=0), rank, world_size)
     loss = stepper.take(0, supply.read(0), [1.0])
     return model.sizes, before - model.layer.weight.detach(), loss.item()
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.models import BUILDERS, build
-from tandem_trainer.strategies.replicated import prepare
+from tandem_trainer.strategies.strategy import prepare
 
 
 def linears(model: nn.Module) -> list[tuple[int, int]]:

@@ -45,6 +45,7 @@ from tandem.rundir.lease import Lease, acquire, default_holder
 from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint.node_memory import FileMemory, shared_memory_of
 from tandem_trainer.checkpoint.reader import contents_in
+from tandem_trainer.checkpoint.sharding import here, place_of
 from tandem_trainer.checkpoint.state import DoesNotFit
 from tandem_trainer.checkpoint.train_state import Contents
 from tandem_trainer.checkpoint.writer import Superseded
@@ -276,27 +277,48 @@ class ReplicasDiffer(Exception):  # noqa: N818 - it is what is the case
 
 
 def digests(tensors: dict[str, Tensor]) -> dict[str, int]:
-    """For each tensor a number of 64 bits that depends on all its bits."""
-    return {name: _digest(tensor.detach()) for name, tensor in tensors.items() if not is_lazy(tensor)}
+    """For each tensor a number of 64 bits that depends on all the bits that this rank holds of it."""
+    return {name: _digest(here(tensor)) for name, tensor in tensors.items() if not is_lazy(tensor)}
 
 
 def compare(group: Group, tensors: dict[str, Tensor]) -> None:
-    """See that all ranks hold the same tensors. Collective.
+    """See that all ranks hold the same tensors, and of those that are split the same where they hold the same part.
+    Collective.
 
     Raises:
         ReplicasDiffer: they do not.
     """
     mine = digests(tensors)
-    whole = xxhash.xxh3_128_hexdigest(repr(sorted(mine.items())).encode())
-    told = [view["digest"] for view in group.gather({"digest": whole})]
-    if len(set(told)) == 1:
+    places = {name: place_of(tensors[name]) for name in mine}
+    common = {name: number for name, number in mine.items() if not places[name]}
+    view = {
+        "common": _of_all(sorted(common.items())),
+        "place": _of_all(sorted((name, place) for name, place in places.items() if place)),
+        "parts": _of_all(sorted((name, number) for name, number in mine.items() if places[name])),
+    }
+    told = group.gather(view)
+    same_parts = {one["place"]: one["parts"] for one in told}
+    if all(one["common"] == view["common"] and one["parts"] == same_parts[one["place"]] for one in told):
         return
-    each = group.gather({name: f"{number:x}" for name, number in mine.items()})
-    differing = sorted(name for name in each[0] if len({view.get(name) for view in each}) > 1)
+    each = group.gather({f"{name} {places[name] or ''}".strip(): f"{number:x}" for name, number in mine.items()})
+    values = {name: {one[name] for one in each if name in one} for one in each for name in one}
+    scattered = [name for name, place in places.items() if not place and any(name not in one for one in each)]
+    differing = sorted({*scattered, *(name for name, found in values.items() if len(found) > 1)})
     names = f"{len(differing)} tensors, the first the {differing[0]}" if differing else "in the names of tensors"
-    usual = max(set(told), key=told.count)
-    strange = [rank for rank, digest in enumerate(told) if digest != usual]
+    strange = [rank for rank, one in enumerate(told) if not _is_usual(one, told)]
     raise ReplicasDiffer(f"ranks {strange} hold another state than the others: {names}")
+
+
+def _of_all(facts: list[Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(repr(facts).encode())
+
+
+def _is_usual(view: dict[str, Any], told: list[dict[str, Any]]) -> bool:
+    """Whether a rank holds what most others hold: of what all have, and of the part that it has."""
+    common = [one["common"] for one in told]
+    parts = [one["parts"] for one in told if one["place"] == view["place"]]
+    usual = max(common, key=common.count), max(parts, key=parts.count)
+    return (view["common"], view["parts"]) == usual
 
 
 def _digest(tensor: Tensor) -> int:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ import tandem
 from tandem.rundir.checkpoint import WEIGHTS, DataPosition
 from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.status import CheckpointRef
-from tandem_trainer.checkpoint.staging import Layout, Staging, shared_memory, signature
+from tandem_trainer.checkpoint.staging import Layout, Staging, put_together, shared_memory, signature
 from tandem_trainer.checkpoint.train_state import Contents
 from tandem_trainer.checkpoint.writer import aside_folder, say_why_not
 
@@ -47,6 +47,8 @@ class Author:
     """This one."""
     rounds_weights: bool = False
     """Weights for evaluators are rounded to bfloat16; those to resume from have a file of their own then."""
+    mesh: Mapping[str, int] | None = None
+    """Ranks in each dimension of the mesh; None: all of them replicate."""
 
 
 class SaveFailed(Exception):  # noqa: N818 - it says what happened
@@ -112,11 +114,14 @@ class Saver:
         started = time.perf_counter()
         self.prepare(contents)
         self._saves += 1
+        files = contents.files(self._author.rounds_weights)
         if self._part is None:
+            for _ in put_together(files):
+                pass  # the others need our share
             return time.perf_counter() - started
         assert self._layout is not None
         assert self._staging is not None
-        self._staging.copy(contents.files(self._author.rounds_weights))
+        self._staging.copy(files)
         reference = CheckpointRef(name=checkpoint_name(step), step=step, generation=self._author.generation)
         request = {
             "name": reference.name,
@@ -183,7 +188,7 @@ class Saver:
             "generation": reference.generation,
             "createdAt": time.time(),
             "worldSize": self._author.world_size,
-            "mesh": {"data": self._author.world_size},
+            "mesh": dict(self._author.mesh or {"data": self._author.world_size}),
             "data": position.dump(),
             "rng": {"kind": "keyed", "by": ["seed", "step", "sample"]},
             "loop": loop,

@@ -12,11 +12,16 @@ has to be worth a file's fsync.
 Rejected: whole tensors to ranks (one embedding may outweigh the rest), a file per rank (the evaluators' file of weights
 would have to be put together afterwards), torch.distributed.checkpoint (it stages everything before it removes what is
 there twice).
+
+A tensor that is split over the ranks (FSDP, tensor parallelism) is put together first, by all of them, one at a time:
+no rank ever holds more of the state than its own share and one tensor. Each part then stages what is its own, as
+always. Rejected: that each rank writes its own rows, with no collective at all, because checksums are of whole chunks
+of a file, and rows of two ranks may share one.
 """
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +30,7 @@ from torch import Tensor
 
 from tandem.rundir.checkpoint import CHUNK, chunks
 from tandem_trainer.checkpoint.format import header, ordered
+from tandem_trainer.checkpoint.sharding import is_sharded, whole
 from tandem_trainer.checkpoint.writer import BLOCK
 
 LEAST_PART = 2 * CHUNK
@@ -140,10 +146,16 @@ class Staging:
         self._slices = [slice_ for region in self.regions for slice_ in self._lay_out(region, files, layout)]
 
     def copy(self, files: Files) -> None:
-        """Copy the tensors' values in, in the types that were laid out; their shapes must be those."""
+        """Copy the tensors' values in, in the types that were laid out; their shapes must be those. Collective where
+        some are split over the ranks (`put_together` is the same for a rank that stages nothing)."""
+        self._copy([(one, live) for one in self._slices if not is_sharded(live := files[one.path][one.name])])
+        for path, name, tensor in put_together(files):
+            self._copy([(one, tensor) for one in self._slices if (one.path, one.name) == (path, name)])
+
+    def _copy(self, given: list[tuple[_Slice, Tensor]]) -> None:
         places, values = [], []
-        for one in self._slices:
-            live = files[one.path][one.name].detach()
+        for one, tensor in given:
+            live = tensor.detach()
             if live.is_contiguous():
                 places.append(one.place)
                 values.append(live.reshape(-1)[one.first : one.last])
@@ -171,6 +183,15 @@ class Staging:
                 found.append(_Slice(region.path, name, first, last, place.view(tensor.dtype)))
             begin = end
         return found
+
+
+def put_together(files: Files) -> Iterator[tuple[str, str, Tensor]]:
+    """Each tensor that is split over the ranks as a whole, with its file and name, one after the other. Collective:
+    to be gone through by every rank."""
+    for path, tensors in files.items():
+        for name, tensor in ordered(tensors).items():
+            if is_sharded(tensor):
+                yield path, name, whole(tensor)
 
 
 def signature(files: Files) -> tuple[object, ...]:

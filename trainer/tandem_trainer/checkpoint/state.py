@@ -34,6 +34,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from tandem.architectures import plain
 from tandem.errors import enumerated
 from tandem.rundir.checkpoint import Broken
+from tandem_trainer.checkpoint.sharding import is_sharded, split_all_like, split_like
 from tandem_trainer.failure import ConfigurationError
 
 MOST_DIFFERENCES = 6
@@ -97,8 +98,9 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], extra: Mapping[s
     """
     check_weights(model, state, extra or {})
     there = {plain(name): value for name, value in [*state.items(), *(extra or {}).items()]}
+    live = model.state_dict()
     try:
-        model.load_state_dict({name: there[plain(name)] for name in model.state_dict()}, strict=True)
+        model.load_state_dict(split_all_like(live, {name: there[plain(name)] for name in live}), strict=True)
     except (KeyError, ValueError, TypeError) as error:
         # A module's own way to load; torch's says what does not fit with a RuntimeError, as a device does that fails.
         raise DoesNotFit(f"the weights do not fit the model: {error!r}") from error
@@ -127,6 +129,16 @@ def refuse(what: str, there: Iterable[str], here: Iterable[str], more: Iterable[
 def own(tensor: Tensor, device: torch.device) -> Tensor:
     """The same values in memory of their own, on a device."""
     return tensor.clone() if device.type == "cpu" else tensor.to(device)
+
+
+def moment(tensor: Tensor, parameter: Tensor | None) -> Tensor:
+    """A tensor of an optimizer's state in memory of its own, where its parameter is, and split as that is."""
+    # A count of steps stays on the CPU: torch itself knows which optimizers want it elsewhere.
+    if parameter is None or tensor.ndim == 0:
+        return own(tensor, CPU)
+    if is_sharded(parameter) and parameter.shape == tensor.shape:
+        return split_like(parameter, tensor)
+    return own(tensor, parameter.device)
 
 
 CPU = torch.device("cpu")
@@ -307,10 +319,10 @@ class NamedOptimizer:
         """Names of the parameters of each group."""
         return [[self._name(one) for one in group[PARAMETERS]] for group in self.optimizer.param_groups]
 
-    def devices(self) -> dict[str, torch.device]:
-        """For each parameter, by what the names of its tensors in the file begin with, where it is."""
+    def parameters(self) -> dict[str, Tensor]:
+        """The parameters, by what the names of their tensors in the file begin with."""
         parameters = (one for group in self.optimizer.param_groups for one in group[PARAMETERS])
-        return {self._prefix + self._name(one): one.device for one in parameters}
+        return {self._prefix + self._name(one): one for one in parameters}
 
     def state(self) -> OptimizerState:
         """The state as it is now."""

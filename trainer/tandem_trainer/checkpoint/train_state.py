@@ -39,7 +39,7 @@ from tandem_trainer.checkpoint.state import (
     extra_state,
     join,
     load_weights,
-    own,
+    moment,
     put_back,
     split,
     unwrapped,
@@ -111,8 +111,8 @@ class Contents:
     def rounded(self) -> dict[str, Tensor]:
         """Shapes and types of the weights for evaluators, learned ones rounded to bfloat16; without their values."""
         return {
-            name: torch.empty_like(
-                tensor, device="meta", dtype=tensor.dtype if self._stays(name, tensor) else torch.bfloat16
+            name: torch.empty(
+                tensor.shape, device="meta", dtype=tensor.dtype if self._stays(name, tensor) else torch.bfloat16
             )
             for name, tensor in self.evaluated.items()
         }
@@ -265,12 +265,10 @@ class TrainState:
             load_weights(self._average, averaged, extra_state(self._average))
             contents.let_go_all(contents.average or {})
         contents.let_go_all(contents.weights)
-        devices = {name: device for one in self._optimizers for name, device in one.devices().items()}
+        parameters = {name: parameter for one in self._optimizers for name, parameter in one.parameters().items()}
         moments = {}
         for path, tensor in ordered(contents.optimizer).items():
-            # A count of steps stays on the CPU: torch itself knows which optimizers want it elsewhere.
-            device = CPU if tensor.ndim == 0 else devices.get(plain(path.rpartition("/")[0]), CPU)
-            moments[path] = own(tensor, device)
+            moments[path] = moment(tensor, parameters.get(plain(path.rpartition("/")[0])))
             contents.let_go(tensor)
         for one, state in self._optimizer_states(contents, moments):
             one.load(state)

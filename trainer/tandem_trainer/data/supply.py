@@ -14,7 +14,8 @@ from torch.utils.data import Subset
 
 from tandem_trainer.data.feeding import Indexed, Reading, cut, feed, moved
 from tandem_trainer.data.order import Batches, Order, share
-from tandem_trainer.process_group import Group
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -42,21 +43,25 @@ class Resident:
 
     Args:
         tensors: [samples, …] each.
+        rank: which share of each batch.
+        ranks: how many shares there are.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], order: Order, group: Group) -> None:
-        self._tensors = [tensor.to(group.device) for tensor in tensors]
-        self._batches, self._group = Batches(order), group
+    def __init__(
+        self, tensors: Sequence[Tensor], order: Order, rank: int, ranks: int, device: torch.device = CPU
+    ) -> None:
+        self._tensors = [tensor.to(device) for tensor in tensors]
+        self._batches, self._rank, self._ranks, self._device = Batches(order), rank, ranks, device
 
     def read(self, data_step: int) -> Share:
         """Any step's; nothing is read ahead."""
         ids = self._batches.ids(data_step)
-        mine = share(ids, self._group.rank, self._group.world_size)
+        mine = share(ids, self._rank, self._ranks)
 
         def part(start: int, end: int) -> tuple[Any, Tensor]:
             chunk = mine[start:end] if start < end else ids[:1]
-            if self._group.device.type == "cuda":
-                chunk = chunk.to(self._group.device, non_blocking=True)
+            if self._device.type == "cuda":
+                chunk = chunk.to(self._device, non_blocking=True)
             return [tensor[chunk] for tensor in self._tensors], chunk
 
         return Share(ids, len(mine), part)

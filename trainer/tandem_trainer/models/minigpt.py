@@ -110,21 +110,26 @@ class Attention(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.heads = shape.heads
-        self.into = nn.Linear(shape.width, 3 * shape.width, bias=False)
+        self.head_size = shape.width // shape.heads
+        # Three matrices, not one for all: cut by rows, each part has whole heads.
+        self.query = nn.Linear(shape.width, shape.width, bias=False)
+        self.key = nn.Linear(shape.width, shape.width, bias=False)
+        self.value = nn.Linear(shape.width, shape.width, bias=False)
         self.out = nn.Linear(shape.width, shape.width, bias=False)
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor, turns: tuple[Tensor, Tensor] | None) -> Tensor:
         """[N, tokens, width] → the same shape."""
-        samples, count, width = x.shape
-        parts = self.into(x).view(samples, count, 3, self.heads, width // self.heads)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        query, key, value = (self._by_head(matrix(x)) for matrix in (self.query, self.key, self.value))
         if turns is not None:
             query, key = turned(query, *turns), turned(key, *turns)
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        written: Tensor = self.dropout(self.out(seen.transpose(1, 2).reshape(samples, count, width)))
+        written: Tensor = self.dropout(self.out(seen.transpose(1, 2).flatten(2)))
         return written
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """[N, tokens, width] → [N, heads, tokens, size]; under tensor parallelism of those heads that this rank has."""
+        return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)
 
 
 class GatedMLP(nn.Module):
@@ -133,15 +138,27 @@ class GatedMLP(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         inner = -(-8 * shape.width // 3 // 8) * 8
-        self.into = nn.Linear(shape.width, 2 * inner, bias=False)
+        self.gate = nn.Linear(shape.width, inner, bias=False)
+        self.up = nn.Linear(shape.width, inner, bias=False)
         self.out = nn.Linear(inner, shape.width, bias=False)
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, tokens, width] → the same shape."""
-        gate, value = self.into(x).chunk(2, dim=-1)
-        written: Tensor = self.dropout(self.out(F.silu(gate) * value))
+        written: Tensor = self.dropout(self.out(F.silu(self.gate(x)) * self.up(x)))
         return written
+
+
+TENSOR_PLAN = {
+    "blocks.*.attention.query": "colwise",
+    "blocks.*.attention.key": "colwise",
+    "blocks.*.attention.value": "colwise",
+    "blocks.*.attention.out": "rowwise",
+    "blocks.*.mlp.gate": "colwise",
+    "blocks.*.mlp.up": "colwise",
+    "blocks.*.mlp.out": "rowwise",
+}
+"""How tensor parallelism splits the matrices of a block: by heads, and by the numbers inside the MLP."""
 
 
 def rotations(length: int, size: int) -> tuple[Tensor, Tensor]:

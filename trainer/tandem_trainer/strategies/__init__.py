@@ -1,1 +1,32 @@
-"""Parallelism strategies: how a model is distributed over the ranks. Today: replicated (data parallelism)."""
+"""Strategies of parallelism: how the state of training lies on the ranks (docs/decisions/0036-strategies.md).
+
+Each is a small module behind one interface, `strategy.Strategy`, which is also what one rank alone needs. The loop asks
+it four times: to split the model, before there is an optimizer; for the module that is called, once the state is
+restored; whether a backward pass communicates; and to clip.
+"""
+
+from tandem.tasks import Loop, TaskLoop
+from tandem_trainer.process_group import Group
+from tandem_trainer.strategies.strategy import Strategy
+
+
+def strategy_of(loop: Loop, group: Group, per_worker: int) -> Strategy:
+    """The strategy that a job asks for. Collective.
+
+    Args:
+        per_worker: ranks of each worker.
+
+    Raises:
+        ConfigurationError: ranks of a worker cannot be divided as it says.
+    """
+    degree = loop.tensor_parallel if isinstance(loop, TaskLoop) else 1
+    # What stands in the way of a start that is needed quickly is imported by those alone that need it.
+    if group.world_size == 1:
+        return Strategy(loop, group)
+    if loop.strategy == "fsdp":
+        from tandem_trainer.strategies.fsdp import Fsdp
+
+        return Fsdp(loop, group, per_worker, degree)
+    from tandem_trainer.strategies.ddp import Ddp
+
+    return Ddp(loop, group)

@@ -1,53 +1,17 @@
-"""Data parallelism: every rank holds the whole model, and gradients are averaged during the backward pass."""
+"""The models of a script with a session: replicated, with gradients that are averaged during the backward pass."""
 
 import contextlib
 import inspect
-import logging
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
-from tandem.tasks import Loop
 from tandem_trainer.data.keyed import mixed, seed_everything
 from tandem_trainer.meter import Busy
 from tandem_trainer.models.dropout import Draws, key_dropout
 from tandem_trainer.process_group import Group
-
-log = logging.getLogger(__name__)
-
-
-def prepare(model: nn.Module, config: Loop, group: Group) -> nn.Module:
-    """Put the model on the device, with what the configuration asks for; names of parameters stay as they are."""
-    if config.sync_batch_norm:
-        if group.device.type == "cuda" and group.world_size > 1:
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-        elif group.rank == 0:
-            log.warning("setting=syncBatchNorm ignored: it needs more than one rank, on GPUs")
-    if config.activation_checkpointing:
-        for child in model.children():
-            if any(True for _ in child.parameters()):
-                child.forward = partial(checkpoint, child.forward, use_reentrant=False)
-    return model.to(group.device)
-
-
-def distribute(model: nn.Module, config: Loop, group: Group) -> nn.Module:
-    """Wrap a prepared model whose weights are the same on every rank."""
-    if config.compile:
-        # The model and not what is wrapped around it: in DistributedDataParallel's own forward the compiler gives up
-        # (torch 2.15), and of a model that is made of torch's modules alone nothing would be compiled at all.
-        model.compile()
-    if group.world_size == 1:
-        return model
-    return DistributedDataParallel(
-        model,
-        device_ids=[group.device] if group.device.type == "cuda" else None,
-        gradient_as_bucket_view=True,
-    )
-
 
 _OPTIONS = {*inspect.signature(DistributedDataParallel).parameters} - {"module", "device_ids", "output_device"}
 

@@ -1,0 +1,108 @@
+"""Every strategy learns what one rank alone learns, and goes on from checkpoints of any other, on any number of
+ranks."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.rundir.layout import RunDir
+from tests.support import manifests
+from tests.support.ranks import Ranks, losses, records, run, sample_ids
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.timeout(300)
+
+STEPS = 50
+MODEL = {"width": 32, "layers": 3, "heads": 4, "length": 16, "dropout": 0.1}
+LOOP = {"maxSteps": STEPS, "epochs": 50, "globalBatchSize": 9, "gradientClipNorm": 1.0, "microBatchSize": 2}
+# Plain descent: Adam would let the last digit of a sum grow over the steps.
+DESCENT = {"optimizer": {"name": "sgd", "learningRate": 0.1}}
+FSDP = {"strategy": "fsdp"}
+
+
+def job(path: Path, loop: dict[str, Any], processes: int = 1, **spec: Any) -> RunDir:
+    """A run directory with a job that trains a language model on a page of text."""
+    text = path.parent / "text"
+    text.write_text("the quick brown fox jumps over the lazy dog, and " * 40)
+    trainer = {
+        "task": "tandem_trainer.causal_lm:CausalLM",
+        "parameters": MODEL | {"text": str(text)},
+        "loop": LOOP | DESCENT | loop,
+    }
+    workers = {"processesPerReplica": processes}
+    return manifests.run_directory(path, manifests.job("test", trainer=trainer, workers=workers, **spec))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """What one rank alone learns."""
+    rundir = job(tmp_path_factory.mktemp("alone") / "run", {})
+    run(rundir)
+    assert losses(rundir)[STEPS] < 0.8 * losses(rundir)[1]
+    return rundir
+
+
+FULL = pytest.mark.full("trainer")
+SIZED = {"wrapParameters": 3000, "reshardAfterForward": False, "prefetch": 2}
+HYBRID = FSDP | {"fsdp": {"shardWithin": "Worker"}}
+REPEATED = {"activationCheckpointing": True}
+TENSOR = FSDP | {"tensorParallel": 2}
+
+
+@pytest.mark.parametrize(
+    ("loop", "ranks", "processes", "mesh"),
+    [
+        pytest.param({}, 2, 1, {"data": 2}, id="ddp", marks=FULL),
+        pytest.param({"ddp": {"bucketMegabytes": 0.01, "staticGraph": True}}, 2, 1, {"data": 2}, id="ddp-static"),
+        pytest.param(FSDP, 2, 1, {"shard": 2}, id="fsdp", marks=FULL),
+        pytest.param(FSDP | {"fsdp": SIZED}, 3, 1, {"shard": 3}, id="fsdp-by-size"),
+        pytest.param(
+            HYBRID | {"activationCheckpointing": True},
+            4,
+            2,
+            {"replicate": 2, "shard": 2},
+            id="hybrid",
+            marks=FULL,
+        ),
+        pytest.param(TENSOR, 2, 2, {"tensor": 2}, id="tensor", marks=FULL),
+        pytest.param(TENSOR, 4, 4, {"shard": 2, "tensor": 2}, id="tensor-and-fsdp"),
+    ],
+)
+def test_it_learns_what_one_rank_alone_learns(
+    tmp_path: Path, alone: RunDir, loop: dict[str, Any], ranks: int, processes: int, mesh: dict[str, int]
+) -> None:
+    rundir = job(tmp_path / "run", loop, processes)
+    run(rundir, ranks)
+    assert sample_ids(rundir) == sample_ids(alone)
+    assert losses(rundir) == pytest.approx(losses(alone), abs=1e-4)
+    assert rundir.committed()[-1].mesh == mesh
+
+
+def test_any_strategy_goes_on_from_checkpoints_of_any_other(tmp_path: Path) -> None:
+    """With kills between: the ranks of one generation never end well, but for the last."""
+    adam = {"optimizer": {"name": "adamw", "learningRate": 0.003}, "emaDecay": 0.9, "maxSteps": 200}
+    undisturbed = job(tmp_path / "undisturbed", adam)
+    run(undisturbed)
+    path = tmp_path / "killed"
+    parts: list[tuple[dict[str, Any], int, int]] = [
+        (FSDP, 3, 1),
+        (TENSOR, 4, 4),
+        ({}, 2, 1),
+        (HYBRID, 4, 2),
+    ]
+    for loop, ranks, processes in parts:
+        rundir = job(path, adam | loop, processes, checkpoint={"everySteps": 5, "keepLast": 100})
+        known = len(rundir.checkpoint_names())
+        with Ranks(rundir, ranks) as group:
+            until(lambda had=known, of=rundir: len(of.checkpoint_names()) > had + 1, "checkpoints")
+            os.kill(group.processes[-1].pid, signal.SIGKILL)
+            group.finish()
+        assert not rundir.ended()
+    run(job(path, adam, checkpoint={"everySteps": 5, "keepLast": 100}))
+    assert [record["worldSize"] for record in records(rundir, "start")] == [3, 4, 2, 4, 1]
+    assert all(record["step"] > 0 for record in records(rundir, "start")[1:])
+    assert sample_ids(rundir) == sample_ids(undisturbed)
+    assert losses(rundir) == pytest.approx(losses(undisturbed), abs=2e-3)

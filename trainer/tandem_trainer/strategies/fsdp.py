@@ -1,0 +1,158 @@
+"""Fully sharded data parallelism, and tensor parallelism within it, on a mesh of up to three dimensions.
+
+The ranks of a generation are numbered worker by worker, so the dimensions are, from the outermost: workers that hold a
+copy each (`replicate`, with `shardWithin: Worker`), ranks that split the state and the batch (`shard`), and ranks that
+split each matrix and work on the same samples (`tensor`). The last is within a worker by a rule of the manifest. So any
+number of workers forms a mesh, and the coordinator needs to know nothing of it.
+
+Each rank holds a part of every tensor. The weights of a block are put together just before it computes, and gradients
+go back as parts that are averaged already (https://arxiv.org/abs/2304.11277, in its form by parameter: `fully_shard`).
+With micro-batches that is done for each of them: memory is what this strategy is chosen for, and whole gradients would
+cost what it saves.
+
+Rejected: DistributedDataParallel around a model with split matrices (torch 2.15 refuses it).
+"""
+
+import fnmatch
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from tandem import tasks
+from tandem.tasks import Loop
+from tandem_trainer.checkpoint.sharding import copies_of, here
+from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.process_group import Group
+from tandem_trainer.strategies.strategy import Plan, PlanOf, Strategy, blocks_of
+
+STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+"""By the names that models of Hugging Face use in their plans, too."""
+EPSILON = 1e-6
+"""As torch's own clip_grad_norm_ has it."""
+
+
+class Fsdp(Strategy):
+    """`fully_shard` with the options of the job, over what tensor parallelism has left."""
+
+    def __init__(self, loop: Loop, group: Group, per_worker: int, tensor_parallel: int) -> None:
+        """
+        Args:
+            per_worker: ranks of each worker.
+            tensor_parallel: how many of them split a matrix.
+
+        Raises:
+            ConfigurationError: that does not divide them.
+        """
+        super().__init__(loop, group)
+        self._options = loop.fsdp or tasks.Fsdp()
+        self._degree = tensor_parallel
+        if per_worker % tensor_parallel:
+            raise ConfigurationError(
+                f"tensorParallel: {tensor_parallel} does not divide the {per_worker} processes of a worker"
+            )
+        self.dp_rank, self.dp_size = group.rank // tensor_parallel, group.world_size // tensor_parallel
+        split = per_worker // tensor_parallel if self._options.shard_within == "Worker" else self.dp_size
+        sizes = {"replicate": self.dp_size // split, "shard": split, "tensor": tensor_parallel}
+        self.mesh = {name: size for name, size in sizes.items() if size > 1}
+        self._copies = sizes["replicate"]
+        self._mesh: DeviceMesh = init_device_mesh(group.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+    def shard(self, model: nn.Module, plan_of: PlanOf) -> None:
+        if self._degree > 1:
+            self._split_matrices(model, plan_of(model, self._degree))
+        if self.dp_size == 1:
+            model.to(self.group.device)
+            return
+        blocks = self._blocks(model)
+        if self.loop.compile:
+            for block in blocks:
+                block.compile()
+        mesh = self._mesh["shard"] if self._copies == 1 else self._mesh["replicate", "shard"]
+        settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": self._options.reshard_after_forward}
+        if self.loop.precision == "bfloat16":
+            # Weights travel in the precision in which they compute; gradients are added up in full.
+            settings["mp_policy"] = MixedPrecisionPolicy(
+                param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+            )
+        for block in blocks:
+            fully_shard(block, **settings)
+        fully_shard(model, **settings)
+        model.to(self.group.device)
+        self._prefetch([block for block in blocks if isinstance(block, FSDPModule)])
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        if self.loop.compile and self.dp_size == 1:
+            model.compile()
+        return model
+
+    def clip(self, parameters: Sequence[Tensor], most: float) -> Tensor:
+        # torch's own cannot: parameters are on meshes of several shapes, and some of them on none.
+        gradients = [(one, here(one.grad)) for one in parameters if one.grad is not None]
+        total = torch.zeros((), dtype=torch.float32, device=self.group.device)
+        if gradients:
+            norms = torch._foreach_norm([mine for _, mine in gradients], dtype=torch.float32)
+            copies = torch.tensor(
+                [copies_of(one, self.group.world_size) for one, _ in gradients], dtype=torch.float32
+            ).to(self.group.device)
+            total = (torch.stack(norms).square() / copies).sum()
+        dist.all_reduce(total)
+        norm = total.sqrt()
+        scale = (most / (norm + EPSILON)).clamp(max=1.0)
+        if gradients:
+            torch._foreach_mul_([mine for _, mine in gradients], scale)
+        return norm
+
+    def _blocks(self, model: nn.Module) -> list[nn.Module]:
+        """What is put together at a time, innermost first; the rest is the model's own."""
+        least = self._options.wrap_parameters
+        if least is None:
+            return blocks_of(model)
+        found: list[nn.Module] = []
+
+        def left(module: nn.Module) -> int:
+            """Parameters of a module that are in no block."""
+            count = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+            count += sum(left(child) for child in module.children())
+            # A ModuleList has no forward pass before which anything could be put together.
+            if module is model or count < least or isinstance(module, nn.ModuleList | nn.ModuleDict):
+                return count
+            found.append(module)
+            return 0
+
+        left(model)
+        return found
+
+    def _prefetch(self, blocks: list[FSDPModule]) -> None:
+        """Have more than one block under way. One is what torch does by itself."""
+        depth = self._options.prefetch
+        if depth == 1:
+            return
+        for number, block in enumerate(blocks):
+            block.set_modules_to_forward_prefetch(blocks[number + 1 : number + 1 + depth])
+            block.set_modules_to_backward_prefetch(list(reversed(blocks[max(0, number - depth) : number])))
+
+    def _split_matrices(self, model: nn.Module, plan: Plan) -> None:
+        if not plan:
+            raise ConfigurationError(
+                f"tensorParallel: {self._degree} needs a plan of which matrices to split and how; the task's "
+                "tensor_plan(model) gives it, and neither task nor model has one"
+            )
+        styles: dict[str, ParallelStyle] = {}
+        for pattern, style in plan.items():
+            if style not in STYLES:
+                raise ConfigurationError(
+                    f"the plan for tensorParallel says {pattern}: {style}; known are {' and '.join(STYLES)}"
+                )
+            # torch passes over a name that is not there, and would train without the split.
+            if not any(fnmatch.fnmatchcase(name, pattern) for name, _ in model.named_modules()):
+                raise ConfigurationError(
+                    f"the plan for tensorParallel names {pattern}, and the model has no such module"
+                )
+            styles[pattern] = STYLES[style]()
+        parallelize_module(model, self._mesh["tensor"], styles)

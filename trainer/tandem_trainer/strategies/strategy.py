@@ -1,0 +1,96 @@
+"""What a strategy is asked by the loop. As it stands here it is that of one rank alone."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tandem.tasks import Loop
+from tandem_trainer.process_group import Group
+
+log = logging.getLogger(__name__)
+
+Plan = Mapping[str, str]
+"""How tensor parallelism splits the modules of a model: a pattern of names, with * for any part, to `colwise` or
+`rowwise`."""
+PlanOf = Callable[[nn.Module, int], Plan]
+"""The plan of a model for so many ranks."""
+
+
+class Strategy:
+    """One rank with the whole model."""
+
+    def __init__(self, loop: Loop, group: Group) -> None:
+        self.loop, self.group = loop, group
+        self.dp_rank, self.dp_size = group.rank, group.world_size
+        """Data-parallel rank and world size: ranks with one number work on the same samples."""
+        self.mesh: dict[str, int] = {"data": group.world_size}
+        """Ranks in each dimension, for the manifests of checkpoints."""
+
+    def shard(self, model: nn.Module, plan_of: PlanOf) -> None:
+        """Put a model, which is on the CPU and the same on every rank, on the device, split as it will be trained.
+        Names stay as they are. Collective, before its optimizer is made.
+
+        Args:
+            plan_of: asks the task how to split matrices; empty if it does not say.
+
+        Raises:
+            ConfigurationError: the model cannot be split like that.
+        """
+        model.to(self.group.device)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The module to call, once all ranks have the same state."""
+        if self.loop.compile:
+            # The model and not what is wrapped around it: in DistributedDataParallel's own forward the compiler gives
+            # up (torch 2.15), and of a model that is made of torch's modules alone nothing would be compiled at all.
+            model.compile()
+        return model
+
+    def synchronised(self, forward: nn.Module, last: bool) -> contextlib.AbstractContextManager[object]:
+        """Encloses the forward and backward pass of a part of a batch.
+
+        Args:
+            last: whether it is the last one, after which the gradients have to be those of the global batch.
+        """
+        return contextlib.nullcontext()
+
+    def clip(self, parameters: Sequence[Tensor], most: float) -> Tensor:
+        """Scale gradients down to a norm of at most so much. Collective.
+
+        Returns:
+            The norm that they had, a scalar.
+        """
+        return nn.utils.clip_grad_norm_(parameters, most)
+
+
+def prepare(model: nn.Module, loop: Loop, group: Group) -> nn.Module:
+    """Do to a model what the configuration asks for, whatever the strategy; names of parameters stay as they are."""
+    if loop.sync_batch_norm:
+        if group.device.type == "cuda" and group.world_size > 1:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        elif group.rank == 0:
+            log.warning("setting=syncBatchNorm ignored: it needs more than one rank, on GPUs")
+    if loop.activation_checkpointing:
+        for block in blocks_of(model) or model.children():
+            if any(True for _ in block.parameters()):
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    return model
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks that a model is made of, in order: the members of its outermost `ModuleList`s and of `Sequential`s
+    with parameters in more than one member."""
+    return list(_blocks(model))
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        members = [one for one in child.children() if any(True for _ in one.parameters())]
+        if isinstance(child, nn.ModuleList) or (isinstance(child, nn.Sequential) and len(members) > 1):
+            yield from members
+        else:
+            yield from _blocks(child)
