@@ -15,8 +15,9 @@ from tests.support.local_run import LocalRun, evaluations
 pytestmark = pytest.mark.timeout(600)
 
 LONG = pytest.mark.full("examples", "trainer")
-VARIANTS = ("queued", "synthetic-resnet", "own-task")
-"""Those that differ in little from what is trained elsewhere: digits, fashion-mnist, the task of test_task."""
+VARIANTS = ("queued", "synthetic-resnet", "own-task", "minigpt-fsdp", "minigpt-tensor")
+"""Those that differ in little from what is trained elsewhere: digits, fashion-mnist, the task of test_task, minigpt and
+the strategies of test_strategies."""
 ELSEWHERE = {
     "digits": "test_run.py",
     "own-script": "test_run.py",
@@ -45,7 +46,13 @@ def shorter_fashion_mnist(folder: Path) -> list[str]:
     return [*data, "trainer.config.epochs=2", "workers.replicas=2", "evaluators.processesPerReplica=2"]
 
 
+def shorter_minigpt(folder: Path) -> list[str]:
+    return ["trainer.loop.maxSteps=20", "checkpoint.everySteps=10"]
+
+
 SHORTER: dict[str, Callable[[Path], list[str]]] = {
+    "minigpt-fsdp": shorter_minigpt,
+    "minigpt-tensor": shorter_minigpt,
     "queued": shorter_queued,
     "synthetic-resnet": shorter_synthetic_resnet,
     "fashion-mnist": shorter_fashion_mnist,

@@ -18,6 +18,7 @@ from tandem.tasks import TaskLoop
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.image_classification import ImageTask
 from tandem_trainer.process_group import Group
+from tandem_trainer.strategies.strategy import Strategy
 from tandem_trainer.task import Split, Task, configured, found, sentence, task_of
 from tandem_trainer.train import order_of, samples_of, supply_of
 
@@ -191,7 +192,8 @@ def test_a_step_has_the_same_samples_however_they_are_stored(ranks: int) -> None
         group.rank, group.world_size = rank, ranks
         order = order_of(loop, 0, len(tensors))
         resident, read = (
-            supply_of(task, data, order, loop, group, iter(range(4))) for data in (tensors, Rows(tensors))
+            supply_of(task, data, order, loop, Strategy(loop, group), iter(range(4)))
+            for data in (tensors, Rows(tensors))
         )
         assert type(resident) is not type(read)
         for step in range(4):
@@ -213,7 +215,12 @@ def test_what_is_put_into_batches_in_its_own_way_is_not_cut_from_tensors() -> No
 
     task, loop = Own(Plain(1)), TaskLoop(global_batch_size=10)
     supply = supply_of(
-        task, task.data("train"), order_of(loop, 0, 23), loop, Group(0, 1, 0, torch.device("cpu")), iter([0])
+        task,
+        task.data("train"),
+        order_of(loop, 0, 23),
+        loop,
+        Strategy(loop, Group(0, 1, 0, torch.device("cpu"))),
+        iter([0]),
     )
     batch, ids = supply.read(0).part(3, 5)
     assert batch["all"].shape == (2, 2)
