@@ -28,7 +28,8 @@ of JSON from one pipe, and writes its reports to another. The end of the first p
     TANDEM_CHANNEL              descriptors of the two pipes, of further shards and of reports
 
 **Metrics are sums that add up.** A shard reports no score but what scores are made of, with the way to put the shards
-together (`Mean`, `Sum`, `Max`, `Min`, `Confusion`). A plain number is the mean of the shards.
+together (`Mean`, `Sum`, `Max`, `Min`, `Confusion`, `Histogram`). A plain number is the mean of the shards. `added` is
+that way: batches of a shard and shards of a checkpoint are put together by it alone.
 
 Rejected: a function of the user's that is called (its imports, its device and its memory would be the evaluator's, and
 its crash, too), a server that the program asks over HTTP (a port and a client for what two pipes do), standard output
@@ -38,8 +39,9 @@ as the channel (any library may print).
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, SupportsFloat
 
@@ -55,6 +57,10 @@ MOST_METRICS = 64
 """Of one report."""
 MOST_CLASSES = 1000
 """Rows of a confusion matrix."""
+MOST_BINS = 256
+"""Of a histogram."""
+MOST_COUNT = 2**63
+"""Of a bin."""
 MOST_REPORT_BYTES = 2**23
 """Of a report in JSON: a confusion matrix of a thousand classes takes up to 7 MB."""
 
@@ -115,7 +121,96 @@ class Confusion:
         return {"confusion": [[int(count) for count in row] for row in self.counts]}
 
 
-Value = Mean | Sum | Max | Min | Confusion
+@dataclass(frozen=True)
+class Histogram:
+    """How many values lie in each bin, which the report and the live page show as bars. It has no score, so it decides
+    nothing. The arguments are what `numpy.histogram` and `torch.histogram` return:
+
+        Histogram(*torch.histogram(errors, edges))
+
+    Raises:
+        ValueError: a count is no whole number, or the edges do not ascend, or there are too many.
+    """
+
+    counts: Sequence[SupportsFloat]
+    """[bins]: values between one edge and the next."""
+    edges: Sequence[SupportsFloat]
+    """[bins + 1]: where the bins begin and end, ascending; the same in each batch and shard. At most 256 bins."""
+
+    def __post_init__(self) -> None:
+        bins = len(self.counts)
+        if not 0 < bins <= MOST_BINS:
+            raise ValueError(f"a histogram has 1 to {MOST_BINS} bins, not {bins:,}")
+        if len(self.edges) != bins + 1:
+            raise ValueError(f"a histogram of {bins} bins has {bins + 1} edges, not {len(self.edges):,}")
+        edges = [_number(edge) for edge in self.edges]
+        finite = [edge for edge in edges if edge is not None]
+        if len(finite) < len(edges) or any(left >= right for left, right in pairwise(finite)):
+            raise ValueError("the edges of a histogram are finite, and each is larger than the one before")
+        object.__setattr__(self, "counts", tuple(_count(count) for count in self.counts))
+        object.__setattr__(self, "edges", tuple(float(edge) for edge in finite))
+
+    def wire(self) -> dict[str, Any]:
+        """Its form in JSON."""
+        return {"histogram": {"counts": list(self.counts), "edges": list(self.edges)}}
+
+
+Value = Mean | Sum | Max | Min | Confusion | Histogram
+
+
+def added(values: Sequence[Value]) -> Value:
+    """Put values of one metric together, of batches or of shards. Their order does not show, not even in the last bit.
+
+    Args:
+        values: at least one, with plain numbers in them. What is not finite makes the result NaN or infinite.
+
+    Raises:
+        ValueError: they are of different kinds, or of different classes or bins.
+    """
+    first = values[0]
+    for value in values:
+        if type(value) is not type(first):
+            raise ValueError(f"a {type(first).__name__} and a {type(value).__name__} do not add up")
+    match first:
+        case Mean():
+            return Mean(_total(value.total for value in values), _total(value.count for value in values))  # type: ignore[union-attr]
+        case Sum():
+            return Sum(_total(value.value for value in values))  # type: ignore[union-attr]
+        case Max():
+            return Max(_extreme(max, [float(value.value) for value in values]))  # type: ignore[union-attr]
+        case Min():
+            return Min(_extreme(min, [float(value.value) for value in values]))  # type: ignore[union-attr]
+        case Confusion():
+            matrices = [value.counts for value in values]  # type: ignore[union-attr]
+            if len(sizes := {len(matrix) for matrix in matrices}) > 1:
+                raise ValueError(f"confusion matrices of {' and '.join(map(str, sorted(sizes)))} classes do not add up")
+            return Confusion([[sum(cell) for cell in zip(*rows, strict=True)] for rows in zip(*matrices, strict=True)])
+        case Histogram():
+            return _histogram(values)  # type: ignore[arg-type]
+    raise AssertionError
+
+
+def _histogram(values: Sequence[Histogram]) -> Histogram:
+    first = values[0]
+    for value in values:
+        if value.edges != first.edges:
+            edges = (f"{len(one.edges)} from {one.edges[0]:g} to {one.edges[-1]:g}" for one in (first, value))
+            raise ValueError(f"histograms of different edges do not add up ({' and '.join(edges)}); use fixed edges")
+    return Histogram([sum(counts) for counts in zip(*(value.counts for value in values), strict=True)], first.edges)
+
+
+def _total(values: Iterable[SupportsFloat]) -> float:
+    numbers = [float(value) for value in values]
+    try:
+        return math.fsum(numbers)
+    except (OverflowError, ValueError):
+        # fsum refuses what is infinite in between, and infinities of both signs: the sum is infinite, or NaN.
+        return sum(numbers)
+
+
+def _extreme(of: Callable[[list[float]], float], values: list[float]) -> float:
+    """The largest or the smallest one; NaN if one of them is."""
+    return math.nan if any(map(math.isnan, values)) else of(values)
 
 
 @dataclass
@@ -139,7 +234,8 @@ class Checkpoint:
         """Report what this shard adds to the checkpoint's metrics. Once for each checkpoint.
 
         Args:
-            metrics: by name: `Mean`, `Sum`, `Max`, `Min` or `Confusion`; a plain number is the mean of the shards.
+            metrics: by name: `Mean`, `Sum`, `Max`, `Min`, `Confusion` or `Histogram`; a plain number is the mean of the
+                shards.
 
         Raises:
             TypeError: a value is no number.
@@ -234,6 +330,13 @@ def _number(value: SupportsFloat) -> int | float | None:
         return value
     number = float(value)
     return number if math.isfinite(number) else None
+
+
+def _count(value: SupportsFloat) -> int:
+    number = _number(value)
+    if number is None or not 0 <= number <= MOST_COUNT or number != int(number):
+        raise ValueError(f"{value!r} in a histogram is no count of values")
+    return int(number)
 
 
 def _write(descriptor: int, message: Mapping[str, Any]) -> None:

@@ -158,8 +158,7 @@ class ProgramScoring:
             "at": now,
         }
         try:
-            parts, confusion = _parts(report)
-            return ProgramShard.read({**facts, "metrics": parts, "confusion": confusion})
+            return ProgramShard.read(facts | _parts(report))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"]))
@@ -174,8 +173,8 @@ def weights_in(path: Path) -> Path:
     return next((path / name for name in names if (path / name).is_file()), path)
 
 
-def _parts(report: Any) -> tuple[dict[str, Any], Any]:
-    """The metrics of a report in our own form, and its confusion matrix.
+def _parts(report: Any) -> dict[str, Any]:
+    """What a report says, by the fields of `ProgramShard`.
 
     Raises:
         ValueError: it is no report.
@@ -183,6 +182,7 @@ def _parts(report: Any) -> tuple[dict[str, Any], Any]:
     if not isinstance(report, Mapping):
         raise ValueError('it has to be an object such as {"accuracy": {"mean": [90, 100]}}')  # noqa: TRY004
     parts: dict[str, Any] = {}
+    histograms: dict[str, Any] = {}
     confusion = None
     for name, value in report.items():
         if isinstance(value, Mapping) and len(value) == 1:
@@ -193,15 +193,18 @@ def _parts(report: Any) -> tuple[dict[str, Any], Any]:
             if confusion is not None:
                 raise ValueError("it has more than one confusion matrix")
             confusion = content
+        elif reducer == "histogram":
+            histograms[name] = content
         elif reducer == "mean" and isinstance(content, list) and len(content) == 2:
             parts[name] = {"reducer": reducer, "value": _number(name, content[0]), "count": _number(name, content[1])}
         elif reducer in ("sum", "max", "min"):
             parts[name] = {"reducer": reducer, "value": _number(name, content)}
         else:
             raise ValueError(
-                f'{name} is {value!r}; give a number, or {{"mean": [total, count]}}, sum, max, min, confusion'
+                f'{name} is {value!r}; give a number, or {{"mean": [total, count]}}, sum, max, min, confusion or '
+                "histogram"
             )
-    return parts, confusion
+    return {"metrics": parts, "confusion": confusion, "histograms": histograms}
 
 
 def _number(name: str, value: Any) -> float | None:

@@ -14,7 +14,19 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from tandem.evaluation import MOST_CLASSES, MOST_METRICS
+from tandem.evaluation import (
+    MOST_BINS,
+    MOST_CLASSES,
+    MOST_METRICS,
+    Confusion,
+    Histogram,
+    Max,
+    Mean,
+    Min,
+    Sum,
+    Value,
+    added,
+)
 from tandem.model import MetricName, Model, Whole
 from tandem.rundir.evaluations import LOSS, METRICS, VALIDATION
 from tandem.status import CheckpointRef
@@ -161,6 +173,24 @@ class MergedResult(Merged):
     """F1 of each class; None for one that neither occurs nor is ever predicted."""
 
 
+class Bins(Model):
+    """How many values lie in each bin of a histogram that the user's program reports."""
+
+    counts: Annotated[list[Count], Field(max_length=MOST_BINS)]
+    """Values between one edge and the next."""
+    edges: Annotated[list[float], Field(max_length=MOST_BINS + 1)]
+    """Where the bins begin and end, ascending."""
+
+    @model_validator(mode="after")
+    def _is_histogram(self) -> Self:
+        self.value()
+        return self
+
+    def value(self) -> Histogram:
+        """As the program reported it."""
+        return Histogram(self.counts, self.edges)
+
+
 class Part(Model):
     """What one shard adds to a metric of the user's program."""
 
@@ -171,6 +201,19 @@ class Part(Model):
     count: Annotated[float, Field(ge=0)] = 1.0
     """`mean` only: how many samples there were, or the sum of their weights."""
 
+    def plain(self) -> Value:
+        """As the program reported it, with NaN for what is not finite."""
+        value = math.nan if self.value is None else self.value
+        match self.reducer:
+            case "mean":
+                return Mean(value, self.count)
+            case "sum":
+                return Sum(value)
+            case "max":
+                return Max(value)
+            case "min":
+                return Min(value)
+
 
 class ProgramShard(Shard):
     """A shard under a checkpoint, as the user's program has reported it."""
@@ -179,14 +222,22 @@ class ProgramShard(Shard):
     """By name."""
     confusion: Annotated[list[list[Whole]], Field(max_length=MOST_CLASSES)] | None = None
     """Samples of class i (row) that were taken for class j (column), where the program reports them."""
+    histograms: Annotated[dict[MetricName, Bins], Field(max_length=MOST_METRICS)] = {}
+    """By name, where the program reports them."""
 
     @model_validator(mode="after")
     def _is_square(self) -> Self:
         if self.confusion and any(len(row) != len(self.confusion) for row in self.confusion):
             raise ValueError("a confusion matrix has as many columns as rows")
         if not self.metrics and not self.confusion:
-            raise ValueError("a report has at least one metric")
+            beside = " beside its histograms, which have no score" if self.histograms else ""
+            raise ValueError(f"a report has at least one metric{beside}")
         return self
+
+    def values(self) -> dict[str, Value]:
+        """What it adds to each metric, but for the confusion matrix."""
+        parts = {name: part.plain() for name, part in self.metrics.items()}
+        return {**parts, **{name: bins.value() for name, bins in self.histograms.items()}}
 
 
 class ProgramResult(Merged):
@@ -198,6 +249,8 @@ class ProgramResult(Merged):
     """Samples of class i (row) that were taken for class j (column), where the program reports them."""
     per_class_f1: list[float | None] | None = None
     """F1 of each class, likewise."""
+    histograms: dict[MetricName, Bins] | None = None
+    """How many values lie in each bin (`counts`) between which edges (`edges`), by name, likewise."""
 
 
 def shard_samples(total: int, shard: int, shards: int) -> int:
@@ -252,23 +305,31 @@ def merge_program(results: Sequence[ProgramShard], metric: str) -> ProgramResult
         metric: that decides which checkpoint is the best.
     """
     results = sorted(results, key=lambda result: result.shard)
-    first, notes = results[0], []
+    first = results[0]
+    notes: list[str] = []
     metrics: dict[str, float | None] = {}
-    for name in dict.fromkeys(name for result in results for name in result.metrics):
-        parts = [result.metrics[name] for result in results if name in result.metrics]
-        if len({part.reducer for part in parts}) > 1:
-            notes.append(f"its shards put {name} together in different ways")
-        metrics[name] = _reduced(parts)
-    matrices = [np.array(result.confusion, dtype=np.int64) for result in results if result.confusion]
+    histograms: dict[str, Bins] = {}
+    values = [result.values() for result in results]
+    for name in dict.fromkeys(name for one in values for name in one):
+        found = _together(name, [one[name] for one in values if name in one], notes)
+        if isinstance(found, Histogram):
+            histograms[name] = Bins.model_validate(found.wire()["histogram"])
+        else:
+            metrics[name] = None if found is None else _score(found)
+    matrices: list[Value] = [Confusion(result.confusion) for result in results if result.confusion]
     confusion: list[list[int]] | None = None
     per_class_f1 = None
-    if len({matrix.shape for matrix in matrices}) == 1 and (added := np.sum(matrices, axis=0)).any():
-        confusion = added.tolist()
-        accuracy, macro_f1, per_class_f1 = scores(added)
-        metrics = {"accuracy": accuracy, "macroF1": macro_f1, **metrics}
-    elif matrices:
-        notes.append("its confusion matrices are of different classes, or empty")
-    if metric not in metrics:
+    if matrices and isinstance(found := _together("its confusion matrix", matrices, notes), Confusion):
+        counted = np.array(found.counts, dtype=np.int64)
+        if counted.any():
+            confusion = counted.tolist()
+            accuracy, macro_f1, per_class_f1 = scores(counted)
+            metrics = {"accuracy": accuracy, "macroF1": macro_f1, **metrics}
+        else:
+            notes.append("its confusion matrix is empty")
+    if metric in histograms:
+        notes.append(f"evaluators.metric names {metric}, a histogram, which has no score, so no checkpoint is the best")
+    elif metric not in metrics:
         notes.append(f"the program reports no {metric}, which evaluators.metric names, so no checkpoint is the best")
     if metrics.get(LOSS, 0.0) is None:
         notes.append(NOT_FINITE)
@@ -279,28 +340,31 @@ def merge_program(results: Sequence[ProgramShard], metric: str) -> ProgramResult
         metrics=metrics,
         confusion=confusion,
         per_class_f1=per_class_f1,
+        histograms=histograms or None,
         note="; ".join(notes),
         started_at=min(result.at - result.seconds for result in results),
         finished_at=max(result.at for result in results),
     )
 
 
-def _reduced(parts: Sequence[Part]) -> float | None:
-    """One metric of all shards; None if it is not finite, or if they do not agree on how to reduce it."""
-    values = [part.value for part in parts if part.value is not None]
-    if len(values) < len(parts) or len({part.reducer for part in parts}) > 1:
+def _together(name: str, values: Sequence[Value], notes: list[str]) -> Value | None:
+    """One metric of all shards; None, with a note, if they do not add up."""
+    try:
+        return added(values)
+    except ValueError as error:
+        notes.append(f"{name} of two shards: {error}")
         return None
-    match parts[0].reducer:
-        case "max":
-            return max(values)
-        case "min":
-            return min(values)
-        case "sum":
-            return finite_or_none(math.fsum(values))
-        case "mean":
-            # fsum rounds once, so that neither order nor split shows in the last bit.
-            count = math.fsum(part.count for part in parts)
-            return finite_or_none(math.fsum(values) / count) if count else None
+
+
+def _score(value: Value) -> float | None:
+    """The number that a metric of all shards comes to; None if it is not finite."""
+    match value:
+        case Mean():
+            total, count = float(value.total), float(value.count)
+            return finite_or_none(total / count) if count else None
+        case Sum() | Max() | Min():
+            return finite_or_none(float(value.value))
+    raise AssertionError
 
 
 def surest(wrong: Iterable[WrongSample]) -> list[WrongSample]:

@@ -8,7 +8,6 @@ For each shard it runs the test samples `shard`, `shard + shards`, … through `
 what the batches add up to.
 """
 
-import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,19 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tandem.evaluation import MOST_METRICS, Checkpoint, Confusion, Max, Mean, Min, Sum, Value, checkpoints
+from tandem.evaluation import (
+    MOST_METRICS,
+    Checkpoint,
+    Confusion,
+    Histogram,
+    Max,
+    Mean,
+    Min,
+    Sum,
+    Value,
+    added,
+    checkpoints,
+)
 from tandem.launch import RUN_DIR
 from tandem.rundir.layout import RunDir
 from tandem.tasks import Loop
@@ -102,22 +113,10 @@ class TaskEvaluation:
         """
         place = f"{self._name}.metrics: {name}"
         found = _plain(place, value)
-        if before is None:
-            return found
-        match before, found:
-            case Mean(), Mean():
-                return Mean(float(before.total) + float(found.total), float(before.count) + float(found.count))
-            case Sum(), Sum():
-                return Sum(float(before.value) + float(found.value))
-            case Max(), Max():
-                return Max(_extreme(max, before.value, found.value))
-            case Min(), Min():
-                return Min(_extreme(min, before.value, found.value))
-            case Confusion(), Confusion() if len(before.counts) == len(found.counts):
-                rows = zip(before.counts, found.counts, strict=True)
-                return Confusion([[a + b for a, b in zip(left, right, strict=True)] for left, right in rows])
-        kinds = f"a {type(before).__name__} of one batch and a {type(found).__name__} of another"
-        raise Unusable(f"{place} is {kinds}, which do not add up")
+        try:
+            return found if before is None else added([before, found])
+        except ValueError as error:
+            raise Unusable(f"{place} of two batches: {error}") from None
 
 
 def _plain(place: str, value: Any) -> Value:
@@ -129,8 +128,11 @@ def _plain(place: str, value: Any) -> Value:
             return type(value)(_number(place, value.value))
         case Confusion():
             return Confusion(_rows(place, value.counts))
+        case Histogram():
+            return value
     raise Unusable(
-        f"{place} is {_shown(value)}; return Mean(total, count), Sum, Max, Min or Confusion, which tell how to add up"
+        f"{place} is {_shown(value)}; return Mean(total, count), Sum, Max, Min, Confusion or Histogram, which tell "
+        "how to add up"
     )
 
 
@@ -151,12 +153,6 @@ def _rows(place: str, counts: Any) -> Sequence[Sequence[int]]:
     if not rows or any(len(row) != len(rows) for row in rows):
         raise Unusable(f"{place} holds {_shown(counts)}, which is not a square matrix of counts")
     return rows
-
-
-def _extreme(of: Any, left: Any, right: Any) -> float:
-    """The larger or the smaller one; NaN if one of them is."""
-    both = float(left), float(right)
-    return math.nan if any(map(math.isnan, both)) else float(of(both))
 
 
 def _shown(value: Any) -> str:

@@ -40,14 +40,14 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset, default_collate
 
-from tandem.evaluation import Confusion, Max, Mean, Min, Sum, Value
+from tandem.evaluation import Confusion, Histogram, Max, Mean, Min, Sum, Value
 from tandem.formatting import one_line
 from tandem.job import Trainer
 from tandem.rundir.durable import may_pass
 from tandem.tasks import BUILT_IN, Optimizer
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 
-__all__ = ["Confusion", "Max", "Mean", "Min", "Split", "Sum", "Task"]
+__all__ = ["Confusion", "Histogram", "Max", "Mean", "Min", "Split", "Sum", "Task"]
 
 C = TypeVar("C")
 Split = Literal["train", "test"]
@@ -106,8 +106,8 @@ class Task(ABC, Generic[C]):
             model: in evaluation mode, with the weights of a checkpoint, on the CPU. No gradients are computed.
 
         Returns:
-            By name: `Mean(total, count)`, `Sum`, `Max`, `Min` or `Confusion`. They add up, so scores depend neither on
-            the size of a batch nor on the number of evaluators.
+            By name: `Mean(total, count)`, `Sum`, `Max`, `Min`, `Confusion` or `Histogram`. They add up, so scores
+            depend neither on the size of a batch nor on the number of evaluators.
         """
         return {}
 

@@ -9,8 +9,10 @@ import typer
 from tandem.errors import UserError
 from tandem.formatting import one_line
 from tandem_cli.output import echo
+from tandem_cli.report.run import with_histograms
 from tandem_cli.report.writing import Report, write
 from tandem_cli.runs import RunArgument, opened
+from tandem_coordinator.charts import bars
 
 
 def report(
@@ -45,6 +47,11 @@ def _told(written: Report) -> str:
     if written.pictures:
         names = ", ".join(path.name for path in written.pictures)
         lines.append(f"pictures  {written.pictures[0].parent}/ ({names})")
+    shown = with_histograms(written.run)
+    if shown is not None and shown.evaluation is not None:
+        for name, one in shown.evaluation.histograms.items():
+            said = f"{name} at step {shown.step:,}: {bars.sparkline(one)} {bars.told(one)}"
+            lines.append(f"histogram {one_line(said)}")
     lines += [f"note      {one_line(fault)}" for fault in written.run.faults[:10]]
     if len(written.run.faults) > 10:
         lines.append(f"note      {len(written.run.faults) - 10} more are on the page")

@@ -11,7 +11,7 @@ import numpy as np
 from tandem.model import whole
 from tandem.rundir.catalog import Result, read_result
 from tandem.rundir.checkpoint import Broken
-from tandem.rundir.evaluations import METRICS, last_word, rank
+from tandem.rundir.evaluations import METRICS, histograms, last_word, rank
 from tandem.rundir.layout import RunDir, step_of
 from tandem_cli.report.folder import folders, listed
 from tandem_cli.report.generations import Limits, counts
@@ -136,6 +136,7 @@ def _evaluation(result: Result, content: Mapping[str, Any]) -> RunEvaluation:
         samples=whole(content.get("samples")),
         per_class_f1=_column(content.get("perClassF1")),
         confusion=_matrix(content.get("confusion")),
+        histograms=histograms(content),
         started_at=moment(content.get("startedAt")),
         finished_at=moment(content.get("finishedAt")),
     )

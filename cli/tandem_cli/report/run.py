@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from tandem.evaluation import Histogram
 from tandem.job import DistributedTrainingJob
 from tandem.measures import Generation
 from tandem.model import LATEST
@@ -144,6 +145,8 @@ class RunEvaluation:
     """[classes]"""
     confusion: Ints = field(default_factory=lambda: np.empty((0, 0), np.int64))
     """[true class, predicted class], counts; (0, 0) when there is none."""
+    histograms: dict[str, Histogram] = field(default_factory=dict)
+    """By name, where a program reports them."""
     started_at: float | None = None
     """When the first shard was begun."""
     finished_at: float | None = None
@@ -248,6 +251,14 @@ class Run:
     """What went wrong and did not end it."""
     faults: tuple[str, ...]
     """What could not be read, a sentence each."""
+
+
+def with_histograms(run: Run) -> RunCheckpoint | None:
+    """The checkpoint whose histograms are shown: the best, or the newest that counts while none is the best. None if
+    it has none."""
+    evaluated = [one for one in run.checkpoints if one.evaluation and one.counts]
+    shown = run.best or (evaluated[-1] if evaluated else None)
+    return shown if shown and shown.evaluation and shown.evaluation.histograms else None
 
 
 LARGEST = 3.5e38

@@ -5,6 +5,7 @@
     stories    the curves of each chart of a run
     drawing    charts as SVG text, with their scales and ticks
     rows       processor use as rows over time, as SVG text
+    bars       histograms as bars, as SVG text
     gallery    small grey-scale pictures in a grid, as SVG text
     page.css   the style sheet of a page with charts
     charts.js  reads values off these drawings in a browser, and enlarges a part of them

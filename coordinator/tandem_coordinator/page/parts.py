@@ -80,6 +80,7 @@ def charts(glance: Glance, timeline: Timeline, look: Look) -> dict[str, str]:
         "optimization": _figure(pictures.optimization(timeline, look)),
         "values": _figure(pictures.values(timeline, look)),
         "ranks": _figure(pictures.ranks(timeline, look)),
+        "histograms": _figure(pictures.histograms(timeline, look)),
         "wrong": _figure(pictures.wrong(timeline, look)),
         "use": _figure(pictures.use(timeline, glance.snapshot, look), "No process has told its use yet."),
     }

@@ -7,7 +7,7 @@ from tandem.formatting import cores, duration, reason, share
 from tandem.measures import outages
 from tandem.rundir.catalog import Result
 from tandem.status import Score, Snapshot, Status
-from tandem_coordinator.charts import drawing, gallery, rows, stories
+from tandem_coordinator.charts import bars, drawing, gallery, rows, stories
 from tandem_coordinator.charts.chart import Axis, Band, Chart, Look, Point, Points, Role
 from tandem_coordinator.charts.rows import Row, Rows
 from tandem_coordinator.charts.series import Series
@@ -127,6 +127,16 @@ def _drawn(name: str, title: str, description: str, story: Chart | None, look: L
 def wrong(timeline: Timeline, look: Look) -> str:
     """Samples that the best checkpoint takes for something else; empty where none are known."""
     return gallery.draw(f"wrong-{_name(look)}", "Wrong samples", timeline.wrong, look) if timeline.wrong else ""
+
+
+def histograms(timeline: Timeline, look: Look) -> str:
+    """Those of the best checkpoint, or of the newest while none is the best; empty where no program reports any."""
+    if timeline.shown_histograms is None:
+        return ""
+    result, found = timeline.shown_histograms
+    described = "; ".join(f"{name}: {bars.told(one)}" for name, one in found.items())
+    labelled = {f"{name} at step {result.checkpoint.step:,}": one for name, one in found.items()}
+    return bars.draw(f"histograms-{_name(look)}", "Histograms", described, labelled, look) or ""
 
 
 def use(timeline: Timeline, snapshot: Snapshot, look: Look) -> str:

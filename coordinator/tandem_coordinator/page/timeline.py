@@ -14,9 +14,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from tandem.evaluation import Histogram
 from tandem.measures import Generation
-from tandem.rundir import records
-from tandem.rundir.catalog import Lineage, Result, Results
+from tandem.rundir import evaluations, records
+from tandem.rundir.catalog import MOST_RESULT_BYTES, Lineage, Result, Results
+from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, TRAINING, AnyRecord, CoordinatorRecord, TrainingRecord
@@ -105,6 +107,9 @@ class Timeline:
         self.wrong: list[Tile] = []
         """Samples that the best checkpoint takes for something else."""
         self._shown: tuple[int, ...] = ()
+        self.shown_histograms: tuple[Result, dict[str, Histogram]] | None = None
+        """Of the best checkpoint, or of the newest that counts while none is the best. Read of that one alone: those of
+        all checkpoints would take too much memory."""
 
     def follow(self, seconds: float, rest: float = REST) -> bool:
         """Read what was logged since, for at most so long; whether that was all.
@@ -125,6 +130,7 @@ class Timeline:
         self._look_at_results()
         self._look_at_gallery()
         self._lineage.look()
+        self._look_at_histograms()
         return True
 
     def _read(self, log: LogReader[AnyRecord], take: Callable[[AnyRecord], None], until: float, rest: float) -> bool:
@@ -184,6 +190,18 @@ class Timeline:
         if changed != self._shown:
             found = gallery(self.rundir)
             self.wrong, self._shown = [] if found is None else tiles(found), changed
+
+    def _look_at_histograms(self) -> None:
+        best = evaluations.best(self.rundir)
+        shown = self.results.get((best.name, best.generation)) if best and best.generation is not None else None
+        if shown is None:
+            evaluated = [one for one in self.results.values() if not one.skipped and self.counts(one.checkpoint)]
+            shown = max(evaluated, key=lambda one: one.checkpoint.step, default=None)
+        if shown is None or (self.shown_histograms is not None and self.shown_histograms[0] is shown):
+            return
+        path = evaluations.folder(self.rundir, shown.checkpoint) / evaluations.merged_name(shown.checkpoint)
+        content = read_json_or_none(path, MOST_RESULT_BYTES)
+        self.shown_histograms = shown, evaluations.histograms(content if isinstance(content, dict) else {})
 
     def _find_logs(self) -> None:
         for number, path in self.rundir.training_logs().items():

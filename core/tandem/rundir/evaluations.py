@@ -13,12 +13,14 @@ other scores. A program of the user's need not report a loss; then the score alo
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
+from tandem.evaluation import Histogram
 from tandem.job import DistributedTrainingJob
 from tandem.model import Count, Model, Number, PlainName, Text, finite
 from tandem.rundir.durable import create_json, listed, read_json_or_none
@@ -136,6 +138,8 @@ Goal = Literal["Maximize", "Minimize"]
 
 METRICS, VALIDATION = "metrics", "validation"
 """In a merged result: the scores on the test data; and what is known of the validation data, with scores of its own."""
+HISTOGRAMS = "histograms"
+"""In a merged result of a program: how often values lie in which bin, for people alone."""
 LOSS = "loss"
 
 
@@ -180,6 +184,16 @@ def scores(part: Mapping[str, Any]) -> dict[str, float]:
     """The scores of a merged result, or of its part on the validation data: those that are numbers, by metric."""
     found = {str(name): finite(value) for name, value in _metrics(part).items()}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def histograms(result: Mapping[str, Any]) -> dict[str, Histogram]:
+    """The histograms of a merged result by name; what is damaged is none."""
+    found = {}
+    source = result.get(HISTOGRAMS)
+    for name, bins in source.items() if isinstance(source, Mapping) else ():
+        with suppress(ValueError, TypeError, KeyError):
+            found[str(name)] = Histogram(bins["counts"], bins["edges"])
+    return found
 
 
 def _metrics(part: Mapping[str, Any]) -> Mapping[str, Any]:

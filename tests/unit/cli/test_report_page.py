@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tandem_cli.commands.report import report as report_command
 from tandem_cli.report import clock, raster
 from tandem_cli.report.figures import curves, pictures, processors
 from tandem_cli.report.reading import read
@@ -23,7 +24,7 @@ from tandem_cli.report.writing import Report, write
 from tandem_coordinator import charts
 from tandem_coordinator.charts import chart, drawing
 from tandem_coordinator.charts.chart import DARK, LIGHT
-from tests.support.worlds.simulated_run import T0, make_run
+from tests.support.worlds.simulated_run import T0, add_histograms, make_run
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +179,18 @@ class TestThePictures:
             blends = [color * alpha + 254 * (1 - alpha) for alpha in (1.0, 0.72)]
             near = np.any([np.abs(pixels - blend).max(axis=1) < 12 for blend in blends], axis=0)
             assert near.mean() > share, role
+
+
+def test_histograms_of_the_best_checkpoint_are_drawn_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_run(tmp_path / "run", steps=60, every=20)
+    add_histograms(path, {"errors": {"counts": [0, 1, 2], "edges": [0, 1, 2, 3]}, "damaged": {"counts": [1]}})
+    report_command(path, tmp_path / "out")
+    assert (tmp_path / "out" / "report" / "histograms.png").exists()
+    assert "Of the best checkpoint, at step 60." in (tmp_path / "out" / "report.html").read_text("utf-8")
+    told = "histogram errors at step 60:  ▄█ 3 values from 0 to 3, median 2.25, 90 % below 2.85"
+    assert told in capsys.readouterr().out
 
 
 class TestWhereItIsWritten:

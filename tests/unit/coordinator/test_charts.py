@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_coordinator.charts import chart, drawing, gallery, rows
+from tandem.evaluation import Histogram
+from tandem_coordinator.charts import bars, chart, drawing, gallery, rows
 from tandem_coordinator.charts.chart import NARROW, WIDE, Axis, Band, Chart, Curve, Look, Panel, Point
 from tandem_coordinator.charts.drawing import Scale
 from tandem_coordinator.charts.gallery import Tile
@@ -324,3 +325,44 @@ def test_charts_need_nothing_but_pythons_own_library() -> None:
     code = f"import sys, {modules}; print(sorted(set({heavy!r}) & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout == "[]\n"
+
+
+class TestHistograms:
+    def test_have_a_bar_for_each_bin_with_values_as_wide_as_the_bin(self) -> None:
+        svg = bars.draw("a", "Title", "Description.", {"errors": Histogram([10, 0, 5], [0, 1, 2, 4])}, WIDE)
+        assert svg is not None
+        narrow, wide = (dict(part.items()) for part in ElementTree.fromstring(svg).iter("rect"))
+        assert float(narrow["height"]) == pytest.approx(2 * float(wide["height"]), abs=0.2)
+        assert float(wide["width"]) == pytest.approx(2 * float(narrow["width"]), rel=0.02)
+        assert {"errors", "15 values from 0 to 4, median 0.75, 90 % below 3.4", "2"} <= words(svg)
+
+    def test_quantiles_are_those_of_values_spread_over_their_bins(self) -> None:
+        even = Histogram([10] * 10, range(11))
+        assert [bars.quantile(even, share) for share in (0.0, 0.25, 0.5, 1.0)] == pytest.approx([0, 2.5, 5, 10])
+        assert bars.quantile(Histogram([0, 4, 0], [0, 1, 2, 3]), 1.0) == 2
+
+    def test_a_line_of_text_has_a_block_for_each_bin_and_of_many_for_neighbours(self) -> None:
+        assert bars.sparkline(Histogram([0, 1, 4, 8], [0, 1, 2, 3, 4])) == " ▁▄█"
+        assert bars.sparkline(Histogram([0, 1, 10**9], [0, 1, 2, 3])) == " ▁█"
+        assert bars.sparkline(Histogram([1] * 256, range(257))) == "█" * 32
+
+    def test_without_values_say_so(self) -> None:
+        empty = Histogram([0, 0], [0, 1, 2])
+        assert bars.told(empty) == "no values from 0 to 2"
+        assert bars.sparkline(empty) == "  "
+        assert "<rect" not in (bars.draw("a", "", "", {"errors": empty}, WIDE) or "")
+
+    @pytest.mark.parametrize("look", [WIDE, NARROW])
+    def test_stay_inside_whatever_is_in_them_and_however_many_there_are(self, look: Look) -> None:
+        huge = Histogram([2**63, 1], [-1.7e308, 0, 1.7e308])
+        svg = bars.draw("a", EVIL, EVIL, {f"{EVIL}{n}": huge for n in range(64)}, look) or ""
+        assert "<script" not in svg
+        root = ElementTree.fromstring(svg)
+        _, _, width, height = map(float, root.attrib["viewBox"].split())
+        assert len(list(root.iter("rect"))) == 2 * bars.MOST
+        for part in root.iter("rect"):
+            assert 0 <= float(part.attrib["x"]) <= float(part.attrib["x"]) + float(part.attrib["width"]) <= width + 0.5
+            assert 0 <= float(part.attrib["y"]) + float(part.attrib["height"]) <= height
+
+    def test_without_any_there_is_no_drawing(self) -> None:
+        assert bars.draw("a", "", "", {}, WIDE) is None

@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from tandem.evaluation import Histogram
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
+from tandem_coordinator.charts.chart import WIDE
+from tandem_coordinator.page import pictures
 from tandem_coordinator.page.timeline import Timeline
-from tests.support.worlds.simulated_run import T0, make_run
+from tests.support.worlds.simulated_run import T0, add_histograms, make_run
 
 
 def followed(path: Path) -> Timeline:
@@ -113,6 +116,19 @@ class TestTheWholeRun:
         timeline = followed(rundir.path)
         assert timeline.counts(kept)
         assert not timeline.counts(lost)
+
+    def test_has_the_histograms_of_the_best_checkpoint_and_of_the_newest_before(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path / "run", steps=60, every=20)
+        add_histograms(path, {"errors": {"counts": [1, 2], "edges": [0, 1, 2]}, "damaged": {"counts": [1]}, "x": 3})
+        (path / "best.json").unlink(missing_ok=True)
+        timeline = followed(path)
+        assert timeline.shown_histograms is not None
+        result, found = timeline.shown_histograms
+        assert (result.checkpoint.step, found) == (60, {"errors": Histogram([1, 2], [0, 1, 2])})
+        (path / "best.json").write_text('{"name": "step-000000040", "step": 40, "generation": 1}')
+        assert timeline.follow(9.0)
+        assert timeline.shown_histograms[0].checkpoint.step == 40
+        assert "errors at step 40" in pictures.histograms(timeline, WIDE)
 
     def test_is_bounded_however_many_processes_and_generations_there_were(self, tmp_path: Path) -> None:
         log(tmp_path, *(formed(n, T0 + n, "a") for n in range(1, 500)))

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tandem import evaluation
-from tandem.evaluation import Confusion, Max, Mean, Min, Sum
+from tandem.evaluation import Confusion, Histogram, Max, Mean, Min, Sum
 from tandem.job import Evaluators
 from tandem.status import CheckpointRef
 from tandem_evaluator.program import ProgramScoring
@@ -125,14 +125,18 @@ def test_a_mean_is_that_of_one_pass_however_the_data_is_split() -> None:
         assert merged == pytest.approx(sum(values) / 1000, rel=1e-15)
 
 
-def part_of(shard: int, shards: int, **metrics: Mean | Sum | Max | Min) -> ProgramShard:
-    parts = {}
+def part_of(shard: int, shards: int, **metrics: Mean | Sum | Max | Min | Histogram) -> ProgramShard:
+    parts, histograms = {}, {}
     for name, metric in metrics.items():
+        if isinstance(metric, Histogram):
+            histograms |= {name: metric.wire()["histogram"]}
+            continue
         ((reducer, content),) = metric.wire().items()
         value, count = content if reducer == "mean" else (content, 1)
         parts[name] = {"reducer": reducer, "value": None if value is None else float(value), "count": float(count)}
     facts = {"checkpoint": "step-000000100", "step": 100, "generation": 1, "shard": shard, "shards": shards}
-    return ProgramShard.read({**facts, "metrics": parts, "seconds": 1.0, "evaluator": "e", "at": 1.0})
+    facts |= {"metrics": parts, "histograms": histograms, "seconds": 1.0, "evaluator": "e", "at": 1.0}
+    return ProgramShard.read(facts)
 
 
 def test_what_is_not_finite_is_none_and_said() -> None:
@@ -153,7 +157,78 @@ def test_a_metric_that_is_asked_for_and_not_reported_is_said() -> None:
 def test_shards_that_disagree_on_a_reducer_have_no_score() -> None:
     merged = merge_program([part_of(0, 2, loss=Mean(1.0, 2)), part_of(1, 2, loss=Sum(1.0))], "loss")
     assert merged.scores == {"loss": None}
-    assert "in different ways" in merged.note
+    assert "loss of two shards: a Mean and a Sum do not add up" in merged.note
+
+
+def test_histograms_of_shards_add_up_bin_by_bin(scoring: Scorings) -> None:
+    subject = scoring("""
+        from tandem.evaluation import Histogram, checkpoints
+        for checkpoint in checkpoints():
+            checkpoint.report(accuracy=1, errors=Histogram([checkpoint.shard, 3, 0], [0, 0.1, 0.5, 2]))
+    """)
+    for order in permutations([scored(subject, shard) for shard in (0, 1)]):
+        merged = subject.merge(list(order))
+        stored = json.loads(json.dumps(merged.to_json()))
+        assert stored["histograms"] == {"errors": {"counts": [1, 6, 0], "edges": [0, 0.1, 0.5, 2]}}
+        assert merged.scores == {"accuracy": 1}
+        assert subject.read_merged(stored) == merged
+
+
+def test_a_program_that_ends_writes_a_histogram_as_json(scoring: Scorings) -> None:
+    subject = scoring("""
+        import os, pathlib
+        histogram = '{"histogram": {"counts": [1, 2], "edges": [-1, 0, 1]}}'
+        pathlib.Path(os.environ["TANDEM_REPORT"]).write_text('{"loss": 1, "errors": %s}' % histogram)
+    """)
+    assert scored(subject).values()["errors"] == Histogram([1, 2], [-1, 0, 1])
+
+
+def test_a_histogram_decides_nothing_and_that_is_said() -> None:
+    merged = merge_program([part_of(0, 1, loss=Mean(1.0, 2), errors=Histogram([1], [0, 1]))], "errors")
+    assert merged.note.startswith("evaluators.metric names errors, a histogram, which has no score")
+    assert merged.scores == {"loss": 0.5}
+
+
+def test_histograms_of_different_edges_are_left_out_and_that_is_said() -> None:
+    bins = [Histogram([1, 2], [0, 1, 2]), Histogram([1], [0, 2])]
+    merged = merge_program([part_of(n, 2, loss=Mean(1.0, 2), errors=bins[n]) for n in (0, 1)], "loss")
+    assert merged.histograms is None
+    assert merged.note == (
+        "errors of two shards: histograms of different edges do not add up (3 from 0 to 2 and 2 from 0 to 2); "
+        "use fixed edges"
+    )
+
+
+def test_a_metric_that_is_a_histogram_in_one_shard_alone_has_no_score() -> None:
+    bins = Histogram([1], [0, 1])
+    parts = [part_of(0, 2, loss=Mean(1.0, 2)), part_of(1, 2, loss=bins, words=Sum(1))]
+    merged = merge_program(parts, "loss")
+    assert merged.scores == {"loss": None, "words": 1}
+    assert "a Mean and a Histogram do not add up" in merged.note
+
+
+@pytest.mark.parametrize(
+    ("counts", "edges", "words"),
+    [
+        ([], [0], "1 to 256 bins, not 0"),
+        ([1] * 257, range(258), "1 to 256 bins, not 257"),
+        ([1, 2], [0, 1], "2 bins has 3 edges, not 2"),
+        ([1, 2], [0, 2, 1], "each is larger than the one before"),
+        ([1, 2], [0, 1, float("inf")], "are finite"),
+        ([0.25, 0.75], [0, 1, 2], "0.25 in a histogram is no count"),
+        ([-1, 2], [0, 1, 2], "-1 in a histogram is no count"),
+        ([10**30, 2], [0, 1, 2], "is no count"),
+    ],
+)
+def test_what_is_no_histogram_is_named_where_it_is_made(counts: Any, edges: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Histogram(counts, edges)
+
+
+def test_sums_that_no_float_holds_have_no_score() -> None:
+    for values in ([1e308, 1e308], [float("inf"), float("-inf")]):
+        merged = merge_program([part_of(n, 2, loss=Mean(1.0, 2), words=Sum(values[n])) for n in (0, 1)], "loss")
+        assert merged.scores == {"loss": 0.5, "words": None}
 
 
 FAILURES = {
@@ -200,6 +275,17 @@ FAILURES = {
         "import os, pathlib\n"
         "pathlib.Path(os.environ['TANDEM_REPORT']).write_text('{\"c\": {\"confusion\": [[1, 2]]}}')",
         "as many columns as rows",
+    ),
+    "histogram": (
+        "import os, pathlib\n"
+        'pathlib.Path(os.environ[\'TANDEM_REPORT\']).write_text(\'{"a": 1, "h": {"histogram": [1, 2]}}\')',
+        "report is wrong: histograms",
+    ),
+    "histogram-alone": (
+        "import os, pathlib\n"
+        'content = \'{"h": {"histogram": {"counts": [1], "edges": [0, 1]}}}\'\n'
+        "pathlib.Path(os.environ['TANDEM_REPORT']).write_text(content)",
+        "at least one metric beside its histograms, which have no score",
     ),
     "none": (
         "from tandem.evaluation import checkpoints\nfor one in checkpoints(): one.report(accuracy=None)",

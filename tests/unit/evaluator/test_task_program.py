@@ -9,12 +9,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tandem.evaluation import Checkpoint, Confusion, Max, Mean, Min, Sum
+from tandem.evaluation import Checkpoint, Confusion, Histogram, Max, Mean, Min, Sum, added
 from tandem.tasks import TaskLoop
 from tandem_evaluator.task_program import TaskEvaluation, Unusable
 from tandem_trainer.task import Split, Task
 
 INPUTS = torch.randn(50, 3, generator=torch.Generator().manual_seed(1))
+EDGES = torch.linspace(-50, 50, 9)
 
 
 class Reporting(Task[None]):
@@ -38,6 +39,7 @@ class Reporting(Task[None]):
             "max": Max(out.max()),
             "min": Min(out.min()),
             "matrix": Confusion(cells),
+            "bins": Histogram(*torch.histogram(out, EDGES)),
         }
 
 
@@ -58,6 +60,8 @@ def test_batches_of_a_shard_add_up_and_so_do_shards(tmp_path: Path) -> None:
     for name in ("mean", "sum", "max", "min", "loss"):
         assert number(cut[name]) == pytest.approx(number(whole[name]), rel=1e-5)
     assert cut["matrix"] == whole["matrix"]
+    assert cut["bins"] == whole["bins"] == added([half["bins"] for half in halves])
+    assert sum(whole["bins"].counts) == 100  # type: ignore[union-attr]
     assert sum(half["loss"].count for half in halves) == 50  # type: ignore[union-attr]
     assert sum(number(half["sum"]) for half in halves) == pytest.approx(number(whole["sum"]), rel=1e-5)
 
@@ -96,5 +100,14 @@ def test_metrics_that_change_their_kind_do_not_add_up(tmp_path: Path) -> None:
         def metrics(self, model: nn.Module, batch: Any) -> Any:
             return {"f1": next(kinds)}
 
-    with pytest.raises(Unusable, match="f1 is a Mean of one batch and a Sum of another, which do not add up"):
+    with pytest.raises(Unusable, match="f1 of two batches: a Mean and a Sum do not add up"):
         TaskEvaluation(Fickle(None), TaskLoop(micro_batch_size=25)).run(checkpoint(tmp_path))
+
+
+def test_histograms_with_edges_that_follow_from_the_batch_do_not_add_up(tmp_path: Path) -> None:
+    class Floating(Reporting):
+        def metrics(self, model: nn.Module, batch: Any) -> Any:
+            return {"bins": Histogram(*torch.histogram(model(batch[0]), 4))}
+
+    with pytest.raises(Unusable, match=r"bins of two batches: histograms of different edges .* use fixed edges"):
+        TaskEvaluation(Floating(None), TaskLoop(micro_batch_size=25)).run(checkpoint(tmp_path))

@@ -8,9 +8,9 @@ import numpy as np
 from tandem.formatting import cores, duration, metric_name, number, reason, score, several, share
 from tandem_cli.report.clock import Clock
 from tandem_cli.report.figures import confusion, curves, phases, processors
-from tandem_cli.report.run import Floats, Run
+from tandem_cli.report.run import Floats, Run, with_histograms
 from tandem_cli.report.summary import Summary, time_by_phase
-from tandem_coordinator.charts import drawing
+from tandem_coordinator.charts import bars, drawing
 from tandem_coordinator.charts.chart import Chart, Look
 from tandem_coordinator.charts.stories import GRADIENT_NORM, LEARNING_RATE
 
@@ -65,6 +65,12 @@ def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
             "The best checkpoint",
             _confusion(run),
             lambda name, title, finding, look: confusion.draw(name, title, finding, run, look),
+        ),
+        Picture(
+            "histograms",
+            "Histograms",
+            _histograms(run),
+            lambda name, title, finding, look: _drawn_histograms(name, title, finding, run, look),
         ),
     ]
     window = processors.close_window(run)
@@ -186,3 +192,21 @@ def _confusion(run: Run) -> str:
     scores = ", ".join(f"{metric_name(name)} {score(name, value)}" for name, value in evaluation.metrics.items())
     samples = f" over {evaluation.samples:,} test samples" if evaluation.samples else ""
     return f"Step {run.best.step:,}: {scores}{samples}."
+
+
+def _histograms(run: Run) -> str:
+    shown = with_histograms(run)
+    if shown is None or shown.evaluation is None:
+        return ""
+    left_out = len(shown.evaluation.histograms) - bars.MOST
+    which = "the best checkpoint" if shown is run.best else "the newest checkpoint"
+    return f"Of {which}, at step {shown.step:,}." + (f" {left_out} more are left out." if left_out > 0 else "")
+
+
+def _drawn_histograms(name: str, title: str, finding: str, run: Run, look: Look) -> str | None:
+    shown = with_histograms(run)
+    if shown is None or shown.evaluation is None:
+        return None
+    found = shown.evaluation.histograms
+    described = " ".join([finding, *(f"{name}: {bars.told(one)}." for name, one in found.items())])
+    return bars.draw(name, title, described, found, look)

@@ -1,0 +1,116 @@
+"""Histograms as bars, as SVG text, and as a line of text."""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from itertools import accumulate
+
+from tandem.evaluation import Histogram
+from tandem.formatting import several
+from tandem_coordinator.charts.chart import Look
+from tandem_coordinator.charts.drawing import framed, line, rectangle, text, ticks, word
+
+MOST = 6
+"""Histograms that are drawn; of more the first ones."""
+ACROSS = 3
+"""Of them beside each other."""
+GAP, TITLE, HEIGHT, BELOW = 36.0, 38.0, 110.0, 30.0
+"""Pixels between two, for the lines above the bars, for the bars, and for the words below."""
+LONGEST = 32
+"""Characters of a name."""
+BLOCKS = "▁▂▃▄▅▆▇█"
+MOST_BLOCKS = 32
+"""Of a line of text."""
+
+
+def draw(name: str, title: str, description: str, histograms: Mapping[str, Histogram], look: Look) -> str | None:
+    """One svg element with all histograms. None where there is none.
+
+    Args:
+        name: prefix of the ids in it.
+        title: what it is.
+        description: what it shows, for those who do not see it.
+        histograms: by what stands above each.
+    """
+    shown = list(histograms.items())[:MOST]
+    if not shown:
+        return None
+    across = 1 if look.narrow else min(ACROSS, max(2, len(shown)))
+    width = (look.width - GAP * (across - 1)) / across
+    parts: list[str] = []
+    for place, (label, histogram) in enumerate(shown):
+        left, top = place % across * (width + GAP), place // across * (TITLE + HEIGHT + BELOW)
+        parts += _bars(label, histogram, left, top, width)
+    rows = -(-len(shown) // across)
+    return framed(name, title, description, parts, look.width, rows * (TITLE + HEIGHT + BELOW))
+
+
+def told(histogram: Histogram) -> str:
+    """A line of text: how many values there are, the range of its bins, and quantiles, to the width of a bin."""
+    values = sum(_counts(histogram))
+    low, high = word(_edges(histogram)[0], "number"), word(_edges(histogram)[-1], "number")
+    if not values:
+        return f"no values from {low} to {high}"
+    middle, most = (f"{quantile(histogram, share):.3g}" for share in (0.5, 0.9))
+    return f"{several(values, 'value')} from {low} to {high}, median {middle}, 90 % below {most}"
+
+
+def sparkline(histogram: Histogram) -> str:
+    """A block for each bin, the higher the more values; of many bins neighbours share one."""
+    counts = _counts(histogram)
+    size = -(-len(counts) // MOST_BLOCKS)
+    counts = [sum(counts[start : start + size]) for start in range(0, len(counts), size)]
+    most = max(counts) or 1
+    return "".join(" " if not count else BLOCKS[-(-count * len(BLOCKS) // most) - 1] for count in counts)
+
+
+def quantile(histogram: Histogram, share: float) -> float:
+    """The value below which that share of the values lies, as if those of a bin were spread evenly over it.
+
+    Args:
+        histogram: with at least one value.
+        share: 0 to 1.
+    """
+    counts, edges = _counts(histogram), _edges(histogram)
+    sums = list(accumulate(counts))
+    wanted = share * sums[-1]
+    place = min(bisect_left(sums, wanted), len(counts) - 1)
+    inside = (wanted - (sums[place] - counts[place])) / counts[place] if counts[place] else 0.0
+    return edges[place] + inside * (edges[place + 1] - edges[place])
+
+
+def _bars(label: str, histogram: Histogram, left: float, top: float, width: float) -> list[str]:
+    counts, edges = _counts(histogram), _edges(histogram)
+    low, high, most = edges[0], edges[-1], max(counts) or 1
+    y0, foot = top + TITLE, top + TITLE + HEIGHT
+    label = label if len(label) <= LONGEST else label[: LONGEST - 1] + "…"
+    parts = [
+        text(left, top + 13, label, "ink", bold=True),
+        text(left, top + 29, told(histogram), "muted", size=11),
+    ]
+    for index, count in enumerate(counts):
+        x = left + _share(edges[index], low, high) * width
+        right = left + _share(edges[index + 1], low, high) * width
+        if count:
+            # A bin with a single value among millions still shows.
+            height = max(1.0, count / most * (foot - y0))
+            parts.append(
+                rectangle(x, foot - height, max(0.5, right - x - min(1.0, (right - x) / 5)), height, "evaluator")
+            )
+    parts.append(line(left, foot, left + width, foot, "line"))
+    for tick in ticks(low, high, max(2, int(width / 90))):
+        x = left + _share(tick, low, high) * width
+        parts += [line(x, foot, x, foot + 4, "line"), text(x, foot + 17, word(tick, "number"), "muted", "middle")]
+    return parts
+
+
+def _share(value: float, low: float, high: float) -> float:
+    # Halves: the difference of two large floats may be infinite.
+    return (value / 2 - low / 2) / (high / 2 - low / 2)
+
+
+def _counts(histogram: Histogram) -> list[int]:
+    return [int(count) for count in histogram.counts]  # type: ignore[call-overload]
+
+
+def _edges(histogram: Histogram) -> list[float]:
+    return [float(edge) for edge in histogram.edges]
