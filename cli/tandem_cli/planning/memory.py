@@ -202,5 +202,7 @@ def world_sizes(text: str) -> Iterator[int]:
     """
     for part in dict.fromkeys(part.strip() for part in text.split(",")):
         if not part.isdecimal() or int(part) < 1:
-            raise UserError(f"--workers: {part or text!r} is no number of workers; write some from 1 on, such as 1,2,4,8")
+            raise UserError(
+                f"--workers: {part or text!r} is no number of workers; write some from 1 on, such as 1,2,4,8"
+            )
         yield int(part)
