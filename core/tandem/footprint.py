@@ -61,8 +61,9 @@ class Footprint(Model):
     """Training data that lies on the device as a whole."""
     samples: int
     """Of the training data, as many as the job uses."""
-    blocks: tuple[Bytes, ...] = ()
-    """Parameters of each repeated part of the model, which FSDP gathers one after the other."""
+    blocks: tuple[Bytes, ...] | None = None
+    """Parameters of each repeated part of the model, which FSDP gathers one after the other. None where only the size
+    of a model is known."""
     passes: tuple[Pass, ...] = ()
     """In the order of the question; none where the step could not be traced."""
     untraced: str = ""

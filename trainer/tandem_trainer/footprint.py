@@ -119,11 +119,24 @@ class _Still(Draws):
         return self.keys
 
 
-class _Casts(TorchDispatchMode):
+class _Whole(nn.Module):
+    """All of a forward pass as one module: the tracker takes a second call of the outermost one for another step, and a
+    task may call its model as often as it likes."""
+
+    def __init__(self, task: Task[Any], model: nn.Module) -> None:
+        super().__init__()
+        self._task, self.model = task, model
+
+    def forward(self, batch: Any, samples: int) -> Tensor:
+        """The sum of the losses. Scalar."""
+        return self._task.loss_sum(self.model, batch, samples)
+
+
+class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the copies of parameters in a lower precision."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._ids = {id(parameter) for parameter in parameters}
         self.sizes: dict[int, int] = {}
 
@@ -139,7 +152,7 @@ class _Step:
     """The step of the loop, over fake tensors. Made and used under a FakeTensorMode."""
 
     def __init__(self, task: Task[Any], loop: Loop) -> None:
-        self._task, self._loop = task, loop
+        self._loop = loop
         torch.manual_seed(0)
         # Of one rank: what strategies add is the planner's to say. On CPUs syncBatchNorm is ignored, with a warning.
         loop = loop.model_copy(update={"sync_batch_norm": False})
@@ -162,6 +175,7 @@ class _Step:
         # Its fake tensors are on the CPU already, and Module.to cannot swap fake ones (torch 2.15).
         vars(model)["to"] = lambda device: model
         self._model = prepare(model, loop, Group(0, 1, 0, torch.device("cpu"))).train()
+        self._whole = _Whole(task, self._model)
         self._optimizer = task.optimizer(self._model, loop.optimizer)
         self._learning = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._casts = 0
@@ -205,7 +219,7 @@ class _Step:
         from torch.distributed._tools.mem_tracker import MemTracker
 
         tracker = MemTracker()
-        tracker.track_external(self._model, self._optimizer, *(one for one in tree_leaves(batch) if _is_tensor(one)))
+        tracker.track_external(self._whole, self._optimizer, *(one for one in tree_leaves(batch) if _is_tensor(one)))
         with tracker:
             self._run(batch, samples)
         snapshot = tracker.get_tracker_snapshot("peak")
@@ -215,10 +229,10 @@ class _Step:
     def _run(self, batch: Any, samples: int) -> None:
         self._draws.set(self._loop.seed, 0, torch.zeros(samples, dtype=torch.int64))
         if self._loop.precision == "float32":
-            loss = self._task.loss_sum(self._model, batch, samples)
+            loss: Tensor = self._whole(batch, samples)
         else:
             with torch.autocast("cpu", dtype=DTYPES[self._loop.precision]):
-                loss = self._task.loss_sum(self._model, batch, samples).float()
+                loss = self._whole(batch, samples).float()
         (loss * (1.0 / samples)).backward()  # type: ignore[no-untyped-call]
         if self._loop.gradient_clip_norm is not None:
             nn.utils.clip_grad_norm_(self._learning, self._loop.gradient_clip_norm)
@@ -260,7 +274,7 @@ class _Step:
 
 def blocks(model: nn.Module) -> list[nn.Module]:
     """The parts of a model that FSDP is usually told to gather one after the other: the members of its lists of layers;
-    without lists, its children."""
+    without lists, its children; without children, itself."""
     found: list[nn.Module] = []
 
     def look(module: nn.Module) -> None:
@@ -271,7 +285,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
                 look(child)
 
     look(model)
-    members = found or list(model.children())
+    members = found or list(model.children()) or [model]
     return [module for module in members if any(True for _ in module.parameters())]
 
 

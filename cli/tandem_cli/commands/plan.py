@@ -69,6 +69,8 @@ def plan(
     speed_of_links = sheet.bandwidth if bandwidth is None else float(bytes_of(bandwidth, "--bandwidth"))
     if not 0 < utilization <= 1:
         raise UserError(f"--utilization: {utilization} is no share; write more than 0 and at most 1")
+    if parameters is not None and 0 < parameters < 1:
+        raise UserError(f"--parameters: {parameters:g} is less than one parameter")
     for name, value in (("peak-flops", peak_flops), ("price-per-hour", price_per_hour), ("parameters", parameters)):
         if value is not None and not 0 < value < float("inf"):
             raise UserError(f"--{name}: write a number above 0, not {value:g}")
@@ -182,8 +184,8 @@ def table(found: Plan) -> list[str]:
         cells += [shown(getattr(row.memory, name)) if getattr(row.memory, name) else "-" for name in shows]
         cells.append(shown(row.memory.total))
         cells.append(f"yes, {shown(row.spare)} left" if row.fits else f"no, {shown(-row.spare)} lack")
-        cells += [duration(row.time.step) if row.time else "-"] if has_time else []
-        cells += ["-" if row.cost is None else number(row.cost)] if has_cost else []
+        cells += [_time(row.time.step) if row.time else "-"] if has_time else []
+        cells += ["-" if row.cost is None else _cost(row.cost)] if has_cost else []
         lines.append(cells)
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     return [
@@ -191,6 +193,14 @@ def table(found: Plan) -> list[str]:
             line, widths, strict=True)))
         for line in lines
     ]  # fmt: skip
+
+
+def _time(seconds: float) -> str:
+    return "< 1 ms" if seconds < 0.001 else duration(seconds)
+
+
+def _cost(price: float) -> str:
+    return "< 0.01" if price < 0.01 else f"{price:,.2f}"
 
 
 def _record(found: Plan, footprint: Footprint, job: DistributedTrainingJob | None, budget: Budget) -> dict[str, Any]:

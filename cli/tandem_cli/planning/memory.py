@@ -186,12 +186,9 @@ def bytes_of(text: str, what: str) -> int:
 
 
 def shown(size: float) -> str:
-    """A size in the binary units of memory: `26.1 GiB`, `213 MiB`."""
-    for unit in ("GiB", "MiB", "KiB"):
-        if abs(size) >= 0.9995 * UNITS[unit] or unit == "KiB":
-            value = size / UNITS[unit]
-            return f"{value:.1f} {unit}" if abs(value) < 999.5 else f"{value:,.0f} {unit}"
-    raise AssertionError
+    """A size in the binary units of memory: `26.1 GiB`, `213.4 MiB`, `36 B`."""
+    unit = next((unit for unit in ("GiB", "MiB", "KiB") if size >= 0.9995 * UNITS[unit]), "B")
+    return f"{size:.0f} B" if unit == "B" else f"{size / UNITS[unit]:,.1f} {unit}"
 
 
 def world_sizes(text: str) -> Iterator[int]:
@@ -202,7 +199,5 @@ def world_sizes(text: str) -> Iterator[int]:
     """
     for part in dict.fromkeys(part.strip() for part in text.split(",")):
         if not part.isdecimal() or int(part) < 1:
-            raise UserError(
-                f"--workers: {part or text!r} is no number of workers; write some from 1 on, such as 1,2,4,8"
-            )
+            raise UserError(f"--workers: {part!r} is no number of workers; write some from 1 on, such as 1,2,4,8")
         yield int(part)

@@ -13,6 +13,9 @@ RESERVE = "2GiB"
 """Of a device's memory, for what no tensor is: the CUDA context and its kernels (some 0.5 GiB), NCCL's buffers, and
 gaps between blocks of torch's allocator."""
 
+SHORT = 0.005
+"""Seconds: a step starts hundreds of kernels, at some 10 µs each."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -98,9 +101,12 @@ def planned(footprint: Footprint, loop: Loop | None, worlds: Sequence[int], want
             spare = budget.device_memory - budget.reserve - peak.total
             rows.append(Row(strategy, world, batch, peak, spare, time, price))
     is_known = bool(footprint.passes)
-    return Plan(
-        tuple(rows), steps, recommendation(rows, wanted, is_known), tuple(_notes(footprint, loop, worlds, is_known))
-    )
+    notes = _notes(footprint, loop, worlds, is_known)
+    if any(row.time is not None and row.time.step < SHORT for row in rows):
+        notes.append(
+            f"Steps of less than {1e3 * SHORT:.0f} ms are mostly spent on starting kernels, which is not in the times."
+        )
+    return Plan(tuple(rows), steps, recommendation(rows, wanted, is_known), tuple(notes))
 
 
 def recommendation(rows: Sequence[Row], wanted: int, is_known: bool = True) -> str:
@@ -154,8 +160,6 @@ def _notes(footprint: Footprint, loop: Loop | None, worlds: Sequence[int], is_kn
             f"Activations are not counted and times are not known, because {footprint.untraced}. What is counted "
             "follows from the sizes of the parameters."
         )
-    if any(world > 1 for world in worlds) and not footprint.blocks:
-        notes.append("The model has no blocks, so fsdp has nothing to gather one after the other.")
     if any(world > loop.global_batch_size for world in worlds):
         notes.append(
             f"globalBatchSize {loop.global_batch_size} is less than {max(worlds)} workers: some have nothing to do."
