@@ -20,7 +20,7 @@ from tandem_cli.planning.memory import bytes_of, shown, state_of, world_sizes
 from tandem_cli.planning.plan import RESERVE, Budget, Plan, Row, batches, planned
 from tandem_cli.planning.speed import DEFAULT_DEVICE, DEVICES, UTILIZATION, Speed
 
-COLUMNS = ("parameters", "gradients", "optimizer", "activations", "casts", "gathered", "buffers", "data")
+COLUMNS = ("parameters", "gradients", "optimizer", "activations", "casts", "gathered", "other")
 
 
 def plan(
@@ -162,37 +162,35 @@ def _show(found: Plan, footprint: Footprint, job: DistributedTrainingJob | None,
 
 def table(found: Plan) -> list[str]:
     """The rows as lines of aligned columns; without those in which all are nothing."""
-    shows = [name for name in COLUMNS if any(getattr(row.memory, name) for row in found.rows)]
-    has_batch = any(row.batch for row in found.rows)
-    has_time, has_cost = any(row.time for row in found.rows), any(row.cost is not None for row in found.rows)
-    heads = [
-        "STRATEGY",
-        "WORKERS",
-        *(["BATCH"] if has_batch else []),
-        *(name.upper() for name in shows),
-        "PEAK",
-        "FITS",
-    ]
-    heads += ["STEP"] if has_time else []
-    heads += ["COST"] if has_cost else []
-    lines = [heads]
-    for row in found.rows:
-        cells = [row.strategy.value, str(row.workers)]
-        if has_batch:
-            assert row.batch is not None
-            cells.append(f"{row.batch.micro_batch} × {row.batch.passes}")
-        cells += [shown(getattr(row.memory, name)) if getattr(row.memory, name) else "-" for name in shows]
-        cells.append(shown(row.memory.total))
-        cells.append(f"yes, {shown(row.spare)} left" if row.fits else f"no, {shown(-row.spare)} lack")
-        cells += [_time(row.time.step) if row.time else "-"] if has_time else []
-        cells += ["-" if row.cost is None else _cost(row.cost)] if has_cost else []
-        lines.append(cells)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
-    return [
-        "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(zip(
-            line, widths, strict=True)))
-        for line in lines
-    ]  # fmt: skip
+    sizes = [_sizes(row) for row in found.rows]
+    shows = [name for name in COLUMNS if any(one[name] for one in sizes)]
+    heads, lines = ["strategy", "workers"], [[row.strategy.value, str(row.workers)] for row in found.rows]
+
+    def column(head: str, cells: Sequence[str]) -> None:
+        heads.append(head)
+        for line, cell in zip(lines, cells, strict=True):
+            line.append(cell)
+
+    if any(row.batch for row in found.rows):
+        column("batch", [f"{row.batch.micro_batch} × {row.batch.passes}" if row.batch else "-" for row in found.rows])
+    for name in shows:
+        column(name, [shown(one[name]) if one[name] else "-" for one in sizes])
+    column("peak", [shown(row.memory.total) for row in found.rows])
+    column("fits", [f"{shown(abs(row.spare))} {'left' if row.fits else 'lack'}" for row in found.rows])
+    if any(row.time for row in found.rows):
+        column("step", [_time(row.time.step) if row.time else "-" for row in found.rows])
+    if any(row.cost is not None for row in found.rows):
+        column("cost", ["-" if row.cost is None else _cost(row.cost) for row in found.rows])
+    whole = [[head.upper() for head in heads], *lines]
+    widths = [max(len(cell) for cell in cells) for cells in zip(*whole, strict=True)]
+    # Words begin at the left, numbers end at the right.
+    return ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in whole]
+
+
+def _sizes(row: Row) -> dict[str, int]:
+    """What columns show: what is mostly small is one of them."""
+    sizes = dict(vars(row.memory))
+    return {**sizes, "other": sizes.pop("buffers") + sizes.pop("data")}
 
 
 def _time(seconds: float) -> str:

@@ -128,7 +128,7 @@ def recommendation(rows: Sequence[Row], wanted: int, is_known: bool = True) -> s
     least = min(here, key=lambda row: row.memory.total)
     said = f"{least.name} lacks {shown(-least.spare)}{without}"
     if others := [row for row in rows if row.fits]:
-        other = min(others, key=lambda row: (row.workers, row.memory.total))
+        other = others[0]
         return f"{said}; {other.name} fits with {shown(other.spare)} to spare."
     least = min(rows, key=lambda row: row.memory.total)
     return f"Nothing fits: {least.name}, which takes least, lacks {shown(-least.spare)}{without}. {_advice(least)}"
