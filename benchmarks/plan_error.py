@@ -1,0 +1,232 @@
+"""`python -m benchmarks.plan_error`: how far the memory that `tandem plan` predicts is from the measured peak.
+
+Each shape is trained for three steps by the loop's own `Stepper`, in fresh processes, over gloo where there are two
+ranks. What is measured is the peak of the tensors that torch's allocator has handed out and not got back, summed up
+from the memory events of torch's profiler, which runs from before the model is made. This meter shares no code with
+the prediction: it sees each allocation in the allocator itself, also those that kernels make inside of an operation,
+and none of the shapes that tracing knows. Rejected: the high-water mark of the process's memory, which also has the
+interpreter, libraries and what malloc keeps: 400 MB that are not the job's, and vary by tens of MB.
+
+Ends with 1 where one of the shapes is predicted wrong by more than a tenth.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.goals import Outcome, Verdict, exit_code
+from tandem.footprint import Question
+from tandem.job import DistributedTrainingJob
+from tandem.manifest.reading import read_job
+from tandem_cli.planning.memory import Strategy, batch_of, memory, shown
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MOST = 0.10
+"""Error of the worst shape."""
+STEPS = 3
+"""The first one makes the optimizer's state, the second one DDP's final buckets."""
+MINIGPT, DIGITS = "examples/minigpt.yaml", "examples/digits.yaml"
+SYNTHETIC = "trainer.config.data={name: synthetic, imageSize: 32, samples: 512}"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is planned and measured."""
+
+    name: str
+    ranks: int
+    manifest: str
+    overrides: tuple[str, ...]
+    strategy: Strategy = Strategy.SINGLE
+
+    @property
+    def job(self) -> DistributedTrainingJob:
+        """The job."""
+        return read_job(Path(self.manifest), self.overrides)
+
+
+def minigpt(width: int, layers: int, length: int, batch: int, *more: str) -> tuple[str, ...]:
+    """Overrides of the example's shape."""
+    return (
+        f"trainer.parameters.width={width}",
+        f"trainer.parameters.layers={layers}",
+        f"trainer.parameters.length={length}",
+        f"trainer.loop.globalBatchSize={batch}",
+        *more,
+    )
+
+
+def image(model: str, batch: int, *more: str) -> tuple[str, ...]:
+    """Overrides of an image job on synthetic images of 32×32."""
+    return (f"trainer.config.model={model}", f"trainer.config.globalBatchSize={batch}", SYNTHETIC, *more)
+
+
+SHAPES = (
+    Shape("minigpt 96×2, 64 tokens, batch 32", 1, MINIGPT, ()),
+    Shape("minigpt 256×4, 128 tokens, batch 16", 1, MINIGPT, minigpt(256, 4, 128, 16)),
+    Shape("minigpt 512×6, 128 tokens, batch 2", 1, MINIGPT, minigpt(512, 6, 128, 2)),
+    Shape(
+        "minigpt 256×4, bfloat16, dropout", 1, MINIGPT,
+        minigpt(256, 4, 128, 16, "trainer.loop.precision=bfloat16", "trainer.parameters.dropout=0.1"),
+    ),
+    Shape(
+        "minigpt 256×4, micro-batches of 4", 1, MINIGPT,
+        minigpt(256, 4, 128, 16, "trainer.loop.microBatchSize=4", "trainer.loop.emaDecay=0.99"),
+    ),
+    Shape("minigpt 256×4, batch 16", 2, MINIGPT, minigpt(256, 4, 128, 16), Strategy.DDP),
+    Shape("minigpt 512×6, batch 4", 2, MINIGPT, minigpt(512, 6, 128, 4), Strategy.DDP),
+    Shape("cnn, batch 128", 1, DIGITS, image("cnn", 128)),
+    Shape("cnn, batch 128", 2, DIGITS, image("cnn", 128), Strategy.DDP),
+    Shape("resnet-18, batch 64", 1, DIGITS, image("resnet-18", 64)),
+    Shape("resnet-18, batch 64, checkpointing", 1, DIGITS,
+          image("resnet-18", 64, "trainer.config.activationCheckpointing=true", "trainer.config.optimizer.name=sgd")),
+    Shape("resnet-18, batch 32", 2, DIGITS, image("resnet-18", 32), Strategy.DDP),
+    Shape("minigpt 256×4, batch 16", 2, MINIGPT, minigpt(256, 4, 128, 16), Strategy.FSDP),
+    Shape("minigpt 512×6, batch 4", 2, MINIGPT, minigpt(512, 6, 128, 4), Strategy.FSDP),
+    Shape("minigpt 512×12, batch 4", 2, MINIGPT, minigpt(512, 12, 128, 4), Strategy.FSDP),
+)  # fmt: skip
+
+
+def predicted(shape: Shape) -> int:
+    """Bytes that the plan says."""
+    from tandem_trainer.footprint import answered
+
+    job = shape.job
+    batch = batch_of(job.spec.trainer.settings_of_loop, shape.ranks)
+    answer = answered(Question(trainer=job.spec.trainer, micro_batches=(batch.micro_batch,)), lambda words: None)
+    assert answer.footprint is not None, answer.mistakes
+    assert answer.footprint.passes, answer.footprint.untraced
+    return memory(shape.strategy, shape.ranks, answer.footprint, answer.footprint.passes[0], batch.passes).total
+
+
+def measured(shape: Shape) -> int:
+    """Bytes at the peak of a rank that really trains, in fresh processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.plan_error", "--rank-of", str(SHAPES.index(shape))],
+            stdout=subprocess.PIPE,
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(shape.ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+                "KINETO_LOG_LEVEL": "9",
+            },
+        )
+        for rank in range(shape.ranks)
+    ]
+    outputs = [rank.communicate()[0] for rank in ranks]
+    for rank in ranks:
+        if rank.returncode:
+            raise SystemExit(f"{shape.name}: a rank ended with {rank.returncode}")
+    return max(int(json.loads(output)) for output in outputs)
+
+
+def train(shape: Shape) -> int:
+    """Train as the loop does; returns this rank's peak of tensors, in bytes."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from tandem_trainer.data.order import Passes
+    from tandem_trainer.models.dropout import key_dropout
+    from tandem_trainer.process_group import Group
+    from tandem_trainer.strategies.replicated import distribute, prepare
+    from tandem_trainer.task import task_of
+    from tandem_trainer.train import Stepper, averaged, order_of, samples_of, supply_of
+
+    job = shape.job
+    loop = job.spec.trainer.settings_of_loop
+    group = Group.join()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        task = task_of(job.spec.trainer)
+        dataset, start, end = samples_of(task)
+        passes = Passes(order_of(loop, start, end), loop.epochs, STEPS)
+        torch.manual_seed(0)
+        model = task.model()
+        draws = key_dropout(model)
+        model = prepare(model, loop, group)
+        average = averaged(model, loop.ema_decay)
+        forward = sharded(model) if shape.strategy is Strategy.FSDP else distribute(model, loop, group)
+        optimizer = task.optimizer(model, loop.optimizer)
+        scaler = torch.amp.GradScaler(group.device.type, enabled=False)
+        stepper = Stepper(task, loop, group, forward, draws, optimizer, scaler)
+        supply = supply_of(task, dataset, passes.order, loop, group, range(STEPS))
+        rates = [float(parameters["lr"]) for parameters in optimizer.param_groups]
+        for step in range(STEPS):
+            stepper.take(step, supply.read(step), rates)
+            if average is not None:
+                average.update_parameters(model)
+    return peak(profiler)
+
+
+def sharded(model: "nn.Module") -> "nn.Module":
+    """A model under FSDP, block by block, as torch has it."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from tandem_trainer.footprint import blocks
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in blocks(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def peak(profiler: object) -> int:
+    """The most bytes that were allocated at a time, from a profiler's memory events."""
+    results = profiler.profiler.kineto_results  # type: ignore[attr-defined]
+    events = [one for one in results.events() if one.name() == "[memory]"]
+    if not events:
+        raise SystemExit("the profiler has recorded no memory")
+    events.sort(key=lambda one: one.start_ns())
+    now = most = 0
+    for event in events:
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+def main() -> None:
+    """Measure all shapes, and judge."""
+    parser = argparse.ArgumentParser(description="Predicted memory beside the measured peak.")
+    parser.add_argument("--rank-of", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--only", default="", help="shapes whose names contain this")
+    options = parser.parse_args()
+    if options.rank_of is not None:
+        print(json.dumps(train(SHAPES[options.rank_of])))
+        return
+    errors = {}
+    print("| shape | strategy | ranks | predicted | measured | error |\n|---|---|---|---|---|---|", flush=True)
+    for shape in SHAPES:
+        if options.only not in f"{shape.name} {shape.strategy}":
+            continue
+        said, was = predicted(shape), measured(shape)
+        error = errors[shape] = said / was - 1
+        cells = (shape.name, shape.strategy.value, shape.ranks, shown(said), shown(was), f"{100 * error:+.1f} %")
+        print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+    worst = max(errors, key=lambda shape: abs(errors[shape]))
+    outcome = Outcome.MET if abs(errors[worst]) <= MOST else Outcome.MISSED
+    why = f"{100 * errors[worst]:+.1f} % for {worst.name} on {worst.ranks}, of {len(errors)} shapes"
+    verdict = Verdict(outcome, f"the worst error is at most {100 * MOST:.0f} %", why)
+    print(verdict)
+    sys.exit(exit_code([verdict]))
+
+
+if __name__ == "__main__":
+    main()

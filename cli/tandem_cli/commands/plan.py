@@ -1,0 +1,239 @@
+"""`tandem plan FILE`: which strategy fits on which devices, before one is booked."""
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
+
+from tandem.errors import Unmet, UserError
+from tandem.footprint import Answer, Footprint, Question
+from tandem.formatting import duration, number, several
+from tandem.job import DistributedTrainingJob, Trainer
+from tandem.manifest.reading import job_of, read_source, refuse
+from tandem_cli.output import Output, OutputOption, echo, emit
+from tandem_cli.planning.memory import bytes_of, shown, state_of, world_sizes
+from tandem_cli.planning.plan import RESERVE, Budget, Plan, Row, batches, planned
+from tandem_cli.planning.speed import DEFAULT_DEVICE, DEVICES, UTILIZATION, Speed
+
+COLUMNS = ("parameters", "gradients", "optimizer", "activations", "casts", "gathered", "other")
+
+
+def plan(
+    file: Annotated[
+        str | None, typer.Argument(metavar="[FILE]", help="The job's manifest; - reads standard input.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a field, e.g. trainer.loop.microBatchSize=4."),
+    ] = None,
+    parameters: Annotated[
+        float | None, typer.Option(help="Without a job: the state of a model with so many parameters, such as 7e9.")
+    ] = None,
+    workers: Annotated[str, typer.Option(help="Numbers of workers to plan for, each with a device.")] = "1,2,4,8",
+    device: Annotated[
+        str, typer.Option(help=f"Whose data sheet holds where nothing else is said: {', '.join(DEVICES)}.")
+    ] = DEFAULT_DEVICE,
+    device_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory of a device: 80GB, 79.6GiB.", show_default="the device's")
+    ] = None,
+    reserve: Annotated[
+        str, typer.Option(metavar="SIZE", help="Of it, for what no tensor is: CUDA's context, NCCL, gaps.")
+    ] = RESERVE,
+    peak_flops: Annotated[
+        float | None, typer.Option(help="Operations a second of a device, such as 989e12.", show_default="the device's")
+    ] = None,
+    utilization: Annotated[float, typer.Option(help="Share of that peak which training reaches.")] = UTILIZATION,
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Between two devices, a second: 450GB.", show_default="the device's"),
+    ] = None,
+    price_per_hour: Annotated[float | None, typer.Option(help="Price of a device, for an estimate of costs.")] = None,
+    output: OutputOption = Output.TEXT,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+) -> None:
+    """Say which strategy fits: memory of a device, time of a step and costs, for each number of workers.
+
+    Traces a training step of the job's task without its weights, so a model of any size is planned on any machine.
+    """
+    worlds = sorted(world_sizes(workers))
+    if device.lower() not in DEVICES:
+        raise UserError(f"--device: {device} is not known; take one of {', '.join(DEVICES)}, or give --device-memory")
+    sheet = DEVICES[device.lower()]
+    memory = sheet.memory if device_memory is None else bytes_of(device_memory, "--device-memory")
+    held = bytes_of(reserve, "--reserve")
+    speed_of_links = sheet.bandwidth if bandwidth is None else float(bytes_of(bandwidth, "--bandwidth"))
+    if not 0 < utilization <= 1:
+        raise UserError(f"--utilization: {utilization} is no share; write more than 0 and at most 1")
+    if parameters is not None and 0 < parameters < 1:
+        raise UserError(f"--parameters: {parameters:g} is less than one parameter")
+    for name, value in (("peak-flops", peak_flops), ("price-per-hour", price_per_hour), ("parameters", parameters)):
+        if value is not None and not 0 < value < float("inf"):
+            raise UserError(f"--{name}: write a number above 0, not {value:g}")
+    if (file is None) == (parameters is None):
+        raise UserError(
+            "tandem plan takes a job's manifest, or --parameters with the size of a model; give one of them"
+        )
+    if parameters is not None:
+        footprint, job, loop = state_of(round(parameters)), None, None
+        budget = Budget(memory, held, None, price_per_hour)
+        wanted = worlds[-1]
+    else:
+        assert file is not None
+        footprint, job = _traced(file, overrides or (), worlds)
+        loop = job.spec.trainer.settings_of_loop
+        speed = Speed(peak_flops or sheet.peak(loop.precision), utilization, speed_of_links)
+        budget = Budget(memory, held, speed, price_per_hour)
+        wanted = job.spec.workers.replicas * job.spec.workers.processes
+    found = planned(footprint, loop, worlds, wanted, budget)
+    if as_json or output.is_data:
+        emit(_record(found, footprint, job, budget), Output.JSON if as_json else output)
+    else:
+        _show(found, footprint, job, budget)
+
+
+def _traced(file: str, overrides: Sequence[str], worlds: Sequence[int]) -> tuple[Footprint, DistributedTrainingJob]:
+    """The footprint of a job's task.
+
+    Raises:
+        UserError: the manifest or the task is wrong, or the job trains no task.
+    """
+    source = read_source(file)
+    job = job_of(source, overrides)
+    trainer = job.spec.trainer
+    if trainer.task is None:
+        why = (
+            "spec.trainer.command: the model of a script is not known here, only that of a task; for the state of a "
+            "model give its size: tandem plan --parameters 7e9"
+        )
+        refuse([Unmet(("spec", "trainer", "command"), why)], source, overrides)
+    answer = _asked(trainer, batches(trainer.settings_of_loop, worlds))
+    refuse([Unmet(one.path, one.message) for one in answer.mistakes], source, overrides)
+    assert answer.footprint is not None
+    return answer.footprint, job
+
+
+def _asked(trainer: Trainer, micro_batches: tuple[int, ...]) -> Answer:
+    """What a process of the trainer's answers. Its progress is shown."""
+    if importlib.util.find_spec("torch") is None:
+        raise UserError("tandem plan needs torch; install it with: pip install 'tandem[trainer]'")
+    question = Question(trainer=trainer, micro_batches=micro_batches)
+    done = subprocess.run(
+        [sys.executable, "-m", "tandem_trainer.footprint"],
+        input=question.model_dump_json(exclude_none=True).encode(),
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    try:
+        if done.returncode == 0:
+            return Answer.read_json(done.stdout)
+    except ValidationError as error:
+        raise UserError(f"what traces {trainer.task} gave no answer that can be read: {error}") from error
+    raise UserError(f"{trainer.task} could not be traced: the process ended with {done.returncode}; see above")
+
+
+def _show(found: Plan, footprint: Footprint, job: DistributedTrainingJob | None, budget: Budget) -> None:
+    what = f"{footprint.parameter_count:,} parameters"
+    if job is not None:
+        loop = job.spec.trainer.settings_of_loop
+        what = (
+            f"{job.metadata.name}: {what}, global batch {loop.global_batch_size:,}, {loop.precision}, "
+            f"{several(found.steps or 0, 'step')}"
+        )
+    echo(what)
+    echo(f"a device has {shown(budget.device_memory)}, {shown(budget.reserve)} of it not for tensors\n")
+    for line in table(found):
+        echo(line)
+    echo("")
+    if budget.speed is not None and any(row.time is not None for row in found.rows):
+        speed = budget.speed
+        echo(
+            f"times assume {number(speed.flops / 1e12)} TFLOP/s × {speed.utilization:g} utilization and "
+            f"{number(speed.bandwidth / 1e9)} GB/s between devices; reading data and checkpoints are not in them"
+        )
+    for note in found.notes:
+        echo(note)
+    echo(found.recommendation, mark="→ ", colour="green")
+
+
+def table(found: Plan) -> list[str]:
+    """The rows as lines of aligned columns; without those in which all are nothing."""
+    sizes = [_sizes(row) for row in found.rows]
+    shows = [name for name in COLUMNS if any(one[name] for one in sizes)]
+    heads, lines = ["strategy", "workers"], [[row.strategy.value, str(row.workers)] for row in found.rows]
+
+    def column(head: str, cells: Sequence[str]) -> None:
+        heads.append(head)
+        for line, cell in zip(lines, cells, strict=True):
+            line.append(cell)
+
+    if any(row.batch for row in found.rows):
+        column("batch", [f"{row.batch.micro_batch} × {row.batch.passes}" if row.batch else "-" for row in found.rows])
+    for name in shows:
+        column(name, [shown(one[name]) if one[name] else "-" for one in sizes])
+    column("peak", [shown(row.memory.total) for row in found.rows])
+    column("fits", [f"{shown(abs(row.spare))} {'left' if row.fits else 'lack'}" for row in found.rows])
+    if any(row.time for row in found.rows):
+        column("step", [_time(row.time.step) if row.time else "-" for row in found.rows])
+    if any(row.cost is not None for row in found.rows):
+        column("cost", ["-" if row.cost is None else _cost(row.cost) for row in found.rows])
+    whole = [[head.upper() for head in heads], *lines]
+    widths = [max(len(cell) for cell in cells) for cells in zip(*whole, strict=True)]
+    # Words begin at the left, numbers end at the right.
+    return ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in whole]
+
+
+def _sizes(row: Row) -> dict[str, int]:
+    """What columns show: what is mostly small is one of them."""
+    sizes = dict(vars(row.memory))
+    return {**sizes, "other": sizes.pop("buffers") + sizes.pop("data")}
+
+
+def _time(seconds: float) -> str:
+    return "< 1 ms" if seconds < 0.001 else duration(seconds)
+
+
+def _cost(price: float) -> str:
+    return "< 0.01" if price < 0.01 else f"{price:,.2f}"
+
+
+def _record(found: Plan, footprint: Footprint, job: DistributedTrainingJob | None, budget: Budget) -> dict[str, Any]:
+    """The plan for programs: bytes, seconds, and the currency of the price."""
+    speed = budget.speed
+    return {
+        "name": None if job is None else job.metadata.name,
+        "parameterCount": footprint.parameter_count,
+        "steps": found.steps,
+        "deviceMemory": budget.device_memory,
+        "reserve": budget.reserve,
+        "assumptions": None
+        if speed is None
+        else {"peakFlops": speed.flops, "utilization": speed.utilization, "bandwidth": speed.bandwidth},
+        "pricePerHour": budget.price_per_hour,
+        "rows": [_row(row) for row in found.rows],
+        "recommendation": found.recommendation,
+        "notes": list(found.notes),
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "strategy": row.strategy.value,
+        "workers": row.workers,
+        "microBatch": row.batch and row.batch.micro_batch,
+        "passes": row.batch and row.batch.passes,
+        "memory": {**{to_camel(name): size for name, size in vars(row.memory).items()}, "peak": row.memory.total},
+        "fits": row.fits,
+        "spare": row.spare,
+        "seconds": row.time
+        and {
+            "compute": row.time.compute,
+            "communication": row.time.communication,
+            "step": row.time.step,
+        },
+        "cost": row.cost,
+    }

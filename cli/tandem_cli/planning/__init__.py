@@ -1,0 +1,1 @@
+"""Which strategy fits a device, and what a step takes: the formulas of `tandem plan`. Pure."""

@@ -1,0 +1,203 @@
+"""The memory of one device at the peak of a training step, by strategy and world size. Pure.
+
+With P, G and O for the bytes of parameters, gradients and optimizer state, and N ranks:
+
+    single    P + G + O + activations
+    ddp       P + G + O + activations        the buckets are the gradients (gradient_as_bucket_view=True)
+    fsdp      (P + G + O) / N + activations + what is gathered: the parts outside of any block, the block that is
+              computed, the next one, which is prefetched, and the gradients of one block, before they are reduced and
+              while they are sent
+
+FSDP is that of ZeRO's third stage (https://arxiv.org/abs/1910.02054) as `torch.distributed.fsdp.fully_shard` does it.
+Activations are those of a traced step (tandem.footprint); they contain the copies of weights that mixed precision
+casts. Of `single` without accumulation only those gradients count that exist at the peak: most of them come into being
+while activations go.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from tandem.errors import UserError
+from tandem.footprint import Footprint, Pass
+from tandem.tasks import Loop
+
+FULL_PRECISION = 4
+"""Bytes of a number in float32."""
+ADAM_STATES = 2
+"""Numbers that Adam keeps for each parameter: means of the gradient and of its square."""
+UNITS = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
+"""Of sizes, as data sheets and Kubernetes write them."""
+
+
+class Strategy(StrEnum):
+    """How a model is distributed over ranks."""
+
+    SINGLE = "single"
+    """One rank."""
+    DDP = "ddp"
+    """Each rank holds all; gradients are averaged."""
+    FSDP = "fsdp"
+    """Each rank holds a part of parameters, gradients and optimizer state, and gathers a block when it is computed."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What lies on one device at the peak, in bytes."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    """With temporary tensors and the batch; without casts."""
+    casts: int
+    """Copies of parameters in a lower precision."""
+    gathered: int
+    """FSDP: parameters and gradients of the blocks that are whole."""
+    buffers: int
+    """Those of the model, and the moving average of its weights."""
+    data: int
+    """Training data that lies on the device as a whole."""
+
+    @property
+    def total(self) -> int:
+        """The peak."""
+        return sum(vars(self).values())
+
+
+@dataclass(frozen=True)
+class Batch:
+    """How the rank with most samples takes its share of a global batch."""
+
+    micro_batch: int
+    """Samples of its largest forward pass."""
+    passes: int
+    """Forward passes of a step."""
+
+
+def batch_of(loop: Loop, world_size: int) -> Batch:
+    """The share of a rank, cut as the loop cuts it (`pieces` in tandem_trainer.data.order)."""
+    share = -(-loop.global_batch_size // world_size)
+    passes = -(-share // (loop.micro_batch_size or share))
+    return Batch(-(-share // passes), passes)
+
+
+def state_of(parameters: int) -> Footprint:
+    """The state of a model in float32 with Adam.
+
+    Args:
+        parameters: how many numbers it learns.
+    """
+    size = FULL_PRECISION * parameters
+    return Footprint(
+        parameters=size,
+        parameter_count=parameters,
+        gradients=size,
+        optimizer=ADAM_STATES * size,
+        buffers=0,
+        samples=0,
+    )
+
+
+def memory(strategy: Strategy, world_size: int, footprint: Footprint, traced: Pass | None, passes: int = 1) -> Memory:
+    """The peak of one device.
+
+    Args:
+        world_size: ranks.
+        footprint: of the whole model.
+        traced: the pass over a micro-batch; None where it is not known, and activations count as nothing.
+        passes: in a step.
+    """
+    whole = Memory(
+        parameters=footprint.parameters,
+        gradients=footprint.gradients,
+        optimizer=footprint.optimizer,
+        activations=0,
+        casts=0,
+        gathered=0,
+        buffers=footprint.buffers + footprint.average,
+        data=footprint.data,
+    )
+    if traced is not None:
+        is_fresh = strategy is Strategy.SINGLE and passes == 1
+        active = traced.fresh - traced.fresh_gradients if is_fresh else traced.accumulating
+        casts = min(footprint.casts, active)
+        whole = replace(whole, activations=active - casts, casts=casts)
+        if is_fresh:
+            whole = replace(whole, gradients=traced.fresh_gradients)
+    if strategy is not Strategy.FSDP or world_size == 1:
+        return whole
+    return replace(
+        whole,
+        parameters=-(-footprint.parameters // world_size),
+        gradients=-(-footprint.gradients // world_size),
+        optimizer=-(-footprint.optimizer // world_size),
+        buffers=footprint.buffers + -(-footprint.average // world_size),
+        gathered=gathered(footprint),
+    )
+
+
+def gathered(footprint: Footprint) -> int:
+    """Bytes that are whole on each device under FSDP, at the most; 0 where the blocks of the model are not known."""
+    if not footprint.blocks:
+        return 0
+    outside = footprint.parameters - sum(footprint.blocks)
+    two = sorted(footprint.blocks)[-2:]
+    # Gradients before they are reduced, and the flat copy of them that is sent.
+    return outside + sum(two) + 2 * two[-1]
+
+
+def bytes_of(text: str, what: str) -> int:
+    """A size as people write it: `80GB`, `79.6GiB`, `16Gi`.
+
+    Args:
+        what: that is of this size, for the message.
+
+    Raises:
+        UserError: it is none.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None:
+        raise UserError(f"{what}: {text!r} is no size; write a number with its unit, such as 80GB or 79.6GiB")
+    amount, unit = float(match[1]), match[2]
+    by_name = {name.lower(): factor for name, factor in UNITS.items()}
+    if unit.lower() not in by_name:
+        written = f"the unit {unit} is not known" if unit else "the unit is missing"
+        raise UserError(f"{what}: {text}: {written}; take one of {', '.join(UNITS)}")
+    size = int(amount * by_name[unit.lower()])
+    if size < 1:
+        raise UserError(f"{what}: {text} is nothing; write more than 0")
+    return size
+
+
+def shown(size: float) -> str:
+    """A size in the binary units of memory: `26.1 GiB`, `213.4 MiB`, `36 B`."""
+    unit = next((unit for unit in ("GiB", "MiB", "KiB") if size >= 0.9995 * UNITS[unit]), "B")
+    return f"{size:.0f} B" if unit == "B" else f"{size / UNITS[unit]:,.1f} {unit}"
+
+
+def world_sizes(text: str) -> Iterator[int]:
+    """Numbers of ranks, as `1,2,4,8`, each once.
+
+    Raises:
+        UserError: one of them is none.
+    """
+    for part in dict.fromkeys(part.strip() for part in text.split(",")):
+        if not part.isdecimal() or int(part) < 1:
+            raise UserError(f"--workers: {part!r} is no number of workers; write some from 1 on, such as 1,2,4,8")
+        yield int(part)

@@ -1,0 +1,169 @@
+"""A plan: each strategy on each number of workers, whether it fits, and which one to take. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.footprint import Footprint
+from tandem.formatting import several
+from tandem.tasks import Loop
+from tandem_cli.planning.memory import Batch, Memory, Strategy, batch_of, memory, shown
+from tandem_cli.planning.speed import Speed, StepTime, cost, step_time, steps_of
+
+RESERVE = "2GiB"
+"""Of a device's memory, for what no tensor is: the CUDA context and its kernels (some 0.5 GiB), NCCL's buffers, and
+gaps between blocks of torch's allocator."""
+
+SHORT = 0.005
+"""Seconds: a step starts hundreds of kernels, at some 10 µs each."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One strategy on a number of workers."""
+
+    strategy: Strategy
+    workers: int
+    """Ranks, each with a device."""
+    batch: Batch | None
+    """None where no job is planned."""
+    memory: Memory
+    spare: int
+    """Bytes that are left on the device; negative where so many lack."""
+    time: StepTime | None
+    """None where operations are not known."""
+    cost: float | None
+    """Of the whole run; None without a price."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device has room for the peak."""
+        return self.spare >= 0
+
+    @property
+    def name(self) -> str:
+        """As in a sentence."""
+        return f"{self.strategy.value} on {several(self.workers, 'worker')}"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What there is."""
+
+    device_memory: int
+    """Bytes of one device."""
+    reserve: int
+    """Bytes of it that tensors do not get."""
+    speed: Speed | None
+    price_per_hour: float | None = None
+    """Of one device."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole answer."""
+
+    rows: tuple[Row, ...]
+    steps: int | None
+    """Of the whole run."""
+    recommendation: str
+    notes: tuple[str, ...]
+    """What the numbers do not say, in sentences."""
+
+
+def batches(loop: Loop, worlds: Sequence[int]) -> tuple[int, ...]:
+    """The different sizes of micro-batches that these numbers of ranks have: what has to be traced."""
+    return tuple(dict.fromkeys(batch_of(loop, world).micro_batch for world in worlds))
+
+
+def planned(footprint: Footprint, loop: Loop | None, worlds: Sequence[int], wanted: int, budget: Budget) -> Plan:
+    """The plan of a job.
+
+    Args:
+        loop: of the job; None for a model of which only the size is known.
+        worlds: numbers of workers, each a rank.
+        wanted: the number that the job asks for.
+    """
+    passes = {one.samples: one for one in footprint.passes}
+    steps = None if loop is None else steps_of(loop, footprint.samples)
+    rows = []
+    for world in worlds:
+        batch = None if loop is None else batch_of(loop, world)
+        traced = None if batch is None else passes.get(batch.micro_batch)
+        count = 1 if batch is None else batch.passes
+        for strategy in (Strategy.SINGLE,) if world == 1 else (Strategy.DDP, Strategy.FSDP):
+            peak = memory(strategy, world, footprint, traced, count)
+            time = None
+            if traced is not None and budget.speed is not None:
+                time = step_time(strategy, world, footprint, traced, count, budget.speed)
+            price = None
+            if time is not None and budget.price_per_hour is not None and steps is not None:
+                price = cost(steps, time.step, world, budget.price_per_hour)
+            spare = budget.device_memory - budget.reserve - peak.total
+            rows.append(Row(strategy, world, batch, peak, spare, time, price))
+    is_known = bool(footprint.passes)
+    notes = _notes(footprint, loop, worlds, is_known)
+    if any(row.time is not None and row.time.step < SHORT for row in rows):
+        notes.append(
+            f"Steps of less than {1e3 * SHORT:.0f} ms are mostly spent on starting kernels, which is not in the times."
+        )
+    return Plan(tuple(rows), steps, recommendation(rows, wanted, is_known), tuple(notes))
+
+
+def recommendation(rows: Sequence[Row], wanted: int, is_known: bool = True) -> str:
+    """Which row to take, in a sentence or two.
+
+    Args:
+        rows: in the order of workers and strategies, the simplest first.
+        wanted: the number of workers to take if it is among the rows; otherwise the most.
+        is_known: whether activations are.
+    """
+    workers = wanted if any(row.workers == wanted for row in rows) else max(row.workers for row in rows)
+    here = [row for row in rows if row.workers == workers]
+    without = "" if is_known else ", without activations"
+    for index, row in enumerate(here):
+        if row.fits:
+            lacking = [f"{one.name} lacks {shown(-one.spare)}; " for one in here[:index]]
+            needless = [f"; {one.strategy.value} is not needed" for one in here[index + 1 :]]
+            return f"{''.join(lacking)}{row.name} fits with {shown(row.spare)} to spare{without}{''.join(needless)}."
+    least = min(here, key=lambda row: row.memory.total)
+    said = f"{least.name} lacks {shown(-least.spare)}{without}"
+    if others := [row for row in rows if row.fits]:
+        other = others[0]
+        return f"{said}; {other.name} fits with {shown(other.spare)} to spare."
+    least = min(rows, key=lambda row: row.memory.total)
+    return f"Nothing fits: {least.name}, which takes least, lacks {shown(-least.spare)}{without}. {_advice(least)}"
+
+
+def _advice(row: Row) -> str:
+    """What makes a row smaller."""
+    peak = row.memory
+    if peak.activations <= peak.total / 2 or row.batch is None:
+        return "Take more workers with fsdp, or devices with more memory."
+    if row.batch.micro_batch > 1:
+        return (
+            f"Activations are most of it: set loop.microBatchSize below {row.batch.micro_batch}, or "
+            "loop.activationCheckpointing, or loop.precision bfloat16."
+        )
+    return "Activations of one sample are most of it: set loop.activationCheckpointing, or loop.precision bfloat16."
+
+
+def _notes(footprint: Footprint, loop: Loop | None, worlds: Sequence[int], is_known: bool) -> list[str]:
+    notes = []
+    if loop is None:
+        notes.append(
+            "State in float32 with Adam. Activations and the blocks that fsdp gathers are not counted: they depend on "
+            "the model and the batch, which a job says."
+        )
+        return notes
+    if not is_known:
+        notes.append(
+            f"Activations are not counted and times are not known, because {footprint.untraced}. What is counted "
+            "follows from the sizes of the parameters."
+        )
+    if any(world > loop.global_batch_size for world in worlds):
+        notes.append(
+            f"globalBatchSize {loop.global_batch_size} is less than {max(worlds)} workers: some have nothing to do."
+        )
+    if loop.compile:
+        notes.append("The step is traced without loop.compile, which usually needs less.")
+    return notes

@@ -1,0 +1,109 @@
+"""How long a step takes and what it costs, from data sheets. Pure.
+
+    compute          operations / (peak of the device × utilization); a third forward, two thirds backward
+    communication    ddp: 2 (N - 1) / N × gradients, once a step (a ring's all-reduce)
+                     fsdp: (N - 1) / N × (2 × parameters + gradients), in each pass: gathered for the forward and for
+                     the backward pass, reduced after it
+    step             compute + the communication that does not hide behind it: ddp's hides behind the backward pass of
+                     the last micro-batch, fsdp's behind all of its pass
+
+What is not in it: reading data, checkpoints, latency of small messages, and kernels that wait for memory instead of
+computing. Small models wait: their utilization is far below the default.
+"""
+
+from dataclasses import dataclass
+
+from tandem.footprint import Footprint, Pass
+from tandem.tasks import Loop
+from tandem_cli.planning.memory import Strategy
+
+UTILIZATION = 0.4
+"""Share of a device's peak that training reaches: what large transformers do on many GPUs
+(https://arxiv.org/abs/2204.02311, table 3: 0.21 to 0.46)."""
+BACKWARD = 2 / 3
+"""Share of the operations of a pass: two products of matrices for each of the forward pass."""
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device by its data sheet."""
+
+    memory: int
+    """Bytes."""
+    half: float
+    """Operations a second in bfloat16 or float16, dense."""
+    full: float
+    """The same in float32, without TF32: what torch computes by default."""
+    bandwidth: float
+    """Bytes a second from one device to another of the same machine, in one direction."""
+
+    def peak(self, precision: str) -> float:
+        """Operations a second in a precision of the loop's."""
+        return self.full if precision == "float32" else self.half
+
+
+DEVICES = {
+    "h200": Device(141 * 10**9, 989e12, 67e12, 450e9),
+    "h100": Device(80 * 10**9, 989e12, 67e12, 450e9),
+    "a100": Device(80 * 10**9, 312e12, 19.5e12, 300e9),
+    "l40s": Device(48 * 10**9, 362e12, 91.6e12, 32e9),
+    "l4": Device(24 * 10**9, 121e12, 30.3e12, 32e9),
+}
+"""From NVIDIA's data sheets: SXM modules with NVLink, and cards with PCIe 4.0 ×16."""
+DEFAULT_DEVICE = "h100"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What is assumed of a device."""
+
+    flops: float
+    """Peak, operations a second."""
+    utilization: float
+    """Share of it that is reached."""
+    bandwidth: float
+    """Bytes a second between two devices."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step."""
+
+    compute: float
+    communication: float
+    """All of it, hidden or not."""
+    step: float
+
+
+def step_time(
+    strategy: Strategy, world_size: int, footprint: Footprint, traced: Pass, passes: int, speed: Speed
+) -> StepTime:
+    """The time of an optimizer step.
+
+    Args:
+        traced: the pass of the rank that has most samples.
+        passes: of a step.
+    """
+    compute = traced.flops * passes / (speed.flops * speed.utilization)
+    share = (world_size - 1) / world_size
+    moved, hides = 0.0, 0.0
+    if strategy is Strategy.DDP:
+        moved, hides = 2 * share * footprint.gradients, BACKWARD * compute / passes
+    elif strategy is Strategy.FSDP:
+        moved, hides = share * (2 * footprint.parameters + footprint.gradients) * passes, compute
+    communication = moved / speed.bandwidth
+    return StepTime(compute, communication, compute + max(0.0, communication - hides))
+
+
+def steps_of(loop: Loop, samples: int) -> int:
+    """Optimizer steps of a whole run over so many samples."""
+    size = loop.global_batch_size
+    epoch = samples // size if loop.drop_last else -(-samples // size)
+    steps = loop.epochs * epoch
+    return steps if loop.max_steps is None else min(steps, loop.max_steps)
+
+
+def cost(steps: int, step_seconds: float, world_size: int, price_per_hour: float) -> float:
+    """Of so many steps, in the currency of the price, which is that of one device."""
+    return steps * step_seconds * world_size * price_per_hour / HOUR

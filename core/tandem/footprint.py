@@ -1,0 +1,85 @@
+"""What a training step of a task takes: the question of `tandem plan`, and the answer of the process that traces it.
+
+The command line imports no torch, so it asks a process of the trainer's (tandem_trainer.footprint): JSON on its
+standard input, JSON on its standard output. Sizes are bytes.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from tandem.job import Trainer
+from tandem.model import Model
+
+Bytes = Annotated[int, Field(ge=0)]
+
+
+class Question(Model):
+    """What is asked."""
+
+    trainer: Trainer
+    """The job's `spec.trainer`, which trains a task."""
+    micro_batches: tuple[Annotated[int, Field(ge=1)], ...]
+    """Samples of one forward pass: each size is traced."""
+
+
+class Pass(Model):
+    """A forward pass and its backward pass, with the step of the optimizer behind it."""
+
+    samples: int
+    """Of the micro-batch."""
+    fresh: Bytes
+    """Peak beyond parameters, buffers and optimizer state, where no gradient exists when the forward pass begins:
+    activations, temporary tensors, the batch, and the gradients that exist at the peak."""
+    fresh_gradients: Bytes
+    """Those gradients."""
+    accumulating: Bytes
+    """Peak beyond parameters, buffers, optimizer state and all gradients, where all of them exist all the time."""
+    flops: float
+    """Operations of the forward and the backward pass, as torch counts them: those of matrix products, convolutions and
+    attention."""
+
+
+class Footprint(Model):
+    """What the state of a task takes, and its passes."""
+
+    parameters: Bytes
+    """All parameters."""
+    parameter_count: int
+    """Numbers in them."""
+    gradients: Bytes
+    """Those of the parameters that learn."""
+    optimizer: Bytes
+    """State of the optimizer after a step."""
+    buffers: Bytes
+    """Buffers of the model, such as the statistics of batch normalization."""
+    average: Bytes = 0
+    """The moving average of the weights that `emaDecay` asks for."""
+    casts: Bytes = 0
+    """Copies of parameters in a lower precision, which the activations of each pass contain."""
+    data: Bytes = 0
+    """Training data that lies on the device as a whole."""
+    samples: int
+    """Of the training data, as many as the job uses."""
+    blocks: tuple[Bytes, ...] | None = None
+    """Parameters of each repeated part of the model, which FSDP gathers one after the other. None where only the size
+    of a model is known."""
+    passes: tuple[Pass, ...] = ()
+    """In the order of the question; none where the step could not be traced."""
+    untraced: str = ""
+    """Why not."""
+
+
+class Mistake(Model):
+    """What is wrong with the job."""
+
+    path: tuple[str | int, ...]
+    """Of the field of the manifest."""
+    message: str
+
+
+class Answer(Model):
+    """One of the two."""
+
+    footprint: Footprint | None = None
+    mistakes: tuple[Mistake, ...] = ()

@@ -1,0 +1,277 @@
+"""`tandem plan`: the formulas of memory, time and costs, what is recommended, and how mistakes are told."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tandem.errors import UserError
+from tandem.footprint import Footprint, Pass
+from tandem.tasks import Loop, Optimizer
+from tandem_cli.main import application
+from tandem_cli.planning.memory import (
+    Batch,
+    Strategy,
+    batch_of,
+    bytes_of,
+    gathered,
+    memory,
+    shown,
+    state_of,
+    world_sizes,
+)
+from tandem_cli.planning.plan import Budget, Plan, batches, planned
+from tandem_cli.planning.speed import DEVICES, Speed, cost, step_time, steps_of
+
+GIB = 2**30
+PASS = Pass(samples=8, fresh=60, fresh_gradients=20, accumulating=50, flops=900.0)
+MODEL = Footprint(
+    parameters=100,
+    parameter_count=25,
+    gradients=80,
+    optimizer=160,
+    buffers=7,
+    average=100,
+    casts=10,
+    data=3,
+    samples=640,
+    blocks=(30, 40, 20),
+    passes=(PASS,),
+)
+
+
+def plan(*words: str) -> str:
+    result = CliRunner().invoke(application(["plan"]), ["plan", *words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.stdout
+
+
+def test_the_classic_table_of_a_model_of_seven_billion() -> None:
+    rows = json.loads(plan("--parameters", "7e9", "--workers", "1,8", "--json"))["rows"]
+    single, ddp, fsdp = rows
+    assert [(row["strategy"], row["workers"]) for row in rows] == [("single", 1), ("ddp", 8), ("fsdp", 8)]
+    for row in (single, ddp):
+        parts = [round(row["memory"][name] / GIB, 1) for name in ("parameters", "optimizer", "gradients", "peak")]
+        assert parts == [26.1, 52.2, 26.1, 104.3]
+        assert not row["fits"]
+    assert round(fsdp["memory"]["peak"] / GIB, 1) == 13.0
+    assert fsdp["fits"]
+
+
+def test_the_classic_table_as_people_read_it() -> None:
+    lines = plan("--parameters", "7e9", "--workers", "8", "--device-memory", "80GB").splitlines()
+    heads, ddp, fsdp = (line.split() for line in lines if line.startswith(("STRATEGY", "ddp ", "fsdp ")))
+    assert heads == ["STRATEGY", "WORKERS", "PARAMETERS", "GRADIENTS", "OPTIMIZER", "PEAK", "FITS"]
+    assert ddp[:10] == ["ddp", "8", "26.1", "GiB", "26.1", "GiB", "52.2", "GiB", "104.3", "GiB"]
+    assert fsdp[8:12] == ["13.0", "GiB", "59.5", "GiB"]
+    assert lines[-1] == (
+        "→ ddp on 8 workers lacks 31.8 GiB; fsdp on 8 workers fits with 59.5 GiB to spare, without activations."
+    )
+
+
+def test_a_single_rank_has_only_the_gradients_of_the_peak() -> None:
+    peak = memory(Strategy.SINGLE, 1, MODEL, PASS)
+    assert (peak.gradients, peak.activations, peak.casts) == (20, 30, 10)
+    assert peak.total == 100 + 160 + 60 + 107 + 3
+
+
+def test_gradients_exist_all_the_time_where_they_are_accumulated_and_under_ddp() -> None:
+    for peak in (memory(Strategy.SINGLE, 1, MODEL, PASS, passes=2), memory(Strategy.DDP, 4, MODEL, PASS)):
+        assert (peak.gradients, peak.activations) == (80, 40)
+        assert peak.total == 100 + 80 + 160 + 50 + 107 + 3
+
+
+def test_fsdp_shares_the_state_and_gathers_two_blocks_and_the_gradients_of_one() -> None:
+    peak = memory(Strategy.FSDP, 4, MODEL, PASS)
+    assert (peak.parameters, peak.gradients, peak.optimizer, peak.buffers) == (25, 20, 40, 7 + 25)
+    assert peak.gathered == gathered(MODEL) == (100 - 90) + (30 + 40) + 2 * 40
+
+
+def test_without_a_trace_all_state_counts_and_activations_do_not() -> None:
+    peak = memory(Strategy.SINGLE, 1, MODEL, None)
+    assert (peak.gradients, peak.activations) == (80, 0)
+
+
+@pytest.mark.parametrize(
+    ("world", "most", "batch"),
+    [
+        (1, None, Batch(64, 1)),
+        (3, None, Batch(22, 1)),
+        (3, 8, Batch(8, 3)),
+        (100, 8, Batch(1, 1)),
+        (1, 60, Batch(32, 2)),
+    ],
+)
+def test_a_share_is_cut_as_the_loop_cuts_it(world: int, most: int | None, batch: Batch) -> None:
+    assert batch_of(Loop(global_batch_size=64, micro_batch_size=most), world) == batch
+
+
+def test_each_size_of_a_micro_batch_is_traced_once() -> None:
+    assert batches(Loop(global_batch_size=64, micro_batch_size=16), (1, 2, 4, 8)) == (16, 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("80GB", 80 * 10**9), ("79.5 GiB", int(79.5 * GIB)), ("16Gi", 16 * GIB), ("1tb", 10**12), ("512 B", 512)],
+)
+def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
+    assert bytes_of(text, "--device-memory") == size
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("80", "the unit is missing; take one of B, KB"),
+        ("80 parsecs", "the unit parsecs is not known"),
+        ("much", "'much' is no size"),
+        ("-3GB", "is no size"),
+        ("0GB", "is nothing"),
+    ],
+)
+def test_a_wrong_size_is_told_with_what_is_right(text: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        bytes_of(text, "--device-memory")
+    assert str(caught.value).startswith("--device-memory: ")
+
+
+@pytest.mark.parametrize("text", ["0", "1,0", "-2", "two", "", "1,,2"])
+def test_no_workers_are_an_error(text: str) -> None:
+    with pytest.raises(UserError, match="is no number of workers; write some from 1 on"):
+        list(world_sizes(text))
+
+
+def test_sizes_are_shown_in_the_units_of_memory() -> None:
+    assert [shown(size) for size in (36, 1024, 3 * 2**20 + 2**19, 26.1 * GIB)] == [
+        "36 B",
+        "1.0 KiB",
+        "3.5 MiB",
+        "26.1 GiB",
+    ]
+
+
+SPEED = Speed(flops=1000.0, utilization=0.5, bandwidth=100.0)
+
+
+def test_time_is_operations_over_what_of_the_peak_is_reached() -> None:
+    time = step_time(Strategy.SINGLE, 1, MODEL, PASS, 2, SPEED)
+    assert (time.compute, time.communication, time.step) == (3.6, 0.0, 3.6)
+
+
+def test_ddp_sends_gradients_once_a_step_behind_the_last_backward_pass() -> None:
+    time = step_time(Strategy.DDP, 4, MODEL, PASS, 2, SPEED)
+    assert time.communication == pytest.approx(2 * 3 / 4 * 80 / 100)
+    assert time.step == pytest.approx(3.6)
+    slow = step_time(Strategy.DDP, 4, MODEL, PASS, 2, Speed(1000.0, 0.5, 10.0))
+    assert slow.step == pytest.approx(3.6 + 12.0 - 2 / 3 * 1.8)
+
+
+def test_fsdp_moves_parameters_twice_and_gradients_once_in_each_pass() -> None:
+    time = step_time(Strategy.FSDP, 4, MODEL, PASS, 2, Speed(1000.0, 0.5, 10.0))
+    assert time.communication == pytest.approx(3 / 4 * (200 + 80) * 2 / 10)
+    assert time.step == pytest.approx(time.communication)
+
+
+def test_a_run_costs_its_steps_times_its_devices() -> None:
+    assert steps_of(Loop(epochs=3, global_batch_size=64), 640) == 30
+    assert steps_of(Loop(epochs=3, global_batch_size=64, drop_last=True), 639) == 27
+    assert steps_of(Loop(epochs=3, global_batch_size=64, max_steps=5), 640) == 5
+    assert cost(7200, 0.5, 4, 2.5) == pytest.approx(10.0)
+
+
+def test_precision_decides_which_peak_of_a_device_counts() -> None:
+    assert DEVICES["h100"].peak("float32") == 67e12
+    assert DEVICES["h100"].peak("bfloat16") == 989e12
+
+
+def made(device_memory: int, wanted: int = 2, footprint: Footprint = MODEL, **loop: object) -> Plan:
+    given = Loop.model_validate({"global_batch_size": 16, "optimizer": Optimizer(), **loop})
+    passes = tuple(PASS.model_copy(update={"samples": one}) for one in batches(given, (1, 2, 4)))
+    known = footprint.model_copy(update={"passes": passes if footprint.passes else ()})
+    return planned(known, given, (1, 2, 4), wanted, Budget(device_memory, 10, SPEED, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("device_memory", "wanted", "sentence"),
+    [
+        (10_000, 2, "ddp on 2 workers fits with 9.3 KiB to spare; fsdp is not needed."),
+        (10_000, 1, "single on 1 worker fits with 9.3 KiB to spare."),
+        (10_000, 3, "ddp on 4 workers fits with 9.3 KiB to spare; fsdp is not needed."),
+        (450, 4, "ddp on 4 workers lacks 60 B; fsdp on 4 workers fits with 110 B to spare."),
+        (400, 2, "fsdp on 2 workers lacks 50 B; fsdp on 4 workers fits with 60 B to spare."),
+        (50, 2, "Nothing fits: fsdp on 4 workers, which takes least, lacks 290 B. Take more workers with fsdp,"),
+    ],
+)
+def test_the_simplest_strategy_that_fits_is_recommended(device_memory: int, wanted: int, sentence: str) -> None:
+    assert made(device_memory, wanted).recommendation.startswith(sentence)
+
+
+def test_where_activations_are_most_of_it_a_smaller_micro_batch_is() -> None:
+    small = MODEL.model_copy(
+        update={"parameters": 1, "gradients": 1, "optimizer": 2, "average": 0, "data": 0, "casts": 0, "blocks": (1,)}
+    )
+    assert "set loop.microBatchSize below 8, or" in made(20, footprint=small).recommendation
+    assert "Activations of one sample" in made(20, footprint=small, micro_batch_size=1).recommendation
+
+
+def test_what_the_numbers_do_not_say_is_noted() -> None:
+    notes = made(10_000, footprint=MODEL.model_copy(update={"passes": (), "untraced": "x"}), compile=True).notes
+    assert notes[0].startswith("Activations are not counted and times are not known, because x.")
+    assert notes[1].startswith("The step is traced without loop.compile")
+    assert made(10_000, global_batch_size=3).notes == (
+        "globalBatchSize 3 is less than 4 workers: some have nothing to do.",
+    )
+
+
+def test_one_of_a_job_and_a_size_is_planned() -> None:
+    for words in ([], ["examples/digits.yaml", "--parameters", "7e9"]):
+        with pytest.raises(UserError, match="give one of them"):
+            plan(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--parameters", "-1"], "--parameters: write a number above 0, not -1"),
+        (["--parameters", "0.5"], "--parameters: 0.5 is less than one parameter"),
+        (["--parameters", "7e9", "--workers", "0"], "--workers: '0' is no number of workers"),
+        (["--parameters", "7e9", "--device-memory", "80XB"], "--device-memory: 80XB: the unit XB is not known"),
+        (["--parameters", "7e9", "--device", "abacus"], "--device: abacus is not known; take one of h200, h100"),
+        (["--parameters", "7e9", "--utilization", "40"], "--utilization: 40.0 is no share"),
+        (["--parameters", "7e9", "--peak-flops", "inf"], "--peak-flops: write a number above 0, not inf"),
+    ],
+)
+def test_a_wrong_option_is_told_with_what_is_right(words: list[str], told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        plan(*words)
+    assert str(caught.value).startswith(told)
+
+
+SCRIPT = """\
+apiVersion: tandem.dev/v1alpha1
+kind: DistributedTrainingJob
+metadata: {name: a}
+spec:
+  trainer:
+    command: [python, train.py]
+"""
+
+
+def test_a_script_has_no_model_that_can_be_planned(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(SCRIPT)
+    with pytest.raises(UserError) as caught:
+        plan(str(tmp_path / "job.yaml"))
+    assert "the model of a script is not known here" in str(caught.value)
+    assert "job.yaml:6:" in str(caught.value)
+
+
+def test_a_wrong_manifest_is_told_as_everywhere(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(SCRIPT.replace("command", "comand"))
+    with pytest.raises(UserError, match=r"job.yaml:6:5.*unknown field comand"):
+        plan(str(tmp_path / "job.yaml"))
+
+
+def test_the_state_of_a_model_is_four_numbers_for_each_parameter() -> None:
+    footprint = state_of(10)
+    assert (footprint.parameters, footprint.gradients, footprint.optimizer) == (40, 40, 80)

@@ -1,0 +1,159 @@
+"""The memory of a training step, traced without its weights: beside sizes that can be counted, and where it ends."""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from tandem.footprint import Footprint, Question
+from tandem.job import Trainer
+from tandem_trainer.footprint import answered, blocks
+from tandem_trainer.task import Task
+
+WIDTH, SAMPLES = 64, 256
+
+
+class Layers(Task[None]):
+    """Two linear layers."""
+
+    def model(self) -> nn.Module:
+        """[N, 64] → [N, 1]."""
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Dropout(0.5), nn.Linear(WIDTH, 1))
+
+    def data(self, split: Any) -> TensorDataset:
+        """Zeros."""
+        return TensorDataset(torch.zeros(SAMPLES, WIDTH))
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """What it says."""
+        return model(batch[0]).squeeze(1)  # type: ignore[no-any-return]
+
+
+class Twice(Layers):
+    """Calls its model twice."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """The sum of two views."""
+        return (model(batch[0]) + model(-batch[0])).squeeze(1)  # type: ignore[no-any-return]
+
+
+class DependsOnValues(Layers):
+    """Asks what the data is."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Other for other data."""
+        return super().loss(model, [batch[0] * 2] if batch[0].sum() > 0 else batch)
+
+
+class Mean(Layers):
+    """Gives one loss for all."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Their mean."""
+        return super().loss(model, batch).mean()
+
+
+class ReadsItsWeights(Layers):
+    """Looks at them while it is made."""
+
+    def model(self) -> nn.Module:
+        """Never comes so far."""
+        model = super().model()
+        if next(model.parameters()).sum().item() > 1e9:
+            raise ValueError
+        return model
+
+
+class Huge(Layers):
+    """400 billion parameters."""
+
+    def model(self) -> nn.Module:
+        """[N, 64] → [N, 1]."""
+        return nn.Sequential(nn.Linear(WIDTH, 10**9), nn.Linear(10**9, 336), nn.Linear(336, 1))
+
+
+def asked(task: type[Task[Any]], *micro_batches: int, **loop: Any) -> Footprint:
+    trainer = Trainer.parse({"task": f"{__name__}:{task.__name__}", "loop": loop})
+    answer = answered(Question(trainer=trainer, micro_batches=micro_batches), lambda words: None)
+    assert answer.footprint is not None, answer.mistakes
+    return answer.footprint
+
+
+PARAMETERS = 4 * (WIDTH * WIDTH + WIDTH + WIDTH + 1)
+
+
+def test_state_is_what_the_model_and_its_optimizer_hold() -> None:
+    found = asked(Layers, 8, emaDecay=0.9)
+    assert found.parameters == found.gradients == found.average == PARAMETERS
+    # Adam's two numbers for each parameter, and a count of steps for each of four tensors.
+    assert found.optimizer == 2 * PARAMETERS + 4 * 4
+    assert asked(Layers, 8, optimizer={"name": "sgd"}).optimizer == PARAMETERS
+    assert (found.samples, found.data) == (SAMPLES, SAMPLES * WIDTH * 4)
+    assert found.blocks == (4 * (WIDTH * WIDTH + WIDTH), 4 * (WIDTH + 1))
+
+
+def test_activations_grow_with_the_micro_batch_and_gradients_do_not() -> None:
+    small, large = asked(Layers, 1024, 2048).passes
+    assert (small.samples, large.samples) == (1024, 2048)
+    assert 1.9 < large.fresh / small.fresh <= 2.0
+    assert small.flops == pytest.approx(large.flops / 2)
+    # Two products of matrices forward and three backward: the input needs no gradient.
+    assert small.flops == 2 * 1024 * (2 * WIDTH * WIDTH + 3 * WIDTH)
+
+
+def test_mixed_precision_adds_copies_of_the_weights() -> None:
+    found = asked(Layers, 8, precision="bfloat16")
+    assert found.casts == PARAMETERS // 2
+    assert asked(Layers, 8).casts == 0
+
+
+def test_a_model_may_be_called_twice() -> None:
+    once, twice = asked(Layers, 512), asked(Twice, 512)
+    assert twice.untraced == ""
+    assert 1.5 < twice.passes[0].fresh / once.passes[0].fresh < 2.1
+
+
+def test_what_depends_on_values_is_counted_without_activations_and_says_so() -> None:
+    found = asked(DependsOnValues, 8)
+    assert found.passes == ()
+    assert found.untraced == "a step cannot be traced: it depends on the values of data"
+    assert (found.parameters, found.optimizer) == (PARAMETERS, 2 * PARAMETERS)
+
+
+def test_a_model_that_this_machine_could_not_hold_is_traced() -> None:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found = asked(Huge, 2)
+    assert found.parameters > 1.5e12 > memory
+    assert found.passes[0].accumulating > 2 * 10**9 * 4
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (Mean, "Mean.loss returned a value of the shape () for 8 samples"),
+        (ReadsItsWeights, "ReadsItsWeights.model cannot be made without its weights: DataDependentOutputException"),
+    ],
+)
+def test_a_wrong_task_is_told_at_its_field(task: type[Task[Any]], words: str) -> None:
+    trainer = Trainer.parse({"task": f"{__name__}:{task.__name__}"})
+    (mistake,) = answered(Question(trainer=trainer, micro_batches=(8,)), lambda words: None).mistakes
+    assert mistake.path == ("spec", "trainer", "task")
+    assert words in mistake.message
+
+
+def test_parameters_are_checked_as_before_a_run() -> None:
+    trainer = Trainer.parse({"task": f"{__name__}:Layers", "parameters": {"width": 3}})
+    (mistake,) = answered(Question(trainer=trainer, micro_batches=(8,)), lambda words: None).mistakes
+    assert mistake.path == ("spec", "trainer", "parameters", "width")
+
+
+def test_blocks_are_the_layers_of_lists_then_children_then_the_model() -> None:
+    layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.add_module("body", nn.ModuleDict({"layers": layers}))
+    assert blocks(model) == list(layers)
+    assert blocks(nn.Sequential(nn.ReLU(), layers[0])) == [layers[0]]
+    assert blocks(layers[0]) == [layers[0]]

@@ -1,0 +1,330 @@
+"""Traces a training step of a task and says what it takes, without its weights: `python -m tandem_trainer.footprint`.
+
+The step is that of the loop (tandem_trainer.train): the task's own model, loss and optimizer, with the loop's precision
+and activation checkpointing, forward, backward, clipping and the optimizer's step. Its tensors are fake ones
+(torch's FakeTensorMode): they have shapes and no memory, so a model of any size is traced on any machine.
+`torch.distributed._tools.mem_tracker` adds up what is alive at each operation.
+
+Two steps are traced for each size of the micro-batch, because gradients come into being while activations go. Where
+they exist all the time (DistributedDataParallel's buckets, a second micro-batch) the peak is higher.
+
+The kernels are those of a CPU. Those of a GPU save about the same tensors; scratch memory that a kernel allocates
+by itself is not seen. `compile` is left out.
+
+The question and the answer are those of tandem.footprint. What the user's code prints goes to standard error, and so
+does the progress.
+"""
+
+import itertools
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
+
+from tandem.footprint import Answer, Footprint, Mistake, Pass, Question
+from tandem.formatting import one_line
+from tandem.job import Trainer
+from tandem.rundir.durable import may_pass
+from tandem.tasks import Loop
+from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.models.dropout import Draws, SampleDropout, key_dropout
+from tandem_trainer.process_group import Group
+from tandem_trainer.strategies.replicated import prepare
+from tandem_trainer.task import Task, configured, found, name_of, sentence, task_of, tensors_of, told
+from tandem_trainer.train import DTYPES, samples_of
+
+TASK = ("spec", "trainer", "task")
+DIFFERENT_SAMPLES = 16
+"""Samples that are read for a batch, and then repeated: shapes are the same, and reading takes time."""
+Progress = Callable[[str], None]
+
+
+class Untraceable(Exception):  # noqa: N818 - it says what the model is
+    """A step cannot be traced; says why."""
+
+
+def footprint(trainer: Trainer, micro_batches: Sequence[int], progress: Progress) -> Footprint:
+    """What the task of a job takes.
+
+    Args:
+        trainer: of a task.
+        micro_batches: samples of one forward pass, each of which is traced.
+        progress: told what is done, in words.
+
+    Raises:
+        ConfigurationError: the task cannot work as it is written, or its model cannot be made without its weights.
+        OSError: the disk fails.
+    """
+    loop = trainer.settings_of_loop
+    task = task_of(trainer)
+    progress("reads the data")
+    dataset, start, end = samples_of(task)
+    tensors = tensors_of(task, dataset)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        progress("makes the model, without its weights")
+        traced = _Step(task, loop)
+        passes, untraced = [], ""
+        try:
+            for samples in micro_batches:
+                progress(f"traces a step of {samples:,} samples")
+                with mode_off():
+                    batch = _batch(task, tensors, dataset, start, min(end, start + DIFFERENT_SAMPLES), samples)
+                passes.append(traced.take(tree_map_only(Tensor, mode.from_tensor, batch), samples))
+        except Untraceable as error:
+            passes, untraced = [], str(error)
+        return traced.footprint(
+            passes=tuple(passes),
+            untraced=untraced,
+            samples=end - start,
+            data=sum(tensor.nbytes for tensor in tensors) if tensors is not None else 0,
+        )
+
+
+def mode_off() -> Any:
+    """Tensors made in it are real."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()
+
+
+def _batch(
+    task: Task[Any], tensors: tuple[Tensor, ...] | None, dataset: Any, start: int, end: int, samples: int
+) -> Any:
+    """A micro-batch of the first samples."""
+    indices = list(itertools.islice(itertools.cycle(range(start, end)), samples))
+    if tensors is not None:
+        return [tensor[torch.tensor(indices)] for tensor in tensors]
+    try:
+        read = {index: dataset[index] for index in set(indices)}
+        return task.collate([read[index] for index in indices])
+    except Exception as error:
+        if may_pass(error):
+            raise
+        raise ConfigurationError(f"{name_of(type(task))}: its samples cannot be read: {told(error)}") from error
+
+
+class _Still(Draws):
+    """Draws of dropout without a count of the calls, which is a number that a fake tensor does not have."""
+
+    def of_call(self, layer: int) -> Tensor:
+        """The same keys for each call."""
+        return self.keys
+
+
+class _Whole(nn.Module):
+    """All of a forward pass as one module: the tracker takes a second call of the outermost one for another step, and a
+    task may call its model as often as it likes."""
+
+    def __init__(self, task: Task[Any], model: nn.Module) -> None:
+        super().__init__()
+        self._task, self.model = task, model
+
+    def forward(self, batch: Any, samples: int) -> Tensor:
+        """The sum of the losses. Scalar."""
+        return self._task.loss_sum(self.model, batch, samples)
+
+
+class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the copies of parameters in a lower precision."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._ids = {id(parameter) for parameter in parameters}
+        self.sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at each operation."""
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and id(args[0]) in self._ids:
+            self.sizes[id(args[0])] = result.nbytes
+        return result
+
+
+class _Step:
+    """The step of the loop, over fake tensors. Made and used under a FakeTensorMode."""
+
+    def __init__(self, task: Task[Any], loop: Loop) -> None:
+        self._loop = loop
+        torch.manual_seed(0)
+        # Of one rank: what strategies add is the planner's to say. On CPUs syncBatchNorm is ignored, with a warning.
+        loop = loop.model_copy(update={"sync_batch_norm": False})
+        try:
+            model = task.model()
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            if may_pass(error):
+                raise
+            raise ConfigurationError(
+                f"{name_of(type(task))}.model cannot be made without its weights: {told(error)}"
+            ) from error
+        if not isinstance(model, nn.Module):
+            raise ConfigurationError(f"{name_of(type(task))}.model returned no torch.nn.Module: {type(model).__name__}")
+        self._draws = _Still(key_dropout(model).layers)
+        for module in model.modules():
+            if isinstance(module, SampleDropout):
+                module._draws = self._draws
+        # Its fake tensors are on the CPU already, and Module.to cannot swap fake ones (torch 2.15).
+        vars(model)["to"] = lambda device: model
+        self._model = prepare(model, loop, Group(0, 1, 0, torch.device("cpu"))).train()
+        self._whole = _Whole(task, self._model)
+        self._optimizer = task.optimizer(self._model, loop.optimizer)
+        self._learning = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        self._casts = 0
+
+    def take(self, batch: Any, samples: int) -> Pass:
+        """Trace a micro-batch.
+
+        Raises:
+            ConfigurationError: the loss is not one for each sample.
+            Untraceable: it cannot be traced.
+        """
+        if not all(isinstance(parameter, FakeTensor) for parameter in self._model.parameters()):
+            raise Untraceable("the model brings weights of its own, which are read from somewhere")
+        try:
+            with FlopCounterMode(display=False) as operations, _Casts(self._model.parameters()) as casts:
+                self._run(batch, samples)
+            self._casts = sum(casts.sizes.values())
+            fresh, fresh_gradients = self._peak(batch, samples)
+            for parameter in self._learning:
+                parameter.grad = torch.zeros_like(parameter)
+            accumulating, _ = self._peak(batch, samples)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            if may_pass(error):
+                raise
+            why = "it depends on the values of data" if "DataDependent" in type(error).__name__ else told(error)
+            raise Untraceable(f"a step cannot be traced: {why}") from error
+        state = self._state_size()
+        return Pass(
+            samples=samples,
+            fresh=max(0, fresh - state),
+            fresh_gradients=fresh_gradients,
+            accumulating=max(0, accumulating - state - self._gradients()),
+            flops=float(operations.get_total_flops()),
+        )
+
+    def _peak(self, batch: Any, samples: int) -> tuple[int, int]:
+        """Bytes that are alive at the peak of a step, and those of them that are gradients."""
+        # It imports what is made for many devices, which takes a second.
+        from torch.distributed._tools.mem_tracker import MemTracker
+
+        tracker = MemTracker()
+        tracker.track_external(self._whole, self._optimizer, *(one for one in tree_leaves(batch) if _is_tensor(one)))
+        with tracker:
+            self._run(batch, samples)
+        snapshot = tracker.get_tracker_snapshot("peak")
+        sizes = {getattr(kind, "value", kind): size for devices in snapshot.values() for kind, size in devices.items()}
+        return sizes["Total"], sizes["Gradient"]
+
+    def _run(self, batch: Any, samples: int) -> None:
+        self._draws.set(self._loop.seed, 0, torch.zeros(samples, dtype=torch.int64))
+        if self._loop.precision == "float32":
+            loss: Tensor = self._whole(batch, samples)
+        else:
+            with torch.autocast("cpu", dtype=DTYPES[self._loop.precision]):
+                loss = self._whole(batch, samples).float()
+        (loss * (1.0 / samples)).backward()  # type: ignore[no-untyped-call]
+        if self._loop.gradient_clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._learning, self._loop.gradient_clip_norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def footprint(self, *, passes: tuple[Pass, ...], untraced: str, samples: int, data: int) -> Footprint:
+        """All there is to say."""
+        parameters, buffers = _size(self._model.parameters()), _size(self._model.buffers())
+        optimizer = self._optimizer_size()
+        if not passes:
+            # Without a step there is no state yet.
+            numbers = {"adam": 2, "adamw": 2, "sgd": 1 if self._loop.optimizer.momentum else 0}
+            optimizer = self._gradients() * numbers[self._loop.optimizer.name]
+        return Footprint(
+            parameters=parameters,
+            parameter_count=sum(parameter.numel() for parameter in self._model.parameters()),
+            gradients=self._gradients(),
+            optimizer=optimizer,
+            buffers=buffers,
+            average=parameters + buffers if self._loop.ema_decay is not None else 0,
+            casts=self._casts,
+            data=data,
+            samples=samples,
+            blocks=tuple(_size(block.parameters()) for block in blocks(self._model)),
+            passes=passes,
+            untraced=untraced,
+        )
+
+    def _gradients(self) -> int:
+        return _size(self._learning)
+
+    def _optimizer_size(self) -> int:
+        return _size(one for state in self._optimizer.state.values() for one in state.values() if _is_tensor(one))
+
+    def _state_size(self) -> int:
+        return _size(itertools.chain(self._model.parameters(), self._model.buffers())) + self._optimizer_size()
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The parts of a model that FSDP is usually told to gather one after the other: the members of its lists of layers;
+    without lists, its children; without children, itself."""
+    found: list[nn.Module] = []
+
+    def look(module: nn.Module) -> None:
+        for child in module.children():
+            if isinstance(child, nn.ModuleList):
+                found.extend(child)
+            else:
+                look(child)
+
+    look(model)
+    members = found or list(model.children()) or [model]
+    return [module for module in members if any(True for _ in module.parameters())]
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _size(tensors: Iterable[Tensor]) -> int:
+    """Bytes, each tensor once."""
+    return sum({id(tensor): tensor.nbytes for tensor in tensors}.values())
+
+
+def answered(question: Question, progress: Progress) -> Answer:
+    """The footprint, or what is wrong with the job.
+
+    Raises:
+        OSError: the disk fails.
+    """
+    trainer = question.trainer
+    try:
+        if trainer.own_task is not None:
+            _, wrong = configured(found(trainer.own_task), trainer.parameters or {})
+            if wrong:
+                return Answer(mistakes=tuple(Mistake(path=path, message=sentence(path, what)) for path, what in wrong))
+        return Answer(footprint=footprint(trainer, question.micro_batches, progress))
+    except ConfigurationError as error:
+        return Answer(mistakes=(Mistake(path=TASK, message=one_line(str(error))),))
+
+
+def main() -> None:
+    """Entry point."""
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    question = Question.read_json(sys.stdin.read())
+    told_of = answered(question, lambda words: print(f"plan: {words}", file=sys.stderr, flush=True))
+    with os.fdopen(answer, "w") as file:
+        file.write(told_of.model_dump_json(exclude_none=True))
+
+
+if __name__ == "__main__":
+    main()
