@@ -37,7 +37,7 @@ from tandem.tasks import Loop
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.models.dropout import Draws, SampleDropout, key_dropout
 from tandem_trainer.process_group import Group
-from tandem_trainer.strategies.replicated import prepare
+from tandem_trainer.strategies.strategy import prepare
 from tandem_trainer.task import Task, configured, found, name_of, sentence, task_of, tensors_of, told
 from tandem_trainer.train import DTYPES, samples_of
 
