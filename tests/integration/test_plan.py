@@ -1,20 +1,20 @@
-"""`tandem plan` as a user calls it, with a task that is really traced."""
+"""`tandem plan` as a user calls it, with a task that is really traced: the documentation shows what it prints."""
 
-import json
+import subprocess
+import sys
+from pathlib import Path
 
-from tests.support.processes import tandem
+from tests.support import ROOT
+from tests.support.documents import blocks
+from tests.support.processes import environment
 
 
-def test_a_job_is_planned_as_its_manifest_says() -> None:
-    words = ("examples/minigpt.yaml", "--device-memory", "80GB", "--workers", "1,2", "--price-per-hour", "2.5")
-    result = tandem("plan", *words, "--json")
-    assert result.returncode == 0, result.stderr
-    assert "plan: traces a step of 32 samples" in result.stderr
-    told = json.loads(result.stdout)
-    assert told["recommendation"] == "ddp on 2 workers fits with 72.5 GiB to spare; fsdp is not needed."
-    rows = {row["strategy"]: row for row in told["rows"]}
-    assert list(rows) == ["single", "ddp", "fsdp"]
-    # Measured by benchmarks/plan_error.py: 46.7 MiB.
-    assert abs(rows["single"]["memory"]["peak"] / 46.7 / 2**20 - 1) < 0.1
-    assert 0 < rows["ddp"]["seconds"]["compute"] < rows["single"]["seconds"]["compute"]
-    assert rows["ddp"]["cost"] > 0
+def test_the_documentation_shows_what_a_plan_of_a_job_is() -> None:
+    command, shown, *_ = blocks(ROOT / "docs" / "plan.md")
+    variables = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["bash", "-c", command.text], cwd=ROOT, env=environment(variables), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip() == shown.text.rstrip()
+    assert "plan: traces a step of 64 samples" in done.stderr

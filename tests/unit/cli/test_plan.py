@@ -23,6 +23,8 @@ from tandem_cli.planning.memory import (
 )
 from tandem_cli.planning.plan import Budget, Plan, batches, planned
 from tandem_cli.planning.speed import DEVICES, Speed, cost, step_time, steps_of
+from tests.support import ROOT
+from tests.support.documents import blocks
 
 GIB = 2**30
 PASS = Pass(samples=8, fresh=60, fresh_gradients=20, accumulating=50, flops=900.0)
@@ -275,3 +277,10 @@ def test_a_wrong_manifest_is_told_as_everywhere(tmp_path: Path) -> None:
 def test_the_state_of_a_model_is_four_numbers_for_each_parameter() -> None:
     footprint = state_of(10)
     assert (footprint.parameters, footprint.gradients, footprint.optimizer) == (40, 40, 80)
+
+
+def test_the_documentation_shows_the_classic_table_as_it_is() -> None:
+    _, _, command, shown_there = blocks(ROOT / "docs" / "plan.md")
+    words = command.text.split()
+    assert words[:2] == ["tandem", "plan"]
+    assert plan(*words[2:]).rstrip() == shown_there.text.rstrip()
