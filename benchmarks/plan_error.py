@@ -22,16 +22,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.goals import Outcome, Verdict, exit_code
 from tandem.footprint import Question
 from tandem.job import DistributedTrainingJob
 from tandem.manifest.reading import read_job
 from tandem_cli.planning.memory import Strategy, batch_of, memory, shown
-
-if TYPE_CHECKING:
-    from torch import nn
 
 MOST = 0.10
 """Error of the worst shape."""
@@ -150,12 +146,15 @@ def train(shape: Shape) -> int:
     from tandem_trainer.data.order import Passes
     from tandem_trainer.models.dropout import key_dropout
     from tandem_trainer.process_group import Group
-    from tandem_trainer.strategies.replicated import distribute, prepare
+    from tandem_trainer.strategies import strategy_of
+    from tandem_trainer.strategies.strategy import prepare
     from tandem_trainer.task import task_of
     from tandem_trainer.train import Stepper, averaged, order_of, samples_of, supply_of
 
     job = shape.job
     loop = job.spec.trainer.settings_of_loop
+    if shape.strategy is Strategy.FSDP:
+        loop = loop.model_copy(update={"strategy": "fsdp"})
     group = Group.join()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         task = task_of(job.spec.trainer)
@@ -166,32 +165,21 @@ def train(shape: Shape) -> int:
         draws = key_dropout(model)
         model = prepare(model, loop, group)
         average = averaged(model, loop.ema_decay)
-        forward = sharded(model) if shape.strategy is Strategy.FSDP else distribute(model, loop, group)
+        strategy = strategy_of(loop, group, per_worker=1)
+        strategy.shard(model, task.tensor_plan)
+        if average is not None:
+            strategy.shard(average.module, task.tensor_plan)
         optimizer = task.optimizer(model, loop.optimizer)
+        forward = strategy.wrap(model)
         scaler = torch.amp.GradScaler(group.device.type, enabled=False)
-        stepper = Stepper(task, loop, group, forward, draws, optimizer, scaler)
-        supply = supply_of(task, dataset, passes.order, loop, group, range(STEPS))
+        stepper = Stepper(task, loop, strategy, forward, draws, optimizer, scaler)
+        supply = supply_of(task, dataset, passes.order, loop, strategy, range(STEPS))
         rates = [float(parameters["lr"]) for parameters in optimizer.param_groups]
         for step in range(STEPS):
             stepper.take(step, supply.read(step), rates)
             if average is not None:
                 average.update_parameters(model)
     return peak(profiler)
-
-
-def sharded(model: "nn.Module") -> "nn.Module":
-    """A model under FSDP, block by block, as torch has it."""
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    from tandem_trainer.footprint import blocks
-
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for block in blocks(model):
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
 
 
 def peak(profiler: object) -> int:
