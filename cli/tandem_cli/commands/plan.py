@@ -25,7 +25,7 @@ COLUMNS = ("parameters", "gradients", "optimizer", "activations", "casts", "gath
 
 def plan(
     file: Annotated[
-        str | None, typer.Argument(metavar="[FILE]", help="The job's manifest; - reads standard input.")
+        str | None, typer.Argument(metavar="FILE", help="The job's manifest; - reads standard input.")
     ] = None,
     overrides: Annotated[
         list[str] | None,
