@@ -121,8 +121,13 @@ def overhead(strategy: str, rounds: int, steps: int) -> list[Verdict]:
     sides: dict[str, Callable[[], Measurement]] = {
         "Tandem": lambda: _tandem(strategy, steps),
         "by hand": lambda: _reference(strategy, steps),
-        "accelerate": lambda: _reference(strategy, steps, "--accelerate"),
     }
+    goals = {"by hand": 0.99}
+    if strategy == "ddp":
+        sides["accelerate"] = lambda: _reference(strategy, steps, "--accelerate")
+        goals["accelerate"] = 1.0
+    else:
+        print("  without accelerate: on CPUs it passes over its plugin for fully_shard (by_hand)", flush=True)
     runs: dict[str, list[Measurement | None]] = {side: [] for side in sides}
     for number in range(rounds):
         for side in sides if number % 2 == 0 else reversed(sides):
@@ -133,7 +138,7 @@ def overhead(strategy: str, rounds: int, steps: int) -> list[Verdict]:
             runs[side].append(found)
             print(f"  {number + 1}/{rounds} {side}: {found or said}", flush=True)
     verdicts = []
-    for reference, least in (("by hand", 0.99), ("accelerate", 1.0)):
+    for reference, least in goals.items():
         ours, theirs = runs["Tandem"], runs[reference]
         print(f"  Tandem / {reference}: by the clock {shown(clock_ratios(ours, theirs))}")
         print(f"    processor seconds {shown(processor_ratios(ours, theirs, lambda use: use.ranks))}", flush=True)
@@ -199,9 +204,7 @@ def _run_directory(path: Path, work: Work, strategy: str, steps: int, every: int
 
 
 def _records(run_dir: RunDir, kind: str) -> list[dict[str, Any]]:
-    return [
-        line for path in run_dir.log.glob("train-g*.jsonl") for line in read_lines(path)[0] if line["kind"] == kind
-    ]
+    return [line for path in run_dir.log.glob("train-g*.jsonl") for line in read_lines(path)[0] if line["kind"] == kind]
 
 
 def _is_rank(process: psutil.Process) -> bool:
