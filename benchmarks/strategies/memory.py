@@ -4,9 +4,9 @@ It does what tandem_trainer.train does, without a run directory and without save
 rank's part of the state, under every strategy alike (docs/checkpoint-cost.md).
 
 All is resident memory (VmHWM of /proc/self/status, MB of 10^6 bytes) above what the process had just before it made
-the model, with torch, the data and the process group in place. The kernel keeps the peak, so none is missed between two
-looks; writing 5 to /proc/self/clear_refs sets it back to what is resident. That is done once the model is split, because
-each rank makes the whole one first, and the peak until then is reported beside it.
+the model: with torch, the data, the process group and what torch loads late in place. The kernel keeps the peak, so
+none is missed between two looks; writing 5 to /proc/self/clear_refs sets it back to what is resident. That is done once
+the model is split, because each rank makes the whole one first, and the peak until then is reported beside it.
 """
 
 import argparse

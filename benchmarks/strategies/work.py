@@ -24,7 +24,8 @@ class Work:
     """Passages of a step, over all ranks."""
 
     def __str__(self) -> str:
-        return f"{self.layers} layers of {self.width}, batch {self.batch_size}×{self.length}, float32, AdamW, {RANKS} ranks"
+        shape = f"{self.layers} layers of {self.width}, batch {self.batch_size}×{self.length}"
+        return f"{shape}, float32, AdamW, {RANKS} ranks"
 
     @property
     def parameters(self) -> dict[str, Any]:
