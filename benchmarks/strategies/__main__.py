@@ -183,7 +183,7 @@ def save(strategy: str) -> list[Verdict]:
             watched([*TORCHRUN, "-m", "tandem_trainer"], Path(name), _is_rank, steps, {RUN_DIR: str(run_dir.path)})
         except Failure as failure:
             return [Verdict(Outcome.MISSED, f"saves under {strategy}", str(failure))]
-        saved, left_out = _records(run_dir, "saved"), len(_records(run_dir, "notSaved"))
+        saved, left_out = _records(run_dir, "checkpoint"), len(_records(run_dir, "skipped"))
     stalls = [record["stallSeconds"] for record in saved]
     print(
         f"  {len(saved)} of {saved[0]['bytes'] / 1e6:.0f} MB: stall median {statistics.median(stalls):.3f} s, range "
