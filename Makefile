@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.tandem
 
 .PHONY: help setup run fmt lint type check test e2e e2e-prepare e2e-full budgets recording gpu cluster soak soak-operator generate picture images clean \
-	bench bench-scale bench-recovery bench-checkpoint bench-operator
+	bench bench-scale bench-recovery bench-checkpoint bench-operator bench-strategies
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -78,6 +78,9 @@ bench-checkpoint: $(STAMP) ## Cost of a save beside torch.save, dcp, accelerate 
 	@$(BIN)/python -m benchmarks.checkpoint $(ARGS); saving=$$?; \
 		$(BIN)/python -m benchmarks.checkpoint.loading; loading=$$?; \
 		$(BIN)/python -m benchmarks.checkpoint.restoring && exit $$((saving + loading))
+
+bench-strategies: $(STAMP) ## Memory and speed of ddp and fsdp beside torch alone and accelerate (two idle cores; ARGS="--only memory")
+	@$(BIN)/python -m benchmarks.strategies $(ARGS)
 
 bench-operator: $(STAMP) ## The operator under 1,000 jobs, and what it does when pods die (a cluster; ARGS="--only scale --jobs 1000")
 	@$(BIN)/python -m benchmarks.operators $(ARGS)

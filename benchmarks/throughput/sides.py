@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,12 +98,12 @@ def tandem(work: Work, *overrides: str, pin: bool = False) -> Measurement:
         command = [TANDEM, "run", str(folder / "job.yaml"), "--run-dir", str(run_dir.path), *(["--pin"] if pin else [])]
         for override in overrides:
             command += ["--set", f"spec.{override}"]
-        began, looks = _run(command, folder, _is_our_rank, work)
+        began, looks = watched(command, folder, _is_our_rank, work.steps)
         logs = sorted(run_dir.log.glob("train-g*.jsonl"))
         ends = [line["time"] for line in read_lines(logs[-1])[0] if line["kind"] == "step"] if logs else []
         if len(logs) != 1 or len(ends) != work.steps:
             raise Failure(f"{len(logs)} generations, {len(ends)} of {work.steps} steps")
-    return _measured(began, looks, ends, work)
+    return measured(began, looks, ends, work.steps, work.batch_size)
 
 
 def script(work: Work) -> Measurement:
@@ -123,9 +123,9 @@ def script(work: Work) -> Measurement:
         }
         (folder / "job.yaml").write_text(json.dumps(manifest))
         command = [TANDEM, "run", str(folder / "job.yaml"), "--run-dir", str(folder / "run")]
-        began, looks = _run(command, folder, _is_our_rank, work)
+        began, looks = watched(command, folder, _is_our_rank, work.steps)
         ends = json.loads(times.read_text())
-    return _measured(began, looks, ends, work)
+    return measured(began, looks, ends, work.steps, work.batch_size)
 
 
 def trainer(work: Work, inline: bool = False, beside: bool = False) -> Measurement:
@@ -155,11 +155,11 @@ def trainer(work: Work, inline: bool = False, beside: bool = False) -> Measureme
         }
         (folder / "job.yaml").write_text(json.dumps(manifest))
         run = [TANDEM, "run", str(folder / "job.yaml"), "--run-dir", str(run_dir.path), "--pin"]
-        began, looks = _run(run, folder, _is_our_rank, work)
+        began, looks = watched(run, folder, _is_our_rank, work.steps)
         ends = json.loads(times.read_text())
         if beside and len(list(run_dir.evaluations.glob("step-*/g000000.json"))) < work.steps // TRAINER_EVERY:
             raise Failure("not every state was evaluated")
-    return _measured(began, looks, ends, work)
+    return measured(began, looks, ends, work.steps, work.batch_size)
 
 
 def bare(work: Work, keep: bool = False) -> Measurement:
@@ -176,9 +176,9 @@ def bare(work: Work, keep: bool = False) -> Measurement:
         times = folder / "times.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         command += [*_script(work, times), *(["--keep-memory"] if keep else [])]
-        began, looks = _run(command, folder, _is_bare_rank, work)
+        began, looks = watched(command, folder, _is_bare_rank, work.steps)
         ends = json.loads(times.read_text())
-    return _measured(began, looks, ends, work)
+    return measured(began, looks, ends, work.steps, work.batch_size)
 
 
 def _script(work: Work, times: Path) -> list[str]:
@@ -197,21 +197,32 @@ def _is_bare_rank(process: psutil.Process) -> bool:
     return str(SCRIPT) in words and "torch.distributed.run" not in words
 
 
-def _run(command: Sequence[str], folder: Path, is_rank: IsRank, work: Work) -> tuple[float, list[Sample]]:
-    """Run a command to its end; when it began, and what its processes had taken, again and again."""
+def watched(
+    command: Sequence[str], folder: Path, is_rank: IsRank, steps: int, variables: Mapping[str, str] | None = None
+) -> tuple[float, list[Sample]]:
+    """Run a command to its end; when it began, and what its processes had taken, again and again.
+
+    Args:
+        folder: for what it prints.
+        steps: that it takes, which say how long that may last.
+        variables: of its environment, besides our own.
+
+    Raises:
+        Failure: it ended early, or not well.
+    """
     output = folder / "output.txt"
     looks = []
     began = time.time()
     with output.open("wb") as file:
         process = subprocess.Popen(
             command,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(variables or {}),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
         )
         try:
-            root, deadline = psutil.Process(process.pid), time.monotonic() + START_SECONDS + work.steps * STEP_SECONDS
+            root, deadline = psutil.Process(process.pid), time.monotonic() + START_SECONDS + steps * STEP_SECONDS
             while process.poll() is None and time.monotonic() < deadline:
                 looks.append(look(root, is_rank))
                 with suppress(subprocess.TimeoutExpired):
@@ -235,9 +246,23 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _measured(began: float, looks: Sequence[Sample], ends: Sequence[float], work: Work) -> Measurement:
-    use = per_step(looks, ends, SKIP)
+def measured(
+    began: float, looks: Sequence[Sample], ends: Sequence[float], steps: int, batch_size: int, skip: int = SKIP
+) -> Measurement:
+    """What a run showed.
+
+    Args:
+        ends: when each step ended, seconds since the epoch.
+        batch_size: samples of a step, over all ranks.
+        skip: first steps that do not count.
+
+    Raises:
+        Failure: it took other steps, or too few.
+    """
+    if len(ends) != steps:
+        raise Failure(f"{len(ends)} of {steps} steps")
+    use = per_step(looks, ends, skip)
     if use is None:
-        raise Failure(f"too short to be looked at twice after step {SKIP}: raise --steps")
-    throughput = (work.steps - SKIP) * work.batch_size / (ends[-1] - ends[SKIP - 1])
+        raise Failure(f"too short to be looked at twice after step {skip}: raise --steps")
+    throughput = (steps - skip) * batch_size / (ends[-1] - ends[skip - 1])
     return Measurement(throughput, use, ends[0] - began)

@@ -1,0 +1,56 @@
+"""What the strategies train: a small language model of bytes, the same on every side."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tandem_trainer.causal_lm import CausalLM, Config
+
+STRATEGIES = ("ddp", "fsdp")
+RANKS = 2
+LEARNING_RATE, WEIGHT_DECAY, CLIP_NORM = 3e-4, 0.1, 1.0
+"""Of AdamW, and of its gradients: what language models are usually trained with."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model and how it is trained."""
+
+    width: int
+    layers: int
+    heads: int
+    length: int
+    """Tokens of a passage."""
+    batch_size: int
+    """Passages of a step, over all ranks."""
+
+    def __str__(self) -> str:
+        shape = f"{self.layers} layers of {self.width}, batch {self.batch_size}×{self.length}"
+        return f"{shape}, float32, AdamW, {RANKS} ranks"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """`spec.trainer.parameters` of the task."""
+        return {"width": self.width, "layers": self.layers, "heads": self.heads, "length": self.length}
+
+    @property
+    def task(self) -> CausalLM:
+        """The task, as a job makes it."""
+        return CausalLM(Config.parse(self.parameters))
+
+    def loop(self, strategy: str, steps: int) -> dict[str, Any]:
+        """`spec.trainer.loop` of a job."""
+        return {
+            "strategy": strategy,
+            "maxSteps": steps,
+            "epochs": 1_000_000,
+            "globalBatchSize": self.batch_size,
+            "dropLast": True,
+            "gradientClipNorm": CLIP_NORM,
+            "optimizer": {"name": "adamw", "learningRate": LEARNING_RATE, "weightDecay": WEIGHT_DECAY},
+        }
+
+
+LARGE = Work(width=640, layers=12, heads=10, length=32, batch_size=2)
+"""Some 60 million parameters and a step with few activations, so that the state is what memory goes to."""
+SMALL = Work(width=256, layers=4, heads=4, length=64, batch_size=8)
+"""Some 3 million parameters, whose step takes a core about 0.1 s."""
