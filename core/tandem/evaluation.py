@@ -28,7 +28,7 @@ of JSON from one pipe, and writes its reports to another. The end of the first p
     TANDEM_CHANNEL              descriptors of the two pipes, of further shards and of reports
 
 **Metrics are sums that add up.** A shard reports no score but what scores are made of, with the way to put the shards
-together (`Mean`, `Sum`, `Max`, `Min`, `Confusion`). A plain number is the mean of the shards.
+together (`Mean`, `GeometricMean`, `Sum`, `Max`, `Min`, `Confusion`). A plain number is the mean of the shards.
 
 Rejected: a function of the user's that is called (its imports, its device and its memory would be the evaluator's, and
 its crash, too), a server that the program asks over HTTP (a port and a client for what two pipes do), standard output
@@ -74,6 +74,21 @@ class Mean:
 
 
 @dataclass(frozen=True)
+class GeometricMean:
+    """A mean over samples that multiplies: `exp(total / count)` of all shards together. Perplexity is that of how
+    improbable each token was, with its loss in nats as the logarithm."""
+
+    log_total: SupportsFloat
+    """The sum over the samples of this shard of the natural logarithms."""
+    count: SupportsFloat
+    """How many samples there were, or the sum of their weights."""
+
+    def wire(self) -> dict[str, Any]:
+        """Its form in JSON."""
+        return {"geometricMean": [_number(self.log_total), _number(self.count)]}
+
+
+@dataclass(frozen=True)
 class _Single:
     value: SupportsFloat
     """That of this shard."""
@@ -115,7 +130,7 @@ class Confusion:
         return {"confusion": [[int(count) for count in row] for row in self.counts]}
 
 
-Value = Mean | Sum | Max | Min | Confusion
+Value = Mean | GeometricMean | Sum | Max | Min | Confusion
 
 
 @dataclass
@@ -139,7 +154,8 @@ class Checkpoint:
         """Report what this shard adds to the checkpoint's metrics. Once for each checkpoint.
 
         Args:
-            metrics: by name: `Mean`, `Sum`, `Max`, `Min` or `Confusion`; a plain number is the mean of the shards.
+            metrics: by name: `Mean`, `GeometricMean`, `Sum`, `Max`, `Min` or `Confusion`; a plain number is the mean of
+                the shards.
 
         Raises:
             TypeError: a value is no number.

@@ -14,7 +14,11 @@ Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 BUILT_IN = "image-classification"
-"""The built-in task."""
+"""The built-in task whose configuration has fields of its own, `trainer.config`."""
+CAUSAL_LM = "causal-lm"
+"""The built-in task that takes what a task of the user's own takes: `trainer.loop` and `trainer.parameters`."""
+TASKS = (BUILT_IN, CAUSAL_LM)
+"""Names of tasks; all others are a module and a class."""
 TaskName = Annotated[str, Field(pattern=TASK, max_length=253)]
 """A built-in task, or the module and the class of another."""
 
@@ -22,8 +26,15 @@ GOALS: dict[str, Literal["Maximize", "Minimize"]] = {
     "loss": "Minimize",
     "accuracy": "Maximize",
     "macroF1": "Maximize",
+    "bitsPerByte": "Minimize",
+    "perplexity": "Minimize",
 }
-"""What the evaluators report for `image-classification`, and which way is better."""
+"""Which way is better, of each metric that a built-in task reports."""
+METRICS = {
+    BUILT_IN: ("loss", "accuracy", "macroF1"),
+    CAUSAL_LM: ("loss", "bitsPerByte", "perplexity", "accuracy"),
+}
+"""What the evaluators report for each of them."""
 CLASSES = 10
 """Different labels of each built-in data set: 0 to 9."""
 DIGITS = 1442
@@ -183,7 +194,7 @@ class Loop(Model):
 
 
 class TaskLoop(Loop):
-    """How a task of your own is trained."""
+    """How `causal-lm` or a task of your own is trained."""
 
     rewind_on: RewindOn = "NotFinite"
     """When training goes back to an older checkpoint and leaves the data around the bad step out: `NotFinite`, when the
@@ -203,7 +214,7 @@ def _bounded(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 Parameters = Annotated[dict[str, Any], AfterValidator(_bounded)]
-"""What a task of the user's own is given."""
+"""What `causal-lm` or a task of the user's own is given."""
 
 
 class ImageClassification(Loop):

@@ -23,6 +23,8 @@ Count = Annotated[int, Field(ge=0)]
 
 MOST_WRONG = 24
 """Wrong samples that a result names: enough to look at, and a few hundred bytes."""
+MOST_LOGARITHM = 709.0
+"""Of what float64 can hold, rounded down."""
 NOT_FINITE = "the loss is not finite, so this checkpoint cannot become the best one"
 
 
@@ -164,12 +166,12 @@ class MergedResult(Merged):
 class Part(Model):
     """What one shard adds to a metric of the user's program."""
 
-    reducer: Literal["mean", "sum", "max", "min"]
+    reducer: Literal["mean", "geometricMean", "sum", "max", "min"]
     """How the shards are put together."""
     value: float | None
-    """Of `mean`, the sum over the samples; None if it is not finite."""
+    """Of `mean`, the sum over the samples; of `geometricMean`, that of their logarithms. None if it is not finite."""
     count: Annotated[float, Field(ge=0)] = 1.0
-    """`mean` only: how many samples there were, or the sum of their weights."""
+    """Of means only: how many samples there were, or the sum of their weights."""
 
 
 class ProgramShard(Shard):
@@ -297,10 +299,13 @@ def _reduced(parts: Sequence[Part]) -> float | None:
             return min(values)
         case "sum":
             return finite_or_none(math.fsum(values))
-        case "mean":
+        case "mean" | "geometricMean" as reducer:
             # fsum rounds once, so that neither order nor split shows in the last bit.
             count = math.fsum(part.count for part in parts)
-            return finite_or_none(math.fsum(values) / count) if count else None
+            mean = math.fsum(values) / count if count else math.nan
+            if reducer == "geometricMean":
+                mean = math.exp(mean) if mean <= MOST_LOGARITHM else math.inf
+            return finite_or_none(mean)
 
 
 def surest(wrong: Iterable[WrongSample]) -> list[WrongSample]:

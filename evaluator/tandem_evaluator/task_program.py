@@ -18,7 +18,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tandem.evaluation import MOST_METRICS, Checkpoint, Confusion, Max, Mean, Min, Sum, Value, checkpoints
+from tandem.evaluation import (
+    MOST_METRICS,
+    Checkpoint,
+    Confusion,
+    GeometricMean,
+    Max,
+    Mean,
+    Min,
+    Sum,
+    Value,
+    checkpoints,
+)
 from tandem.launch import RUN_DIR
 from tandem.rundir.layout import RunDir
 from tandem.tasks import Loop
@@ -107,6 +118,9 @@ class TaskEvaluation:
         match before, found:
             case Mean(), Mean():
                 return Mean(float(before.total) + float(found.total), float(before.count) + float(found.count))
+            case GeometricMean(), GeometricMean():
+                total = float(before.log_total) + float(found.log_total)
+                return GeometricMean(total, float(before.count) + float(found.count))
             case Sum(), Sum():
                 return Sum(float(before.value) + float(found.value))
             case Max(), Max():
@@ -125,12 +139,15 @@ def _plain(place: str, value: Any) -> Value:
     match value:
         case Mean():
             return Mean(_number(place, value.total), _number(place, value.count))
+        case GeometricMean():
+            return GeometricMean(_number(place, value.log_total), _number(place, value.count))
         case Sum() | Max() | Min():
             return type(value)(_number(place, value.value))
         case Confusion():
             return Confusion(_rows(place, value.counts))
     raise Unusable(
-        f"{place} is {_shown(value)}; return Mean(total, count), Sum, Max, Min or Confusion, which tell how to add up"
+        f"{place} is {_shown(value)}; return Mean(total, count), GeometricMean, Sum, Max, Min or Confusion, which tell "
+        "how to add up"
     )
 
 

@@ -1,4 +1,4 @@
-"""A small language model of the bytes of a text, as a task that ships with Tandem: `tandem_trainer.causal_lm:CausalLM`.
+"""The task `causal-lm`: a small language model of the bytes of a text.
 
     python -m tandem_trainer.causal_lm runs/minigpt --prompt "The import statement"
 
@@ -21,7 +21,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tandem.evaluation import Mean
+from tandem.evaluation import GeometricMean, Mean, Value
 from tandem.model import Model
 from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest, verified_bytes
 from tandem.rundir.durable import may_pass
@@ -104,13 +104,14 @@ class CausalLM(Task[Config]):
         logits, following = _predicted(model, batch)
         return F.cross_entropy(logits.transpose(1, 2), following, reduction="none").mean(dim=1)
 
-    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Mean]:
-        """Bits for each byte, and the share of bytes that were predicted."""
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Value]:
+        """Bits for each byte, perplexity, and the share of bytes that were predicted."""
         logits, following = _predicted(model, batch)
         nats = F.cross_entropy(logits.transpose(1, 2), following, reduction="none").double().sum()
         right = (logits.argmax(dim=-1) == following).sum()
         return {
             "bitsPerByte": Mean(nats / math.log(2), following.numel()),
+            "perplexity": GeometricMean(nats, following.numel()),
             "accuracy": Mean(right, following.numel()),
         }
 

@@ -40,19 +40,22 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset, default_collate
 
-from tandem.evaluation import Confusion, Max, Mean, Min, Sum, Value
+from tandem.evaluation import Confusion, GeometricMean, Max, Mean, Min, Sum, Value
 from tandem.formatting import one_line
 from tandem.job import Trainer
 from tandem.rundir.durable import may_pass
-from tandem.tasks import BUILT_IN, Optimizer
+from tandem.tasks import BUILT_IN, CAUSAL_LM, Optimizer
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 
-__all__ = ["Confusion", "Max", "Mean", "Min", "Split", "Sum", "Task"]
+__all__ = ["Confusion", "GeometricMean", "Max", "Mean", "Min", "Split", "Sum", "Task"]
 
 C = TypeVar("C")
 Split = Literal["train", "test"]
 """Which samples: to learn from, or to evaluate with."""
-CLASSES = {BUILT_IN: "tandem_trainer.image_classification:ImageTask"}
+CLASSES = {
+    BUILT_IN: "tandem_trainer.image_classification:ImageTask",
+    CAUSAL_LM: "tandem_trainer.causal_lm:CausalLM",
+}
 """Module and class of the built-in tasks."""
 PARAMETERS = ("spec", "trainer", "parameters")
 MOST_WHY = 400
@@ -106,8 +109,8 @@ class Task(ABC, Generic[C]):
             model: in evaluation mode, with the weights of a checkpoint, on the CPU. No gradients are computed.
 
         Returns:
-            By name: `Mean(total, count)`, `Sum`, `Max`, `Min` or `Confusion`. They add up, so scores depend neither on
-            the size of a batch nor on the number of evaluators.
+            By name: `Mean(total, count)`, `GeometricMean`, `Sum`, `Max`, `Min` or `Confusion`. They add up, so scores
+            depend neither on the size of a batch nor on the number of evaluators.
         """
         return {}
 
@@ -181,7 +184,7 @@ def task_of(trainer: Trainer) -> Task[Any]:
         OSError: the disk fails.
     """
     assert trainer.task is not None, "a command has no task"
-    kind = found(CLASSES.get(trainer.task, trainer.task))
+    kind = found(trainer.task)
     if trainer.is_built_in:
         return kind(trainer.settings)
     config, wrong = configured(kind, trainer.parameters or {})
@@ -200,12 +203,15 @@ def task_of(trainer: Trainer) -> Task[Any]:
 def found(name: str) -> type[Task[Any]]:
     """The class of a task.
 
+    Args:
+        name: of a built-in task, or a module and a class.
+
     Raises:
         UnusableInput: there is no such module.
         ConfigurationError: it cannot be imported, or has no such class.
         OSError: the disk fails.
     """
-    module_name, _, class_name = name.partition(":")
+    module_name, _, class_name = CLASSES.get(name, name).partition(":")
     where = f"spec.trainer.task: {name}"
     try:
         module = importlib.import_module(module_name)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tandem.evaluation import GeometricMean, Mean
 from tandem_trainer.causal_lm import CausalLM, Config, write
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.models.minigpt import MiniGPT, Shape, flops_per_token, rotations, turned
@@ -107,7 +108,11 @@ def test_the_loss_is_the_mean_of_a_passage_and_bits_follow_from_it() -> None:
     assert losses.shape == (3,)
     # A fresh model knows nothing of 256 bytes.
     assert losses.mean().item() == pytest.approx(math.log(256), abs=0.5)
-    bits, right = metrics["bitsPerByte"], metrics["accuracy"]
+    bits, right, perplexity = metrics["bitsPerByte"], metrics["accuracy"], metrics["perplexity"]
+    assert isinstance(bits, Mean)
+    assert isinstance(right, Mean)
+    assert isinstance(perplexity, GeometricMean)
+    assert float(perplexity.log_total) / float(perplexity.count) == pytest.approx(losses.mean().item(), rel=1e-6)
     assert float(bits.total) / float(bits.count) == pytest.approx(losses.mean().item() / math.log(2), rel=1e-5)
     assert (bits.count, right.count) == (48, 48)
     assert 0 <= float(right.total) <= 48
