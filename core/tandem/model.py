@@ -199,7 +199,7 @@ RULES = {
     IMAGE: "a name such as registry/team/image:tag, without spaces",
     PATH: "a path without zero characters",
     WORD: "text without zero characters",
-    TASK: "image-classification, causal-lm, or module and class of a task of your own, such as my_package.my_task:MyTask",
+    TASK: "image-classification, causal-lm, or module and class of your own task, such as my_package.my_task:MyTask",
     METRIC: "a name of letters, digits, dots, dashes and underscores that begins with a letter",
     WATCH: "a pattern of at most four names in the run directory, such as out/*.pt, none of which begins with a dot",
 }
