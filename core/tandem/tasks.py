@@ -126,14 +126,26 @@ class Data(Model):
 class Optimizer(Model):
     """The optimizer and its settings."""
 
-    name: Literal["adam", "adamw", "sgd"] = "adam"
-    """The torch.optim class."""
+    name: Literal["adam", "adamw", "muon", "sgd"] = "adam"
+    """The torch.optim class. `muon` is for the matrices of hidden layers alone; embeddings, the first and the last
+    layer, and whatever is no matrix are trained by AdamW."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
-    """Peak learning rate."""
+    """Peak learning rate. That of `muon` means the same as that of `adamw`."""
+    adamw_learning_rate: Annotated[float, Field(gt=0)] | None = None
+    """`muon` only: peak learning rate of AdamW's part. Default: `learningRate`."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """L2 penalty (`adam`, `sgd`) or decoupled decay (`adamw`)."""
+    """L2 penalty (`adam`, `sgd`) or decoupled decay (`adamw`, `muon`)."""
     momentum: Fraction = 0.9
-    """`sgd` only."""
+    """`sgd` and `muon` only; 0.95 is usual for `muon`."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda o: o.name == "muon" or o.adamw_learning_rate is None,
+            "self.name == 'muon' || !has(self.adamwLearningRate)",
+            "adamwLearningRate is only for muon; all others have one learningRate",
+            "adamwLearningRate",
+        ),
+    )
 
 
 class Schedule(Model):

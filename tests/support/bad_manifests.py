@@ -225,6 +225,12 @@ CASES: tuple[BadManifest, ...] = (
         "spec.trainer.config.optimizer.learningRate",
     ),
     _case(
+        "rate-of-another-optimizer",
+        CONFIG + "      optimizer: {name: adamw, adamwLearningRate: 0.1}\n",
+        "only for muon",
+        "spec.trainer.config.optimizer.adamwLearningRate",
+    ),
+    _case(
         "unknown-optimizer",
         CONFIG + "      optimizer: {name: adm}\n",
         "one of adam",

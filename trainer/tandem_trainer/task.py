@@ -46,6 +46,7 @@ from tandem.job import Trainer
 from tandem.rundir.durable import may_pass
 from tandem.tasks import BUILT_IN, CAUSAL_LM, Optimizer
 from tandem_trainer.failure import ConfigurationError, UnusableInput
+from tandem_trainer.optimizers import torch_optimizer
 
 __all__ = ["Confusion", "GeometricMean", "Max", "Mean", "Min", "Split", "Sum", "Task"]
 
@@ -157,22 +158,6 @@ class Task(ABC, Generic[C]):
 def name_of(kind: type) -> str:
     """Module and class, as a manifest names them."""
     return f"{kind.__module__}:{kind.__qualname__}"
-
-
-def torch_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
-    """The optimizer of torch's over all parameters that learn."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # The multi-tensor implementations: one launch for all parameters, on CPUs too.
-    if settings.name == "sgd":
-        return torch.optim.SGD(
-            parameters,
-            lr=settings.learning_rate,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
-    kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
-    return kind(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
 
 
 def task_of(trainer: Trainer) -> Task[Any]:
