@@ -28,8 +28,8 @@ of JSON from one pipe, and writes its reports to another. The end of the first p
     TANDEM_CHANNEL              descriptors of the two pipes, of further shards and of reports
 
 **Metrics are sums that add up.** A shard reports no score but what scores are made of, with the way to put the shards
-together (`Mean`, `Sum`, `Max`, `Min`, `Confusion`, `Histogram`). A plain number is the mean of the shards. `added` is
-that way: batches of a shard and shards of a checkpoint are put together by it alone.
+together (`Mean`, `GeometricMean`, `Sum`, `Max`, `Min`, `Confusion`, `Histogram`). A plain number is the mean of the
+shards. `added` is that way: batches of a shard and shards of a checkpoint are put together by it alone.
 
 Rejected: a function of the user's that is called (its imports, its device and its memory would be the evaluator's, and
 its crash, too), a server that the program asks over HTTP (a port and a client for what two pipes do), standard output
@@ -77,6 +77,21 @@ class Mean:
     def wire(self) -> dict[str, Any]:
         """Its form in JSON."""
         return {"mean": [_number(self.total), _number(self.count)]}
+
+
+@dataclass(frozen=True)
+class GeometricMean:
+    """A mean over samples that multiplies: `exp(total / count)` of all shards together. Perplexity is that of how
+    improbable each token was, with its loss in nats as the logarithm."""
+
+    log_total: SupportsFloat
+    """The sum over the samples of this shard of the natural logarithms."""
+    count: SupportsFloat
+    """How many samples there were, or the sum of their weights."""
+
+    def wire(self) -> dict[str, Any]:
+        """Its form in JSON."""
+        return {"geometricMean": [_number(self.log_total), _number(self.count)]}
 
 
 @dataclass(frozen=True)
@@ -155,7 +170,7 @@ class Histogram:
         return {"histogram": {"counts": list(self.counts), "edges": list(self.edges)}}
 
 
-Value = Mean | Sum | Max | Min | Confusion | Histogram
+Value = Mean | GeometricMean | Sum | Max | Min | Confusion | Histogram
 
 
 def added(values: Sequence[Value]) -> Value:
@@ -174,6 +189,9 @@ def added(values: Sequence[Value]) -> Value:
     match first:
         case Mean():
             return Mean(_total(value.total for value in values), _total(value.count for value in values))  # type: ignore[union-attr]
+        case GeometricMean():
+            logarithms = _total(value.log_total for value in values)  # type: ignore[union-attr]
+            return GeometricMean(logarithms, _total(value.count for value in values))  # type: ignore[union-attr]
         case Sum():
             return Sum(_total(value.value for value in values))  # type: ignore[union-attr]
         case Max():
@@ -234,8 +252,8 @@ class Checkpoint:
         """Report what this shard adds to the checkpoint's metrics. Once for each checkpoint.
 
         Args:
-            metrics: by name: `Mean`, `Sum`, `Max`, `Min`, `Confusion` or `Histogram`; a plain number is the mean of the
-                shards.
+            metrics: by name: `Mean`, `GeometricMean`, `Sum`, `Max`, `Min`, `Confusion` or `Histogram`; a plain number
+                is the mean of the shards.
 
         Raises:
             TypeError: a value is no number.

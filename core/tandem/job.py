@@ -24,7 +24,18 @@ from tandem.model import (
 )
 from tandem.pod_template import GROUP, WHOLE, Resources, Template, asked_in, gpus, is_whole, processes_in_cel
 from tandem.status import Status
-from tandem.tasks import BUILT_IN, GOALS, ImageClassification, Loop, Parameters, Positive, TaskLoop, TaskName
+from tandem.tasks import (
+    BUILT_IN,
+    CAUSAL_LM,
+    GOALS,
+    METRICS,
+    ImageClassification,
+    Loop,
+    Parameters,
+    Positive,
+    TaskLoop,
+    TaskName,
+)
 
 Word = Annotated[str, Field(max_length=4096, pattern=WORD)]
 
@@ -105,8 +116,8 @@ ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][
 CodeDigest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$", max_length=71)]
 
 
-OWN_TASK = "has({0}.task) && {0}.task.contains(':')"
-"""In CEL, whether a trainer has a task of the user's own."""
+OWN_TASK = f"has({{0}}.task) && {{0}}.task != '{BUILT_IN}'"
+"""In CEL, whether a trainer has a task that takes `loop` and `parameters`: the user's own, or `causal-lm`."""
 
 
 class Trainer(Model):
@@ -115,14 +126,14 @@ class Trainer(Model):
     image: Image | None = None
     """Container image of the workers. Default: the chart's trainer image. `tandem run` does not use it."""
     task: TaskName | None = None
-    """`image-classification`, or a task of your own as `package.module:Class`, which is imported from the folder where
-    the processes are started, from PYTHONPATH, or from an installed package."""
+    """`image-classification`, `causal-lm`, or a task of your own as `package.module:Class`, which is imported from the
+    folder where the processes are started, from PYTHONPATH, or from an installed package."""
     config: ImageClassification | None = None
-    """The configuration of a built-in task; every field has a default."""
+    """The configuration of `image-classification`; every field has a default."""
     loop: TaskLoop | None = None
-    """How a task of your own is trained; every field has a default."""
+    """How `causal-lm` or a task of your own is trained; every field has a default."""
     parameters: Parameters | None = None
-    """What a task of your own is given. The type of its configuration says what may stand here."""
+    """What `causal-lm` or a task of your own is given. The type of its configuration says what may stand here."""
     command: Annotated[list[Word], Field(min_length=1, max_length=64)] | None = None
     """Your own script and how to start it, for instance `[python, train.py]`; torchrun sets rank and world size. If the
     first word ends in `.py`, it runs with the same Python."""
@@ -144,48 +155,51 @@ class Trainer(Model):
         Rule(
             lambda t: t.task is not None or t.config is None,
             "has(self.task) || !has(self.config)",
-            "config belongs to a built-in task; your own command takes args and env",
+            "config belongs to image-classification; your own command takes args and env",
             "config",
         ),
         Rule(
             lambda t: t.own_task is None or t.config is None,
             f"!has(self.config) || !({OWN_TASK.format('self')})",
-            "config belongs to a built-in task; your own task takes loop and parameters",
+            "config belongs to image-classification; causal-lm and a task of your own take loop and parameters",
             "config",
         ),
         Rule(
             lambda t: t.own_task is not None or t.loop is None,
             f"!has(self.loop) || ({OWN_TASK.format('self')})",
-            "loop belongs to a task of your own; a built-in task takes config, and your own command args and env",
+            "loop belongs to causal-lm or a task of your own; image-classification takes config, and your own command "
+            "args and env",
             "loop",
         ),
         Rule(
             lambda t: t.own_task is not None or t.parameters is None,
             f"!has(self.parameters) || ({OWN_TASK.format('self')})",
-            "parameters belong to a task of your own; a built-in task takes config, and your own command args and env",
+            "parameters belong to causal-lm or a task of your own; image-classification takes config, and your own "
+            "command args and env",
             "parameters",
         ),
         Rule(
             lambda t: t.command is not None or not t.args,
             "has(self.command) || !has(self.args) || size(self.args) == 0",
-            "args belong to a command; a built-in task takes config, and your own task parameters",
+            "args belong to a command; image-classification takes config, and causal-lm and your own task parameters",
             "args",
         ),
     )
 
     @property
     def settings(self) -> ImageClassification:
-        """The configuration of the built-in task with its defaults filled in."""
+        """The configuration of `image-classification` with its defaults filled in."""
         return self.config or ImageClassification()
 
     @property
     def is_built_in(self) -> bool:
-        """Whether a built-in task is trained."""
+        """Whether the built-in task is trained that takes `config`: `image-classification`."""
         return self.task == BUILT_IN
 
     @property
     def own_task(self) -> str | None:
-        """Module and class of the user's own task; None if something else is trained."""
+        """The task, if it takes `loop` and `parameters`: module and class of the user's own, or `causal-lm`. None if
+        something else is trained."""
         return None if self.is_built_in else self.task
 
     @property
@@ -313,8 +327,9 @@ class Evaluators(Model):
     policy: Literal["Latest", "Every"] = "Latest"
     """`Latest` evaluates the newest checkpoint and records the ones that it skips; `Every` evaluates all of them."""
     named_metric: Annotated[MetricName | None, Field(alias="metric")] = None
-    """The score that decides which checkpoint is the best. Of a built-in task: `loss`, `accuracy` or `macroF1`. Of a
-    `command` or your own task: one that it reports. Default: `loss` for your own task, otherwise `accuracy`."""
+    """The score that decides which checkpoint is the best. Of `image-classification`: `loss`, `accuracy` or `macroF1`.
+    Of `causal-lm`: `loss`, `bitsPerByte`, `perplexity` or `accuracy`. Of a `command` or your own task: one that it
+    reports. Default: `loss` for `causal-lm` and your own task, otherwise `accuracy`."""
     goal: Literal["Maximize", "Minimize"] | None = None
     """Which direction is better. Default: the metric's own, if it is one of a built-in task."""
     image: Image | None = None
@@ -549,10 +564,23 @@ class Spec(Model):
             "evaluators",
         ),
         Rule(
-            lambda s: s.trainer.own_task is not None or not s.is_scored_by_task or s.evaluators.metric in GOALS,
+            lambda s: (
+                s.trainer.own_task is not None or not s.is_scored_by_task or s.evaluators.metric in METRICS[BUILT_IN]
+            ),
             f"{SCORED_BY_TASK} || ({OWN_TASK.format('self.trainer')}) || !has(self.evaluators.metric)"
-            f" || self.evaluators.metric in {list(GOALS)}",
-            f"metric must be one of {', '.join(GOALS)}; others are reported by a command or a task of your own",
+            f" || self.evaluators.metric in {list(METRICS[BUILT_IN])}",
+            f"metric must be one of {', '.join(METRICS[BUILT_IN])}; others are reported by a command or another task",
+            "evaluators.metric",
+        ),
+        Rule(
+            lambda s: (
+                s.trainer.task != CAUSAL_LM
+                or not s.is_scored_by_task
+                or s.evaluators.named_metric in (None, *METRICS[CAUSAL_LM])
+            ),
+            f"{SCORED_BY_TASK} || !has(self.trainer.task) || self.trainer.task != '{CAUSAL_LM}'"
+            f" || !has(self.evaluators.metric) || self.evaluators.metric in {list(METRICS[CAUSAL_LM])}",
+            f"metric of {CAUSAL_LM} must be one of {', '.join(METRICS[CAUSAL_LM])}; others are reported by a command",
             "evaluators.metric",
         ),
         Rule(
@@ -561,16 +589,18 @@ class Spec(Model):
                 or not s.is_scored_by_task
                 or s.evaluators.metric in GOALS
                 or s.evaluators.goal is not None
+                or s.trainer.task == CAUSAL_LM
             ),
             f"{SCORED_BY_TASK} || !({OWN_TASK.format('self.trainer')}) || !has(self.evaluators.metric)"
-            f" || self.evaluators.metric in {list(GOALS)} || has(self.evaluators.goal)",
+            f" || self.evaluators.metric in {list(GOALS)} || has(self.evaluators.goal)"
+            f" || self.trainer.task == '{CAUSAL_LM}'",
             WHICH_WAY,
             "evaluators.metric",
         ),
         Rule(
             lambda s: s.trainer.own_task is not None or not s.is_scored_by_task or s.evaluators.timeout_seconds is None,
             f"{SCORED_BY_TASK} || ({OWN_TASK.format('self.trainer')}) || !has(self.evaluators.timeoutSeconds)",
-            "timeoutSeconds belongs to a command or a task of your own",
+            "timeoutSeconds belongs to a command, causal-lm or a task of your own",
             "evaluators.timeoutSeconds",
         ),
         Rule(

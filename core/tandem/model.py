@@ -188,7 +188,7 @@ WORD = r"^[^\x00]*$"
 
 _PARTS = "lower-case letters, digits, dashes and dots, beginning and ending with a letter or digit"
 METRIC = r"^[A-Za-z][A-Za-z0-9_.-]*$"
-TASK = r"^(image-classification|[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*)$"
+TASK = r"^(image-classification|causal-lm|[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*)$"
 _NAMED = r"[A-Za-z0-9*?_=\[][A-Za-z0-9*?_=.,\[\]+-]*"
 WATCH = rf"^{_NAMED}(/{_NAMED}){{0,3}}$"
 RULES = {
@@ -199,7 +199,7 @@ RULES = {
     IMAGE: "a name such as registry/team/image:tag, without spaces",
     PATH: "a path without zero characters",
     WORD: "text without zero characters",
-    TASK: "image-classification, or the module and class of your own task, such as my_package.my_task:MyTask",
+    TASK: "image-classification, causal-lm, or module and class of your own task, such as my_package.my_task:MyTask",
     METRIC: "a name of letters, digits, dots, dashes and underscores that begins with a letter",
     WATCH: "a pattern of at most four names in the run directory, such as out/*.pt, none of which begins with a dot",
 }

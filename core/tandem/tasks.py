@@ -14,7 +14,11 @@ Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 BUILT_IN = "image-classification"
-"""The built-in task."""
+"""The built-in task whose configuration has fields of its own, `trainer.config`."""
+CAUSAL_LM = "causal-lm"
+"""The built-in task that takes what a task of the user's own takes: `trainer.loop` and `trainer.parameters`."""
+TASKS = (BUILT_IN, CAUSAL_LM)
+"""Names of tasks; all others are a module and a class."""
 TaskName = Annotated[str, Field(pattern=TASK, max_length=253)]
 """A built-in task, or the module and the class of another."""
 
@@ -22,8 +26,15 @@ GOALS: dict[str, Literal["Maximize", "Minimize"]] = {
     "loss": "Minimize",
     "accuracy": "Maximize",
     "macroF1": "Maximize",
+    "bitsPerByte": "Minimize",
+    "perplexity": "Minimize",
 }
-"""What the evaluators report for `image-classification`, and which way is better."""
+"""Which way is better, of each metric that a built-in task reports."""
+METRICS = {
+    BUILT_IN: ("loss", "accuracy", "macroF1"),
+    CAUSAL_LM: ("loss", "bitsPerByte", "perplexity", "accuracy"),
+}
+"""What the evaluators report for each of them."""
 CLASSES = 10
 """Different labels of each built-in data set: 0 to 9."""
 DIGITS = 1442
@@ -115,14 +126,26 @@ class Data(Model):
 class Optimizer(Model):
     """The optimizer and its settings."""
 
-    name: Literal["adam", "adamw", "sgd"] = "adam"
-    """The torch.optim class."""
+    name: Literal["adam", "adamw", "muon", "sgd"] = "adam"
+    """The torch.optim class. `muon` is for the matrices of hidden layers alone; embeddings, the first and the last
+    layer, and whatever is no matrix are trained by AdamW."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
-    """Peak learning rate."""
+    """Peak learning rate. That of `muon` means the same as that of `adamw`."""
+    adamw_learning_rate: Annotated[float, Field(gt=0)] | None = None
+    """`muon` only: peak learning rate of AdamW's part. Default: `learningRate`."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """L2 penalty (`adam`, `sgd`) or decoupled decay (`adamw`)."""
+    """L2 penalty (`adam`, `sgd`) or decoupled decay (`adamw`, `muon`)."""
     momentum: Fraction = 0.9
-    """`sgd` only."""
+    """`sgd` and `muon` only; 0.95 is usual for `muon`."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda o: o.name == "muon" or o.adamw_learning_rate is None,
+            "self.name == 'muon' || !has(self.adamwLearningRate)",
+            "adamwLearningRate is only for muon; all others have one learningRate",
+            "adamwLearningRate",
+        ),
+    )
 
 
 class Schedule(Model):
@@ -237,7 +260,7 @@ class Loop(Model):
 
 
 class TaskLoop(Loop):
-    """How a task of your own is trained."""
+    """How `causal-lm` or a task of your own is trained."""
 
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     """Ranks of one worker that split each matrix of a layer between them, by the plan that the task or the model
@@ -271,7 +294,7 @@ def _bounded(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 Parameters = Annotated[dict[str, Any], AfterValidator(_bounded)]
-"""What a task of the user's own is given."""
+"""What `causal-lm` or a task of the user's own is given."""
 
 
 class ImageClassification(Loop):

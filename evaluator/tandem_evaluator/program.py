@@ -195,14 +195,14 @@ def _parts(report: Any) -> dict[str, Any]:
             confusion = content
         elif reducer == "histogram":
             histograms[name] = content
-        elif reducer == "mean" and isinstance(content, list) and len(content) == 2:
+        elif reducer in ("mean", "geometricMean") and isinstance(content, list) and len(content) == 2:
             parts[name] = {"reducer": reducer, "value": _number(name, content[0]), "count": _number(name, content[1])}
         elif reducer in ("sum", "max", "min"):
             parts[name] = {"reducer": reducer, "value": _number(name, content)}
         else:
             raise ValueError(
-                f'{name} is {value!r}; give a number, or {{"mean": [total, count]}}, sum, max, min, confusion or '
-                "histogram"
+                f'{name} is {value!r}; give a number, or {{"mean": [total, count]}}, geometricMean, sum, max, min, '
+                "confusion or histogram"
             )
     return {"metrics": parts, "confusion": confusion, "histograms": histograms}
 

@@ -19,6 +19,7 @@ from tandem.evaluation import (
     MOST_CLASSES,
     MOST_METRICS,
     Confusion,
+    GeometricMean,
     Histogram,
     Max,
     Mean,
@@ -35,6 +36,8 @@ Count = Annotated[int, Field(ge=0)]
 
 MOST_WRONG = 24
 """Wrong samples that a result names: enough to look at, and a few hundred bytes."""
+MOST_LOGARITHM = 709.0
+"""Of what float64 can hold, rounded down."""
 NOT_FINITE = "the loss is not finite, so this checkpoint cannot become the best one"
 
 
@@ -194,12 +197,12 @@ class Bins(Model):
 class Part(Model):
     """What one shard adds to a metric of the user's program."""
 
-    reducer: Literal["mean", "sum", "max", "min"]
+    reducer: Literal["mean", "geometricMean", "sum", "max", "min"]
     """How the shards are put together."""
     value: float | None
-    """Of `mean`, the sum over the samples; None if it is not finite."""
+    """Of `mean`, the sum over the samples; of `geometricMean`, that of their logarithms. None if it is not finite."""
     count: Annotated[float, Field(ge=0)] = 1.0
-    """`mean` only: how many samples there were, or the sum of their weights."""
+    """Of means only: how many samples there were, or the sum of their weights."""
 
     def plain(self) -> Value:
         """As the program reported it, with NaN for what is not finite."""
@@ -207,6 +210,8 @@ class Part(Model):
         match self.reducer:
             case "mean":
                 return Mean(value, self.count)
+            case "geometricMean":
+                return GeometricMean(value, self.count)
             case "sum":
                 return Sum(value)
             case "max":
@@ -362,6 +367,10 @@ def _score(value: Value) -> float | None:
         case Mean():
             total, count = float(value.total), float(value.count)
             return finite_or_none(total / count) if count else None
+        case GeometricMean():
+            total, count = float(value.log_total), float(value.count)
+            mean = total / count if count else math.nan
+            return finite_or_none(math.exp(mean) if mean <= MOST_LOGARITHM else math.inf)
         case Sum() | Max() | Min():
             return finite_or_none(float(value.value))
     raise AssertionError

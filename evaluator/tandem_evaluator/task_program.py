@@ -21,6 +21,7 @@ from tandem.evaluation import (
     MOST_METRICS,
     Checkpoint,
     Confusion,
+    GeometricMean,
     Histogram,
     Max,
     Mean,
@@ -124,6 +125,8 @@ def _plain(place: str, value: Any) -> Value:
     match value:
         case Mean():
             return Mean(_number(place, value.total), _number(place, value.count))
+        case GeometricMean():
+            return GeometricMean(_number(place, value.log_total), _number(place, value.count))
         case Sum() | Max() | Min():
             return type(value)(_number(place, value.value))
         case Confusion():
@@ -131,8 +134,8 @@ def _plain(place: str, value: Any) -> Value:
         case Histogram():
             return value
     raise Unusable(
-        f"{place} is {_shown(value)}; return Mean(total, count), Sum, Max, Min, Confusion or Histogram, which tell "
-        "how to add up"
+        f"{place} is {_shown(value)}; return Mean(total, count), GeometricMean, Sum, Max, Min, Confusion or Histogram, "
+        "which tell how to add up"
     )
 
 

@@ -1,5 +1,7 @@
-"""examples/minigpt.yaml is trained by `tandem run`, and its checkpoints write texts. Only its length is another."""
+"""examples/minigpt.yaml is trained by `tandem run`, and its checkpoints write texts. Only its length is another, and
+once its tokenizer and its optimizer."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -17,13 +19,17 @@ def written(run: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_it_is_trained_and_evaluated_and_any_checkpoint_writes(tmp_path: Path) -> None:
-    changes = ("--set", "trainer.loop.maxSteps=30", "--set", "checkpoint.everySteps=15")
-    with LocalRun(tmp_path, *changes, "--set", "evaluators.policy=Every", manifest=EXAMPLES / "minigpt.yaml") as run:
+@pytest.mark.parametrize("others", [(), ("trainer.parameters.tokenizer=bpe", "trainer.loop.optimizer.name=muon")])
+def test_it_is_trained_and_evaluated_and_any_checkpoint_writes(tmp_path: Path, others: tuple[str, ...]) -> None:
+    changes = ("trainer.loop.maxSteps=30", "checkpoint.everySteps=15", "evaluators.policy=Every", *others)
+    words = [word for change in changes for word in ("--set", change)]
+    with LocalRun(tmp_path, *words, manifest=EXAMPLES / "minigpt.yaml") as run:
         assert run.ends(280) == 0, run.output
         assert "minigpt is complete: 30 steps in " in run.output
-    bits = {one["step"]: one["metrics"]["bitsPerByte"] for one in evaluations(run.path)}
-    assert 8.5 > bits[15] > bits[30] > 2.0
+    metrics = {one["step"]: one["metrics"] for one in evaluations(run.path)}
+    assert 8.5 > metrics[15]["bitsPerByte"] > metrics[30]["bitsPerByte"] > 2.0
+    for scores in metrics.values():
+        assert scores["perplexity"] == pytest.approx(math.exp(scores["loss"]), rel=1e-5)
 
     newest, again = (written(run.path, "--prompt", "The ", "--count", "24") for _ in range(2))
     assert newest.returncode == 0, newest.stderr

@@ -11,6 +11,7 @@ from tests.support import ROOT
 FOLDER = ROOT / "tests/manifests/bad"
 HEAD = "apiVersion: tandem.dev/v1alpha1\nkind: DistributedTrainingJob\n"
 NAMED = HEAD + "metadata:\n  name: bad\n"
+LANGUAGE_MODEL = NAMED + "spec:\n  trainer:\n    task: causal-lm\n"
 OWN_TASK = NAMED + "spec:\n  trainer:\n    task: a.b:C\n"
 TASK = NAMED + "spec:\n  trainer:\n    task: image-classification\n"
 CONFIG = TASK + "    config:\n"
@@ -224,6 +225,12 @@ CASES: tuple[BadManifest, ...] = (
         "spec.trainer.config.optimizer.learningRate",
     ),
     _case(
+        "rate-of-another-optimizer",
+        CONFIG + "      optimizer: {name: adamw, adamwLearningRate: 0.1}\n",
+        "only for muon",
+        "spec.trainer.config.optimizer.adamwLearningRate",
+    ),
+    _case(
         "unknown-optimizer",
         CONFIG + "      optimizer: {name: adm}\n",
         "one of adam",
@@ -319,7 +326,7 @@ CASES: tuple[BadManifest, ...] = (
         "goal must say",
         "spec.evaluators.metric",
     ),
-    _case("config-of-an-own-task", OWN_TASK + "    config: {}\n", "takes loop and parameters", "spec.trainer.config"),
+    _case("config-of-an-own-task", OWN_TASK + "    config: {}\n", "take loop and parameters", "spec.trainer.config"),
     _case("loop-of-a-built-in-task", TASK + "    loop: {epochs: 2}\n", "task of your own", "spec.trainer.loop"),
     _case(
         "parameters-of-a-built-in-task",
@@ -327,6 +334,14 @@ CASES: tuple[BadManifest, ...] = (
         "task of your own",
         "spec.trainer.parameters",
     ),
+    _case("config-of-causal-lm", LANGUAGE_MODEL + "    config: {}\n", "causal-lm and a task of", "spec.trainer.config"),
+    _case(
+        "metric-of-another-task",
+        LANGUAGE_MODEL + "  evaluators: {metric: macroF1}\n",
+        "one of loss, bitsPerByte",
+        "spec.evaluators.metric",
+    ),
+    _case("bits-of-images", TASK + "  evaluators: {metric: bitsPerByte}\n", "one of loss", "spec.evaluators.metric"),
     _case("parameters-as-text", OWN_TASK + "    parameters: width\n", "a group", "spec.trainer.parameters"),
     _case("task-as-a-path", NAMED + "spec:\n  trainer:\n    task: a/b.py:C\n", "module and class", "spec.trainer.task"),
     _case("metric-unknown", TASK + "  evaluators: {metric: f1}\n", "one of loss", "spec.evaluators.metric"),

@@ -255,6 +255,12 @@ CASES = (
     BadSurroundings("variable-not-expanded", _command("python", "$HOME/train.py"), _SECOND, "no shell runs this"),
     BadSurroundings("module-missing", _command("python", "-m", "no_such"), _THIRD, "no module no_such"),
     BadSurroundings("task-missing", _own_task("no_such:A"), "spec.trainer.task", "finds no module no_such"),
+    BadSurroundings(
+        "parameter-of-causal-lm",
+        lambda path: manifest("case", trainer={"task": "causal-lm", "parameters": {"width": 30}}),
+        "spec.trainer.parameters",
+        "width must be a multiple of twice",
+    ),
     BadSurroundings("task-in-a-module", _own_task("json.decoder.a:A"), "spec.trainer.task", "json.decoder is a module"),
     BadSurroundings("module-is-a-file", _command("python", "-m", "a.py", a__py=""), _THIRD, "not a package", "a"),
     BadSurroundings("module-is-a-path", _command("python", "-m", "./a"), _THIRD, "is not a module name"),

@@ -1,43 +1,56 @@
-"""A small language model of the bytes of a text, as a task that ships with Tandem: `tandem_trainer.causal_lm:CausalLM`.
+"""The task `causal-lm`: a small language model of a text.
 
     python -m tandem_trainer.causal_lm runs/minigpt --prompt "The import statement"
 
 writes a text with a checkpoint of such a run.
 
-The text is cut into passages of `length` tokens, and all but the last `heldOut` are trained on. A sample is a passage,
-and its loss the mean over its tokens, in nats. Without `text` it is the English documentation that ships inside Python.
+Tokens are the bytes of the text, or pieces of words (tandem_trainer.data.tokenizer). They are cut into passages of
+`length` tokens, and all but the last `heldOut` are trained on. A sample is a passage, and its loss the mean over its
+tokens, in nats. Without `text` it is the English documentation that ships inside Python.
 """
 
 import argparse
 import math
+from functools import cached_property
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from safetensors.torch import load
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tandem.evaluation import Mean
+from tandem.evaluation import GeometricMean, Mean, Value
 from tandem.model import Model
 from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest, verified_bytes
 from tandem.rundir.durable import may_pass
 from tandem.rundir.layout import RunDir, step_of
+from tandem_trainer.checkpoint.state import load_weights
+from tandem_trainer.data.tokenizer import EXTRA, BytePairs, Bytes, Tokenizer, is_installed
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.models.minigpt import TENSOR_PLAN, MiniGPT, Shape, flops_per_token
 from tandem_trainer.task import Split, Task, task_of
 
-BYTES = 256
+PARAMETERS = "spec.trainer.parameters"
+VOCABULARY = 1024
+"""Tokens of `bpe` where nothing is said: for texts of a megabyte, and models of one million weights."""
 
 
 class Config(Model):
     """What `trainer.parameters` may say."""
 
     text: str | None = None
-    """A file, whose bytes are the text. Default: the English that ships inside Python, some 700 KB."""
+    """A file, whose bytes are the text. Default: the English that ships inside Python, 0.5 MB."""
+    tokenizer: Literal["bytes", "bpe"] = "bytes"
+    """`bytes`: each byte is a token. `bpe`: frequent pieces of words are, which each process finds for itself in the
+    text, always the same, or takes from `tokenizerFile`. It needs the package `tokenizers`: `tandem[language]`."""
+    vocabulary: Annotated[int, Field(ge=257, le=2**18)] | None = None
+    """`bpe` without a file only: the most tokens that are learned. Default: 1024."""
+    tokenizer_file: str | None = None
+    """`bpe` only: a `tokenizer.json` of a byte-level BPE."""
     held_out: Annotated[float, Field(gt=0, le=0.5)] = 0.1
     """Share of the passages to evaluate with, the last ones of the text."""
     length: Annotated[int, Field(ge=8, le=8192)] = 128
@@ -55,22 +68,52 @@ class Config(Model):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of what each part of the model writes that is dropped in training."""
 
+    @field_validator("tokenizer")
+    @classmethod
+    def _is_there(cls, name: str) -> str:
+        if name == "bpe" and not is_installed():
+            raise ValueError(
+                f"must be bytes where the package tokenizers is not installed (pip install 'tandem[{EXTRA}]')"
+            )
+        return name
+
     @model_validator(mode="after")
-    def _divides(self) -> "Config":
+    def _fits(self) -> "Config":
+        if self.tokenizer == "bytes" and (self.vocabulary or self.tokenizer_file):
+            raise ValueError("vocabulary and tokenizerFile belong to tokenizer: bpe")
+        if self.vocabulary and self.tokenizer_file:
+            raise ValueError("give vocabulary or tokenizerFile, not both: a file says how many tokens it has")
         if self.width % (2 * self.heads):
             raise ValueError(f"width must be a multiple of twice the {self.heads} heads")
         return self
 
 
 class CausalLM(Task[Config]):
-    """Predicts the byte that follows."""
+    """Predicts the token that follows."""
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Cuts the text into tokens; the same in every process.
+
+        Raises:
+            UnusableInput: a file is not there.
+            ConfigurationError: the file is no tokenizer.
+        """
+        c = self.config
+        if c.tokenizer == "bytes":
+            return Bytes()
+        if c.tokenizer_file is not None:
+            return BytePairs.read(Path(c.tokenizer_file), f"{PARAMETERS}.tokenizerFile")
+        content = self._text()
+        # Not of what the model is evaluated with.
+        return BytePairs.trained(content[: round(len(content) * (1 - c.held_out))], c.vocabulary or VOCABULARY)
 
     def model(self) -> MiniGPT:
-        """[N, length] → [N, length, 256]."""
+        """[N, length] → [N, length, vocabulary]."""
         c = self.config
         return MiniGPT(
             Shape(
-                vocabulary=BYTES,
+                vocabulary=self.tokenizer.vocabulary,
                 length=c.length,
                 layers=c.layers,
                 heads=c.heads,
@@ -82,21 +125,21 @@ class CausalLM(Task[Config]):
         )
 
     def data(self, split: Split) -> TensorDataset:
-        """Passages, [passages, length + 1], uint8: each with the byte that follows it.
+        """Passages, [passages, length + 1], uint8 or int32: each with the token that follows it.
 
         Raises:
-            UnusableInput: the file is not there.
-            ConfigurationError: the text is too short.
+            UnusableInput: a file is not there.
+            ConfigurationError: the text is too short, or the tokenizer changes it.
         """
-        text, length = self._text(), self.config.length
-        count = max(0, len(text) - 1) // length
+        tokens, length = self.tokenizer.encode(self._text()), self.config.length
+        count = max(0, len(tokens) - 1) // length
         first = count - max(1, round(count * self.config.held_out))
         if first < 1:
             raise ConfigurationError(
-                f"spec.trainer.parameters.text: {len(text)} bytes make {count} passages of {length}, and two are "
-                "needed, to train and to evaluate with"
+                f"{PARAMETERS}.text: {len(tokens)} {'bytes' if self.config.tokenizer == 'bytes' else 'tokens'} make "
+                f"{count} passages of {length}, and two are needed, to train and to evaluate with"
             )
-        passages = text[: count * length + 1].unfold(0, length + 1, length)
+        passages = tokens[: count * length + 1].unfold(0, length + 1, length)
         return TensorDataset(passages[:first] if split == "train" else passages[first:])
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
@@ -104,13 +147,14 @@ class CausalLM(Task[Config]):
         logits, following = _predicted(model, batch)
         return F.cross_entropy(logits.transpose(1, 2), following, reduction="none").mean(dim=1)
 
-    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Mean]:
-        """Bits for each byte, and the share of bytes that were predicted."""
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Value]:
+        """Bits for each byte of the text; perplexity, for each token; and the share of tokens that were predicted."""
         logits, following = _predicted(model, batch)
         nats = F.cross_entropy(logits.transpose(1, 2), following, reduction="none").double().sum()
         right = (logits.argmax(dim=-1) == following).sum()
         return {
-            "bitsPerByte": Mean(nats / math.log(2), following.numel()),
+            "bitsPerByte": Mean(nats / math.log(2), self.tokenizer.lengths.to(following.device)[following].sum()),
+            "perplexity": GeometricMean(nats, following.numel()),
             "accuracy": Mean(right, following.numel()),
         }
 
@@ -122,48 +166,48 @@ class CausalLM(Task[Config]):
 
     def flops_per_sample(self) -> float:
         """Of all tokens of a passage."""
+        _ = self.tokenizer  # Made outside: no tensor of it belongs on that device.
         with torch.device("meta"):
             return flops_per_token(self.model()) * self.config.length
 
-    def _text(self) -> Tensor:
-        """[bytes], uint8."""
+    def _text(self) -> bytes:
         given = self.config.text
         if given is None:
-            content = "\n".join(topics[name] for name in sorted(topics)).encode()
-        else:
-            try:
-                content = Path(given).expanduser().read_bytes()
-            except OSError as error:
-                if may_pass(error):
-                    raise
-                raise UnusableInput(
-                    f"spec.trainer.parameters.text: {given} cannot be read: {error.strerror}"
-                ) from error
-        return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+            return "\n".join(topics[name] for name in sorted(topics)).encode()
+        try:
+            return Path(given).expanduser().read_bytes()
+        except OSError as error:
+            if may_pass(error):
+                raise
+            raise UnusableInput(f"{PARAMETERS}.text: {given} cannot be read: {error.strerror}") from error
 
 
 def _predicted(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    """Logits, [N, length, 256], float32, and the bytes that they are for, [N, length]."""
+    """Logits, [N, length, vocabulary], float32, and the tokens that they are for, [N, length], int64."""
     (passages,) = batch
     tokens = passages.long()
     logits: Tensor = model(tokens[:, :-1])
     return logits.float(), tokens[:, 1:]
 
 
-def write(model: MiniGPT, prompt: bytes, count: int, temperature: float, seed: int = 0) -> bytes:
-    """Go on with a text, byte by byte.
+def write(model: MiniGPT, tokenizer: Tokenizer, prompt: bytes, count: int, temperature: float, seed: int = 0) -> bytes:
+    """Go on with a text, token by token.
 
     Args:
         model: in evaluation mode, on the CPU.
+        tokenizer: that it was trained with.
         prompt: what to go on from; a line break if it is empty.
-        count: bytes to write.
+        count: tokens to write.
         temperature: 1 draws as the model predicts; 0 takes what is most likely.
 
     Returns:
         What was written, without the prompt.
+
+    Raises:
+        ConfigurationError: the prompt is none that the tokenizer takes.
     """
     generator = torch.Generator().manual_seed(seed)
-    tokens = list(prompt or b"\n")
+    tokens = tokenizer.encode(prompt or b"\n").tolist()
     begin = len(tokens)
     with torch.inference_mode():
         for _ in range(count):
@@ -174,7 +218,7 @@ def write(model: MiniGPT, prompt: bytes, count: int, temperature: float, seed: i
             else:
                 odds = (logits / temperature).softmax(dim=0)
                 tokens.append(int(torch.multinomial(odds, 1, generator=generator)))
-    return bytes(tokens[begin:])
+    return tokenizer.decode(tokens[begin:])
 
 
 def main() -> None:
@@ -183,8 +227,8 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="run directory of a job with this task")
     parser.add_argument("--step", type=int, help="of the checkpoint; default: the newest")
     parser.add_argument("--prompt", default="", help="what to go on from")
-    parser.add_argument("--count", type=int, default=400, help="bytes to write")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0: always the most likely byte")
+    parser.add_argument("--count", type=int, default=400, help="tokens to write")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0: always the most likely token")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     run_dir = RunDir(options.run)
@@ -203,9 +247,13 @@ def main() -> None:
         weights = load(bytes(verified_bytes(folder, Manifest.load(folder).entry(WEIGHTS))))
     except (OSError, Broken) as error:
         parser.error(str(error))
-    model = task.model().eval()
-    model.load_state_dict(weights)
-    text = write(model, options.prompt.encode(), options.count, options.temperature, options.seed)
+    try:
+        model = task.model().eval()
+        load_weights(model, weights)
+        prompt = options.prompt.encode(errors="surrogateescape")
+        text = write(model, task.tokenizer, prompt, options.count, options.temperature, options.seed)
+    except (OSError, ConfigurationError) as error:
+        parser.error(str(error))
     print(options.prompt + text.decode(errors="replace"))
 
 

@@ -40,19 +40,23 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset, default_collate
 
-from tandem.evaluation import Confusion, Histogram, Max, Mean, Min, Sum, Value
+from tandem.evaluation import Confusion, GeometricMean, Histogram, Max, Mean, Min, Sum, Value
 from tandem.formatting import one_line
 from tandem.job import Trainer
 from tandem.rundir.durable import may_pass
-from tandem.tasks import BUILT_IN, Optimizer
+from tandem.tasks import BUILT_IN, CAUSAL_LM, Optimizer
 from tandem_trainer.failure import ConfigurationError, UnusableInput
+from tandem_trainer.optimizers import torch_optimizer
 
-__all__ = ["Confusion", "Histogram", "Max", "Mean", "Min", "Split", "Sum", "Task"]
+__all__ = ["Confusion", "GeometricMean", "Histogram", "Max", "Mean", "Min", "Split", "Sum", "Task"]
 
 C = TypeVar("C")
 Split = Literal["train", "test"]
 """Which samples: to learn from, or to evaluate with."""
-CLASSES = {BUILT_IN: "tandem_trainer.image_classification:ImageTask"}
+CLASSES = {
+    BUILT_IN: "tandem_trainer.image_classification:ImageTask",
+    CAUSAL_LM: "tandem_trainer.causal_lm:CausalLM",
+}
 """Module and class of the built-in tasks."""
 PARAMETERS = ("spec", "trainer", "parameters")
 MOST_WHY = 400
@@ -106,8 +110,8 @@ class Task(ABC, Generic[C]):
             model: in evaluation mode, with the weights of a checkpoint, on the CPU. No gradients are computed.
 
         Returns:
-            By name: `Mean(total, count)`, `Sum`, `Max`, `Min`, `Confusion` or `Histogram`. They add up, so scores
-            depend neither on the size of a batch nor on the number of evaluators.
+            By name: `Mean(total, count)`, `GeometricMean`, `Sum`, `Max`, `Min`, `Confusion` or `Histogram`. They add up,
+            so scores depend neither on the size of a batch nor on the number of evaluators.
         """
         return {}
 
@@ -170,28 +174,6 @@ def name_of(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def torch_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
-    """The optimizer of torch's over all parameters that learn."""
-    # By the ranks that hold them: an implementation for many tensors takes those of one mesh alone (torch 2.15).
-    by_mesh: dict[object, list[Tensor]] = {}
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            by_mesh.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
-    groups = [{"params": parameters} for parameters in by_mesh.values()]
-    # The multi-tensor implementations: one launch for all parameters, on CPUs too.
-    if settings.name == "sgd":
-        return torch.optim.SGD(
-            groups,
-            lr=settings.learning_rate,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-            # Not for tensors that are split over ranks (torch 2.15).
-            fused=True if list(by_mesh) == [None] else None,
-        )
-    kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
-    return kind(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
-
-
 def task_of(trainer: Trainer) -> Task[Any]:
     """The task of a job, with its configuration.
 
@@ -201,7 +183,7 @@ def task_of(trainer: Trainer) -> Task[Any]:
         OSError: the disk fails.
     """
     assert trainer.task is not None, "a command has no task"
-    kind = found(CLASSES.get(trainer.task, trainer.task))
+    kind = found(trainer.task)
     if trainer.is_built_in:
         return kind(trainer.settings)
     config, wrong = configured(kind, trainer.parameters or {})
@@ -220,12 +202,15 @@ def task_of(trainer: Trainer) -> Task[Any]:
 def found(name: str) -> type[Task[Any]]:
     """The class of a task.
 
+    Args:
+        name: of a built-in task, or a module and a class.
+
     Raises:
         UnusableInput: there is no such module.
         ConfigurationError: it cannot be imported, or has no such class.
         OSError: the disk fails.
     """
-    module_name, _, class_name = name.partition(":")
+    module_name, _, class_name = CLASSES.get(name, name).partition(":")
     where = f"spec.trainer.task: {name}"
     try:
         module = importlib.import_module(module_name)

@@ -183,8 +183,8 @@ def _cores(there: Machine) -> str:
     return f"{there.cores} core" + ("s" if there.cores > 1 else "")
 
 
-STATES = {"adam": 2, "adamw": 2, "sgd": 1}
-"""Numbers that an optimizer keeps for each parameter."""
+STATES = {"adam": 2, "adamw": 2, "muon": 1, "sgd": 1}
+"""Numbers that an optimizer keeps for each parameter, at least."""
 
 
 def disk(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:

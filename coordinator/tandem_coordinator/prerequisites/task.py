@@ -1,5 +1,5 @@
-"""A task of the user's own: whether its module is there, whether it has the class, and whether that takes what it is
-given.
+"""A task of the user's own, or `causal-lm`: whether its module is there, whether it has the class, and whether that
+takes what it is given.
 
 Where a module is, is looked up without running anything. The rest only an import can tell. A process of its own makes
 it (tandem_trainer.task_check), which takes as long as torch and the task's imports do. If it comes to no answer, the
@@ -22,12 +22,12 @@ CHECK_SECONDS = 60.0
 
 
 def own_task(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
-    """What is wrong with a job's own task. On a cluster nothing is said: its image is not seen from here."""
+    """What is wrong with a task and its parameters. On a cluster nothing is said: its image is not seen from here."""
     name = job.spec.trainer.own_task
     if name is None or not site.is_here or site.variables is None or site.installs:
         return
-    module = name.partition(":")[0]
-    if fault := fault_of_module(module, module_folders(site), is_run=False):
+    module, _, own_class = name.partition(":")
+    if own_class and (fault := fault_of_module(module, module_folders(site), is_run=False)):
         yield Unmet(FIELD, f"spec.trainer.task: {fault}")
         return
     try:

@@ -32,7 +32,7 @@ from tandem.manifest.fields import Node, Path, at, describe, dotted, nearest, su
 from tandem.manifest.source import MOST_BYTES, Place, Source, parse, parse_value, shown
 from tandem.model import RULES, TASK, RuleBroken
 from tandem.pod_template import WHOLE
-from tandem.tasks import BUILT_IN
+from tandem.tasks import CAUSAL_LM, TASKS
 
 
 def apply_overrides(data: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _meant(unknown: Path, data: dict[str, Any]) -> Path:
 def _has_own_task(data: Any) -> bool:
     for part in ("spec", "trainer", "task"):
         data = data.get(part) if isinstance(data, dict) else None
-    return isinstance(data, str) and ":" in data
+    return isinstance(data, str) and (":" in data or data == CAUSAL_LM)
 
 
 def _worded(detail: ErrorDetails, data: dict[str, Any]) -> Iterator[tuple[Path, str, dict[str, str]]]:
@@ -217,7 +217,7 @@ def _mismatch(name: str, node: Node, detail: ErrorDetails) -> tuple[str, dict[st
     allowed, given = describe(node), detail["input"]
     more = {"allowed": allowed}
     if detail["type"] == "string_pattern_mismatch" and (rule := RULES.get(node.pattern)):
-        near = nearest(str(given), [BUILT_IN]) if node.pattern == TASK else ""
+        near = nearest(str(given), TASKS) if node.pattern == TASK else ""
         return f"{name} must be {rule}, not {_kind_of(given)}", more | {"allowed": "", "suggestion": near}
     if detail["type"] == "string_pattern_mismatch" and node.kind == "text":
         more["allowed"] = node.description or f"text like {node.pattern}"

@@ -72,8 +72,8 @@ def _saved_with(spec: Spec) -> dict[str, Any]:
         "globalBatchSize": config.global_batch_size,
         "dropLast": config.drop_last,
         "seed": config.seed,
-        # These come back with the checkpoint; the learning rate does not.
-        "optimizer": {**config.optimizer.dump(), "learningRate": None},
+        # These come back with the checkpoint; learning rates do not.
+        "optimizer": {**config.optimizer.dump(), "learningRate": None, "adamwLearningRate": None},
     }
 
 

@@ -35,6 +35,14 @@ def test_a_task_of_one_s_own_is_scored_by_its_loss_unless_told() -> None:
     assert job(evaluators={"command": ["a.py"]}).spec.evaluation.metric == "accuracy"
 
 
+def test_the_language_model_takes_loop_and_parameters_and_knows_which_way_its_scores_are_better() -> None:
+    trainer = {"task": "causal-lm", "loop": {"epochs": 3}, "parameters": {"layers": 2}}
+    spec = job(trainer=trainer).spec
+    assert (spec.trainer.settings_of_loop.epochs, spec.evaluation.metric) == (3, "loss")
+    for metric, goal in {"bitsPerByte": "Minimize", "perplexity": "Minimize", "accuracy": "Maximize"}.items():
+        assert job(trainer=trainer, evaluators={"metric": metric}).spec.evaluation.direction == goal
+
+
 def test_a_command_has_no_evaluators_unless_told_and_then_it_is_refused() -> None:
     assert job(trainer={"command": ["train.py"]}).spec.evaluation.processes == 0
     assert job(trainer={"command": ["train.py"]}, evaluators={"replicas": 0}).spec.evaluation.processes == 0

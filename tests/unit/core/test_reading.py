@@ -191,6 +191,7 @@ def test_a_value_that_is_no_group_where_one_is_wanted_is_told_at_its_place(limit
         ("config: {epochs: '5'}", "'5' without quotes"),
         ("env: [{name: A, value: 5}]", "the same in quotes"),
         ("task: image-clasification", "image-classification"),
+        ("task: causal_lm", "causal-lm"),
         ("config: {data: {name: fashion_mnist}}", "fashion-mnist"),
         ("config: {optimizer: {name: ADAM}}", "adam"),
         ("args: --lr 3 --name 'a b'", '[--lr, "3", --name, "a b"]'),

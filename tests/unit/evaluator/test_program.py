@@ -1,6 +1,7 @@
 """A program of the user's own as the evaluator: what it is given, what it reports, and what becomes of its failures."""
 
 import json
+import math
 import os
 import sys
 import time
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from tandem import evaluation
-from tandem.evaluation import Confusion, Histogram, Max, Mean, Min, Sum
+from tandem.evaluation import Confusion, GeometricMean, Histogram, Max, Mean, Min, Sum
 from tandem.job import Evaluators
 from tandem.status import CheckpointRef
 from tandem_evaluator.program import ProgramScoring
@@ -92,12 +93,13 @@ def test_a_program_that_ends_is_run_for_each_shard(scoring: Scorings) -> None:
 
 def test_what_it_reports_is_put_together_as_it_says(scoring: Scorings) -> None:
     subject = scoring("""
-        from tandem.evaluation import Confusion, Max, Mean, Min, Sum, checkpoints
+        from tandem.evaluation import Confusion, GeometricMean, Max, Mean, Min, Sum, checkpoints
         for checkpoint in checkpoints():
             rows = [[3, 1], [0, 2]] if checkpoint.shard else [[1, 0], [1, 0]]
             n = checkpoint.shard + 1
             checkpoint.report(
-                loss=Mean(0.5 * n, n), words=Sum(n), longest=Max(n), shortest=Min(n), plain=n, classes=Confusion(rows)
+                loss=Mean(0.5 * n, n), words=Sum(n), longest=Max(n), shortest=Min(n), plain=n, classes=Confusion(rows),
+                perplexity=GeometricMean(n * n * 0.3, n),
             )
     """)
     shards = [scored(subject, shard) for shard in (1, 0)]
@@ -111,6 +113,7 @@ def test_what_it_reports_is_put_together_as_it_says(scoring: Scorings) -> None:
             "longest": 2,
             "shortest": 1,
             "plain": 1.5,
+            "perplexity": pytest.approx(math.exp(1.5 / 3), rel=1e-15),
         }
         assert merged.confusion == [[4, 1], [1, 2]]
         assert merged.note == ""
@@ -125,18 +128,25 @@ def test_a_mean_is_that_of_one_pass_however_the_data_is_split() -> None:
         assert merged == pytest.approx(sum(values) / 1000, rel=1e-15)
 
 
-def part_of(shard: int, shards: int, **metrics: Mean | Sum | Max | Min | Histogram) -> ProgramShard:
+def part_of(shard: int, shards: int, **metrics: Mean | GeometricMean | Sum | Max | Min | Histogram) -> ProgramShard:
     parts, histograms = {}, {}
     for name, metric in metrics.items():
         if isinstance(metric, Histogram):
             histograms |= {name: metric.wire()["histogram"]}
             continue
         ((reducer, content),) = metric.wire().items()
-        value, count = content if reducer == "mean" else (content, 1)
+        value, count = content if isinstance(content, list) else (content, 1)
         parts[name] = {"reducer": reducer, "value": None if value is None else float(value), "count": float(count)}
     facts = {"checkpoint": "step-000000100", "step": 100, "generation": 1, "shard": shard, "shards": shards}
     facts |= {"metrics": parts, "histograms": histograms, "seconds": 1.0, "evaluator": "e", "at": 1.0}
     return ProgramShard.read(facts)
+
+
+def test_a_geometric_mean_too_large_for_a_number_is_none() -> None:
+    scores = merge_program([part_of(0, 1, a=GeometricMean(1420.0, 2), b=GeometricMean(1418.0, 2))], "b").scores
+    assert scores["a"] is None
+    assert scores["b"] == math.exp(709)
+    assert merge_program([part_of(0, 1, a=GeometricMean(0, 0))], "a").scores == {"a": None}
 
 
 def test_what_is_not_finite_is_none_and_said() -> None:

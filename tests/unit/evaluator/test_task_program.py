@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tandem.evaluation import Checkpoint, Confusion, Histogram, Max, Mean, Min, Sum, added
+from tandem.evaluation import Checkpoint, Confusion, GeometricMean, Histogram, Max, Mean, Min, Sum, added
 from tandem.tasks import TaskLoop
 from tandem_evaluator.task_program import TaskEvaluation, Unusable
 from tandem_trainer.task import Split, Task
@@ -35,6 +35,7 @@ class Reporting(Task[None]):
         cells = torch.bincount(batch[1] * 2 + out.argmax(1), minlength=4).view(2, 2)
         return {
             "mean": Mean(out.sum(), len(out)),
+            "logarithms": GeometricMean(out.square().sum(), len(out)),
             "sum": Sum(out.sum()),
             "max": Max(out.max()),
             "min": Min(out.min()),
@@ -50,6 +51,8 @@ def checkpoint(folder: Path, shard: int = 0, shards: int = 1) -> Checkpoint:
 
 
 def number(value: Any) -> float:
+    if isinstance(value, GeometricMean):
+        return value.log_total / value.count
     return value.total / value.count if isinstance(value, Mean) else value.value
 
 
@@ -57,7 +60,7 @@ def test_batches_of_a_shard_add_up_and_so_do_shards(tmp_path: Path) -> None:
     whole = TaskEvaluation(Reporting(None), TaskLoop(global_batch_size=64)).run(checkpoint(tmp_path))
     cut = TaskEvaluation(Reporting(None), TaskLoop(micro_batch_size=7)).run(checkpoint(tmp_path))
     halves = [TaskEvaluation(Reporting(None), TaskLoop()).run(checkpoint(tmp_path, shard, 2)) for shard in (0, 1)]
-    for name in ("mean", "sum", "max", "min", "loss"):
+    for name in ("mean", "logarithms", "sum", "max", "min", "loss"):
         assert number(cut[name]) == pytest.approx(number(whole[name]), rel=1e-5)
     assert cut["matrix"] == whole["matrix"]
     assert cut["bins"] == whole["bins"] == added([half["bins"] for half in halves])
@@ -78,7 +81,8 @@ def test_a_shard_without_samples_has_a_loss_of_nothing(tmp_path: Path) -> None:
         ({"f1": Sum(torch.ones(3))}, r"f1 holds a tensor of the shape \(3,\), which is not a number"),
         ({"f1": Max(None)}, "f1 holds None, which is not a number"),
         ({"f1": Mean(True, 3)}, "f1 holds True, which is not a number"),
-        ({"f1": 0.5}, r"f1 is 0.5; return Mean\(total, count\), Sum"),
+        ({"f1": 0.5}, r"f1 is 0.5; return Mean\(total, count\), GeometricMean, Sum"),
+        ({"f1": GeometricMean("good", 3)}, "f1 holds 'good', which is not a number"),
         ({"f1": Confusion([[1, 2]])}, "f1 holds .*, which is not a square matrix"),
         ({"loss": Mean(1, 1)}, "returned loss, which is already the mean of the losses"),
         ([1], "returned a list; return a dictionary"),

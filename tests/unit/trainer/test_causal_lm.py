@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tandem.evaluation import GeometricMean, Mean
 from tandem_trainer.causal_lm import CausalLM, Config, write
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.models.minigpt import MiniGPT, Shape, flops_per_token, rotations, turned
@@ -107,7 +108,11 @@ def test_the_loss_is_the_mean_of_a_passage_and_bits_follow_from_it() -> None:
     assert losses.shape == (3,)
     # A fresh model knows nothing of 256 bytes.
     assert losses.mean().item() == pytest.approx(math.log(256), abs=0.5)
-    bits, right = metrics["bitsPerByte"], metrics["accuracy"]
+    bits, right, perplexity = metrics["bitsPerByte"], metrics["accuracy"], metrics["perplexity"]
+    assert isinstance(bits, Mean)
+    assert isinstance(right, Mean)
+    assert isinstance(perplexity, GeometricMean)
+    assert float(perplexity.log_total) / float(perplexity.count) == pytest.approx(losses.mean().item(), rel=1e-6)
     assert float(bits.total) / float(bits.count) == pytest.approx(losses.mean().item() / math.log(2), rel=1e-5)
     assert (bits.count, right.count) == (48, 48)
     assert 0 <= float(right.total) <= 48
@@ -125,7 +130,35 @@ def test_it_learns_a_text_by_heart_and_writes_it(tmp_path: Path) -> None:
         optimizer.step()
         optimizer.zero_grad()
     model.eval()
-    assert write(model, b"the quick brown", 12, temperature=0) == b" fox jumps. "
-    once, again = (write(model, b"", 20, temperature=1.0, seed=3) for _ in range(2))
+    assert write(model, made.tokenizer, b"the quick brown", 12, temperature=0) == b" fox jumps. "
+    once, again = (write(model, made.tokenizer, b"", 20, temperature=1.0, seed=3) for _ in range(2))
     assert once == again
     assert len(once) == 20
+
+
+def test_bits_of_a_byte_count_the_bytes_of_the_text_whatever_a_token_is(tmp_path: Path) -> None:
+    """A model that knows nothing takes log2(vocabulary) bits for each token."""
+    file = tmp_path / "text"
+    file.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
+    made = task(text=str(file), tokenizer="bpe", vocabulary=300, heldOut=0.5)
+    assert made.model().embedding.num_embeddings == made.tokenizer.vocabulary <= 300
+    passages = torch.cat([made.data(split).tensors[0] for split in ("train", "test")])
+    model = made.model()
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    with torch.inference_mode():
+        bits = made.metrics(model, [passages])["bitsPerByte"]
+    assert isinstance(bits, Mean)
+    following = passages[:, 1:]
+    assert bits.count == len(made.tokenizer.decode(following.flatten().tolist()))
+    assert float(bits.total) == pytest.approx(following.numel() * math.log2(made.tokenizer.vocabulary), rel=1e-6)
+    assert made.flops_per_sample() == flops_per_token(model) * 16
+
+
+def test_it_writes_text_in_pieces_of_words_as_well(tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    file.write_bytes(b"the quick brown fox jumps. " * 60)
+    made = task(text=str(file), tokenizer="bpe", vocabulary=300)
+    torch.manual_seed(0)
+    written = write(made.model().eval(), made.tokenizer, b"the quick", 30, temperature=1.0)
+    assert len(written) > 30

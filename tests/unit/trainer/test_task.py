@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from tandem.job import Trainer
 from tandem.tasks import TaskLoop
+from tandem_trainer.causal_lm import CausalLM
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.image_classification import ImageTask
 from tandem_trainer.process_group import Group
@@ -180,6 +181,18 @@ def test_the_built_in_task_is_an_ordinary_one() -> None:
     model, batch = task.model(), [tensor[100:120] for tensor in whole.tensors]
     torch.testing.assert_close(task.loss(model, batch).sum(), task.loss_sum(model, batch, 20))
     assert sum(map(sum, task.metrics(model, batch)["confusion"].counts)) == 20
+
+
+def test_the_language_model_has_a_name_and_is_found_by_its_class_as_well() -> None:
+    parameters = {"layers": 2, "width": 32, "heads": 2}
+    named, by_class = (
+        task_of(Trainer.parse({"task": name, "parameters": parameters}))
+        for name in ("causal-lm", "tandem_trainer.causal_lm:CausalLM")
+    )
+    assert type(named) is type(by_class) is CausalLM
+    assert named.config == by_class.config
+    with pytest.raises(ConfigurationError, match=r"^spec\.trainer\.parameters\.depth: Config has no parameter depth"):
+        task_of(Trainer.parse({"task": "causal-lm", "parameters": {"depth": 2}}))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

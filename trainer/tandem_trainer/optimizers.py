@@ -1,0 +1,137 @@
+"""The optimizers that a job can name, over the parameters of a model that learn."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from tandem.tasks import Optimizer
+from tandem_trainer.checkpoint.sharding import is_sharded
+from tandem_trainer.failure import ConfigurationError
+
+
+def torch_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
+    """The optimizer over all parameters that learn.
+
+    Raises:
+        ConfigurationError: the model has nothing that this optimizer is for.
+    """
+    groups = by_mesh(parameter for parameter in model.parameters() if parameter.requires_grad)
+    match settings.name:
+        case "sgd":
+            # The multi-tensor implementations: one launch for all parameters, on CPUs too.
+            return torch.optim.SGD(
+                groups,
+                lr=settings.learning_rate,
+                momentum=settings.momentum,
+                weight_decay=settings.weight_decay,
+                # Not for tensors that are split over ranks (torch 2.15).
+                fused=None if any(is_sharded(one) for one in model.parameters()) else True,
+            )
+        case "muon":
+            return muon(model, settings)
+        case "adamw":
+            kind: type[torch.optim.Adam] = torch.optim.AdamW
+        case "adam":
+            kind = torch.optim.Adam
+    return kind(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
+
+
+def by_mesh(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+    """Groups of parameters by the ranks that hold them: an implementation for many tensors takes those of one mesh
+    alone (torch 2.15)."""
+    found: dict[object, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        found.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return [{"params": group} for group in found.values()]
+
+
+def muon(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
+    """Muon for the matrices of hidden layers, and AdamW for all other parameters, as Muon's author advises
+    (https://kellerjordan.github.io/posts/muon/).
+
+    Muon's steps are scaled to the size that AdamW's have, so that learning rate and weight decay of AdamW serve both
+    (https://arxiv.org/abs/2502.16982, section 2.2).
+
+    Raises:
+        ConfigurationError: the model has no such matrix, or they are split over ranks.
+    """
+    matrices = hidden_matrices(model)
+    if not matrices:
+        raise ConfigurationError(
+            f"optimizer.name: muon is for matrices between the first and the last layer of a model, and "
+            f"{type(model).__name__} has none; take adamw"
+        )
+    if any(is_sharded(one) for one in matrices):
+        raise ConfigurationError(
+            "optimizer.name: muon works on whole matrices, which no rank has under strategy: fsdp; take ddp, or adamw"
+        )
+    chosen = {id(one) for one in matrices}
+    others = [one for one in model.parameters() if one.requires_grad and id(one) not in chosen]
+    parts: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(
+            matrices,
+            lr=settings.learning_rate,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        )
+    ]
+    if others:
+        rate = settings.adamw_learning_rate or settings.learning_rate
+        parts.append(torch.optim.AdamW(others, lr=rate, weight_decay=settings.weight_decay, fused=True))
+    return Combined(parts)
+
+
+def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters with two dimensions that learn, but for embeddings (and layers that share their weights) and the
+    first and the last module that has parameters of its own: input and output are no hidden layers.
+
+    Kernels of convolutions have four dimensions: torch's Muon takes none of them.
+    """
+    owners = [module for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
+    outside: list[nn.Module] = [owner for owner in owners if isinstance(owner, nn.Embedding | nn.EmbeddingBag)]
+    outside += owners[:1] + owners[-1:]
+    excluded = {id(parameter) for module in outside for parameter in module.parameters(recurse=False)}
+    return [one for one in model.parameters() if one.requires_grad and one.ndim == 2 and id(one) not in excluded]
+
+
+class Combined(torch.optim.Optimizer):
+    """Several optimizers, each over parameters of its own, as one: with the groups and the state of all of them.
+
+    The groups and the state are the very same objects in the parts. So a schedule that sets the rate of a group, and a
+    checkpoint that sets the state, reach the part that steps with it.
+    """
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+        """
+        Args:
+            parts: that have taken no step. No one else may step with them.
+        """
+        self._parts = tuple(parts)
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._share()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step of each part. Returns what the closure does."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self._parts:
+            part.step()
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state, as any optimizer does."""
+        super().load_state_dict(state_dict)
+        self._share()  # It has made new groups and a new state.
+
+    def _share(self) -> None:
+        begin = 0
+        for part in self._parts:
+            end = begin + len(part.param_groups)
+            part.param_groups, part.state = self.param_groups[begin:end], self.state
+            begin = end
+        assert begin == len(self.param_groups), "a group belongs to no part"
