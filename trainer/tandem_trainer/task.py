@@ -110,8 +110,8 @@ class Task(ABC, Generic[C]):
             model: in evaluation mode, with the weights of a checkpoint, on the CPU. No gradients are computed.
 
         Returns:
-            By name: `Mean(total, count)`, `GeometricMean`, `Sum`, `Max`, `Min`, `Confusion` or `Histogram`. They add up,
-            so scores depend neither on the size of a batch nor on the number of evaluators.
+            By name: `Mean(total, count)`, `GeometricMean`, `Sum`, `Max`, `Min`, `Confusion` or `Histogram`. They add
+            up, so scores depend neither on the size of a batch nor on the number of evaluators.
         """
         return {}
 

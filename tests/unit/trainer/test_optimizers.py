@@ -43,11 +43,9 @@ def take(model: MiniGPT, optimizer: torch.optim.Optimizer, steps: range) -> None
 @pytest.mark.parametrize("tied", [True, False])
 def test_muon_gets_the_matrices_between_the_embedding_and_the_head(tied: bool) -> None:
     model = language_model(tied)
+    parts = {"attention": ("query", "key", "value", "out"), "mlp": ("gate", "up", "out")}
     inner = {
-        f"blocks.{block}.{part}.{side}.weight"
-        for block in (0, 1)
-        for part in ("attention", "mlp")
-        for side in ("into", "out")
+        f"blocks.{block}.{part}.{side}.weight" for block in (0, 1) for part, sides in parts.items() for side in sides
     }
     assert names(model, hidden_matrices(model)) == inner
     optimizer = torch_optimizer(model, MUON)
@@ -108,7 +106,7 @@ def test_a_run_goes_on_from_a_checkpoint_to_the_last_bit(hyperparameters: bool) 
     optimizer = torch_optimizer(model, MUON)
     take(model, optimizer, range(4))
     contents = copy.deepcopy(TrainState(model, optimizer, hyperparameters=hyperparameters).contents({}))
-    assert "blocks.0.mlp.into.weight/momentum_buffer" in contents.optimizer
+    assert "blocks.0.mlp.gate.weight/momentum_buffer" in contents.optimizer
     assert "embedding.weight/exp_avg_sq" in contents.optimizer
     rates = [group["lr"] for group in optimizer.param_groups]
     take(model, optimizer, range(4, 8))
