@@ -108,7 +108,7 @@ class DebuggerSlot:
         self.put("listens", str(port))
         print(f"tandem: a debugger may attach to this rank (port {port} of {LOOPBACK})", file=sys.stderr, flush=True)
         while True:
-            pass
+            self.put("attached" if debugpy.is_client_connected() else "listens")
             time.sleep(LOOK_SECONDS)
 
 
