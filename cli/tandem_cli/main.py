@@ -35,7 +35,7 @@ COMMANDS = {
     "submit": "Submit jobs to a cluster, or change existing ones.",
     "status": "Show the status of a run, or of jobs on a cluster.",
     "logs": "Print the logs of all processes of a run or pods of a job, in order of time.",
-    "debug": "Print where the ranks of a run or job are in their code now.",
+    "debug": "Print where the ranks of a run or job are in their code now, or attach a debugger.",
     "shell": "Open a shell beside a process of a run, or in a pod of a job.",
     "retry": "Retry a failed job on a cluster from its newest checkpoint.",
     "events": "Show what happened to a run, or to a job and its pods.",

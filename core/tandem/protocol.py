@@ -36,7 +36,7 @@ MOST_ERROR, MOST_WHERE, MOST_TRACEBACK = 500, 300, 2_400
 """Characters of what is said of a process that failed."""
 
 STARTING, TRAIN, STOPPED, SCRIPT = "starting", "train", "stopped", "script"
-SAVING, FINISHING = "saving", "finishing"
+SAVING, FINISHING, DEBUGGER = "saving", "finishing", "debugger"
 """Phases of a rank that mean something to the coordinator; see RankReport.phase. All others are for people to read."""
 WORDLESS = {STARTING, STOPPED, SCRIPT}
 """Phases in which a rank says nothing about its step."""

@@ -64,3 +64,20 @@ class Inspection(Model):
     ranks: list[RankStacks] = []
     members: list[Short] = []
     """Workers in rank order, each with as many ranks; empty where nobody knows."""
+
+
+class Attachment(Model):
+    """Where a debugger attaches to a rank: the answer of `python -m tandem_trainer.inspection --attach`."""
+
+    rank: int
+    """Global rank."""
+    replica: Short = ""
+    """The worker that it is a part of."""
+    pid: int
+    """Its process."""
+    port: int | None = None
+    """Of the loopback address of its machine or pod."""
+    folder: Words = ""
+    """Where it works, and where its source files mostly are."""
+    trouble: Words = ""
+    """Why there is no port."""

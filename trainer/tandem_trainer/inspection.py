@@ -1,9 +1,12 @@
 """What the ranks of a run on this machine, or in this pod, are doing now, without stopping them.
 
-    python -m tandem_trainer.inspection [--run-dir FOLDER] [--rank N]
+    python -m tandem_trainer.inspection [--run-dir FOLDER] [--rank N [--attach]]
 
 Prints a `tandem.stacks.Inspection` as JSON: without `--rank` all ranks with the stack of their main threads, with it
 all threads of that rank. `tandem debug` runs it, on a cluster through `kubectl exec` in the pod of a worker.
+
+With `--attach` it asks the rank to let a debugger attach (tandem_trainer.debugger), and prints a
+`tandem.stacks.Attachment`.
 
 A rank holds its pulse and the file for its stacks open; their names are gone. Both are found through /proc, where the
 kernel lets the same user open them again. So this needs neither the agent, which may be stuck itself, nor a network,
@@ -26,8 +29,9 @@ from pathlib import Path
 from tandem.launch import REPLICA, RUN_DIR
 from tandem.protocol import SCRIPT
 from tandem.rundir.layout import RunDir
-from tandem.stacks import Frame, Inspection, RankStacks, ThreadStack
-from tandem_trainer.pulse import Beat, pulse_file, read_beat
+from tandem.stacks import Attachment, Frame, Inspection, RankStacks, ThreadStack
+from tandem_trainer.debugger import folder_of
+from tandem_trainer.pulse import Beat, debugger_slot, pulse_file, read_beat
 from tandem_trainer.stacks import Stacks, Subject, answers, is_stopped, read_stacks
 
 PROCESSES = Path("/proc")
@@ -42,6 +46,8 @@ class RankProcess:
     """A rank that beats."""
 
     beat: Beat
+    pulse: Path
+    """Its pulse file."""
     replica: str
     subject: Subject
 
@@ -67,6 +73,38 @@ def inspect(run_dir: Path, rank: int | None = None) -> Inspection:
         ranks=sorted(ranks, key=lambda one: one.rank),
         members=_members(run_dir, max((one.generation for one in ranks), default=0)),
     )
+
+
+def attach(run_dir: Path, rank: int) -> Attachment | None:
+    """Have a rank let a debugger attach; None if there is no such rank here."""
+    found, silent = _ranks(run_dir)
+    try:
+        for one in found:
+            if one.beat.rank == rank:
+                return _attached(one)
+    finally:
+        for one in found:
+            one.subject.close()
+    return next(
+        (
+            Attachment(rank=one.rank, replica=one.replica, pid=one.pid, trouble=one.trouble)
+            for one in silent
+            if one.rank == rank
+        ),
+        None,
+    )
+
+
+def _attached(one: RankProcess) -> Attachment:
+    pid = one.beat.pid
+    told = Attachment(rank=one.beat.rank, replica=one.replica, pid=pid, folder=folder_of(pid))
+    if is_stopped(pid):
+        return told.model_copy(update={"trouble": _why(pid)})
+    try:
+        answer = debugger_slot(one.pulse).ask()
+    except (OSError, ValueError) as error:
+        return told.model_copy(update={"trouble": f"it cannot be asked: {error}"})
+    return told.model_copy(update={"port": answer} if isinstance(answer, int) else {"trouble": answer})
 
 
 def frames(text: str) -> list[Frame]:
@@ -130,7 +168,7 @@ def _beating(pid: int, replica: str) -> Iterator[RankProcess]:
         except OSError:
             os.close(pidfd)
             raise
-        yield RankProcess(beat, replica, Subject(beat.rank, pid, pidfd, answer, beat.phase))
+        yield RankProcess(beat, files[""], replica, Subject(beat.rank, pid, pidfd, answer, beat.phase))
 
 
 def _seen(one: RankProcess, stacks: Stacks | None) -> RankStacks:
@@ -190,9 +228,17 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tandem_trainer.inspection")
     parser.add_argument("--run-dir", type=Path, default=os.environ.get(RUN_DIR))
     parser.add_argument("--rank", type=int, default=None)
+    parser.add_argument("--attach", action="store_true")
     given = parser.parse_args(words)
     if given.run_dir is None:
         parser.error(f"give --run-dir, or set {RUN_DIR}")
+    if given.attach:
+        if given.rank is None:
+            parser.error("--attach needs --rank")
+        if (found := attach(given.run_dir, given.rank)) is None:
+            parser.exit(1, f"rank {given.rank} has just ended\n")
+        sys.stdout.write(found.model_dump_json() + "\n")
+        return
     sys.stdout.write(inspect(given.run_dir, given.rank).model_dump_json() + "\n")
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Literal
 
 from tandem.exitcode import ExitCode
-from tandem.protocol import SCRIPT, STARTING, STOPPED, Failure, RankReport
+from tandem.protocol import DEBUGGER, SCRIPT, STARTING, STOPPED, Failure, RankReport
 from tandem_trainer.failure import read
 from tandem_trainer.pulse import Order, ProcessorUse, PulseView
 from tandem_trainer.stacks import Subject, is_stopped
@@ -155,12 +155,13 @@ class LocalRanks:
             is_script = self._runs_script(local_rank)
             # No step is due of one that has ended well, while others may go on.
             phase = SCRIPT if is_script and local_rank in self._codes else beat.phase
+            debugged = view.is_debugged and local_rank not in self._codes
             reports.append(
                 RankReport(
                     rank=beat.rank,
                     step=beat.step,
-                    phase=STOPPED if is_stopped(beat.pid) else phase,
-                    pauses=beat.pauses and phase == beat.phase,
+                    phase=STOPPED if is_stopped(beat.pid) else DEBUGGER if debugged else phase,
+                    pauses=debugged or (beat.pauses and phase == beat.phase),
                     script=is_script,
                     finishing=beat.finishing,
                     total_steps=beat.total_steps,

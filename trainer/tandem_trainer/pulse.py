@@ -18,6 +18,8 @@ written. The pipe also ends when the agent does, however it died: then no order 
 Rejected: polling the byte every 20 ms (50 wake-ups a second, each asking the training thread for the interpreter lock),
 signals alone (Python runs their handlers in the main thread, which may be stuck in a collective).
 
+**A debugger.** A byte asks the rank to let a debugger attach (tandem_trainer.debugger).
+
 A script of the user's own obeys no order, also where it says how far it is (tandem_trainer.step_log): a byte says so.
 
 **Last word.** A rank that leaves on purpose says why before it exits, because torchrun's rendezvous handler never sees
@@ -47,6 +49,7 @@ from typing import Any, ClassVar, Literal, get_args
 from tandem.exitcode import ExitCode
 from tandem.launch import GENERATION, PULSE
 from tandem.protocol import FINISHING, SAVING, SCRIPT, STARTING, STOPPED, TRAIN, Trouble
+from tandem_trainer.debugger import DebuggerSlot, keep_out
 from tandem_trainer.failure import record
 from tandem_trainer.stacks import answer_with_stacks
 
@@ -243,12 +246,14 @@ class Pulse:
         self._beats = _Slots(self._memory, _BEAT, _AT_BEATS)
         self._usage = _Slots(self._memory, _USAGE, _AT_USAGE)
         self._trouble = _Slots(self._memory, _TROUBLE, _AT_TROUBLE)
+        self._debugger = DebuggerSlot(self._memory)
         self._said: _Said = (0, None, None, None, None, None, STARTING, False)
         self._finishing = False
         self._pid = os.getpid()
         self._gpu = Gpu()
         self._closed = threading.Event()
         self._sampler = threading.Thread(target=self._sample, name="tandem-usage", daemon=True)
+        keep_out(self._sampler)
 
     @classmethod
     def open_for_rank(cls, phase: str = STARTING) -> "Pulse | None":
@@ -375,6 +380,7 @@ class Pulse:
             gpu, memory = self._gpu.sample()
             told = _NAN if gpu is None else gpu, -1 if memory is None else memory
             self._usage.write(time.monotonic(), time.process_time(), *first, *told)
+            self._debugger.answer()
             if self._closed.wait(USAGE_SECONDS):
                 return
 
@@ -388,6 +394,7 @@ class Watchdog(threading.Thread):
 
     def __init__(self, pulse: Pulse) -> None:
         super().__init__(name="tandem-watchdog", daemon=True)
+        keep_out(self)
         self._pulse = pulse
 
     def start(self) -> None:
@@ -428,6 +435,7 @@ class PulseView:
         # Read and write, because a pipe without a reader cannot be opened for writing alone without waiting.
         self._wake = os.open(_wake_path(self.path), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._memory = _map(self.path)
+        self._debugger = DebuggerSlot(self._memory)
         self._beats = _Slots(self._memory, _BEAT, _AT_BEATS)
         self._usage = _Slots(self._memory, _USAGE, _AT_USAGE)
         self._trouble = _Slots(self._memory, _TROUBLE, _AT_TROUBLE)
@@ -440,6 +448,11 @@ class PulseView:
     def runs_script(self) -> bool:
         """Whether the rank is a script of the user's own, which obeys no orders."""
         return bool(self._memory[_AT_SCRIPT])
+
+    @property
+    def is_debugged(self) -> bool:
+        """Whether a debugger is attached to the rank, or was when it ended."""
+        return self._debugger.state == "attached"
 
     def usage(self) -> ProcessorUse | None:
         """The newest sample of processor use; None before the first one."""
@@ -496,6 +509,15 @@ def read_beat(path: Path) -> Beat | None:
     if len(content) < _BYTES or not content.startswith(_MAGIC):
         return None
     return _beat(_Slots(content, _BEAT, _AT_BEATS).read())
+
+
+def debugger_slot(path: Path) -> DebuggerSlot:
+    """By which a process that is neither the rank nor its agent asks for a debugger.
+
+    Raises:
+        OSError, ValueError: the file cannot be written to, or is of another version.
+    """
+    return DebuggerSlot(_map(path))
 
 
 def pulse_file(path: str) -> tuple[str, str] | None:

@@ -1,5 +1,8 @@
-"""`tandem debug JOB [RANK]`: what the threads of a run's ranks do at this moment."""
+"""`tandem debug JOB [RANK]`: what the threads of a run's ranks do at this moment; and a debugger on one of them."""
 
+import json
+import shlex
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,8 +14,9 @@ from rich.text import Text
 from tandem.errors import UserError
 from tandem.formatting import duration, several
 from tandem.labels import WORKER
-from tandem.stacks import Frame, Inspection, RankStacks, ThreadStack
+from tandem.stacks import Attachment, Frame, Inspection, RankStacks, ThreadStack
 from tandem_cli.cluster import ContextOption, NamespaceOption, named
+from tandem_cli.kubernetes import execution
 from tandem_cli.kubernetes.execution import executable, holder, inspect, inspect_all
 from tandem_cli.kubernetes.following import first_line
 from tandem_cli.kubernetes.job_view import Pod, ask_job, ask_pods
@@ -27,6 +31,8 @@ UNBOUNDED = 100_000
 """Characters of a line that no terminal cuts."""
 MOST_LISTED = 16
 """Ranks that are named one by one."""
+HOST = "127.0.0.1"
+_NONE_RUNNING = "no rank of {} is running now: its workers are starting or restarting; try again"
 
 
 def debug(
@@ -40,6 +46,9 @@ def debug(
             show_default=False,
         ),
     ] = None,
+    attach: Annotated[
+        bool, typer.Option("--attach", help="Let a Python debugger (debugpy) attach to this rank, and print how.")
+    ] = False,
     output: OutputOption = Output.TEXT,
     namespace: NamespaceOption = "",
     context: ContextOption = "",
@@ -48,25 +57,94 @@ def debug(
 
     With RANK it prints the stacks of all threads of that rank, the innermost call last. On a cluster it runs
     `kubectl exec` in the pods of the job's workers.
+
+    With --attach it asks the rank to listen for a Python debugger, and prints a configuration for VS Code. On a cluster
+    it also forwards the port from the pod until Ctrl-C. While a debugger is attached, the job does not count as hung.
     """  # fmt: skip
     path = local(name, namespace, context)
+    if attach:
+        if rank is None:
+            raise UserError(f"--attach needs the number of a rank: tandem debug {shlex.quote(name)} 0 --attach")
+        if path is not None:
+            _attach_here(path, name, rank, output)
+            return
+        with asked(name, namespace, context):
+            raise typer.Exit(_attach_on_a_cluster(Kubectl(namespace, context), named(name), rank, output))
     if path is not None:
         found = _here(path, rank)
     else:
         with asked(name, namespace, context):
             found = _on_a_cluster(Kubectl(namespace, context), named(name), rank)
-    if not found.ranks:
-        raise UserError(f"no rank of {name} is running now: its workers are starting or restarting; try again")
     if rank is None:
+        if not found.ranks:
+            raise UserError(_NONE_RUNNING.format(name))
         _print_all(found, output)
         return
-    one = next((one for one in found.ranks if one.rank == rank), None)
-    if one is None:
-        raise UserError(f"{name} has no rank {rank}; there {_there(found)}")
+    one = _rank_of(found, name, rank)
     if output.is_data:
         emit(one.dump(), output)
     else:
         echo(told(one))
+
+
+def _attach_here(path: Path, name: str, rank: int, output: Output) -> None:
+    _rank_of(_here(path, rank), name, rank)
+    _print_attachment(processes.attach(path, rank), name, output)
+
+
+def _attach_on_a_cluster(kubectl: Kubectl, name: str, rank: int, output: Output) -> int:
+    """The exit code, once the forwarding has ended."""
+    pods = _workers(kubectl, name)
+    one = _rank_of(_with_rank(kubectl, pods, rank), name, rank)
+    pod = next(pod for pod in pods if pod.name == one.replica)
+    found = execution.attach(kubectl, pod, rank)
+    _print_attachment(found, name, output)
+    assert found.port is not None, "it was printed"
+    echo(f"port {found.port} of this machine leads to {pod.name}; Ctrl-C closes it", err=True)
+    return execution.forward(kubectl, pod, found.port)
+
+
+def _rank_of(found: Inspection, name: str, rank: int) -> RankStacks:
+    if not found.ranks:
+        raise UserError(_NONE_RUNNING.format(name))
+    one = next((one for one in found.ranks if one.rank == rank), None)
+    if one is None:
+        raise UserError(f"{name} has no rank {rank}; there {_there(found)}")
+    return one
+
+
+def _print_attachment(found: Attachment, name: str, output: Output) -> None:
+    if found.port is None:
+        raise UserError(f"no debugger can attach to rank {found.rank} ({found.replica}): {found.trouble}")
+    if output.is_data:
+        emit(found.dump(), output)
+    else:
+        echo(how_to_attach(found, name))
+
+
+def how_to_attach(found: Attachment, name: str) -> str:
+    """What the user does next; pure."""
+    configuration = {
+        "name": f"{name}, rank {found.rank}",
+        "type": "debugpy",
+        "request": "attach",
+        "connect": {"host": HOST, "port": found.port},
+        "pathMappings": [{"localRoot": "${workspaceFolder}", "remoteRoot": found.folder}],
+        "justMyCode": False,
+    }
+    return "\n".join(
+        (
+            f"rank {found.rank} · {found.replica} · process {found.pid} listens for a debugger on {HOST}:{found.port}",
+            "",
+            "VS Code: put this into `configurations` of .vscode/launch.json, set a breakpoint, and start it (F5).",
+            "",
+            textwrap.indent(json.dumps(configuration, indent=2), "  "),
+            "",
+            "Any other client of the Debug Adapter Protocol attaches to that address.",
+            "Training goes on until a breakpoint is reached, and again when you disconnect (Shift+F5). While a",
+            "debugger is attached, the job does not count as hung. A rank that restarts has to be asked again.",
+        )
+    )
 
 
 def _here(path: Path, rank: int | None) -> Inspection:
@@ -78,12 +156,7 @@ def _here(path: Path, rank: int | None) -> Inspection:
 
 
 def _on_a_cluster(kubectl: Kubectl, name: str, rank: int | None) -> Inspection:
-    job = ask_job(kubectl, name)
-    if job.ended:
-        raise UserError(f"{name} has ended ({job.status.phase}), so there are no stacks")
-    pods = executable(ask_pods(kubectl, name, WORKER))
-    if not pods:
-        raise UserError(f"no worker of {name} is running now: see tandem status {name}{kubectl.options()}")
+    pods = _workers(kubectl, name)
     if rank is not None:
         return _with_rank(kubectl, pods, rank)
     found, errors = inspect_all(kubectl, pods, None)
@@ -92,6 +165,17 @@ def _on_a_cluster(kubectl: Kubectl, name: str, rank: int | None) -> Inspection:
     for error in errors:
         echo("", mark=f"warning: {first_line(error)}", colour="yellow", err=True)
     return _joined(found)
+
+
+def _workers(kubectl: Kubectl, name: str) -> list[Pod]:
+    """The pods of workers that can be asked."""
+    job = ask_job(kubectl, name)
+    if job.ended:
+        raise UserError(f"{name} has ended ({job.status.phase}), so there are no stacks")
+    pods = executable(ask_pods(kubectl, name, WORKER))
+    if not pods:
+        raise UserError(f"no worker of {name} is running now: see tandem status {name}{kubectl.options()}")
+    return pods
 
 
 def _with_rank(kubectl: Kubectl, pods: Sequence[Pod], rank: int) -> Inspection:

@@ -1,4 +1,4 @@
-"""Commands in the pods of a job, through `kubectl exec`: the stacks of ranks, and a shell.
+"""Commands in the pods of a job, through `kubectl exec`: the stacks of ranks, a debugger, and a shell.
 
 A user who may do that may do all that the pod may. So Kubernetes has a right of its own for it, which many roles lack,
 and `kubectl` tells which one.
@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from tandem.errors import UserError
 from tandem.formatting import printable
 from tandem.launch import RUN_DIR
-from tandem.stacks import Inspection
+from tandem.stacks import Attachment, Inspection
 from tandem_cli.kubernetes.job_view import Pod
-from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, complaint, errors_of
+from tandem_cli.kubernetes.kubectl import ANSWER_SECONDS, ClusterError, Kubectl, complaint, errors_of
 
 INSPECT = ("python", "-P", "-m", "tandem_trainer.inspection")
 """In a worker's pod. Without what lies in the working folder, which is not Tandem's."""
@@ -30,7 +30,9 @@ SHELL = (
 )  # fmt: skip
 """In the run directory where it can be entered; the pod's variables are there already."""
 
-_LACKING = re.compile(r"No module named '?tandem_trainer")
+ATTACH_SECONDS = 90.0
+"""For a debugger; the rank itself takes up to a minute."""
+_LACKING = re.compile(r"No module named '?tandem_trainer|unrecognized arguments: --attach")
 _ENDED = re.compile(r"command terminated with exit code \d+")
 
 
@@ -45,23 +47,52 @@ def inspect(kubectl: Kubectl, pod: Pod, rank: int | None) -> Inspection:
     Raises:
         ClusterError: the cluster, or kubectl, refused, or its image is of another version.
     """
-    wanted = [] if rank is None else [f"--rank={rank}"]
+    said = _asked(kubectl, pod, [] if rank is None else [f"--rank={rank}"], ANSWER_SECONDS)
     try:
-        said = kubectl.ask("exec", pod.pod, f"--container={pod.container}", "--", *INSPECT, *wanted).text
-    except ClusterError as error:
-        if _LACKING.search(str(error)):
-            raise ClusterError(
-                f"{pod.name} cannot be asked: the image of the job's workers has a version of Tandem that lacks "
-                "`tandem debug`, or none"
-            ) from error
-        raise
-    try:
-        # Python's start-up in an image of the user's own may print lines of its own before.
-        found = Inspection.read_json(said.strip().rpartition("\n")[2])
+        found = Inspection.read_json(said)
     except ValidationError as error:
         raise ClusterError(f"the answer of {pod.name} cannot be read: {printable(said[:200])!r}") from error
     # People know the worker by its place in the job; processes, by the name of the pod.
     return found.model_copy(update={"ranks": [one.model_copy(update={"replica": pod.name}) for one in found.ranks]})
+
+
+def attach(kubectl: Kubectl, pod: Pod, rank: int) -> Attachment:
+    """Have a rank of a worker let a debugger attach, in the pod.
+
+    Raises:
+        ClusterError: as above.
+    """
+    said = _asked(kubectl, pod, [f"--rank={rank}", "--attach"], ATTACH_SECONDS)
+    try:
+        return Attachment.read_json(said).model_copy(update={"replica": pod.name})
+    except ValidationError as error:
+        raise ClusterError(f"the answer of {pod.name} cannot be read: {printable(said[:200])!r}") from error
+
+
+def forward(kubectl: Kubectl, pod: Pod, port: int) -> int:
+    """Lead a port of this machine to the same one of a pod's loopback address, until Ctrl-C or the end of the pod.
+    Returns kubectl's exit code; its words go to this terminal."""
+    child = subprocess.Popen(kubectl.command("port-forward", "--address=127.0.0.1", f"pod/{pod.pod}", f"{port}:{port}"))
+    try:
+        return child.wait()
+    except KeyboardInterrupt:
+        # It got the same signal.
+        return child.wait()
+
+
+def _asked(kubectl: Kubectl, pod: Pod, words: Sequence[str], seconds: float) -> str:
+    """The last line that the inspection in a pod prints: Python's start-up in an image of the user's own may print
+    lines of its own before."""
+    try:
+        said = kubectl.ask("exec", pod.pod, f"--container={pod.container}", "--", *INSPECT, *words, seconds=seconds)
+    except ClusterError as error:
+        if _LACKING.search(str(error)):
+            raise ClusterError(
+                f"{pod.name} cannot be asked: the image of the job's workers has a version of Tandem that lacks "
+                f"`tandem debug{' --attach' * ('--attach' in words)}`, or none"
+            ) from error
+        raise
+    return said.text.strip().rpartition("\n")[2]
 
 
 def inspect_all(kubectl: Kubectl, pods: Sequence[Pod], rank: int | None) -> tuple[list[Inspection], list[UserError]]:

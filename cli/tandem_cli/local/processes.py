@@ -16,11 +16,13 @@ from tandem.errors import UserError
 from tandem.launch import PULSE, RUN_DIR
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.ownership import LOCK
-from tandem.stacks import Inspection
+from tandem.stacks import Attachment, Inspection
 from tandem_cli.local.guardian import MARK, marked
 
 SECONDS = 30.0
 """For the stacks of all ranks; they take half a second."""
+ATTACH_SECONDS = 90.0
+"""For a debugger; the rank itself takes up to a minute."""
 RANK = "RANK"
 LEFT_OUT = (
     *(MARK, PULSE, "TANDEM_FORK_SERVER"),
@@ -75,20 +77,37 @@ def inspect(path: Path, rank: int | None) -> Inspection:
     Raises:
         UserError: they cannot be asked.
     """
+    said = _asked(path, [] if rank is None else [f"--rank={rank}"], SECONDS)
+    try:
+        return Inspection.read_json(said)
+    except ValidationError as error:
+        raise UserError(f"the ranks of {path} cannot be asked: {said[:200]!r}") from error
+
+
+def attach(path: Path, rank: int) -> Attachment:
+    """Have a rank of a run let a debugger attach.
+
+    Raises:
+        UserError: it cannot be asked.
+    """
+    said = _asked(path, [f"--rank={rank}", "--attach"], ATTACH_SECONDS)
+    try:
+        return Attachment.read_json(said)
+    except ValidationError as error:
+        raise UserError(f"rank {rank} of {path} cannot be asked: {said[:200]!r}") from error
+
+
+def _asked(path: Path, words: list[str], seconds: float) -> str:
     check_owner(path)
     # Without what lies in the working folder, which is not Tandem's.
-    command = [sys.executable, "-P", "-m", "tandem_trainer.inspection", "--run-dir", str(path.resolve())]
-    command += [] if rank is None else [f"--rank={rank}"]
+    command = [sys.executable, "-P", "-m", "tandem_trainer.inspection", "--run-dir", str(path.resolve()), *words]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
-        raise UserError(f"the ranks of {path} could not be asked within {SECONDS:g} s") from None
+        raise UserError(f"the ranks of {path} could not be asked within {seconds:g} s") from None
     if done.returncode != 0:
         raise UserError(f"the ranks of {path} cannot be asked: {done.stderr.strip()[-2000:]}")
-    try:
-        return Inspection.read_json(done.stdout)
-    except ValidationError as error:
-        raise UserError(f"the ranks of {path} cannot be asked: {done.stdout[:200]!r}") from error
+    return done.stdout
 
 
 def names(path: Path) -> list[str]:

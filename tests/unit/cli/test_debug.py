@@ -7,16 +7,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from tandem.errors import UserError
-from tandem.stacks import Frame, Inspection, RankStacks, ThreadStack
-from tandem_cli.commands.debug import told
-from tandem_cli.kubernetes.execution import executable, holder
+from tandem.stacks import Attachment, Frame, Inspection, RankStacks, ThreadStack
+from tandem_cli.commands.debug import debug, how_to_attach, told
+from tandem_cli.kubernetes.execution import INSPECT, executable, holder
 from tandem_cli.kubernetes.job_view import Pod, pods
 from tandem_cli.kubernetes.kubectl import complaint
 from tandem_cli.local import processes
 from tandem_cli.local.processes import check_owner
 from tests.support import fake_kubectl as fakes
+from tests.support.fake_kubectl import FakeKubectl
 
 
 def rank(**more: object) -> RankStacks:
@@ -99,3 +101,77 @@ def test_a_run_of_another_user_is_told_so(tmp_path: Path, monkeypatch: pytest.Mo
     finally:
         child.kill()
         child.wait()
+
+
+def attachment(**more: object) -> dict[str, object]:
+    return {"rank": 1, "replica": "the pod", "pid": 40, "port": 4711, "folder": "/data/code", **more}
+
+
+def test_how_to_attach_is_a_configuration_that_an_editor_reads() -> None:
+    lines = how_to_attach(Attachment.model_validate(attachment(replica="worker-1")), "digits").splitlines()
+    assert lines[0] == "rank 1 · worker-1 · process 40 listens for a debugger on 127.0.0.1:4711"
+    assert json.loads("".join(lines[lines.index("  {") : lines.index("  }") + 1])) == {
+        "name": "digits, rank 1",
+        "type": "debugpy",
+        "request": "attach",
+        "connect": {"host": "127.0.0.1", "port": 4711},
+        "pathMappings": [{"localRoot": "${workspaceFolder}", "remoteRoot": "/data/code"}],
+        "justMyCode": False,
+    }
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKubectl:
+    """A job with two workers; rank 1 is that of worker-0."""
+    fake = FakeKubectl(tmp_path)
+    monkeypatch.setenv("PATH", fake.path)
+    monkeypatch.chdir(tmp_path)
+    fake.answers("get", "distributedtrainingjobs.tandem.dev", "digits", says=fakes.job(phase="Running"))
+    fake.answers("get", "pods", says=fakes.items(*(fakes.pod("worker", index) for index in (0, 1))))
+    for index, number in enumerate((1, 0)):
+        one = {"rank": number, "replica": "the pod", "pid": 40, "threads": []}
+        fake.answers("exec", f"digits-worker-{index}-abcde", says={"ranks": [one], "members": []})
+    return fake
+
+
+def test_on_a_cluster_a_debugger_is_asked_for_in_the_pod_of_the_rank_and_its_port_is_forwarded(
+    cluster: FakeKubectl, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cluster.answers("exec", "--attach", says=f"a line of the image's own\n{json.dumps(attachment())}\n")
+    cluster.answers("port-forward", says="Forwarding from 127.0.0.1:4711 -> 4711\n", code=1)
+    with pytest.raises(typer.Exit) as ended:
+        debug("digits", 1, attach=True, namespace="team")
+    assert ended.value.exit_code == 1, "kubectl's own: the pod is gone"
+    said = capfd.readouterr()
+    assert "rank 1 · worker-0 · process 40 listens for a debugger on 127.0.0.1:4711" in said.out
+    assert "port 4711 of this machine leads to worker-0; Ctrl-C closes it" in said.err
+    asked, forwarded = (one.words for one in cluster.asked[-2:])
+    assert asked[asked.index("--") + 1 :] == [*INSPECT, "--rank=1", "--attach"]
+    assert {"digits-worker-0-abcde", "--container=worker"} <= set(asked)
+    assert forwarded[-4:] == ["port-forward", "--address=127.0.0.1", "pod/digits-worker-0-abcde", "4711:4711"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (
+            {"says": attachment(port=None, trouble="debugpy is not installed")},
+            r"rank 1 \(worker-0\): debugpy is not in",
+        ),
+        (
+            {"complains": "inspection: error: unrecognized arguments: --attach"},
+            "lacks `tandem debug --attach`, or none",
+        ),
+    ],
+)
+def test_a_rank_that_no_debugger_can_attach_to_is_told_with_the_reason(
+    cluster: FakeKubectl, answer: dict[str, object], words: str
+) -> None:
+    cluster.answers("exec", "--attach", **answer)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=words):
+        debug("digits", 1, attach=True, namespace="team")
+
+
+def test_a_debugger_needs_the_number_of_a_rank() -> None:
+    with pytest.raises(UserError, match="--attach needs the number of a rank: tandem debug digits 0 --attach"):
+        debug("digits", attach=True, namespace="team")

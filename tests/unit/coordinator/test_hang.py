@@ -316,6 +316,26 @@ def test_a_group_in_which_one_rank_validates_does_not_hang_until_it_trains_again
     assert "no rank has made a step" in verdict
 
 
+def test_a_group_one_of_whose_ranks_is_in_a_debugger_does_not_hang_until_it_trains_again() -> None:
+    group = Group()
+    group.steps(5)
+    group.at("worker-1", phase="debugger", pauses=True)
+    assert group.passes(100 * OTHER) is None
+    group.at("worker-1", phase="train", pauses=False)
+    assert "no rank has made a step" in str(group.passes(30.0))
+
+
+def test_a_script_in_a_debugger_is_not_called_idle() -> None:
+    group = Scripts()
+    group.at("worker-0", phase="script", script=True, cpu=0.0)
+    group.at("worker-1", phase="debugger", script=True, cpu=0.0, pauses=True)
+    assert group.passes(5 * OTHER) is None
+    assert group.watch.idle() is None
+    group.at("worker-1", phase="script", pauses=False)
+    assert group.passes(5 * OTHER) is None
+    assert "no rank has used a processor" in str(group.watch.idle())
+
+
 def test_a_process_that_is_stopped_in_a_pause_is_noticed() -> None:
     group = Group()
     group.steps(5)

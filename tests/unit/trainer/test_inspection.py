@@ -2,22 +2,28 @@
 be asked."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from tandem.launch import GENERATION, PULSE, REPLICA, RUN_DIR
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem.stacks import RankStacks
-from tandem_trainer.inspection import frames, inspect
-from tandem_trainer.pulse import PulseView
+from tandem_trainer.debugger import DebuggerSlot
+from tandem_trainer.inspection import attach, frames, inspect
+from tandem_trainer.pulse import PulseView, debugger_slot
 from tandem_trainer.stacks import is_stopped
+from tests.support.debug_adapter import DebugClient
 from tests.support.waiting import until
 
 RANK = """
@@ -38,6 +44,7 @@ threading.Thread(target=beside, daemon=True).start()
 waits_here()
 """
 Start = Callable[..., "subprocess.Popen[str]"]
+LINE = RANK.splitlines().index('        print("on", flush=True)') + 1
 
 
 @pytest.fixture
@@ -50,8 +57,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
         folder.mkdir()
         view = PulseView(folder, 0)
         own = {RUN_DIR: str(run_dir), PULSE: str(folder), GENERATION: str(generation), REPLICA: f"worker-{rank}"}
+        script = tmp_path / "rank.py"
+        script.write_text(RANK)
         process = subprocess.Popen(
-            [sys.executable, "-c", RANK, *words],
+            [sys.executable, str(script), *words],
             env=os.environ | own | {"RANK": str(rank), "LOCAL_RANK": "0"},
             stdout=subprocess.PIPE,
             text=True,
@@ -164,3 +173,87 @@ def test_frames_stand_as_python_prints_them() -> None:
     )
     (outer, inner) = frames(text)
     assert (outer.function, outer.line, inner.file, inner.line, inner.function) == ("outer", 0, "a b.py", 3, "inner")
+
+
+def test_a_debugger_stops_a_rank_in_code_that_already_runs_and_it_goes_on_when_it_leaves(
+    start: Start, tmp_path: Path
+) -> None:
+    process = start(3)
+    assert slot(process).state == "none", "nothing listens before somebody asks"
+    found = attach(tmp_path, 3)
+    assert found is not None
+    assert (found.pid, found.replica, found.trouble, found.folder) == (process.pid, "worker-3", "", str(Path.cwd()))
+    assert {at.ip for at in listening(process.pid)} == {"127.0.0.1"}
+    again = attach(tmp_path, 3)
+    assert again is not None
+    assert again.port == found.port is not None
+    assert prints(process)
+    for leaves in (True, False):
+        with DebugClient(found.port) as debugger:
+            debugger.attach(str(tmp_path / "rank.py"), LINE)
+            frames = debugger.stopped()
+            assert [(frame["name"], frame["line"]) for frame in frames] == [("waits_here", LINE), ("<module>", 16)]
+            assert debugger.evaluate("pulse.rank", frames[1]) == "3"
+            until(lambda: slot(process).state == "attached", "the agent is told")
+            assert not prints(process)
+            if leaves:
+                debugger.request("disconnect", terminateDebuggee=False)
+        until(lambda: slot(process).state == "listens", "the agent is told that it left")
+        assert prints(process)
+
+
+def test_a_rank_without_debugpy_says_so_and_goes_on(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "debugpy.py").write_text("raise ModuleNotFoundError('debugpy')")
+    process = start(0)
+    for _ in range(2):
+        found = attach(tmp_path, 0)
+        assert found is not None
+        assert found.port is None
+        assert found.trouble.startswith("debugpy is not installed there")
+    assert goes_on(process)
+
+
+def test_a_rank_that_cannot_be_asked_for_a_debugger_is_told_and_opens_none_later(start: Start, tmp_path: Path) -> None:
+    process = start(0)
+    os.kill(process.pid, signal.SIGSTOP)
+    until(lambda: is_stopped(process.pid), "it is stopped")
+    found = attach(tmp_path, 0)
+    assert found is not None
+    assert f"kill -CONT {process.pid}" in found.trouble
+    assert "did not answer" in str(slot(process).ask(0.1))
+    assert slot(process).state == "none"
+    assert attach(tmp_path, 9) is None
+
+
+def prints(process: "subprocess.Popen[str]") -> bool:
+    """Whether it prints something new within half a second."""
+    assert process.stdout is not None
+    descriptor = process.stdout.fileno()
+    os.set_blocking(descriptor, False)
+    with suppress(BlockingIOError):
+        while os.read(descriptor, 65536):
+            pass
+    os.set_blocking(descriptor, True)
+    return bool(select.select([descriptor], [], [], 0.5)[0])
+
+
+def slot(process: "subprocess.Popen[str]") -> DebuggerSlot:
+    files = {str(file.readlink()): file for file in Path(f"/proc/{process.pid}/fd").iterdir()}
+    return debugger_slot(next(file for name, file in files.items() if name.endswith("rank-0 (deleted)")))
+
+
+def listening(pid: int) -> list[Any]:
+    """Where a process and what it has started listen."""
+    return [
+        one.laddr
+        for one in psutil.net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN and one.pid and (one.pid == pid or of_rank(one.pid, pid))
+    ]
+
+
+def of_rank(pid: int, rank: int) -> bool:
+    with suppress(psutil.Error):
+        return psutil.Process(pid).environ().get(PULSE) == psutil.Process(rank).environ()[PULSE]
+    return False

@@ -12,6 +12,7 @@ from tandem.exitcode import ExitCode
 from tandem.protocol import RankReport
 from tandem_trainer import local_ranks
 from tandem_trainer.local_ranks import LocalRanks, remove_leavings
+from tandem_trainer.pulse import debugger_slot
 from tests.support.waiting import until
 
 
@@ -114,4 +115,24 @@ def test_a_session_that_trains_saves_when_asked_and_its_exit_code_is_ours(memory
     assert (running.phase, running.script, running.saves) == ("train", False, True)
     assert ended.phase == "train"
     assert ranks.verdict() == "MembershipChanged"
+    ranks.close()
+
+
+@pytest.mark.parametrize("phase", ["script", "starting"])
+def test_a_rank_pauses_while_a_debugger_is_attached_and_not_when_it_has_ended_meanwhile(
+    memory: Path, phase: str
+) -> None:
+    ranks = LocalRanks(1, 1)
+    debugger_slot(ranks.folder / "rank-0").put("attached")
+    running, ended = steps(ranks, phase, 1)
+    assert (running.phase, running.step, running.pauses) == ("debugger", 5, True)
+    assert (ended.phase, ended.pauses) == ("script" if phase == "script" else "train", False)
+    ranks.close()
+
+
+def test_a_rank_that_a_debugger_could_attach_to_pauses_no_more_than_any_other(memory: Path) -> None:
+    ranks = LocalRanks(1, 1)
+    debugger_slot(ranks.folder / "rank-0").put("listens", "4711")
+    running, _ = steps(ranks, "starting", 0)
+    assert (running.phase, running.pauses) == ("train", False)
     ranks.close()
