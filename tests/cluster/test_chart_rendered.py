@@ -41,6 +41,7 @@ EVERYTHING: dict[str, Any] = {
     },
     "serviceAccount": {"annotations": {"role": "operator"}},
     "jobs": {
+        "packageIndex": "https://packages.example/simple",
         "storageClassName": "nfs",
         "accessModes": ["ReadWriteOnce"],
         "volumeSize": "50Gi",
@@ -177,6 +178,7 @@ def test_the_operator_understands_what_the_chart_tells_it(helm: Helm, monkeypatc
         evaluator="registry.example/team/tandem-evaluator:0.1.0",
         pull_secrets=("registry",),
         own_user=False,
+        package_index="https://packages.example/simple",
     )
     assert told.key_secret == ("tandem-system", "tandem-operator-key")
     assert told.volumes == Volumes("nfs", ("ReadWriteOnce",), "50Gi")
@@ -367,6 +369,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         {"jobs": {"accessModes": ["RWX"]}},
         "/jobs/accessModes/0",
         "value must be one of 'ReadWriteMany', 'ReadWriteOnce'",
+    ),
+    (
+        {"jobs": {"packageIndex": "https://me:secret@packages.example"}},
+        "/jobs/packageIndex",
+        "'https://me:secret@packages.example' does not match pattern",
     ),
     ({"jobs": {"accessModes": []}}, "/jobs/accessModes", "minItems: got 0, want 1"),
     ({"jobs": {"volumeSize": "10 GB"}}, "/jobs/volumeSize", "'10 GB' does not match pattern '^[0-9]+"),
