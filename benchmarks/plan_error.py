@@ -48,6 +48,8 @@ class Shape:
     manifest: str
     overrides: tuple[str, ...]
     strategy: Strategy = Strategy.SINGLE
+    tensor: int = 1
+    """Ranks that split each matrix."""
 
     @property
     def job(self) -> DistributedTrainingJob:
@@ -94,6 +96,8 @@ SHAPES = (
     Shape("minigpt 256×4, batch 16", 2, MINIGPT, minigpt(256, 4, 128, 16), Strategy.FSDP),
     Shape("minigpt 512×6, batch 4", 2, MINIGPT, minigpt(512, 6, 128, 4), Strategy.FSDP),
     Shape("minigpt 512×12, batch 4", 2, MINIGPT, minigpt(512, 12, 128, 4), Strategy.FSDP),
+    Shape("minigpt 256×4, batch 16, matrices in 2", 2, MINIGPT, minigpt(256, 4, 128, 16), Strategy.TENSOR, 2),
+    Shape("minigpt 512×6, batch 4, matrices in 2", 4, MINIGPT, minigpt(512, 6, 128, 4), Strategy.TENSOR, 2),
 )  # fmt: skip
 
 
@@ -102,11 +106,13 @@ def predicted(shape: Shape) -> int:
     from tandem_trainer.footprint import answered
 
     job = shape.job
-    batch = batch_of(job.spec.trainer.settings_of_loop, shape.ranks)
-    answer = answered(Question(trainer=job.spec.trainer, micro_batches=(batch.micro_batch,)), lambda words: None)
+    copies = shape.ranks // shape.tensor
+    batch = batch_of(job.spec.trainer.settings_of_loop, copies)
+    question = Question(trainer=job.spec.trainer, micro_batches=(batch.micro_batch,), tensor_parallel=shape.tensor)
+    answer = answered(question, lambda words: None)
     assert answer.footprint is not None, answer.mistakes
     assert answer.footprint.passes, answer.footprint.untraced
-    return memory(shape.strategy, shape.ranks, answer.footprint, answer.footprint.passes[0], batch.passes).total
+    return memory(shape.strategy, copies, answer.footprint, answer.footprint.passes[0], batch.passes).total
 
 
 def measured(shape: Shape) -> int:
@@ -153,8 +159,8 @@ def train(shape: Shape) -> int:
 
     job = shape.job
     loop = job.spec.trainer.settings_of_loop
-    if shape.strategy is Strategy.FSDP:
-        loop = loop.model_copy(update={"strategy": "fsdp"})
+    if shape.strategy in (Strategy.FSDP, Strategy.TENSOR):
+        loop = loop.model_copy(update={"strategy": "fsdp", "tensor_parallel": shape.tensor})
     group = Group.join()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         task = task_of(job.spec.trainer)
@@ -165,7 +171,7 @@ def train(shape: Shape) -> int:
         draws = key_dropout(model)
         model = prepare(model, loop, group)
         average = averaged(model, loop.ema_decay)
-        strategy = strategy_of(loop, group, per_worker=1)
+        strategy = strategy_of(loop, group, per_worker=shape.tensor)
         strategy.shard(model, task.tensor_plan)
         if average is not None:
             strategy.shard(average.module, task.tensor_plan)
@@ -210,7 +216,7 @@ def main() -> None:
     for shape in SHAPES:
         if options.only not in f"{shape.name} {shape.strategy}":
             continue
-        runs = FSDP_RUNS if shape.strategy is Strategy.FSDP else 1
+        runs = FSDP_RUNS if shape.strategy in (Strategy.FSDP, Strategy.TENSOR) else 1
         said, was = predicted(shape), statistics.median(measured(shape) for _ in range(runs))
         error = errors[shape] = said / was - 1
         cells = (shape.name, shape.strategy.value, shape.ranks, shown(said), shown(was), f"{100 * error:+.1f} %")

@@ -21,6 +21,8 @@ class Question(Model):
     """The job's `spec.trainer`, which trains a task."""
     micro_batches: tuple[Annotated[int, Field(ge=1)], ...]
     """Samples of one forward pass: each size is traced."""
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    """Ranks that split each matrix: what one of them takes is asked for, the first, which has most."""
 
 
 class Pass(Model):
@@ -38,6 +40,8 @@ class Pass(Model):
     flops: float
     """Operations of the forward and the backward pass, as torch counts them: those of matrix products, convolutions and
     attention."""
+    added_up: Bytes = 0
+    """Activations and their gradients that ranks which split matrices add up with each other."""
 
 
 class Footprint(Model):
@@ -62,8 +66,8 @@ class Footprint(Model):
     samples: int
     """Of the training data, as many as the job uses."""
     blocks: tuple[Bytes, ...] | None = None
-    """Parameters of each repeated part of the model, which FSDP gathers one after the other. None where only the size
-    of a model is known."""
+    """Parameters of each block of the model, which FSDP gathers one after the other. None where only the size of a
+    model is known."""
     passes: tuple[Pass, ...] = ()
     """In the order of the question; none where the step could not be traced."""
     untraced: str = ""

@@ -8,6 +8,9 @@ and activation checkpointing, forward, backward, clipping and the optimizer's st
 Two steps are traced for each size of the micro-batch, because gradients come into being while activations go. Where
 they exist all the time (DistributedDataParallel's buckets, a second micro-batch) the peak is higher.
 
+Of a rank that splits matrices with others (tensorParallel) the step is traced over its part of them: the model computes
+with what it holds, and what is added up over ranks keeps its shape. So the same trace says what is sent.
+
 The kernels are those of a CPU. Those of a GPU save about the same tensors; scratch memory that a kernel allocates
 by itself is not seen. `compile` is left out.
 
@@ -19,7 +22,7 @@ import itertools
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,11 +36,12 @@ from tandem.footprint import Answer, Footprint, Mistake, Pass, Question
 from tandem.formatting import one_line
 from tandem.job import Trainer
 from tandem.rundir.durable import may_pass
-from tandem.tasks import Loop
+from tandem.tasks import Fsdp, Loop
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.models.dropout import Draws, SampleDropout, key_dropout
 from tandem_trainer.process_group import Group
-from tandem_trainer.strategies.strategy import prepare
+from tandem_trainer.strategies.strategy import Plan, blocks_of, prepare
+from tandem_trainer.strategies.tensor import COLWISE, check, split_modules
 from tandem_trainer.task import Task, configured, found, name_of, sentence, task_of, tensors_of, told
 from tandem_trainer.train import DTYPES, samples_of
 
@@ -51,13 +55,16 @@ class Untraceable(Exception):  # noqa: N818 - it says what the model is
     """A step cannot be traced; says why."""
 
 
-def footprint(trainer: Trainer, micro_batches: Sequence[int], progress: Progress) -> Footprint:
+def footprint(
+    trainer: Trainer, micro_batches: Sequence[int], progress: Progress, tensor_parallel: int = 1
+) -> Footprint:
     """What the task of a job takes.
 
     Args:
         trainer: of a task.
         micro_batches: samples of one forward pass, each of which is traced.
         progress: told what is done, in words.
+        tensor_parallel: ranks that split each matrix.
 
     Raises:
         ConfigurationError: the task cannot work as it is written, or its model cannot be made without its weights.
@@ -70,11 +77,12 @@ def footprint(trainer: Trainer, micro_batches: Sequence[int], progress: Progress
     tensors = tensors_of(task, dataset)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         progress("makes the model, without its weights")
-        traced = _Step(task, loop)
+        traced = _Step(task, loop, tensor_parallel)
         passes, untraced = [], ""
         try:
             for samples in micro_batches:
-                progress(f"traces a step of {samples:,} samples")
+                whose = f", of one of {tensor_parallel} ranks that split it" if tensor_parallel > 1 else ""
+                progress(f"traces a step of {samples:,} samples{whose}")
                 with mode_off():
                     batch = _batch(task, tensors, dataset, start, min(end, start + DIFFERENT_SAMPLES), samples)
                 passes.append(traced.take(tree_map_only(Tensor, mode.from_tensor, batch), samples))
@@ -151,8 +159,8 @@ class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _Step:
     """The step of the loop, over fake tensors. Made and used under a FakeTensorMode."""
 
-    def __init__(self, task: Task[Any], loop: Loop) -> None:
-        self._loop = loop
+    def __init__(self, task: Task[Any], loop: Loop, tensor_parallel: int) -> None:
+        self._loop, self._added_up = loop, 0
         torch.manual_seed(0)
         # Of one rank: what strategies add is the planner's to say. On CPUs syncBatchNorm is ignored, with a warning.
         loop = loop.model_copy(update={"sync_batch_norm": False})
@@ -175,10 +183,37 @@ class _Step:
         # Its fake tensors are on the CPU already, and Module.to cannot swap fake ones (torch 2.15).
         vars(model)["to"] = lambda device: model
         self._model = prepare(model, loop, Group(0, 1, 0, torch.device("cpu"))).train()
+        if tensor_parallel > 1:
+            self._split(task.tensor_plan(self._model, tensor_parallel), tensor_parallel)
         self._whole = _Whole(task, self._model)
         self._optimizer = task.optimizer(self._model, loop.optimizer)
         self._learning = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._casts = 0
+
+    def _split(self, plan: Plan, ranks: int) -> None:
+        """Leave of each matrix that a plan splits what the first rank holds."""
+        check(plan, self._model, ranks)
+        for module, style in split_modules(plan, self._model):
+            if not isinstance(module, nn.Linear | nn.Embedding):
+                raise ConfigurationError(
+                    f"the plan for tensorParallel splits a {type(module).__name__}; only Linear and Embedding can be"
+                )
+            # Outputs are the first dimension of a linear layer's matrix, and the second of an embedding's.
+            dimension = 0 if (style == COLWISE) == isinstance(module, nn.Linear) else 1
+            rows = -(-module.weight.shape[dimension] // ranks)
+            module.weight = _part(module.weight, dimension, rows)
+            if isinstance(module, nn.Linear) and module.bias is not None and style == COLWISE:
+                module.bias = _part(module.bias, 0, rows)
+            if style == COLWISE:
+                module.register_forward_pre_hook(lambda _, given: self._adds_up(given[0]))
+            else:
+                module.register_forward_hook(lambda _, given, out: self._adds_up(out))
+
+    def _adds_up(self, tensor: Tensor) -> None:
+        """The ranks add up such a tensor: what follows a split of inputs, and the gradient of what goes into a split of
+        outputs."""
+        if tensor.requires_grad:
+            self._added_up += tensor.nbytes
 
     def take(self, batch: Any, samples: int) -> Pass:
         """Trace a micro-batch.
@@ -189,10 +224,11 @@ class _Step:
         """
         if not all(isinstance(parameter, FakeTensor) for parameter in self._model.parameters()):
             raise Untraceable("the model brings weights of its own, which are read from somewhere")
+        self._added_up = 0
         try:
             with FlopCounterMode(display=False) as operations, _Casts(self._model.parameters()) as casts:
                 self._run(batch, samples)
-            self._casts = sum(casts.sizes.values())
+            self._casts, added_up = sum(casts.sizes.values()), self._added_up
             fresh, fresh_gradients = self._peak(batch, samples)
             for parameter in self._learning:
                 parameter.grad = torch.zeros_like(parameter)
@@ -211,6 +247,7 @@ class _Step:
             fresh_gradients=fresh_gradients,
             accumulating=max(0, accumulating - state - self._gradients()),
             flops=float(operations.get_total_flops()),
+            added_up=added_up,
         )
 
     def _peak(self, batch: Any, samples: int) -> tuple[int, int]:
@@ -257,7 +294,7 @@ class _Step:
             casts=self._casts,
             data=data,
             samples=samples,
-            blocks=tuple(_size(block.parameters()) for block in blocks(self._model)),
+            blocks=tuple(_sizes_of_blocks(blocks_of(self._model, (self._loop.fsdp or Fsdp()).wrap_parameters))),
             passes=passes,
             untraced=untraced,
         )
@@ -272,21 +309,18 @@ class _Step:
         return _size(itertools.chain(self._model.parameters(), self._model.buffers())) + self._optimizer_size()
 
 
-def blocks(model: nn.Module) -> list[nn.Module]:
-    """The parts of a model that FSDP is usually told to gather one after the other: the members of its lists of layers;
-    without lists, its children; without children, itself."""
-    found: list[nn.Module] = []
+def _sizes_of_blocks(blocks: Iterable[nn.Module]) -> Iterator[int]:
+    """Bytes of the parameters of each block that are in none before it."""
+    seen: set[int] = set()
+    for block in blocks:
+        own = [parameter for parameter in block.parameters() if id(parameter) not in seen]
+        seen.update(map(id, own))
+        yield _size(own)
 
-    def look(module: nn.Module) -> None:
-        for child in module.children():
-            if isinstance(child, nn.ModuleList):
-                found.extend(child)
-            else:
-                look(child)
 
-    look(model)
-    members = found or list(model.children()) or [model]
-    return [module for module in members if any(True for _ in module.parameters())]
+def _part(parameter: Tensor, dimension: int, rows: int) -> nn.Parameter:
+    """The first rows of a parameter, in memory of their own."""
+    return nn.Parameter(parameter.detach().narrow(dimension, 0, rows).clone(), parameter.requires_grad)
 
 
 def _is_tensor(value: object) -> bool:
@@ -310,7 +344,7 @@ def answered(question: Question, progress: Progress) -> Answer:
             _, wrong = configured(found(trainer.own_task), trainer.parameters or {})
             if wrong:
                 return Answer(mistakes=tuple(Mistake(path=path, message=sentence(path, what)) for path, what in wrong))
-        return Answer(footprint=footprint(trainer, question.micro_batches, progress))
+        return Answer(footprint=footprint(trainer, question.micro_batches, progress, question.tensor_parallel))
     except ConfigurationError as error:
         return Answer(mistakes=(Mistake(path=TASK, message=one_line(str(error))),))
 

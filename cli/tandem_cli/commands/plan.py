@@ -17,7 +17,7 @@ from tandem.job import DistributedTrainingJob, Trainer
 from tandem.manifest.reading import job_of, read_source, refuse
 from tandem_cli.output import Output, OutputOption, echo, emit
 from tandem_cli.planning.memory import bytes_of, shown, state_of, world_sizes
-from tandem_cli.planning.plan import RESERVE, Budget, Plan, Row, batches, planned
+from tandem_cli.planning.plan import RESERVE, Budget, Plan, Row, batches, degree_of, planned
 from tandem_cli.planning.speed import DEFAULT_DEVICE, DEVICES, UTILIZATION, Speed
 
 COLUMNS = ("parameters", "gradients", "optimizer", "activations", "casts", "gathered", "other")
@@ -79,25 +79,28 @@ def plan(
             "tandem plan takes a job's manifest, or --parameters with the size of a model; give one of them"
         )
     if parameters is not None:
-        footprint, job, loop = state_of(round(parameters)), None, None
+        footprints, job, loop = {1: state_of(round(parameters))}, None, None
         budget = Budget(memory, held, None, price_per_hour)
-        wanted = worlds[-1]
+        wanted, per_worker = worlds[-1], 1
     else:
         assert file is not None
-        footprint, job = _traced(file, overrides or (), worlds)
+        footprints, job = _traced(file, overrides or (), worlds)
         loop = job.spec.trainer.settings_of_loop
         speed = Speed(peak_flops or sheet.peak(loop.precision), utilization, speed_of_links)
         budget = Budget(memory, held, speed, price_per_hour)
-        wanted = job.spec.workers.replicas * job.spec.workers.processes
-    found = planned(footprint, loop, worlds, wanted, budget)
+        per_worker = job.spec.workers.processes
+        wanted = job.spec.workers.replicas * per_worker
+    found, footprint = planned(footprints, loop, worlds, wanted, budget, per_worker), footprints[1]
     if as_json or output.is_data:
         emit(_record(found, footprint, job, budget), Output.JSON if as_json else output)
     else:
         _show(found, footprint, job, budget)
 
 
-def _traced(file: str, overrides: Sequence[str], worlds: Sequence[int]) -> tuple[Footprint, DistributedTrainingJob]:
-    """The footprint of a job's task.
+def _traced(
+    file: str, overrides: Sequence[str], worlds: Sequence[int]
+) -> tuple[dict[int, Footprint], DistributedTrainingJob]:
+    """The footprint of a job's task, by the number of ranks that split each matrix.
 
     Raises:
         UserError: the manifest or the task is wrong, or the job trains no task.
@@ -111,17 +114,22 @@ def _traced(file: str, overrides: Sequence[str], worlds: Sequence[int]) -> tuple
             "model give its size: tandem plan --parameters 7e9"
         )
         refuse([Unmet(("spec", "trainer", "command"), why)], source, overrides)
-    answer = _asked(trainer, batches(trainer.settings_of_loop, worlds))
-    refuse([Unmet(one.path, one.message) for one in answer.mistakes], source, overrides)
-    assert answer.footprint is not None
-    return answer.footprint, job
+    loop, found = trainer.settings_of_loop, {}
+    for tensor in dict.fromkeys((1, degree_of(loop))):
+        if not (sizes := batches(loop, worlds, tensor)):
+            continue
+        answer = _asked(trainer, sizes, tensor)
+        refuse([Unmet(one.path, one.message) for one in answer.mistakes], source, overrides)
+        assert answer.footprint is not None
+        found[tensor] = answer.footprint
+    return found, job
 
 
-def _asked(trainer: Trainer, micro_batches: tuple[int, ...]) -> Answer:
+def _asked(trainer: Trainer, micro_batches: tuple[int, ...], tensor: int) -> Answer:
     """What a process of the trainer's answers. Its progress is shown."""
     if importlib.util.find_spec("torch") is None:
         raise UserError("tandem plan needs torch; install it with: pip install 'tandem[trainer]'")
-    question = Question(trainer=trainer, micro_batches=micro_batches)
+    question = Question(trainer=trainer, micro_batches=micro_batches, tensor_parallel=tensor)
     done = subprocess.run(
         [sys.executable, "-m", "tandem_trainer.footprint"],
         input=question.model_dump_json(exclude_none=True).encode(),
@@ -224,6 +232,7 @@ def _row(row: Row) -> dict[str, Any]:
     return {
         "strategy": row.strategy.value,
         "workers": row.workers,
+        "tensorParallel": row.tensor,
         "microBatch": row.batch and row.batch.micro_batch,
         "passes": row.batch and row.batch.passes,
         "memory": {**{to_camel(name): size for name, size in vars(row.memory).items()}, "peak": row.memory.total},

@@ -1,12 +1,13 @@
 """The memory of one device at the peak of a training step, by strategy and world size. Pure.
 
-With P, G and O for the bytes of parameters, gradients and optimizer state, and N ranks:
+With P, G and O for the bytes of parameters, gradients and optimizer state, and N data-parallel ranks:
 
     single    P + G + O + activations
     ddp       P + G + O + activations        the buckets are the gradients (gradient_as_bucket_view=True)
     fsdp      (P + G + O) / N + activations + what is gathered: the parts outside of any block, the block that is
-              computed, the next one, which is prefetched, and the gradients of one block, before they are reduced and
-              while they are sent
+              computed, those that are prefetched, and the gradients of one block, before they are reduced and while
+              they are sent. Copies in each worker (shardWithin): N is the ranks of a worker
+    tensor    as fsdp, with the P, G, O and activations of a rank that holds its part of each split matrix
 
 FSDP is that of ZeRO's third stage (https://arxiv.org/abs/1910.02054) as `torch.distributed.fsdp.fully_shard` does it.
 Activations are those of a traced step (tandem.footprint); they contain the copies of weights that mixed precision
@@ -21,7 +22,7 @@ from enum import StrEnum
 
 from tandem.errors import UserError
 from tandem.footprint import Footprint, Pass
-from tandem.tasks import Loop
+from tandem.tasks import Fsdp, Loop
 
 FULL_PRECISION = 4
 """Bytes of a number in float32."""
@@ -54,6 +55,8 @@ class Strategy(StrEnum):
     """Each rank holds all; gradients are averaged."""
     FSDP = "fsdp"
     """Each rank holds a part of parameters, gradients and optimizer state, and gathers a block when it is computed."""
+    TENSOR = "fsdp+tensor"
+    """The same, and the ranks of a worker split each matrix (tensorParallel)."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Batch:
 
 
 def batch_of(loop: Loop, world_size: int) -> Batch:
-    """The share of a rank, cut as the loop cuts it (`pieces` in tandem_trainer.data.order)."""
+    """The share of one of so many data-parallel ranks, cut as `pieces` in tandem_trainer.data.order cuts it."""
     share = -(-loop.global_batch_size // world_size)
     passes = -(-share // (loop.micro_batch_size or share))
     return Batch(-(-share // passes), passes)
@@ -114,14 +117,22 @@ def state_of(parameters: int) -> Footprint:
     )
 
 
-def memory(strategy: Strategy, world_size: int, footprint: Footprint, traced: Pass | None, passes: int = 1) -> Memory:
+def memory(
+    strategy: Strategy,
+    shards: int,
+    footprint: Footprint,
+    traced: Pass | None,
+    passes: int = 1,
+    options: Fsdp | None = None,
+) -> Memory:
     """The peak of one device.
 
     Args:
-        world_size: ranks.
-        footprint: of the whole model.
+        shards: ranks that `fsdp` splits the state over; without it the number is of no account.
+        footprint: of the whole model; for `fsdp+tensor` of what a rank has of it.
         traced: the pass over a micro-batch; None where it is not known, and activations count as nothing.
         passes: in a step.
+        options: of `fsdp`; None: as they are by default.
     """
     whole = Memory(
         parameters=footprint.parameters,
@@ -140,26 +151,28 @@ def memory(strategy: Strategy, world_size: int, footprint: Footprint, traced: Pa
         whole = replace(whole, activations=active - casts, casts=casts)
         if is_fresh:
             whole = replace(whole, gradients=traced.fresh_gradients)
-    if strategy is not Strategy.FSDP or world_size == 1:
+    if strategy not in (Strategy.FSDP, Strategy.TENSOR) or shards == 1:
         return whole
     return replace(
         whole,
-        parameters=-(-footprint.parameters // world_size),
-        gradients=-(-footprint.gradients // world_size),
-        optimizer=-(-footprint.optimizer // world_size),
-        buffers=footprint.buffers + -(-footprint.average // world_size),
-        gathered=gathered(footprint),
+        parameters=-(-footprint.parameters // shards),
+        gradients=-(-footprint.gradients // shards),
+        optimizer=-(-footprint.optimizer // shards),
+        buffers=footprint.buffers + -(-footprint.average // shards),
+        gathered=gathered(footprint, options or Fsdp()),
     )
 
 
-def gathered(footprint: Footprint) -> int:
+def gathered(footprint: Footprint, options: Fsdp) -> int:
     """Bytes that are whole on each device under FSDP, at the most; 0 where the blocks of the model are not known."""
-    if not footprint.blocks:
+    if footprint.blocks is None:
         return 0
-    outside = footprint.parameters - sum(footprint.blocks)
-    two = sorted(footprint.blocks)[-2:]
-    # Gradients before they are reduced, and the flat copy of them that is sent.
-    return outside + sum(two) + 2 * two[-1]
+    blocks = sorted(footprint.blocks)
+    outside = footprint.parameters - sum(blocks)
+    together = blocks[-1 - options.prefetch :] if options.reshard_after_forward else blocks
+    # Gradients before they are reduced, and the flat copy of them that is sent: of the largest block, or, at the end of
+    # the backward pass, of what is in no block.
+    return outside + max(sum(together) + 2 * max(blocks, default=0), 2 * outside)
 
 
 def bytes_of(text: str, what: str) -> int:

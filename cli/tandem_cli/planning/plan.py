@@ -1,11 +1,11 @@
 """A plan: each strategy on each number of workers, whether it fits, and which one to take. Pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tandem.footprint import Footprint
 from tandem.formatting import several
-from tandem.tasks import Loop
+from tandem.tasks import Fsdp, Loop, TaskLoop
 from tandem_cli.planning.memory import Batch, Memory, Strategy, batch_of, memory, shown
 from tandem_cli.planning.speed import Speed, StepTime, cost, step_time, steps_of
 
@@ -33,6 +33,10 @@ class Row:
     """None where operations are not known."""
     cost: float | None
     """Of the whole run; None without a price."""
+    tensor: int = 1
+    """Ranks that split each matrix."""
+    is_own: bool = False
+    """Whether the job says this strategy and this number of workers."""
 
     @property
     def fits(self) -> bool:
@@ -41,8 +45,13 @@ class Row:
 
     @property
     def name(self) -> str:
-        """As in a sentence."""
-        return f"{self.strategy.value} on {several(self.workers, 'worker')}"
+        """As in a sentence, before its verb."""
+        return f"{self.strategy.value} on {several(self.workers, 'worker')}{self.said}"
+
+    @property
+    def said(self) -> str:
+        """Who says so."""
+        return ", as the job says," if self.is_own else ""
 
 
 @dataclass(frozen=True)
@@ -70,43 +79,95 @@ class Plan:
     """What the numbers do not say, in sentences."""
 
 
-def batches(loop: Loop, worlds: Sequence[int]) -> tuple[int, ...]:
-    """The different sizes of micro-batches that these numbers of ranks have: what has to be traced."""
-    return tuple(dict.fromkeys(batch_of(loop, world).micro_batch for world in worlds))
+def batches(loop: Loop, worlds: Sequence[int], tensor: int = 1) -> tuple[int, ...]:
+    """The different sizes of micro-batches that these numbers of ranks have: what has to be traced.
+
+    Args:
+        tensor: ranks that split each matrix, and work on the same samples.
+    """
+    return tuple(dict.fromkeys(batch_of(loop, world // tensor).micro_batch for world in worlds if world % tensor == 0))
 
 
-def planned(footprint: Footprint, loop: Loop | None, worlds: Sequence[int], wanted: int, budget: Budget) -> Plan:
+def degree_of(loop: Loop) -> int:
+    """Ranks that split each matrix."""
+    return loop.tensor_parallel if isinstance(loop, TaskLoop) else 1
+
+
+def planned(
+    footprints: Mapping[int, Footprint],
+    loop: Loop | None,
+    worlds: Sequence[int],
+    wanted: int,
+    budget: Budget,
+    per_worker: int = 1,
+) -> Plan:
     """The plan of a job.
 
     Args:
+        footprints: by the number of ranks that split each matrix, from 1 on.
         loop: of the job; None for a model of which only the size is known.
         worlds: numbers of workers, each a rank.
         wanted: the number that the job asks for.
+        per_worker: ranks in a worker of the job's.
     """
-    passes = {one.samples: one for one in footprint.passes}
+    footprint = footprints[1]
     steps = None if loop is None else steps_of(loop, footprint.samples)
-    rows = []
-    for world in worlds:
-        batch = None if loop is None else batch_of(loop, world)
-        traced = None if batch is None else passes.get(batch.micro_batch)
-        count = 1 if batch is None else batch.passes
-        for strategy in (Strategy.SINGLE,) if world == 1 else (Strategy.DDP, Strategy.FSDP):
-            peak = memory(strategy, world, footprint, traced, count)
-            time = None
-            if traced is not None and budget.speed is not None:
-                time = step_time(strategy, world, footprint, traced, count, budget.speed)
-            price = None
-            if time is not None and budget.price_per_hour is not None and steps is not None:
-                price = cost(steps, time.step, world, budget.price_per_hour)
-            spare = budget.device_memory - budget.reserve - peak.total
-            rows.append(Row(strategy, world, batch, peak, spare, time, price))
+    rows = [
+        _row(strategy, world, tensor, footprints[tensor], loop, steps, budget, per_worker)
+        for world in worlds
+        for strategy, tensor in _strategies(world, footprints)
+    ]
+    if loop is not None and wanted > 1:
+        own = Strategy.TENSOR.value if degree_of(loop) > 1 else loop.strategy
+        rows = [replace(row, is_own=row.workers == wanted and row.strategy.value == own) for row in rows]
     is_known = bool(footprint.passes)
     notes = _notes(footprint, loop, worlds, is_known)
+    if loop is not None and (tensor := degree_of(loop)) > 1 and not any(row.tensor > 1 for row in rows):
+        notes.append(f"tensorParallel {tensor} needs a multiple of {tensor} ranks, and none is planned for.")
     if any(row.time is not None and row.time.step < SHORT for row in rows):
         notes.append(
             f"Steps of less than {1e3 * SHORT:.0f} ms are mostly spent on starting kernels, which is not in the times."
         )
     return Plan(tuple(rows), steps, recommendation(rows, wanted, is_known), tuple(notes))
+
+
+def _strategies(world: int, footprints: Mapping[int, Footprint]) -> Iterator[tuple[Strategy, int]]:
+    """What so many ranks can do, with the number of them that split each matrix; the simplest first."""
+    if world == 1:
+        yield Strategy.SINGLE, 1
+        return
+    yield Strategy.DDP, 1
+    yield Strategy.FSDP, 1
+    for tensor in footprints:
+        if tensor > 1 and world % tensor == 0:
+            yield Strategy.TENSOR, tensor
+
+
+def _row(
+    strategy: Strategy,
+    world: int,
+    tensor: int,
+    footprint: Footprint,
+    loop: Loop | None,
+    steps: int | None,
+    budget: Budget,
+    per_worker: int,
+) -> Row:
+    copies = world // tensor
+    batch = None if loop is None else batch_of(loop, copies)
+    traced = next((one for one in footprint.passes if batch is not None and one.samples == batch.micro_batch), None)
+    passes = 1 if batch is None else batch.passes
+    options = Fsdp() if loop is None or loop.fsdp is None else loop.fsdp
+    shards = min(copies, max(1, per_worker // tensor)) if options.shard_within == "Worker" else copies
+    peak = memory(strategy, shards, footprint, traced, passes, options)
+    time = None
+    if traced is not None and budget.speed is not None:
+        time = step_time(strategy, copies, footprint, traced, passes, budget.speed, tensor)
+    price = None
+    if time is not None and budget.price_per_hour is not None and steps is not None:
+        price = cost(steps, time.step, world, budget.price_per_hour)
+    spare = budget.device_memory - budget.reserve - peak.total
+    return Row(strategy, world, batch, peak, spare, time, price, tensor)
 
 
 def recommendation(rows: Sequence[Row], wanted: int, is_known: bool = True) -> str:
@@ -123,7 +184,7 @@ def recommendation(rows: Sequence[Row], wanted: int, is_known: bool = True) -> s
     for index, row in enumerate(here):
         if row.fits:
             lacking = [f"{one.name} lacks {shown(-one.spare)}; " for one in here[:index]]
-            needless = [f"; {one.strategy.value} is not needed" for one in here[index + 1 :]]
+            needless = [f"; {one.strategy.value}{one.said} is not needed" for one in here[index + 1 :]]
             return f"{''.join(lacking)}{row.name} fits with {shown(row.spare)} to spare{without}{''.join(needless)}."
     least = min(here, key=lambda row: row.memory.total)
     said = f"{least.name} lacks {shown(-least.spare)}{without}"
@@ -131,7 +192,8 @@ def recommendation(rows: Sequence[Row], wanted: int, is_known: bool = True) -> s
         other = others[0]
         return f"{said}; {other.name} fits with {shown(other.spare)} to spare."
     least = min(rows, key=lambda row: row.memory.total)
-    return f"Nothing fits: {least.name}, which takes least, lacks {shown(-least.spare)}{without}. {_advice(least)}"
+    name = least.name.removesuffix(",")
+    return f"Nothing fits: {name}, which takes least, lacks {shown(-least.spare)}{without}. {_advice(least)}"
 
 
 def _advice(row: Row) -> str:

@@ -4,8 +4,9 @@
     communication    ddp: 2 (N - 1) / N × gradients, once a step (a ring's all-reduce)
                      fsdp: (N - 1) / N × (2 × parameters + gradients), in each pass: gathered for the forward and for
                      the backward pass, reduced after it
+                     fsdp+tensor, besides: 2 (T - 1) / T × the activations and gradients that T ranks add up
     step             compute + the communication that does not hide behind it: ddp's hides behind the backward pass of
-                     the last micro-batch, fsdp's behind all of its pass
+                     the last micro-batch, fsdp's behind all of its pass; what T ranks add up hides behind nothing
 
 What is not in it: reading data, checkpoints, latency of small messages, and kernels that wait for memory instead of
 computing. Small models wait: their utilization is far below the default.
@@ -77,23 +78,27 @@ class StepTime:
 
 
 def step_time(
-    strategy: Strategy, world_size: int, footprint: Footprint, traced: Pass, passes: int, speed: Speed
+    strategy: Strategy, world_size: int, footprint: Footprint, traced: Pass, passes: int, speed: Speed, tensor: int = 1
 ) -> StepTime:
     """The time of an optimizer step.
 
     Args:
+        world_size: data-parallel ranks.
         traced: the pass of the rank that has most samples.
         passes: of a step.
+        tensor: ranks that split each matrix.
     """
     compute = traced.flops * passes / (speed.flops * speed.utilization)
     share = (world_size - 1) / world_size
     moved, hides = 0.0, 0.0
     if strategy is Strategy.DDP:
         moved, hides = 2 * share * footprint.gradients, BACKWARD * compute / passes
-    elif strategy is Strategy.FSDP:
+    elif strategy in (Strategy.FSDP, Strategy.TENSOR):
         moved, hides = share * (2 * footprint.parameters + footprint.gradients) * passes, compute
+    added_up = 2 * (tensor - 1) / tensor * traced.added_up * passes / speed.bandwidth
     communication = moved / speed.bandwidth
-    return StepTime(compute, communication, compute + max(0.0, communication - hides))
+    step = compute + added_up + max(0.0, communication - hides)
+    return StepTime(compute, communication + added_up, step)
 
 
 def steps_of(loop: Loop, samples: int) -> int:

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from tandem.errors import UserError
 from tandem.footprint import Footprint, Pass
-from tandem.tasks import Loop, Optimizer
+from tandem.tasks import Fsdp, Loop, Optimizer, TaskLoop
 from tandem_cli.main import application
 from tandem_cli.planning.memory import (
     Batch,
@@ -21,7 +21,7 @@ from tandem_cli.planning.memory import (
     state_of,
     world_sizes,
 )
-from tandem_cli.planning.plan import Budget, Plan, batches, planned
+from tandem_cli.planning.plan import Budget, Plan, batches, degree_of, planned
 from tandem_cli.planning.speed import DEVICES, Speed, cost, step_time, steps_of
 from tests.support import ROOT
 from tests.support.documents import blocks
@@ -88,7 +88,25 @@ def test_gradients_exist_all_the_time_where_they_are_accumulated_and_under_ddp()
 def test_fsdp_shares_the_state_and_gathers_two_blocks_and_the_gradients_of_one() -> None:
     peak = memory(Strategy.FSDP, 4, MODEL, PASS)
     assert (peak.parameters, peak.gradients, peak.optimizer, peak.buffers) == (25, 20, 40, 7 + 25)
-    assert peak.gathered == gathered(MODEL) == (100 - 90) + (30 + 40) + 2 * 40
+    assert peak.gathered == (100 - 90) + (30 + 40) + 2 * 40
+
+
+@pytest.mark.parametrize(
+    ("options", "blocks", "whole"),
+    [
+        (Fsdp(), (10, 10), 80 + 2 * 80),
+        (Fsdp(), (), 100 + 2 * 100),
+        (Fsdp(prefetch=2), (30, 40, 20), 10 + 90 + 80),
+        (Fsdp(reshard_after_forward=False), (30, 40, 10, 10), 10 + 90 + 80),
+    ],
+    ids=["most is in no block", "no blocks", "two under way", "kept after the forward pass"],
+)
+def test_what_fsdp_gathers_follows_from_blocks_and_options(options: Fsdp, blocks: tuple[int, ...], whole: int) -> None:
+    assert gathered(MODEL.model_copy(update={"blocks": blocks}), options) == whole
+
+
+def test_the_size_of_a_model_alone_tells_nothing_of_what_is_gathered() -> None:
+    assert gathered(state_of(25), Fsdp()) == 0
 
 
 def test_without_a_trace_all_state_counts_and_activations_do_not() -> None:
@@ -187,26 +205,72 @@ def test_precision_decides_which_peak_of_a_device_counts() -> None:
     assert DEVICES["h100"].peak("bfloat16") == 989e12
 
 
-def made(device_memory: int, wanted: int = 2, footprint: Footprint = MODEL, **loop: object) -> Plan:
-    given = Loop.model_validate({"global_batch_size": 16, "optimizer": Optimizer(), **loop})
-    passes = tuple(PASS.model_copy(update={"samples": one}) for one in batches(given, (1, 2, 4)))
-    known = footprint.model_copy(update={"passes": passes if footprint.passes else ()})
-    return planned(known, given, (1, 2, 4), wanted, Budget(device_memory, 10, SPEED, 3.0))
+def test_what_ranks_add_up_that_split_matrices_hides_behind_nothing() -> None:
+    traced = PASS.model_copy(update={"added_up": 300})
+    time = step_time(Strategy.TENSOR, 1, MODEL, traced, 2, SPEED, tensor=3)
+    assert time.communication == pytest.approx(2 * 2 / 3 * 300 * 2 / 100)
+    assert time.step == pytest.approx(time.compute + time.communication)
+
+
+def made(
+    device_memory: int, wanted: int = 2, footprint: Footprint = MODEL, per_worker: int = 1, **loop: object
+) -> Plan:
+    given = TaskLoop.model_validate({"global_batch_size": 16, "optimizer": Optimizer(), **loop})
+    known = {}
+    for tensor in (1, degree_of(given)):
+        passes = tuple(PASS.model_copy(update={"samples": one}) for one in batches(given, (1, 2, 4), tensor))
+        known[tensor] = footprint.model_copy(update={"passes": passes if footprint.passes else ()})
+    return planned(known, given, (1, 2, 4), wanted, Budget(device_memory, 10, SPEED, 3.0), per_worker)
 
 
 @pytest.mark.parametrize(
     ("device_memory", "wanted", "sentence"),
     [
-        (10_000, 2, "ddp on 2 workers fits with 9.3 KiB to spare; fsdp is not needed."),
+        (10_000, 2, "ddp on 2 workers, as the job says, fits with 9.3 KiB to spare; fsdp is not needed."),
         (10_000, 1, "single on 1 worker fits with 9.3 KiB to spare."),
         (10_000, 3, "ddp on 4 workers fits with 9.3 KiB to spare; fsdp is not needed."),
-        (450, 4, "ddp on 4 workers lacks 60 B; fsdp on 4 workers fits with 110 B to spare."),
+        (450, 4, "ddp on 4 workers, as the job says, lacks 60 B; fsdp on 4 workers fits with 110 B to spare."),
         (400, 2, "fsdp on 2 workers lacks 50 B; fsdp on 4 workers fits with 60 B to spare."),
         (50, 2, "Nothing fits: fsdp on 4 workers, which takes least, lacks 290 B. Take more workers with fsdp,"),
     ],
 )
 def test_the_simplest_strategy_that_fits_is_recommended(device_memory: int, wanted: int, sentence: str) -> None:
     assert made(device_memory, wanted).recommendation.startswith(sentence)
+
+
+FSDP_BY_HALVES = {"strategy": "fsdp", "tensor_parallel": 2}
+
+
+def test_the_strategy_of_the_job_is_named_also_where_a_simpler_one_fits() -> None:
+    assert made(10_000, strategy="fsdp").recommendation == (
+        "ddp on 2 workers fits with 9.3 KiB to spare; fsdp, as the job says, is not needed."
+    )
+    assert made(10_000, 4, **FSDP_BY_HALVES).recommendation == (
+        "ddp on 4 workers fits with 9.3 KiB to spare; fsdp is not needed; fsdp+tensor, as the job says, is not needed."
+    )
+
+
+def test_ranks_that_split_matrices_share_samples_and_are_planned_where_they_divide_the_ranks() -> None:
+    rows = [row for row in made(10_000, **FSDP_BY_HALVES).rows if row.strategy is Strategy.TENSOR]
+    assert [(row.workers, row.tensor, row.batch) for row in rows] == [(2, 2, Batch(16, 1)), (4, 2, Batch(8, 1))]
+    two, four = (row.memory for row in rows)
+    assert (two.parameters, two.gathered) == (100, 0), "two that split matrices share no state"
+    assert (four.parameters, four.gathered) == (50, 160)
+
+
+def test_no_row_for_ranks_that_cannot_split_matrices_evenly_and_a_note_that_says_so() -> None:
+    plan = made(10_000, strategy="fsdp", tensor_parallel=3)
+    assert not any(row.tensor > 1 for row in plan.rows)
+    assert plan.notes == ("tensorParallel 3 needs a multiple of 3 ranks, and none is planned for.",)
+
+
+def test_copies_in_each_worker_share_the_state_over_its_ranks_alone() -> None:
+    def parameters(**more: object) -> list[int]:
+        rows = made(10_000, strategy="fsdp", fsdp=Fsdp.model_validate(more), per_worker=2).rows
+        return [row.memory.parameters for row in rows if row.strategy is Strategy.FSDP]
+
+    assert parameters() == [50, 25]
+    assert parameters(shard_within="Worker") == [50, 50]
 
 
 def test_where_activations_are_most_of_it_a_smaller_micro_batch_is() -> None:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tandem.footprint import Footprint, Question
+from tandem.footprint import Answer, Footprint, Question
 from tandem.job import Trainer
-from tandem_trainer.footprint import answered, blocks
+from tandem_trainer.footprint import answered
 from tandem_trainer.task import Task
 
 WIDTH, SAMPLES = 64, 256
@@ -150,10 +150,65 @@ def test_parameters_are_checked_as_before_a_run() -> None:
     assert mistake.path == ("spec", "trainer", "parameters", "width")
 
 
-def test_blocks_are_the_layers_of_lists_then_children_then_the_model() -> None:
-    layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
-    model = nn.Sequential(nn.Linear(2, 2))
-    model.add_module("body", nn.ModuleDict({"layers": layers}))
-    assert blocks(model) == list(layers)
-    assert blocks(nn.Sequential(nn.ReLU(), layers[0])) == [layers[0]]
-    assert blocks(layers[0]) == [layers[0]]
+class Split(Layers):
+    """Its layers can be split."""
+
+    def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, str]:
+        """The numbers between the layers."""
+        return {"0": "colwise", "3": "rowwise"}
+
+
+class Convolution(Split):
+    """Splits what cannot be."""
+
+    def model(self) -> nn.Module:
+        """[N, 64] → [N, 1], by a convolution."""
+        return nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 1, 8), nn.Flatten(), nn.Linear(1, 1))
+
+    def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, str]:
+        """Its own."""
+        return {"1": "colwise"}
+
+
+def split_in(task: type[Task[Any]], ranks: int) -> Answer:
+    trainer = Trainer.parse({"task": f"{__name__}:{task.__name__}", "loop": {"strategy": "fsdp"}})
+    return answered(Question(trainer=trainer, micro_batches=(512,), tensor_parallel=ranks), lambda words: None)
+
+
+def test_a_rank_that_splits_matrices_holds_and_computes_its_part() -> None:
+    whole, half = split_in(Split, 1).footprint, split_in(Split, 2).footprint
+    assert whole is not None
+    assert half is not None
+    assert half.parameters == half.gradients == 4 * (WIDTH * WIDTH // 2 + WIDTH // 2 + WIDTH // 2 + 1)
+    assert half.passes[0].flops == whole.passes[0].flops / 2
+    assert half.passes[0].fresh < 0.6 * whole.passes[0].fresh
+    # What the second layer gives; what goes into the first one has no gradient.
+    assert (whole.passes[0].added_up, half.passes[0].added_up) == (0, 512 * 1 * 4)
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (Layers, "tensorParallel: 2 needs a plan of which matrices to split"),
+        (Convolution, "splits a Conv2d; only Linear and Embedding can be"),
+    ],
+)
+def test_what_cannot_be_split_is_told(task: type[Task[Any]], words: str) -> None:
+    (mistake,) = split_in(task, 2).mistakes
+    assert words in mistake.message
+
+
+class Nested(Layers):
+    """A block within a block."""
+
+    def model(self) -> nn.Module:
+        """[N, 64] → [N, 1]."""
+        return nn.Sequential(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)), nn.Linear(WIDTH, 1))
+
+
+def test_blocks_are_those_that_fsdp_gathers() -> None:
+    layer, last = 4 * (WIDTH * WIDTH + WIDTH), 4 * (WIDTH + 1)
+    assert asked(Nested, 8).blocks == (2 * layer, last)
+    assert asked(Nested, 8, strategy="fsdp", fsdp={"wrapParameters": WIDTH * WIDTH}).blocks == (layer, layer)
+    assert asked(Nested, 8, strategy="fsdp", fsdp={"wrapParameters": 10}).blocks == (layer, layer, last)
+    assert asked(Nested, 8, strategy="fsdp", fsdp={"wrapParameters": 2 * WIDTH * WIDTH}).blocks == (2 * layer,)

@@ -13,7 +13,6 @@ cost what it saves.
 Rejected: DistributedDataParallel around a model with split matrices (torch 2.15 refuses it).
 """
 
-import fnmatch
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,9 +29,9 @@ from tandem_trainer.checkpoint.sharding import copies_of, here
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.strategy import Plan, PlanOf, Strategy, blocks_of
+from tandem_trainer.strategies.tensor import COLWISE, ROWWISE, check
 
-STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
-"""By the names that models of Hugging Face use in their plans, too."""
+STYLES: dict[str, type[ParallelStyle]] = {COLWISE: ColwiseParallel, ROWWISE: RowwiseParallel}
 EPSILON = 1e-6
 """As torch's own clip_grad_norm_ has it."""
 
@@ -69,7 +68,7 @@ class Fsdp(Strategy):
         if self.dp_size == 1:
             model.to(self.group.device)
             return
-        blocks = self._blocks(model)
+        blocks = blocks_of(model, self._options.wrap_parameters)
         if self.loop.compile:
             for block in blocks:
                 block.compile()
@@ -108,26 +107,6 @@ class Fsdp(Strategy):
             torch._foreach_mul_([mine for _, mine in gradients], scale)
         return norm
 
-    def _blocks(self, model: nn.Module) -> list[nn.Module]:
-        """What is put together at a time, innermost first; the rest is the model's own."""
-        least = self._options.wrap_parameters
-        if least is None:
-            return blocks_of(model)
-        found: list[nn.Module] = []
-
-        def left(module: nn.Module) -> int:
-            """Parameters of a module that are in no block."""
-            count = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-            count += sum(left(child) for child in module.children())
-            # A ModuleList has no forward pass before which anything could be put together.
-            if module is model or count < least or isinstance(module, nn.ModuleList | nn.ModuleDict):
-                return count
-            found.append(module)
-            return 0
-
-        left(model)
-        return found
-
     def _prefetch(self, blocks: list[FSDPModule]) -> None:
         """Have more than one block under way. One is what torch does by itself."""
         depth = self._options.prefetch
@@ -138,21 +117,6 @@ class Fsdp(Strategy):
             block.set_modules_to_backward_prefetch(list(reversed(blocks[max(0, number - depth) : number])))
 
     def _split_matrices(self, model: nn.Module, plan: Plan) -> None:
-        if not plan:
-            raise ConfigurationError(
-                f"tensorParallel: {self._degree} needs a plan of which matrices to split and how; the task's "
-                "tensor_plan(model) gives it, and neither task nor model has one"
-            )
-        styles: dict[str, ParallelStyle] = {}
-        for pattern, style in plan.items():
-            if style not in STYLES:
-                raise ConfigurationError(
-                    f"the plan for tensorParallel says {pattern}: {style}; known are {' and '.join(STYLES)}"
-                )
-            # torch passes over a name that is not there, and would train without the split.
-            if not any(fnmatch.fnmatchcase(name, pattern) for name, _ in model.named_modules()):
-                raise ConfigurationError(
-                    f"the plan for tensorParallel names {pattern}, and the model has no such module"
-                )
-            styles[pattern] = STYLES[style]()
+        check(plan, model, self._degree)
+        styles: dict[str, ParallelStyle] = {pattern: STYLES[style]() for pattern, style in plan.items()}
         parallelize_module(model, self._mesh["tensor"], styles)

@@ -81,16 +81,37 @@ def prepare(model: nn.Module, loop: Loop, group: Group) -> nn.Module:
     return model
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The blocks that a model is made of, in order: the members of its outermost `ModuleList`s and of `Sequential`s
-    with parameters in more than one member."""
-    return list(_blocks(model))
+def blocks_of(model: nn.Module, least: int | None = None) -> list[nn.Module]:
+    """The blocks that a model is made of: the members of its outermost `ModuleList`s and of `Sequential`s with
+    parameters in more than one member, in order.
+
+    Args:
+        least: instead, each module with at least so many parameters that are in no block within it, innermost first.
+    """
+    return list(_members(model)) if least is None else _of_size(model, least)
 
 
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    for child in module.children():
-        members = [one for one in child.children() if any(True for _ in one.parameters())]
-        if isinstance(child, nn.ModuleList) or (isinstance(child, nn.Sequential) and len(members) > 1):
-            yield from members
-        else:
-            yield from _blocks(child)
+def _members(module: nn.Module) -> Iterator[nn.Module]:
+    members = [one for one in module.children() if any(True for _ in one.parameters())]
+    if isinstance(module, nn.ModuleList) or (isinstance(module, nn.Sequential) and len(members) > 1):
+        yield from members
+    else:
+        for child in module.children():
+            yield from _members(child)
+
+
+def _of_size(model: nn.Module, least: int) -> list[nn.Module]:
+    found: list[nn.Module] = []
+
+    def left(module: nn.Module) -> int:
+        """Parameters of a module that are in no block."""
+        count = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+        count += sum(left(child) for child in module.children())
+        # A ModuleList has no forward pass before which anything could be put together.
+        if module is model or count < least or isinstance(module, nn.ModuleList | nn.ModuleDict):
+            return count
+        found.append(module)
+        return 0
+
+    left(model)
+    return found

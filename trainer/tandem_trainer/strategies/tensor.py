@@ -1,0 +1,53 @@
+"""Which matrices of a model tensor parallelism splits, and how: what a task's plan says, checked.
+
+A plan is read as torch's `parallelize_module` reads it, which passes over a name that is not there.
+"""
+
+import fnmatch
+from collections.abc import Iterator
+
+from torch import nn
+
+from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.strategies.strategy import Plan
+
+COLWISE, ROWWISE = "colwise", "rowwise"
+"""By the names that models of Hugging Face use in their plans, too."""
+
+
+def check(plan: Plan, model: nn.Module, ranks: int) -> None:
+    """Refuse a plan that torch would not follow as it stands.
+
+    Args:
+        ranks: how many split a matrix.
+
+    Raises:
+        ConfigurationError: it is empty, has another word than the two, or names no module of the model.
+    """
+    if not plan:
+        raise ConfigurationError(
+            f"tensorParallel: {ranks} needs a plan of which matrices to split and how; the task's "
+            "tensor_plan(model) gives it, and neither task nor model has one"
+        )
+    for pattern, style in plan.items():
+        if style not in (COLWISE, ROWWISE):
+            raise ConfigurationError(
+                f"the plan for tensorParallel says {pattern}: {style}; known are {COLWISE} and {ROWWISE}"
+            )
+        if not any(_is_meant(name, pattern) for name, _ in model.named_modules()):
+            raise ConfigurationError(f"the plan for tensorParallel names {pattern}, and the model has no such module")
+
+
+def split_modules(plan: Plan, model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Each module that a plan splits, with how."""
+    for name, module in model.named_modules():
+        for pattern, style in plan.items():
+            if _is_meant(name, pattern):
+                yield module, style
+                break
+
+
+def _is_meant(name: str, pattern: str) -> bool:
+    """Whether a pattern means a module: part by part, and a * stands for no dot."""
+    names, patterns = name.split("."), pattern.split(".")
+    return len(names) == len(patterns) and all(map(fnmatch.fnmatchcase, names, patterns))
