@@ -160,6 +160,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     elastic = ElasticRun(context, job.spec.checkpoint, stop, loop.rewind_on)
     passes = Passes(order_of(loop, start, end), loop.epochs, loop.max_steps)
     cost = cost_of(loop.precision, task.flops_per_sample, group.device)
+    cost = cost._replace(tokens_per_sample=task.tokens_per_sample())
     torch.manual_seed(mixed(loop.seed))
     model = task.model()
     if not isinstance(model, nn.Module):
