@@ -181,9 +181,7 @@ class Results:
         ]
         most = max((row.ranks for row in self.rows), default=0)
         if most > given.cores and not self.on_gpus:
-            said.append(
-                f"{most} ranks share {several(given.cores, 'core')}, so they cannot be faster than {given.cores} of them"
-            )
+            said.append(f"{most} ranks share {several(given.cores, 'core')}, so more ranks than that cannot add speed")
         if given.load_before > BUSY * given.cores and not self.on_gpus:
             said.append(
                 f"the machine was busy before the first run (load {given.load_before:.1f} on "
