@@ -88,7 +88,7 @@ def bench(
         )
         results = _Bench(conditions, found, machine, folder, requests, pack).run(profile)
     if results.runs:
-        pictures = _write(results, folder)
+        pictures = write(results, folder)
         _show(results, folder, pictures, output)
     if requests.count:
         raise typer.Exit(ExitCode.INTERRUPTED)
@@ -192,7 +192,7 @@ def _refuse_what_cannot_run(
         raise UserError(f"--out: {folder} is a file; a bench needs a folder")
 
 
-def _write(results: Results, folder: Path) -> tuple[Path, ...]:
+def write(results: Results, folder: Path) -> tuple[Path, ...]:
     """Write all files; returns the pictures, none where what draws them is not installed."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bench.csv").write_text(results.csv())

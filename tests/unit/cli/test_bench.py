@@ -2,6 +2,7 @@
 
 import csv
 import io
+import sys
 from pathlib import Path
 from typing import Any, get_args
 from xml.etree import ElementTree
@@ -20,6 +21,7 @@ from tandem_cli.bench.measurement import Measurement, Unmeasured, measured
 from tandem_cli.bench.picture import drawn
 from tandem_cli.bench.results import Conditions, Results, Run
 from tandem_cli.bench.variants import TRACE_STEPS, Variant, traced, variants, warm_up
+from tandem_cli.commands.bench import write
 from tests.support import manifests
 
 BEGAN = 1000.0
@@ -276,5 +278,20 @@ def test_the_picture_has_a_panel_for_speed_memory_and_efficiency() -> None:
     assert curves == ["ddp", "fsdp"] * 3
 
 
-def test_without_a_number_there_is_no_picture() -> None:
-    assert drawn(results(("ddp", 1, None))) == ""
+def test_without_a_number_there_is_no_picture(tmp_path: Path) -> None:
+    shown = results(("ddp", 1, None))
+    assert drawn(shown) == ""
+    assert write(shown, tmp_path) == ()
+    assert {path.name for path in tmp_path.iterdir()} == {"bench.csv", "bench.json"}
+
+
+def test_files_are_written_where_nothing_is_installed_that_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = results(("ddp", 1, found(100.0)))
+    assert [path.name for path in write(shown, tmp_path / "all")] == ["bench.png", "bench.svg"]
+    for name in ("tandem_cli.report.raster", "tandem_cli.bench.picture"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    assert write(shown, tmp_path / "some") == ()
+    assert {path.name for path in (tmp_path / "some").iterdir()} == {"bench.csv", "bench.json"}
