@@ -4,15 +4,12 @@ GPU on a time line, as JSON that Chrome's viewer (chrome://tracing) and Perfetto
 torch's profiler needs a moment to begin, and what it begins in is left out (https://pytorch.org/docs/stable/profiler).
 """
 
-import logging
 import os
 from typing import Any
 
 import torch
 
 from tandem.launch import TRACE
-
-log = logging.getLogger(__name__)
 
 WAIT, WARM_UP, TRACED = 3, 1, 4
 """Steps that are passed over, in which the profiler begins, and that are traced."""
@@ -44,8 +41,4 @@ class StepTrace:
             self._profiler.stop()
 
     def _write(self, profiler: Any) -> None:
-        try:
-            profiler.export_chrome_trace(self._path)
-        except (OSError, RuntimeError) as error:
-            # A run does not end because nobody can look at it.
-            log.warning("trace=%s not written: %s", self._path, error)
+        profiler.export_chrome_trace(self._path)
