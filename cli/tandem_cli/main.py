@@ -24,6 +24,7 @@ except ModuleNotFoundError as error:
 COMMANDS = {
     "run": "Train and evaluate a job on this machine.",
     "plan": "Say which strategy fits on which devices: memory, time and costs.",
+    "bench": "Train a job with several strategies and numbers of workers, and compare speed and memory.",
     "ls": "List the runs on this machine.",
     "stop": "Have a run on this machine save and stop.",
     "validate": "Check manifests; report what is wrong, and where.",

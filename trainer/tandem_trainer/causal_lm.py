@@ -170,6 +170,10 @@ class CausalLM(Task[Config]):
         with torch.device("meta"):
             return flops_per_token(self.model()) * self.config.length
 
+    def tokens_per_sample(self) -> int:
+        """Those of a passage."""
+        return self.config.length
+
     def _text(self) -> bytes:
         given = self.config.text
         if given is None:

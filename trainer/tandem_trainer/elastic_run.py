@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
@@ -37,7 +37,7 @@ from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.data.order import check_position
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.loss_spikes import LossSpikes
-from tandem_trainer.meter import Cost, Meter
+from tandem_trainer.meter import ON_GPU, RESIDENT, Cost, Meter, peak_memory
 from tandem_trainer.process_group import Group
 from tandem_trainer.pulse import Pulse
 from tandem_trainer.trouble import TroubleCounts
@@ -238,6 +238,7 @@ class ElasticRun:
                     resumed_from=parent,
                     flops_per_sample=cost.flops_per_sample,
                     peak_flops=cost.peak_flops,
+                    tokens_per_sample=cost.tokens_per_sample,
                 )
             )
             log.info(
@@ -331,11 +332,13 @@ class ElasticRun:
         complete = not self._stopping
         self.meter.close()
         self.meter.phase(SAVING)
+        peaks = peak_memory(group.device)
         for _ in range(LAST_SAVE_TRIES):
             saver.wait()
             if saver.superseded:
                 raise Superseded(f"generation {self._context.generation} was superseded")
-            if group.tell({"saved": saver.last is not None and saver.last.step == self.step})["saved"]:
+            told = group.gather({"saved": saver.last is not None and saver.last.step == self.step, **peaks})
+            if told[0]["saved"]:
                 break
             self._save()
         outcome = saver.wait()
@@ -347,7 +350,15 @@ class ElasticRun:
                 rundir.mark_broken_off(saver.last)
         if self._log is not None:
             why = "complete" if complete else "asked to leave"
-            self._log.append(records.TrainingEnd(time=time.time(), step=self.step, why=why))
+            self._log.append(
+                records.TrainingEnd(
+                    time=time.time(),
+                    step=self.step,
+                    why=why,
+                    peak_memory=_by_rank(told, RESIDENT),
+                    peak_gpu_memory=_by_rank(told, ON_GPU),
+                )
+            )
             self._log.close()
             self._log_is_closed = True
         group.barrier()
@@ -445,6 +456,11 @@ def decision(rewind: Rewind | None, bad_step: int, loss: float | None, earlier: 
     left_out = several(rewind.skip_to - rewind.skip_from, "batch", "batches")
     back = f"going back to before step {number(rewind.resume_before)} and leaving out {left_out}"
     return ExitCode.REWOUND, f"{became}; {back}{'' if earlier else f'. If it does so again, {ADVICE}'}"
+
+
+def _by_rank(told: Sequence[Mapping[str, float]], name: str) -> dict[str, float] | None:
+    """What the ranks have told under a name; None where none has."""
+    return {str(rank): one[name] for rank, one in enumerate(told) if name in one} or None
 
 
 def _refuse_unfit_disk(rundir: RunDir, group: Group) -> None:

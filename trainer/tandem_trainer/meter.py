@@ -19,8 +19,11 @@ runs on tensor cores, on a GPU that is listed here. In float32, convolutions may
 import contextlib
 import math
 import re
+import resource
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -339,6 +342,31 @@ PEAKS: tuple[tuple[str, float], ...] = (
 from NVIDIA's data sheets."""
 
 
+RESIDENT, ON_GPU = "resident", "onGpu"
+"""Names of what `peak_memory` finds."""
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """The most memory that this process has had so far, in bytes: RESIDENT, and of a GPU what torch had allocated,
+    ON_GPU. What the system does not tell is left out."""
+    found = {}
+    if (resident := _most_resident()) is not None:
+        found[RESIDENT] = resident
+    if device.type == "cuda":
+        found[ON_GPU] = torch.cuda.max_memory_allocated(device)
+    return found
+
+
+def _most_resident() -> int | None:
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Not getrusage there: it remembers the program that has started this one, too.
+    with contextlib.suppress(OSError):
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+        return None if found is None else 1024 * int(found[1])
+    return None
+
+
 class Cost(NamedTuple):
     """None where it is not well defined."""
 
@@ -346,6 +374,8 @@ class Cost(NamedTuple):
     """Of a training step."""
     peak_flops: float | None = None
     """Of one GPU, a second."""
+    tokens_per_sample: int | None = None
+    """As the task says it."""
 
 
 def cost_of(precision: str, flops_per_sample: Callable[[], float | None], device: torch.device) -> Cost:

@@ -165,6 +165,10 @@ class Task(ABC, Generic[C]):
         Called before random numbers are seeded."""
         return None
 
+    def tokens_per_sample(self) -> int | None:
+        """Tokens that a sample has, for a speed in tokens a second; None: samples are no text."""
+        return None
+
     shares_tensors: ClassVar[bool] = True
     """Whether a `TensorDataset` may lie on the device as a whole. Set it to False if it does not fit there."""
 

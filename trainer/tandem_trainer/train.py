@@ -38,6 +38,7 @@ from tandem_trainer.elastic_run import ElasticRun, RankContext, StopRequest
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.meter import Busy, GradientNorm, cost_of
 from tandem_trainer.models.dropout import Draws, key_dropout
+from tandem_trainer.step_trace import StepTrace
 from tandem_trainer.strategies import strategy_of
 from tandem_trainer.strategies.strategy import Strategy, prepare
 from tandem_trainer.task import Task, name_of, task_of, tensors_of
@@ -160,6 +161,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     elastic = ElasticRun(context, job.spec.checkpoint, stop, loop.rewind_on)
     passes = Passes(order_of(loop, start, end), loop.epochs, loop.max_steps)
     cost = cost_of(loop.precision, task.flops_per_sample, group.device)
+    cost = cost._replace(tokens_per_sample=task.tokens_per_sample())
     torch.manual_seed(mixed(loop.seed))
     model = task.model()
     if not isinstance(model, nn.Module):
@@ -189,6 +191,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     supply = supply_of(task, dataset, passes.order, loop, strategy, elastic.data_steps_left)
 
     # Steps
+    trace = StepTrace(group.rank, group.device)
     assert elastic.total_steps is not None
     for step in elastic.steps(stepper.busy.take):
         share = supply.read(elastic.data_step)
@@ -199,6 +202,8 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
         if average is not None:
             average.update_parameters(model)
         elastic.took(share.ids, rates[0], loss)
+        trace.step()
+    trace.close()
     return elastic.end()
 
 

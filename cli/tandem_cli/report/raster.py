@@ -37,6 +37,11 @@ def png(svg: str, title: str) -> bytes:
     Raises:
         ElementTree.ParseError: it is not one.
     """
+    return painted(standalone(svg, title))
+
+
+def standalone(svg: str, title: str) -> str:
+    """The same as an SVG file that needs no page around it; arguments and errors are those of `png`."""
     root = ElementTree.fromstring(_NOT_XML.sub("", svg))  # noqa: S314 - written by us, a moment ago
     _, _, width, height = (float(part) for part in root.attrib["viewBox"].split())
     for group in root.iter("g"):
@@ -51,9 +56,15 @@ def png(svg: str, title: str) -> bytes:
     source = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole * SCALE:.0f}" height="{high * SCALE:.0f}" '
         f'viewBox="{-MARGIN:g} {-MARGIN - HEAD:g} {whole:g} {high:g}" font-family="{FAMILY}" '
-        f'font-size="{root.get("font-size", "12")}">{ElementTree.tostring(heading, "unicode")}{content}</svg>'
+        f'font-size="{root.get("font-size", "12")}">'
+        f'<rect x="{-MARGIN:g}" y="{-MARGIN - HEAD:g}" width="{whole:g}" height="{high:g}" fill="{LIGHT["paper"]}"/>'
+        f"{ElementTree.tostring(heading, 'unicode')}{content}</svg>"
     )
-    source = _COLOR.sub(lambda match: LIGHT[match[1]], source)  # type: ignore[index]
+    return _COLOR.sub(lambda match: LIGHT[match[1]], source)  # type: ignore[index]
+
+
+def painted(source: str) -> bytes:
+    """A PNG file of an SVG file that `standalone` made."""
     fonts = [str(path) for path in _fonts()]
     return bytes(
         resvg_py.svg_to_bytes(

@@ -86,6 +86,8 @@ class Start(Record):
     """Floating-point operations of a training step for one sample; absent where that is not well defined."""
     peak_flops: Amount = None
     """Floating-point operations a second that the data sheet of a rank's GPU names; absent as above."""
+    tokens_per_sample: Count = None
+    """Tokens that a sample has; absent where the task does not say."""
 
 
 class Step(Record):
@@ -202,6 +204,11 @@ class TrainingEnd(Record):
     """The last one."""
     why: Text = None
     """A sentence."""
+    peak_memory: Amounts = None
+    """The most resident memory that a rank has had before its last save, in bytes by rank. Resident is also what
+    processes share, such as torch itself."""
+    peak_gpu_memory: Amounts = None
+    """The most that torch has had allocated on a GPU, in bytes by rank; absent on CPUs."""
 
 
 TrainingRecord = Start | Step | Rate | Values | Saved | NotSaved | PassedOver | Rewound | TrainingEnd | Lost

@@ -153,6 +153,7 @@ def test_bits_of_a_byte_count_the_bytes_of_the_text_whatever_a_token_is(tmp_path
     assert bits.count == len(made.tokenizer.decode(following.flatten().tolist()))
     assert float(bits.total) == pytest.approx(following.numel() * math.log2(made.tokenizer.vocabulary), rel=1e-6)
     assert made.flops_per_sample() == flops_per_token(model) * 16
+    assert made.tokens_per_sample() == 16
 
 
 def test_it_writes_text_in_pieces_of_words_as_well(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogWriter
-from tandem_trainer.meter import Meter
+from tandem_trainer.meter import RESIDENT, Meter, peak_memory
 from tests.support.lines import read_lines
 
 
@@ -84,3 +84,13 @@ def test_the_log_says_how_the_last_step_was_taken(tmp_path: Path, clock: Clock) 
         lines = [line for line in read_lines(rundir.log / "train-g000001.jsonl")[0] if line["kind"] == kind]
         assert [(line["lr"], line.get("gradientNorm")) for line in lines] == [(0.1, 3.0), (0.05, None)]
     assert Meter(None, 1, None, None, None).gradients is None, "who writes no log measures nothing"
+
+
+def test_the_peak_of_resident_memory_stays_when_memory_is_given_back() -> None:
+    before = peak_memory(torch.device("cpu"))[RESIDENT]
+    held = torch.ones(before // 4 + 2**24)
+    size = held.nbytes
+    del held
+    after = peak_memory(torch.device("cpu"))
+    assert size < after[RESIDENT] < before + 2 * size
+    assert set(after) == {RESIDENT}, "of a GPU nothing is known"

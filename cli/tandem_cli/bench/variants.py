@@ -1,0 +1,127 @@
+"""The jobs that a bench compares: the user's own, with one strategy, one number of workers and so many steps."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from tandem.errors import UserError
+from tandem.formatting import several
+from tandem.job import DistributedTrainingJob
+from tandem.launch import TRACE
+from tandem.model import RuleBroken
+from tandem.tasks import StrategyName
+from tandem_cli.planning.memory import world_sizes
+
+LEAST_STEPS = 5
+"""Steps of a run, at least."""
+WARM_UP, WARM_UP_SHARE = 10, 4
+"""First steps that are left out: so many, or that part of all steps where it is less."""
+NEVER = 1_000_000_000
+"""Steps after which a checkpoint would be saved: a save would be part of the time, and of the memory."""
+TRACE_STEPS = 10
+"""A few more than a trace has (tandem_trainer.step_trace)."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of the jobs."""
+
+    strategy: str
+    workers: int
+    ranks: int
+    """Of all workers together."""
+    job: DistributedTrainingJob
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.strategy}, {several(self.workers, 'worker')}"
+
+
+def warm_up(steps: int) -> int:
+    """How many first steps are left out."""
+    return max(1, min(WARM_UP, steps // WARM_UP_SHARE))
+
+
+def variants(
+    job: DistributedTrainingJob, strategies: str | None, workers: str | None, steps: int
+) -> list[Variant]:  # fmt: skip
+    """Each strategy with each number of workers.
+
+    Args:
+        strategies: names, as `ddp,fsdp`; None: that of the job.
+        workers: numbers, as `1,2`; None: 1 and that of the job.
+        steps: of each run.
+
+    Raises:
+        UserError: the job trains no task, one of them is no strategy or no number of workers, or the job cannot take
+            it.
+    """
+    if job.spec.trainer.task is None:
+        raise UserError(
+            "tandem bench needs a job with a task (spec.trainer.task): how long a script trains and how its state lies "
+            "on the ranks are its own business"
+        )
+    names = list(_strategies(strategies)) if strategies is not None else [job.spec.trainer.settings_of_loop.strategy]
+    numbers = sorted(world_sizes(workers)) if workers is not None else sorted({1, job.spec.workers.replicas})
+    return [_variant(job, strategy, number, steps) for strategy in names for number in numbers]
+
+
+def traced(variant: Variant, file: Path) -> Variant:
+    """The same for as few steps as a trace needs.
+
+    Args:
+        file: where rank 0 writes it.
+    """
+    manifest = _manifest(variant.job, variant.strategy, variant.workers, TRACE_STEPS)
+    variables = [one for one in manifest["spec"]["trainer"]["env"] if one["name"] != TRACE]
+    manifest["spec"]["trainer"]["env"] = [*variables, {"name": TRACE, "value": str(file.resolve())}]
+    return replace(variant, job=DistributedTrainingJob.parse(manifest))
+
+
+def _strategies(text: str) -> Iterator[str]:
+    known = get_args(StrategyName)
+    for name in dict.fromkeys(part.strip() for part in text.split(",")):
+        if name not in known:
+            raise UserError(f"--strategies: {name!r} is no strategy; write some of {', '.join(known)}")
+        yield name
+
+
+def _variant(job: DistributedTrainingJob, strategy: str, workers: int, steps: int) -> Variant:
+    try:
+        made = DistributedTrainingJob.parse(_manifest(job, strategy, workers, steps))
+    except ValidationError as error:
+        raise UserError(
+            f"--strategies: this job cannot take {strategy} with {several(workers, 'worker')}: {_first(error)}"
+        ) from error
+    return Variant(strategy, workers, workers * made.spec.workers.processes, made)
+
+
+def _manifest(job: DistributedTrainingJob, strategy: str, workers: int, steps: int) -> dict[str, Any]:
+    manifest = job.dump()
+    manifest.pop("status", None)
+    spec = manifest["spec"]
+    loop = spec["trainer"].setdefault("config" if job.spec.trainer.is_built_in else "loop", {})
+    for other in get_args(StrategyName):
+        if other != strategy:
+            loop.pop(other, None)
+    # As many epochs as steps: the data never ends before.
+    loop |= {"strategy": strategy, "maxSteps": steps, "epochs": steps}
+    spec["workers"] |= {"replicas": workers, "minReplicas": workers}
+    spec["workers"].pop("maxReplicas", None)
+    spec["evaluators"] = {"replicas": 0}
+    spec["checkpoint"] |= {"everySteps": NEVER, "onExisting": "Fresh"}
+    spec["checkpoint"].pop("everySeconds", None)
+    spec["elasticity"] |= {"maxRestarts": 0}
+    return manifest
+
+
+def _first(error: ValidationError) -> str:
+    detail = error.errors(include_url=False)[0]
+    broken = detail.get("ctx", {}).get("error")
+    if isinstance(broken, RuleBroken):
+        return broken.broken[0].message
+    return f"{'.'.join(str(part) for part in detail['loc'])}: {detail['msg']}"
