@@ -26,6 +26,7 @@ RANKS = 3
 SAMPLES = 60
 BATCH = 12
 EPOCHS = 4
+DECAY = 0.5
 COUNTING = """
     import os
     import time
@@ -90,7 +91,7 @@ def test_each_sample_counts_once_and_a_checkpoint_has_all_ranks_at_one_step(
 ) -> None:
     (tmp_path / "counting.py").write_text(dedent(COUNTING))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    loop = {"strategy": "hogwild", "epochs": EPOCHS, "globalBatchSize": BATCH, "rewindOn": "Never"}
+    loop = {"strategy": "hogwild", "epochs": EPOCHS, "globalBatchSize": BATCH, "rewindOn": "Never", "emaDecay": DECAY}
     loop |= {"optimizer": {"name": "sgd", "learningRate": float(BATCH), "momentum": 0.0}}
     trainer = {"task": "counting:Counting", "parameters": {}, "loop": loop}
     rundir = job(tmp_path / "run", {}, RANKS, trainer=trainer, checkpoint={"everySteps": 5, "keepLast": 100})
@@ -99,7 +100,7 @@ def test_each_sample_counts_once_and_a_checkpoint_has_all_ranks_at_one_step(
     assert EPOCHS * SAMPLES // BATCH in committed
     assert len(committed) > 1
     for step, manifest in committed.items():
-        rows = torch.stack([*load_file(rundir.checkpoint(manifest.name) / WEIGHTS).values()])
+        rows = torch.stack([*load_file(rundir.checkpoint(manifest.name) / FULL_WEIGHTS).values()])
         # An update is by the mean over a rank's part: ranks / batch, times the learning rate.
         seen = rows / RANKS
         assert torch.equal(seen, seen[:, :, :1].expand_as(seen)), f"part of an update is in the checkpoint of {step}"
@@ -107,6 +108,12 @@ def test_each_sample_counts_once_and_a_checkpoint_has_all_ranks_at_one_step(
         whole, rest = divmod(step * BATCH, SAMPLES)
         assert sorted(seen[:, :, 0].sum(0).tolist()) == [whole] * (SAMPLES - rest) + [whole + 1] * rest
         assert manifest.world_size == RANKS
+        # Rank 0 averages once in each of its steps, and nobody else does.
+        average = 0.0
+        for number in range(1, step + 1):
+            average = DECAY * average + (1 - DECAY) * number * BATCH / RANKS
+        averaged = load_file(rundir.checkpoint(manifest.name) / WEIGHTS)["ranks.0"][:, 0].sum() / RANKS
+        assert float(averaged) == pytest.approx(average, rel=1e-5)
 
 
 def test_killed_it_goes_on_with_another_number_of_ranks_and_then_under_ddp(tmp_path: Path) -> None:
