@@ -29,11 +29,11 @@ from tandem.pod_template import (
     Template,
     asked_in,
     gpus,
-    gpus_in_cel,
     is_whole,
     processes_in_cel,
 )
 from tandem.status import Status
+from tandem.strategies import RULES
 from tandem.tasks import (
     BUILT_IN,
     CAUSAL_LM,
@@ -43,7 +43,6 @@ from tandem.tasks import (
     Loop,
     Parameters,
     Positive,
-    StrategyName,
     TaskLoop,
     TaskName,
 )
@@ -537,20 +536,6 @@ class RunPolicy(Model):
     """Scheduler of all pods."""
 
 
-ONE_WORKER = (
-    "(!has(self.workers) || ((!has(self.workers.replicas) || self.workers.replicas == 1)"
-    " && (!has(self.workers.maxReplicas) || self.workers.maxReplicas == 1)))"
-)
-"""In CEL, whether there is never more than one worker."""
-
-
-def _chosen(*strategies: StrategyName) -> str:
-    """In CEL, whether a job chooses one of these strategies."""
-    parts = (f"self.trainer.{part}" for part in ("config", "loop"))
-    found = (f"has({part}) && has({part}.strategy) && {part}.strategy in {list(strategies)}" for part in parts)
-    return f"({' || '.join(found)})"
-
-
 SCORED_BY_TASK = "!has(self.evaluators) || has(self.evaluators.command)"
 """In CEL, whether a rule on evaluators that a task scores for says nothing of these."""
 
@@ -636,31 +621,7 @@ class Spec(Model):
             "any number of workers can train",
             "trainer.loop.tensorParallel",
         ),
-        Rule(
-            lambda s: s.trainer.settings_of_loop.strategy != "hogwild" or s.workers.most == 1,
-            f"!{_chosen('hogwild')} || {ONE_WORKER}",
-            "strategy: hogwild is for the processes of one worker, which share its memory: set workers.replicas to 1 "
-            "and processesPerReplica to their number, or take strategy: ddp",
-            "workers.replicas",
-        ),
-        Rule(
-            lambda s: s.trainer.settings_of_loop.strategy != "hogwild" or s.workers.gpus == 0,
-            f"!{_chosen('hogwild')} || !has(self.workers) || !has(self.workers.resources)"
-            f" || {gpus_in_cel('self.workers')} == 0",
-            "strategy: hogwild trains on processors; ask for no GPU, or take strategy: ddp",
-            "workers.resources",
-        ),
-        Rule(
-            lambda s: (
-                s.trainer.settings_of_loop.strategy not in ("dp", "model")
-                or (s.workers.most == 1 and s.workers.processes == 1)
-            ),
-            f"!{_chosen('dp', 'model')} || ({ONE_WORKER}"
-            f" && (has(self.workers) ? {processes_in_cel('self.workers')} : 1) == 1)",
-            "strategy: dp and strategy: model are for one process, which uses all GPUs of its worker: set "
-            "workers.replicas and processesPerReplica to 1, or take strategy: ddp",
-            "workers.processesPerReplica",
-        ),
+        *RULES,
     )
 
     @property
