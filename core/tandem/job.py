@@ -22,8 +22,18 @@ from tandem.model import (
     Transition,
     WatchPattern,
 )
-from tandem.pod_template import GROUP, WHOLE, Resources, Template, asked_in, gpus, is_whole, processes_in_cel
+from tandem.pod_template import (
+    GROUP,
+    WHOLE,
+    Resources,
+    Template,
+    asked_in,
+    gpus,
+    is_whole,
+    processes_in_cel,
+)
 from tandem.status import Status
+from tandem.strategies import RULES
 from tandem.tasks import (
     BUILT_IN,
     CAUSAL_LM,
@@ -611,6 +621,7 @@ class Spec(Model):
             "any number of workers can train",
             "trainer.loop.tensorParallel",
         ),
+        *RULES,
     )
 
     @property

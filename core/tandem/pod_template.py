@@ -59,8 +59,8 @@ def asked_by_all(template: Mapping[str, Any]) -> Iterator[tuple[Any, dict[str, d
             yield one.get("name"), dict(_parts(one.get("resources")))
 
 
-def processes_in_cel(job: str) -> str:
-    """The number of ranks in each replica, as far as the API server can see."""
+def gpus_in_cel(job: str) -> str:
+    """The number of GPUs in each replica that has `resources`, as far as the API server can see."""
 
     def amount(resource: str) -> str:
         place = f"{job}.resources.{{}}['{resource}']"
@@ -70,9 +70,14 @@ def processes_in_cel(job: str) -> str:
         ]
         return f"({' : '.join(parts)} : 0)"
 
-    asked = " + ".join([*map(amount, WHOLE), _own_in_cel(job)])
+    return " + ".join([*map(amount, WHOLE), _own_in_cel(job)])
+
+
+def processes_in_cel(job: str) -> str:
+    """The number of ranks in each replica, as far as the API server can see."""
     return (
-        f"(has({job}.processesPerReplica) ? {job}.processesPerReplica : has({job}.resources) ? [1, {asked}].max() : 1)"
+        f"(has({job}.processesPerReplica) ? {job}.processesPerReplica"
+        f" : has({job}.resources) ? [1, {gpus_in_cel(job)}].max() : 1)"
     )
 
 

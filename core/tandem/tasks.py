@@ -163,7 +163,7 @@ RewindOn = Literal["Spikes", "NotFinite", "Never"]
 """Which losses send training back to an older checkpoint."""
 
 
-StrategyName = Literal["ddp", "fsdp"]
+StrategyName = Literal["ddp", "fsdp", "hogwild", "dp", "model"]
 """How the state of training lies on the ranks."""
 
 
@@ -198,8 +198,10 @@ class Loop(Model):
     """How a task is trained, whatever it learns."""
 
     strategy: StrategyName = "ddp"
-    """How the state lies on the ranks: `ddp`, whole on each; `fsdp`, split over them. A checkpoint of one is resumed
-    under the other, on any number of ranks."""
+    """How the state lies on the ranks: `ddp`, whole on each; `fsdp`, split over them; `hogwild`, one copy of the
+    weights for all ranks of a worker, on processors. `dp` and `model` are for one process with several GPUs, which
+    divides the samples or the layers among them. A checkpoint of one is resumed under any other, on any number of
+    ranks."""
     ddp: Ddp | None = None
     """Options of `ddp`."""
     fsdp: Fsdp | None = None
@@ -255,6 +257,19 @@ class Loop(Model):
             "!has(self.fsdp) || (has(self.strategy) && self.strategy == 'fsdp')",
             "fsdp has options of the strategy fsdp; choose it with strategy: fsdp",
             "fsdp",
+        ),
+        Rule(
+            lambda c: not c.compile or c.strategy not in ("dp", "model"),
+            "!has(self.compile) || !self.compile || !has(self.strategy) || !(self.strategy in ['dp', 'model'])",
+            "compile is for a model on one device; strategy: dp and strategy: model use several, so take ddp or fsdp",
+            "compile",
+        ),
+        Rule(
+            lambda c: not c.activation_checkpointing or c.strategy != "dp",
+            "!has(self.activationCheckpointing) || !self.activationCheckpointing || !has(self.strategy)"
+            " || self.strategy != 'dp'",
+            "activationCheckpointing does not work in the copies that strategy: dp makes of a model; take ddp",
+            "activationCheckpointing",
         ),
     )
 

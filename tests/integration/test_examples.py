@@ -15,11 +15,12 @@ from tests.support.local_run import LocalRun, evaluations
 pytestmark = pytest.mark.timeout(600)
 
 LONG = pytest.mark.full("examples", "trainer")
-VARIANTS = ("queued", "synthetic-resnet", "own-task", "minigpt-fsdp", "minigpt-tensor")
+VARIANTS = ("queued", "synthetic-resnet", "own-task", "minigpt-fsdp", "minigpt-tensor", "digits-dp", "minigpt-model")
 """Those that differ in little from what is trained elsewhere: digits, fashion-mnist, the task of test_task, minigpt and
 the strategies of test_strategies."""
 ELSEWHERE = {
     "digits": "test_run.py",
+    "digits-hogwild": "test_hogwild.py",
     "own-script": "test_run.py",
     "language-model": "test_session.py",
     "logged-script": "test_log.py",
@@ -53,6 +54,7 @@ def shorter_minigpt(folder: Path) -> list[str]:
 SHORTER: dict[str, Callable[[Path], list[str]]] = {
     "minigpt-fsdp": shorter_minigpt,
     "minigpt-tensor": shorter_minigpt,
+    "minigpt-model": shorter_minigpt,
     "queued": shorter_queued,
     "synthetic-resnet": shorter_synthetic_resnet,
     "fashion-mnist": shorter_fashion_mnist,

@@ -185,6 +185,7 @@ class ElasticRun:
         fresh: Callable[[], None] = lambda: None,
         cost: Cost = NO_COST,
         mesh: Mapping[str, int] | None = None,
+        is_shared: bool = False,
     ) -> Manifest | None:
         """Find out where to start, put the state there, and write it down. Collective.
 
@@ -192,13 +193,14 @@ class ElasticRun:
             fresh: called when there is no checkpoint to start from.
             cost: of a sample, for the log (tandem_trainer.meter).
             mesh: ranks in each of its dimensions, for the manifests; None: all replicate.
+            is_shared: all ranks write into one copy of the weights. Rank 0 saves for all of them.
 
         Raises:
             ConfigurationError: the checkpoint stands in other data.
             Superseded: a newer generation has taken over.
         """
         context, group = self._context, self._context.group
-        self._train_state, self._data = kept, data
+        self._train_state, self._data, self._is_shared = kept, data, is_shared
         if data.data_steps is not None:
             self._total = data.data_steps - steps_left_out(data.data_steps, self._left_out)
         restored = restore(context.rundir, group, lambda found: kept.check(found.contents))
@@ -219,7 +221,9 @@ class ElasticRun:
         # All ranks save, rank 0 keeps the log
         parent = manifest.name if manifest else None
         rounds = self._checkpoints.weights_precision == "bfloat16"
-        author = Author(context.generation, parent, group.world_size, group.rank, rounds, mesh)
+        author = Author(
+            context.generation, parent, group.world_size, group.rank, rounds, mesh, 1 if is_shared else None
+        )
         if group.rank == 0:
             troubles = TroubleCounts(context.pulse)
             writer = self._log = LogWriter(context.rundir.training_log(context.generation), troubles.lines_lost)
@@ -402,6 +406,9 @@ class ElasticRun:
         self._context.group.copy_from_first(self._train_state.local())
         position = self._data.position(self.data_step)
         self.meter.checkpoint_seconds += self._saver.save(self.step, position, self._contents())
+        if self._is_shared:
+            # All came here from a vote, so none writes now; the next step of any rank would.
+            self._context.group.barrier()
 
     def _contents(self) -> Contents:
         try:

@@ -179,7 +179,7 @@ class _Step:
         self._draws = _Still(key_dropout(model).layers)
         for module in model.modules():
             if isinstance(module, SampleDropout):
-                module._draws = self._draws
+                module.draws = self._draws
         # Its fake tensors are on the CPU already, and Module.to cannot swap fake ones (torch 2.15).
         vars(model)["to"] = lambda device: model
         self._model = prepare(model, loop, Group(0, 1, 0, torch.device("cpu"))).train()

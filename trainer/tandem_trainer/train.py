@@ -2,8 +2,9 @@
 
 The gradient is that of the mean loss over the *global* batch, whatever the number of ranks, however unevenly the batch
 splits and however many micro-batches a rank needs; every rank takes as many as the one that needs most, because a
-forward pass may be a collective (syncBatchNorm). Every strategy averages over data-parallel ranks, so each rank's sum
-of losses is scaled by the number of these ranks / global samples.
+forward pass may be a collective (syncBatchNorm). Strategies average over data-parallel ranks, so each rank's sum of
+losses is scaled by the number of these ranks / global samples. Where nothing is averaged (hogwild), that is about the
+mean over the rank's own part.
 
 Dropout draws by seed, step and sample (tandem_trainer.models.dropout). Whatever else draws in a model follows from
 seed, step and rank. So a resumed run needs no stored generator state.
@@ -94,7 +95,8 @@ class Stepper:
             This rank's part of the mean loss of the global batch: the sum over all ranks is the mean. Scalar, float32.
         """
         strategy, device = self._strategy, self._group.device
-        seed_torch(mixed(self._loop.seed, step, strategy.dp_rank), device)
+        for number, one in enumerate(strategy.devices):
+            seed_torch(mixed(self._loop.seed, step, strategy.dp_rank, *((number,) if number else ())), one)
         for parameters, rate in zip(self._optimizer.param_groups, learning_rates, strict=True):
             parameters["lr"] = rate
         size = len(share.ids)
@@ -185,7 +187,9 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
 
     # Where to start
     scaling = {"scaler": scaler} if scaler.is_enabled() else {}
-    elastic.begin(TrainState(model, optimizer, average, scaling), passes, begin, cost, strategy.mesh)
+    elastic.begin(
+        TrainState(model, optimizer, average, scaling), passes, begin, cost, strategy.mesh, strategy.is_shared
+    )
     forward = strategy.wrap(model)
     stepper = Stepper(task, loop, strategy, forward, draws, optimizer, scaler, elastic.meter.gradients)
     supply = supply_of(task, dataset, passes.order, loop, strategy, elastic.data_steps_left)
@@ -199,7 +203,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
         rates = [peak * factor for peak in peaks]
         elastic.meter.data_ready()
         loss = stepper.take(step, share, rates)
-        if average is not None:
+        if average is not None and (group.rank == 0 or not strategy.is_shared):
             average.update_parameters(model)
         elastic.took(share.ids, rates[0], loss)
         trace.step()

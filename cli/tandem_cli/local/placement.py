@@ -123,6 +123,12 @@ def share_gpus(gpus: Sequence[str], job: DistributedTrainingJob) -> tuple[list[s
     workers, each = job.spec.workers.replicas, job.spec.workers.processes
     ranks = workers * each
     asked = job.spec.workers.gpus > 0
+    strategy = job.spec.trainer.settings_of_loop.strategy
+    if gpus and strategy == "hogwild":
+        return [""] * workers, ""
+    if gpus and strategy in ("dp", "model"):
+        # Its one process uses them all, or as many as are asked for.
+        return [",".join(gpus[: job.spec.workers.gpus or len(gpus)])], ""
     if not gpus:
         return None, "no GPU on this machine; training runs on CPUs" if asked else ""
     if len(gpus) < ranks:

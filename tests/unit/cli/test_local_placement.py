@@ -19,6 +19,15 @@ def job(workers: int, gpus: int = 0, processes: int | None = None) -> Distribute
     return manifests.job("digits", workers=group)
 
 
+def with_strategy(name: str, gpus: int = 0) -> DistributedTrainingJob:
+    """A job with one process."""
+    group: dict[str, object] = {"processesPerReplica": 1}
+    if gpus:
+        group["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
+    trainer = {"task": "image-classification", "config": {"strategy": name}}
+    return manifests.job("digits", trainer=trainer, workers=group)
+
+
 @pytest.mark.parametrize(
     ("cores", "workers", "processes", "threads"), [(2, 2, 1, 1), (8, 2, 1, 4), (8, 2, 2, 2), (2, 4, 1, 1), (7, 2, 1, 3)]
 )
@@ -85,6 +94,16 @@ def test_a_replica_that_needs_more_gpus_than_there_are_gets_no_useless_advice() 
     shares, line = share_gpus(["0"], job(1, processes=2))
     assert shares == [""]
     assert "--set" not in line
+
+
+@pytest.mark.parametrize("strategy", ["dp", "model"])
+def test_one_process_for_all_gpus_sees_all_or_as_many_as_it_asks_for(strategy: str) -> None:
+    assert share_gpus(["0", "1", "2"], with_strategy(strategy)) == (["0,1,2"], "")
+    assert share_gpus(["0", "1", "2"], with_strategy(strategy, gpus=2)) == (["0,1"], "")
+
+
+def test_a_strategy_for_processors_sees_no_gpu() -> None:
+    assert share_gpus(["0", "1"], with_strategy("hogwild")) == ([""], "")
 
 
 def test_no_gpu_is_worth_a_line_only_where_one_was_asked_for() -> None:

@@ -316,3 +316,17 @@ def test_tensors_in_another_order_in_memory_are_not_copied_twice(monkeypatch: py
     content = bytearray(staged._memory[region.offset : region.offset + region.size])
     found = parse(memoryview(content))
     assert all(torch.equal(found[name], tensor) for name, tensor in files["f"].items())
+
+
+def test_one_rank_alone_writes_where_it_saves_for_all(rundir: RunDir) -> None:
+    state = {"big": torch.arange(3 * LEAST_PART // 4, dtype=torch.float32)}
+    savers = [Saver(rundir, Author(1, None, 2, rank, parts=1), lambda: None, lambda outcome: None) for rank in (0, 1)]
+    other = {"big": torch.zeros_like(state["big"])}
+    for saver, weights in zip(savers, (state, other), strict=True):
+        saver.save(1, POSITION, Contents(weights, {}))
+    assert savers[0].wait()["committed"]
+    for saver in savers:
+        saver.close()
+    (manifest,) = rundir.committed()
+    assert manifest.world_size == 2
+    assert torch.equal(read_weights(rundir.checkpoint(manifest.name), manifest)["big"], state["big"])

@@ -49,6 +49,8 @@ class Author:
     """Weights for evaluators are rounded to bfloat16; those to resume from have a file of their own then."""
     mesh: Mapping[str, int] | None = None
     """Ranks in each dimension of the mesh; None: all of them replicate."""
+    parts: int | None = None
+    """Most ranks that write a part of a checkpoint; None: all of them."""
 
 
 class SaveFailed(Exception):  # noqa: N818 - it says what happened
@@ -95,7 +97,7 @@ class Saver:
             return
         self._signature = signature(files)
         laid_out = files | {WEIGHTS: contents.rounded()} if self._author.rounds_weights else files
-        self._layout = Layout.of(laid_out, self._author.world_size)
+        self._layout = Layout.of(laid_out, self._author.parts or self._author.world_size)
         self._part = self._layout.part_of(self._author.rank, self._author.world_size)
         if self._part is not None:
             self._staging = Staging(self._descriptor, laid_out, self._layout, self._part)

@@ -47,6 +47,15 @@ class Draws:
         keys = (ids ^ (ids >> 32) * FIRST) * _ODD + (mixed(seed, step) & LOWER)
         self.keys = hash_in_place(hash_in_place(wrapped(keys)))
 
+    def divided(self, count: int) -> list["Draws"]:
+        """What the samples of each part draw from, of a batch that torch divides into at most so many."""
+        parts = []
+        for keys in self.keys.chunk(count):
+            part = Draws(self.layers)
+            part.keys, part._step = keys, self._step
+            parts.append(part)
+        return parts
+
     def of_call(self, layer: int) -> Tensor:
         """The keys that the call of a layer which happens now draws from: [N] int32, to be left as they are.
 
@@ -102,7 +111,8 @@ class SampleDropout(nn.Module):
 
     def __init__(self, p: float, layer: int, draws: Draws) -> None:
         super().__init__()
-        self.p, self._layer, self._draws = p, layer, draws
+        self.p, self._layer = p, layer
+        self.draws: Draws = draws
         self._salt = mixed(layer) & LOWER
         self._units = torch.empty(0, dtype=torch.int32)
 
@@ -110,7 +120,8 @@ class SampleDropout(nn.Module):
         """[N, …] → [N, …], for the N samples that the draws were set for."""
         if not self.training or self.p == 0.0:
             return activations
-        keys = self._draws.of_call(self._layer)
+        # Where the activations are: a model may be on several devices.
+        keys = self.draws.of_call(self._layer).to(activations.device)
         if len(keys) != len(activations):
             raise RuntimeError(f"draws were set for {len(keys)} samples, not for {len(activations)}")
         if self.p == 1.0:

@@ -86,7 +86,11 @@ class MiniGPT(nn.Module):
         for block in self.blocks:
             x = block(x, turns)
         x = self.norm(x)
-        logits: Tensor = F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+        if self.head is None:
+            # The layers of a model may be on several devices, and this one is where the first is.
+            weight = self.embedding.weight
+            return F.linear(x.to(weight.device), weight)
+        logits: Tensor = self.head(x)
         return logits
 
 

@@ -6,6 +6,7 @@ restored; whether a backward pass communicates; and to clip.
 """
 
 from tandem.tasks import Loop, TaskLoop
+from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.strategy import Strategy
 
@@ -17,12 +18,28 @@ def strategy_of(loop: Loop, group: Group, per_worker: int) -> Strategy:
         per_worker: ranks of each worker.
 
     Raises:
-        ConfigurationError: ranks of a worker cannot be divided as it says.
+        ConfigurationError: ranks of a worker cannot be divided as it says, or the strategy is not for so many.
     """
     degree = loop.tensor_parallel if isinstance(loop, TaskLoop) else 1
     # What stands in the way of a start that is needed quickly is imported by those alone that need it.
+    if loop.strategy == "dp" or loop.strategy == "model":
+        if group.world_size > 1:
+            raise ConfigurationError(
+                f"strategy: {loop.strategy} is for one process, and there are {group.world_size} ranks; take ddp"
+            )
+        if loop.strategy == "dp":
+            from tandem_trainer.strategies.dp import Dp
+
+            return Dp(loop, group)
+        from tandem_trainer.strategies.model import LayerSplit
+
+        return LayerSplit(loop, group)
     if group.world_size == 1:
         return Strategy(loop, group)
+    if loop.strategy == "hogwild":
+        from tandem_trainer.strategies.hogwild import Hogwild
+
+        return Hogwild(loop, group)
     if loop.strategy == "fsdp":
         from tandem_trainer.strategies.fsdp import Fsdp
 

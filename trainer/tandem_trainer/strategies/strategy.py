@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -23,8 +24,13 @@ PlanOf = Callable[[nn.Module, int], Plan]
 class Strategy:
     """One rank with the whole model."""
 
+    is_shared = False
+    """Whether all ranks write into one copy of the weights; then rank 0 alone averages and saves them."""
+
     def __init__(self, loop: Loop, group: Group) -> None:
         self.loop, self.group = loop, group
+        self.devices: tuple[torch.device, ...] = (group.device,)
+        """Where this rank computes; batches are on the first."""
         self.dp_rank, self.dp_size = group.rank, group.world_size
         """Data-parallel rank and world size: ranks with one number work on the same samples."""
         self.mesh: dict[str, int] = {"data": group.world_size}

@@ -1,0 +1,48 @@
+"""What a strategy of parallelism asks of the workers of a job (docs/strategies.md)."""
+
+from tandem.model import Rule
+from tandem.pod_template import gpus_in_cel, processes_in_cel
+from tandem.tasks import StrategyName
+
+ONE_WORKER = (
+    "(!has(self.workers) || ((!has(self.workers.replicas) || self.workers.replicas == 1)"
+    " && (!has(self.workers.maxReplicas) || self.workers.maxReplicas == 1)))"
+)
+"""In CEL, whether there is never more than one worker."""
+
+
+def _chosen(*strategies: StrategyName) -> str:
+    """In CEL, whether a job chooses one of these strategies."""
+    parts = (f"self.trainer.{part}" for part in ("config", "loop"))
+    found = (f"has({part}) && has({part}.strategy) && {part}.strategy in {list(strategies)}" for part in parts)
+    return f"({' || '.join(found)})"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        lambda s: s.trainer.settings_of_loop.strategy != "hogwild" or s.workers.most == 1,
+        f"!{_chosen('hogwild')} || {ONE_WORKER}",
+        "strategy: hogwild is for the processes of one worker, which share its memory: set workers.replicas to 1 "
+        "and processesPerReplica to their number, or take strategy: ddp",
+        "workers.replicas",
+    ),
+    Rule(
+        lambda s: s.trainer.settings_of_loop.strategy != "hogwild" or s.workers.gpus == 0,
+        f"!{_chosen('hogwild')} || !has(self.workers) || !has(self.workers.resources)"
+        f" || {gpus_in_cel('self.workers')} == 0",
+        "strategy: hogwild trains on processors; ask for no GPU, or take strategy: ddp",
+        "workers.resources",
+    ),
+    Rule(
+        lambda s: (
+            s.trainer.settings_of_loop.strategy not in ("dp", "model")
+            or (s.workers.most == 1 and s.workers.processes == 1)
+        ),
+        f"!{_chosen('dp', 'model')} || ({ONE_WORKER}"
+        f" && (has(self.workers) ? {processes_in_cel('self.workers')} : 1) == 1)",
+        "strategy: dp and strategy: model are for one process, which uses all GPUs of its worker: set "
+        "workers.replicas and processesPerReplica to 1, or take strategy: ddp",
+        "workers.processesPerReplica",
+    ),
+)
+"""Rules of a job's spec."""
