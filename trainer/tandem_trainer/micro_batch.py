@@ -1,8 +1,8 @@
 """Micro-batches that do not fit into memory: the rank writes that down, and the next generation takes half.
 
 A smaller micro-batch changes no gradient (tandem_trainer.train): the parts of a batch add up to the same. So to run out
-of memory in a step is a reason to start again from the newest checkpoint, and no failure, until a forward pass is of one
-sample. Ranks that share a step must cut their batches alike. So what generations before have learnt
+of memory in a step is a reason to start again from the newest checkpoint, and no failure, until a forward pass is of
+one sample. Ranks that share a step must cut their batches alike. So what generations before have learnt
 (tandem.rundir.micro_batch) is read by rank 0 once, at the beginning, and told to all.
 
 Only forward and backward pass count: what an optimizer or a checkpoint takes is the same however a batch is cut.
