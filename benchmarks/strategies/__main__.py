@@ -5,7 +5,6 @@
 Two ranks of one thread each, over gloo, all of them started by torchrun; every measurement is in fresh processes.
 
   memory    peak memory of a rank under fsdp over that under ddp, 60 million parameters; `memory` says what is measured.
-            As ranks run, and, without a goal, with malloc giving blocks of a MiB and more back at once.
   overhead  Tandem's loop (`-m tandem_trainer` with its log, without a save before the end) beside the same with torch
             alone and with accelerate, whose sides take turns (A B C C B A). Judged as `benchmarks.throughput` does.
   save      the stall of a save under each strategy, from the training log. Without a goal.
@@ -20,7 +19,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,6 @@ PARTS = ("memory", "overhead", "save")
 LEAST_SAVING = 0.6
 """Peak memory of a rank under fsdp over that under ddp, at two ranks."""
 MEMORY_STEPS, MEMORY_SECONDS = 4, 300.0
-GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
-"""For glibc: blocks of a MiB and more return to the system as soon as they are freed."""
 SKIP = 10
 """First steps that do not count."""
 SAVES, SAVE_EVERY = 4, 10
@@ -71,30 +69,28 @@ def memory() -> list[Verdict]:
     """The peak of the rank that has most, of each strategy."""
     print(f"\nmemory of a rank: {LARGE}, MB above what it had before the model", flush=True)
     goal = f"peak memory of a rank under fsdp ≤ {LEAST_SAVING:g} of ddp's"
-    peaks: dict[bool, dict[str, float]] = {True: {}, False: {}}
-    for gives_back in (False, True):
-        for strategy in STRATEGIES:
-            try:
-                ranks = _memory(strategy, gives_back)
-            except Failure as failure:
-                return [Verdict(Outcome.MISSED, goal, f"{strategy} failed: {failure}")]
-            most = max(ranks, key=lambda rank: float(rank["peak"]))
-            peaks[gives_back][strategy] = most["peak"]
-            state = {name: f"{size:,}" for name, size in most["state"].items()}
-            seconds = statistics.median(most["processorSeconds"][1:])
-            how = ", large blocks given back" if gives_back else ""
-            print(
-                f"  {strategy}{how}: peak {most['peak']:.0f}, at the start {most['start']:.0f}, after the split "
-                f"{most['afterSplit']:.0f}; {seconds:.2f} processor s a step; {most['parameters']:,} parameters; bytes "
-                f"of state {state}, together {sum(most['state'].values()):,}",
-                flush=True,
-            )
-    ratios = {gives_back: found["fsdp"] / found["ddp"] for gives_back, found in peaks.items()}
-    print(f"  fsdp / ddp: {ratios[False]:.3f}; with large blocks given back {ratios[True]:.3f}", flush=True)
-    return [Verdict(Outcome.MET if ratios[False] <= LEAST_SAVING else Outcome.MISSED, goal, f"{ratios[False]:.3f}")]
+    peaks: dict[str, float] = {}
+    for strategy in STRATEGIES:
+        try:
+            ranks = _memory(strategy)
+        except Failure as failure:
+            return [Verdict(Outcome.MISSED, goal, f"{strategy} failed: {failure}")]
+        most = max(ranks, key=lambda rank: float(rank["peak"]))
+        peaks[strategy] = most["peak"]
+        state = {name: f"{size:,}" for name, size in most["state"].items()}
+        seconds = statistics.median(most["processorSeconds"][1:])
+        print(
+            f"  {strategy}: peak {most['peak']:.0f}, at the start {most['start']:.0f}, after the split "
+            f"{most['afterSplit']:.0f}; {seconds:.2f} processor s a step; {most['parameters']:,} parameters; bytes "
+            f"of state {state}, together {sum(most['state'].values()):,}",
+            flush=True,
+        )
+    ratio = peaks["fsdp"] / peaks["ddp"]
+    print(f"  fsdp / ddp: {ratio:.3f}", flush=True)
+    return [Verdict(Outcome.MET if ratio <= LEAST_SAVING else Outcome.MISSED, goal, f"{ratio:.3f}")]
 
 
-def _memory(strategy: str, gives_back: bool) -> list[dict[str, Any]]:
+def _memory(strategy: str) -> list[dict[str, Any]]:
     """What each rank found.
 
     Raises:
@@ -102,17 +98,32 @@ def _memory(strategy: str, gives_back: bool) -> list[dict[str, Any]]:
     """
     with tempfile.TemporaryDirectory() as name:
         command = [*TORCHRUN, "-m", "benchmarks.strategies.memory", "--strategy", strategy, "--output", name]
-        command += ["--steps", str(MEMORY_STEPS), *(["--give-back"] if gives_back else [])]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"} | (GIVE_BACK if gives_back else {})
-        try:
-            done = subprocess.run(
-                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=MEMORY_SECONDS
-            )
-        except subprocess.TimeoutExpired as error:
-            raise Failure("took too long") from error
+        command += ["--steps", str(MEMORY_STEPS)]
+        done = in_time(command, os.environ | {"OMP_NUM_THREADS": "1"}, MEMORY_SECONDS)
         if done.returncode != 0:
             raise Failure(f"ended with {done.returncode}:\n{done.stderr[-2000:]}")
         return [json.loads(Path(name, f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def in_time(command: list[str], environment: Mapping[str, str], seconds: float) -> "subprocess.CompletedProcess[str]":
+    """Run torchrun to its end. If that takes longer, its ranks are ended with it.
+
+    Raises:
+        Failure: it took longer.
+    """
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        output, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired as error:
+        # Each rank is in a session of its own: killing torchrun's would not reach them.
+        for one in (*psutil.Process(process.pid).children(recursive=True), process):
+            with suppress(psutil.NoSuchProcess, ProcessLookupError):
+                one.kill()
+        process.communicate()
+        raise Failure("took too long") from error
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def overhead(strategy: str, rounds: int, steps: int) -> list[Verdict]:
@@ -184,6 +195,8 @@ def save(strategy: str) -> list[Verdict]:
         except Failure as failure:
             return [Verdict(Outcome.MISSED, f"saves under {strategy}", str(failure))]
         saved, left_out = _records(run_dir, "checkpoint"), len(_records(run_dir, "skipped"))
+    if not saved:
+        return [Verdict(Outcome.MISSED, f"saves under {strategy}", "no save was committed")]
     stalls = [record["stallSeconds"] for record in saved]
     print(
         f"  {len(saved)} of {saved[0]['bytes'] / 1e6:.0f} MB: stall median {statistics.median(stalls):.3f} s, range "

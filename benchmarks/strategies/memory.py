@@ -47,11 +47,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--strategy", required=True)
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--give-back", action="store_true", help="leave malloc as it comes, or as its variables say")
     parser.add_argument("--output", type=Path, required=True, help="folder; each rank writes a file into it")
     options = parser.parse_args()
-    if not options.give_back:
-        keep_freed_memory()  # as tandem_trainer.__main__ does
+    keep_freed_memory()  # as tandem_trainer.__main__ does
     group, task = Group.join(), LARGE.task
     loop = TaskLoop.parse(LARGE.loop(options.strategy, options.steps))
     dataset = task.data("train")

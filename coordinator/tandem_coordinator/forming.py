@@ -97,7 +97,7 @@ def form(state: State, now: float) -> Next:
 
 def _why(cause: Cause) -> str:
     """Why the next generation is formed; where training goes, and what helps, was told when the last one was closed."""
-    return cause.detail.partition(";")[0] if cause.reason == "Rewound" else cause.detail
+    return cause.detail.partition(";")[0] if cause.reason in ("Rewound", "OutOfMemory") else cause.detail
 
 
 def with_latest(state: State, latest: Membership | None) -> State:

@@ -33,6 +33,9 @@ class ExitCode(IntEnum):
     REWOUND = 66
     """The loss became useless: the next generation starts from an older checkpoint and leaves data out. Counted against
     nothing, and at most three times in a run."""
+    OUT_OF_MEMORY = 67
+    """A micro-batch did not fit into memory: the next generation takes half of it at the most. Counted against nothing,
+    because it ends at one sample."""
     HUNG = 70
     """No step within the hang time; counted against `elasticity.maxRestarts`."""
     LEFT_OUT = 71

@@ -11,7 +11,7 @@ from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint.saving import SaveFailed
 from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.elastic_run import WentBack
-from tandem_trainer.failure import ConfigurationError, UnusableInput, is_of_peers
+from tandem_trainer.failure import ConfigurationError, MicroBatchHalved, UnusableInput, is_of_peers
 from tandem_trainer.process_group import PeerFault
 from tandem_trainer.pulse import Pulse
 
@@ -38,6 +38,9 @@ def code_of(error: Exception, rundir: RunDir, has_peers: bool) -> ExitCode:
             return ExitCode.CONFIGURATION
         case WentBack():
             return error.code
+        case MicroBatchHalved():
+            log.warning("%s", error)
+            return ExitCode.OUT_OF_MEMORY
         case Superseded():
             log.warning("%s", error)
             return ExitCode.SUPERSEDED

@@ -34,6 +34,14 @@ class UnusableInput(ConfigurationError):  # noqa: N818 - it is what is the case
     """
 
 
+class MicroBatchHalved(Exception):  # noqa: N818 - it says what happened
+    """A micro-batch did not fit into memory, and the next generation takes a smaller one."""
+
+
+class DoesNotFit(Exception):  # noqa: N818 - it says what is the case
+    """A single sample does not fit into memory."""
+
+
 GLOO = re.compile(r"^\[[^\]]*\bgloo/[^\]]*:\d+\]|^Gloo connectFullMesh failed")
 """How what gloo says begins, with the place in its source: it has no type of exception. Read off torch 2.15 with peers
 that were killed, had ended or were late, in each kind of collective. NCCL and the store have one, `DistError`."""
@@ -126,7 +134,7 @@ def _is_ours(error: BaseException) -> bool:
 
 def _may_pass(error: BaseException) -> bool:
     if _is_ours(error):
-        return not isinstance(error, ConfigurationError)
+        return not isinstance(error, ConfigurationError | DoesNotFit)
     if isinstance(error, OSError):
         return may_pass(error)
     return any(kind.__name__ in DEVICES for kind in _kinds(error)) or "CUDA error" in str(error)

@@ -42,8 +42,11 @@ PREFIX = "tandem-g"
 LEAVING_SECONDS = 10.0
 """Folders that are younger are left alone."""
 
-HARMLESS = {ExitCode.SUPERSEDED, ExitCode.PREEMPTED, ExitCode.PEER_LOST, ExitCode.REWOUND}
-"""Ends that have their cause elsewhere."""
+HARMLESS = {
+    *(ExitCode.SUPERSEDED, ExitCode.PREEMPTED, ExitCode.PEER_LOST),
+    *(ExitCode.REWOUND, ExitCode.OUT_OF_MEMORY),
+}
+"""Ends that are no failure of the rank: their cause is elsewhere, or the next generation will do otherwise."""
 
 FINAL = {ExitCode.CONFIGURATION, ExitCode.DIVERGED}
 """Ends after which trying again is of no use; the rank has said why in the run directory."""

@@ -5,6 +5,12 @@ the system once it is more than a threshold, and a new page costs a fault and 4 
 step of the small convolutional network, and up to 12, by chance of what lies where (docs/measurements.md). Memory grows
 to its peak and stays there, which is what a training process is given.
 
+Under fsdp a rank puts the weights of a block together again and again. From the heap, tensors that stay come to lie in
+the holes between such blocks, and the heap grows to twice what is in use. There, blocks of a MiB and more return to the
+system when they are freed. The pages cost processor time instead, and memory is what fsdp is chosen for. Measured with
+59 million parameters on two ranks (docs/measurements.md): 578 MB, 678 MB with 2 MiB, 700 with 4, 800 with 8, 1279
+without; the processor seconds of a step are 1.9, 1.5, 1.5, 1.4 and 0.8.
+
 Rejected: the environment variables of glibc (they would have to be there before Python starts, and reach a user's own
 script), another allocator (a library to ship, for the same effect).
 """
@@ -17,6 +23,10 @@ _LARGEST_MMAP_THRESHOLD = 2**25
 """Older versions refuse more. Blocks that are larger are mapped and unmapped each time, as before."""
 
 
+_RETURNED = 2**20
+"""Bytes of a block that returns to the system, where large ones do."""
+
+
 def keep_freed_memory() -> bool:
     """Set it for this process; whether its C library can."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -25,3 +35,10 @@ def keep_freed_memory() -> bool:
     # Setting one of the two stops glibc from adapting the other.
     large = bool(mallopt(_MMAP_THRESHOLD, _MOST)) or bool(mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD))
     return large and bool(mallopt(_TRIM_THRESHOLD, _MOST))
+
+
+def return_large_blocks() -> bool:
+    """Give large blocks back to the system as soon as they are freed, from now on; whether the C library of this
+    process can."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and bool(mallopt(_MMAP_THRESHOLD, _RETURNED))

@@ -38,6 +38,7 @@ from tandem_trainer.data.supply import Read, Resident, Share, Supply, whole_and_
 from tandem_trainer.elastic_run import ElasticRun, RankContext, StopRequest
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.meter import Busy, GradientNorm, cost_of
+from tandem_trainer.micro_batch import MicroBatch, PassDidNotFit, is_out_of_memory
 from tandem_trainer.models.dropout import Draws, key_dropout
 from tandem_trainer.step_trace import StepTrace
 from tandem_trainer.strategies import strategy_of
@@ -60,6 +61,7 @@ class Stepper:
         optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler,
         gradients: GradientNorm | None = None,
+        micro_batch: int | None = None,
     ) -> None:
         """
         Args:
@@ -70,6 +72,7 @@ class Stepper:
             draws: what its dropout draws from.
             scaler: of the loss; enabled for float16 alone.
             gradients: measures their norm; None where nobody asks.
+            micro_batch: samples of a forward pass at the most; None: as the loop says.
         """
         group = strategy.group
         if loop.precision == "float16" and group.device.type != "cuda":
@@ -77,7 +80,7 @@ class Stepper:
         self._task, self._loop, self._strategy, self._group = task, loop, strategy, group
         self._forward, self._draws, self._optimizer, self._scaler = forward, draws, optimizer, scaler
         self._parameters = [p for parameters in optimizer.param_groups for p in parameters["params"]]
-        self._gradients = gradients
+        self._gradients, self._micro_batch = gradients, micro_batch or loop.micro_batch_size
         if gradients is not None:
             gradients.follow(optimizer)
         self.busy = Busy(group.device)
@@ -93,6 +96,9 @@ class Stepper:
 
         Returns:
             This rank's part of the mean loss of the global batch: the sum over all ranks is the mean. Scalar, float32.
+
+        Raises:
+            PassDidNotFit: a forward or backward pass ran out of memory.
         """
         strategy, device = self._strategy, self._group.device
         for number, one in enumerate(strategy.devices):
@@ -100,17 +106,22 @@ class Stepper:
         for parameters, rate in zip(self._optimizer.param_groups, learning_rates, strict=True):
             parameters["lr"] = rate
         size = len(share.ids)
-        cuts = pieces(share.samples, size, strategy.dp_size, self._loop.micro_batch_size or size)
+        cuts = pieces(share.samples, size, strategy.dp_size, self._micro_batch or size)
         total = torch.zeros((), device=device)
         # Ranks that work on the same samples share what they say of them.
         told = strategy.dp_size / self._group.world_size
         for number, (start, end) in enumerate(cuts, start=1):
             # A rank without a sample still takes part in the collectives: with one sample of weight 0.
             scale = (1.0 if start < end else 0.0) / size
-            with strategy.synchronised(self._forward, last=number == len(cuts)):
-                with self.busy:
-                    loss = self._loss(step, share, start, end)
-                self._scaler.scale(loss * (scale * strategy.dp_size)).backward()  # type: ignore[no-untyped-call]
+            try:
+                with strategy.synchronised(self._forward, last=number == len(cuts)):
+                    with self.busy:
+                        loss = self._loss(step, share, start, end)
+                    self._scaler.scale(loss * (scale * strategy.dp_size)).backward()  # type: ignore[no-untyped-call]
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise PassDidNotFit(max(1, end - start)) from error
+                raise
             total += loss.detach() * (scale * told)
         if self._loop.gradient_clip_norm is not None:
             self._scaler.unscale_(self._optimizer)
@@ -152,6 +163,8 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
         Superseded: a newer generation has taken over.
         SaveFailed: the last checkpoint could not be written.
         WentBack: the loss has become useless.
+        MicroBatchHalved: a micro-batch did not fit into memory.
+        DoesNotFit: nor did one of a single sample.
     """
     stop = StopRequest(context.pulse)
     loop, group = job.spec.trainer.settings_of_loop, context.group
@@ -161,6 +174,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     task = task_of(job.spec.trainer)
     dataset, start, end = samples_of(task)
     elastic = ElasticRun(context, job.spec.checkpoint, stop, loop.rewind_on)
+    micro_batch = MicroBatch(job, context)
     passes = Passes(order_of(loop, start, end), loop.epochs, loop.max_steps)
     cost = cost_of(loop.precision, task.flops_per_sample, group.device)
     cost = cost._replace(tokens_per_sample=task.tokens_per_sample())
@@ -191,7 +205,8 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
         TrainState(model, optimizer, average, scaling), passes, begin, cost, strategy.mesh, strategy.is_shared
     )
     forward = strategy.wrap(model)
-    stepper = Stepper(task, loop, strategy, forward, draws, optimizer, scaler, elastic.meter.gradients)
+    gradients, most = elastic.meter.gradients, micro_batch.most
+    stepper = Stepper(task, loop, strategy, forward, draws, optimizer, scaler, gradients, most)
     supply = supply_of(task, dataset, passes.order, loop, strategy, elastic.data_steps_left)
 
     # Steps
@@ -202,7 +217,10 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
         factor = rate_factor(loop.schedule, step, elastic.total_steps)
         rates = [peak * factor for peak in peaks]
         elastic.meter.data_ready()
-        loss = stepper.take(step, share, rates)
+        try:
+            loss = stepper.take(step, share, rates)
+        except PassDidNotFit as failed:
+            micro_batch.halve(failed)
         if average is not None and (group.rank == 0 or not strategy.is_shared):
             average.update_parameters(model)
         elastic.took(share.ids, rates[0], loss)

@@ -5,6 +5,7 @@
     coordinator.beside.json               what the coordinator remembers besides, which older ones do not know
     generations/000007.json               who trained from which checkpoint on; written once (see lineage)
     rewinds/000001.json                   where the loss became useless and what data is left out (see rewind)
+    micro-batches/000007.json             what did not fit into memory; written once (see micro_batch)
     checkpoints/step-000000500/           committed by one rename of a never-used name; never written again
         manifest.json                     files, checksums, generation, parent, mesh, data position, RNG, versions
         state/…  weights.safetensors      resumable state, and the weights alone for evaluators
@@ -37,6 +38,7 @@ from tandem.rundir import lease
 from tandem.rundir.checkpoint import Broken, Manifest, OtherFormat
 from tandem.rundir.durable import create_json, listed, read_json, read_json_or_none, replace_json
 from tandem.rundir.lineage import Chain, GenerationRecord, Rewind, chain, counts, is_rewound
+from tandem.rundir.micro_batch import MOST_BYTES, Misfit
 from tandem.status import CheckpointRef
 
 FOLDERS = ("generations", "rewinds", "checkpoints", "evaluations", "leases", "log")
@@ -104,6 +106,7 @@ class RunDir:
         self.beside_coordinator_file = self.path / "coordinator.beside.json"
         self.generations = self.path / "generations"
         self.rewinds = self.path / "rewinds"
+        self.micro_batches = self.path / "micro-batches"
         self.checkpoints = self.path / "checkpoints"
         self.evaluations = self.path / "evaluations"
         self.leases = self.path / "leases"
@@ -225,6 +228,22 @@ class RunDir:
     def rewind_records(self) -> list[Rewind]:
         """All rewinds, oldest first."""
         return [Rewind.read(read_json(path)) for path in self.rewind_files()]
+
+    # Micro-batches
+
+    def record_misfit(self, misfit: Misfit) -> bool:
+        """Write down that a micro-batch did not fit into memory; False if one of its generation has been."""
+        self.micro_batches.mkdir(exist_ok=True)
+        return create_json(self.micro_batches / f"{misfit.generation:06d}.json", misfit.dump_brief())
+
+    def misfits(self) -> list[Misfit]:
+        """Those that were written down, oldest first. A damaged one is passed over: what it said is learnt again."""
+        found = []
+        for path in listed(self.micro_batches):
+            if _GENERATION.match(path.name):
+                with suppress(OSError, ValueError):
+                    found.append(Misfit.read(read_json(path, MOST_BYTES)))
+        return found
 
     # Checkpoints
 

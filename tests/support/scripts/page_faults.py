@@ -1,7 +1,7 @@
 """Allocates and frees the same blocks step after step, and prints how many new pages the system had to give.
 
-Arguments: who sets what becomes of freed memory (`trainer`: a trainer's start, `setting`: the call alone, `nobody`),
-and the sizes of the blocks in MiB.
+Arguments: who sets what becomes of freed memory (`trainer`: a trainer's start, `setting`: the call alone, `fsdp`: that
+and then the strategy, `nobody`), and the sizes of the blocks in MiB.
 """
 
 import ctypes
@@ -41,8 +41,18 @@ if sys.argv[1] == "trainer":
     trainer._run = train
     trainer.main()
 else:
-    if sys.argv[1] == "setting":
+    if sys.argv[1] in ("setting", "fsdp"):
         from tandem_trainer.malloc import keep_freed_memory
 
         assert keep_freed_memory()
+    if sys.argv[1] == "fsdp":
+        import torch
+        import torch.distributed as dist
+
+        from tandem.tasks import TaskLoop
+        from tandem_trainer.process_group import Group
+        from tandem_trainer.strategies.fsdp import Fsdp
+
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        Fsdp(TaskLoop(strategy="fsdp"), Group(0, 1, 0, torch.device("cpu")), 1, 1)
     train()

@@ -261,3 +261,27 @@ def test_training_that_diverged_goes_back_without_a_failure() -> None:
     assert job.state.cause.detail == why
     opened = [action.detail for action in job.actions if isinstance(action, Open)]
     assert opened[-1] == "training diverged: the loss became NaN at step 2"
+
+
+@pytest.mark.parametrize("peer_first", [True, False])
+def test_a_micro_batch_that_is_halved_is_no_failure(peer_first: bool) -> None:
+    job = group(max_restarts=0)
+    why = "8 samples in one forward pass did not fit into memory; the next generation takes 4 at the most"
+    halved = Failure(rank=1, code=ExitCode.OUT_OF_MEMORY, error=why)
+    peer = Failure(rank=0, code=ExitCode.PEER_LOST, consequence=True)
+    said = [("worker-0", peer), ("worker-1", halved)]
+    for replica, failure in said if peer_first else reversed(said):
+        job.runs(replica, 1, reason="MembershipChanged", failure=failure)
+        job.joins(replica, generation=1, reason="MembershipChanged", failure=failure)
+    job.passes(0.5)
+    assert (job.state.number, job.state.failures) == (2, 0)
+    assert job.state.latest is not None
+    assert job.state.latest.reason == "OutOfMemory"
+    assert job.state.cause.detail == f"rank 1 (worker-1): {why}"
+
+
+def test_a_script_that_ends_with_the_same_number_has_failed() -> None:
+    job = group()
+    _fails(job, "worker-1", rank=1, code=ExitCode.OUT_OF_MEMORY)
+    assert _forms_again(job, 2) < 1.0
+    assert job.state.failures == 1

@@ -32,3 +32,7 @@ def test_a_step_finds_the_pages_of_the_one_before(sizes: list[int]) -> None:
 
 def test_a_trainer_keeps_them_without_being_asked() -> None:
     assert new_pages("trainer", [*SMALL, *LARGE]) < FEW
+
+
+def test_under_fsdp_large_blocks_return_to_the_system() -> None:
+    assert new_pages("fsdp", [2] * 30) > 0.9 * STEPS * 60 * PAGES

@@ -27,6 +27,7 @@ from tandem import tasks
 from tandem.tasks import Loop
 from tandem_trainer.checkpoint.sharding import copies_of, here
 from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.malloc import return_large_blocks
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.strategy import Plan, PlanOf, Strategy, blocks_of
 from tandem_trainer.strategies.tensor import COLWISE, ROWWISE, check
@@ -49,6 +50,8 @@ class Fsdp(Strategy):
             ConfigurationError: that does not divide them.
         """
         super().__init__(loop, group)
+        if group.device.type == "cpu":
+            return_large_blocks()
         self._options = loop.fsdp or tasks.Fsdp()
         self._degree = tensor_parallel
         if per_worker % tensor_parallel:

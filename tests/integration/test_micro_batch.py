@@ -1,0 +1,92 @@
+"""A micro-batch that does not fit into memory is halved, and the learning curve stays."""
+
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+import yaml
+
+from tandem.exitcode import ExitCode
+from tests.support.local_run import LocalRun
+from tests.support.manifests import manifest
+
+pytestmark = pytest.mark.timeout(300)
+
+TASK = """
+    from dataclasses import dataclass
+
+    import torch
+    from torch import nn
+    from torch.utils.data import TensorDataset
+    from tandem_trainer.task import Task
+
+    @dataclass
+    class Config:
+        fits: int
+
+    class Sums(Task[Config]):
+        def model(self):
+            return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+        def data(self, split):
+            points = torch.linspace(-1, 1, 256).reshape(64, 4)
+            return TensorDataset(points, points.sum(1))
+
+        def loss(self, model, batch):
+            points, sums = batch
+            if len(points) > self.config.fits:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return (model(points).squeeze(1) - sums).square()
+"""
+LOOP = {"epochs": 3, "globalBatchSize": 16, "optimizer": {"name": "sgd", "learningRate": 0.1}}
+
+
+def written(folder: Path, fits: int, **loop: Any) -> Path:
+    """The module and its manifest, in a folder of their own."""
+    folder.mkdir(exist_ok=True)
+    (folder / "sums.py").write_text(dedent(TASK))
+    trainer = {"task": "sums:Sums", "parameters": {"fits": fits}, "loop": LOOP | loop}
+    spec = {
+        "trainer": trainer,
+        "workers": {"replicas": 2, "minReplicas": 2},
+        "evaluators": {"replicas": 0},
+        "elasticity": {"maxRestarts": 0},
+        "checkpoint": {"everySteps": 4},
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(manifest("sums", **spec)))
+    return folder / "job.yaml"
+
+
+def losses(run: LocalRun) -> list[float]:
+    return [line["loss"] for line in run.logged("step")]
+
+
+def test_it_is_halved_until_it_fits_and_the_curve_is_that_of_small_micro_batches(tmp_path: Path) -> None:
+    small = written(tmp_path / "a", 100, microBatchSize=2)
+    with LocalRun(tmp_path / "a", manifest=small, cwd=tmp_path / "a") as undisturbed:
+        assert undisturbed.ends() == 0, undisturbed.output
+    tight = written(tmp_path / "b", 3)
+    with LocalRun(tmp_path / "b", manifest=tight, cwd=tmp_path / "b") as halved:
+        assert halved.ends() == 0, halved.output
+    assert losses(halved) == pytest.approx(losses(undisturbed), abs=1e-5)
+    assert len(losses(halved)) == 12
+    assert [(one.samples, one.limit) for one in halved.run_dir.misfits()] == [(8, 4), (4, 2)]
+    assert "8 samples in one forward pass did not fit into memory (CUDA out of memory." in halved.output
+    assert "the next generation takes 4 at the most" in halved.output
+    assert "that are forgiven" not in halved.output, "maxRestarts is 0"
+
+    further = written(tmp_path / "b", 3, epochs=4)
+    with LocalRun(tmp_path / "b", manifest=further, cwd=tmp_path / "b") as longer:
+        assert longer.ends() == 0, longer.output
+    assert len(longer.run_dir.misfits()) == 2, "what was learnt has been forgotten"
+    assert len(losses(longer)) == 16
+
+
+def test_a_single_sample_that_does_not_fit_ends_the_job_with_advice(tmp_path: Path) -> None:
+    with LocalRun(tmp_path / "a", manifest=written(tmp_path / "a", 0), cwd=tmp_path / "a") as run:
+        assert run.ends() == ExitCode.FAILED, run.output
+    failed = run.run_dir.failed() or {}
+    assert "1 sample in one forward pass did not fit into memory" in failed["message"]
+    assert "strategy: fsdp" in failed["message"]
+    assert [one.limit for one in run.run_dir.misfits()] == [4, 2, 1]
