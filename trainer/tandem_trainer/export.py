@@ -3,8 +3,8 @@
     python -m tandem_trainer.export --checkpoint FOLDER --digest SHA256 --to FILE --form safetensors --dtype bfloat16
 
 Every byte is verified before it is used, and nothing is unpickled. The answer is one JSON line on standard output:
-`tensors`, `parameters` and `dtypes` of what was written, and the files `beside` it; or `refused` with a sentence for the
-user.
+`tensors`, `parameters` and `dtypes` of what was written, and the files `beside` it, or `refused` with a sentence for
+the user.
 """
 
 import argparse

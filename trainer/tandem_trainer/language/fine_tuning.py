@@ -143,6 +143,11 @@ class FineTuning(Task[Config]):
         encoder = Encoder(self.tokenizer, self.config.length)
         documents = self._documents(split, encoder)
         refuse_none(documents, "train" if split == "train" else "evaluate")
+        if (largest := int(documents.tokens.max())) >= self.shape.vocab_size:
+            raise ConfigurationError(
+                f"{PARAMETERS}.pretrained: the tokenizer has a token {largest}, and the model knows only "
+                f"{self.shape.vocab_size}; they do not belong together"
+            )
         found = Rows(documents, self.config.length if self.config.packing else None)
         self._targets_per_row[split == "train"] = documents.targets / len(found)
         if split == "train" and os.environ.get("RANK", "0") == "0":

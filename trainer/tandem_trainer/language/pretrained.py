@@ -70,6 +70,9 @@ class Pretrained:
 
         self._quiet()
         found: PreTrainedTokenizerBase = self._asked("has no tokenizer that can be read", AutoTokenizer.from_pretrained)
+        # Of a folder without its files the library makes one that knows no word.
+        if not found("a", add_special_tokens=False)["input_ids"]:
+            raise UnusableInput(f"{FIELD}: {self.name} has no tokenizer that can be read: none of its files is there")
         return found
 
     def model(self, config: "PretrainedConfig") -> "PreTrainedModel":
