@@ -39,6 +39,7 @@ from tandem.tasks import (
     CAUSAL_LM,
     GOALS,
     METRICS,
+    PRETRAINED,
     ImageClassification,
     Loop,
     Parameters,
@@ -211,6 +212,11 @@ class Trainer(Model):
         """The task, if it takes `loop` and `parameters`: module and class of the user's own, or `causal-lm`. None if
         something else is trained."""
         return None if self.is_built_in else self.task
+
+    @property
+    def is_fine_tuning(self) -> bool:
+        """Whether `causal-lm` begins with a pretrained model."""
+        return self.task == CAUSAL_LM and PRETRAINED in (self.parameters or {})
 
     @property
     def settings_of_loop(self) -> Loop:

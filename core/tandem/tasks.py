@@ -17,6 +17,8 @@ BUILT_IN = "image-classification"
 """The built-in task whose configuration has fields of its own, `trainer.config`."""
 CAUSAL_LM = "causal-lm"
 """The built-in task that takes what a task of the user's own takes: `trainer.loop` and `trainer.parameters`."""
+PRETRAINED = "pretrained"
+"""The parameter of `causal-lm` that names a model to begin with."""
 TASKS = (BUILT_IN, CAUSAL_LM)
 """Names of tasks; all others are a module and a class."""
 TaskName = Annotated[str, Field(pattern=TASK, max_length=253)]

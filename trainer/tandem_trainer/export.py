@@ -3,7 +3,8 @@
     python -m tandem_trainer.export --checkpoint FOLDER --digest SHA256 --to FILE --form safetensors --dtype bfloat16
 
 Every byte is verified before it is used, and nothing is unpickled. The answer is one JSON line on standard output:
-`tensors`, `parameters` and `dtypes` of what was written, or `refused` with a sentence for the user.
+`tensors`, `parameters` and `dtypes` of what was written, and the files `beside` it, or `refused` with a sentence for
+the user.
 """
 
 import argparse
@@ -19,7 +20,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tandem.rundir.checkpoint import Broken, Manifest
+from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint.reader import read_full_weights, read_weights
+from tandem_trainer.failure import ConfigurationError
 
 FORMS = ("safetensors", "state-dict")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -105,6 +108,30 @@ def write(weights: dict[str, Tensor], to: Path, form: str) -> None:
         torch.save(weights, to)
 
 
+def write_beside(run: Path, folder: Path, dtypes: list[str]) -> list[str]:
+    """Write what transformers needs to open a folder with the weights of a pretrained model.
+
+    Args:
+        run: the run directory of a job that fine-tunes it.
+        dtypes: of the weights that were written, that of most of them first.
+
+    Returns:
+        Names of the files.
+
+    Raises:
+        CannotExport: the pretrained model is not there any more, or the disk does not take the files.
+    """
+    from tandem_trainer.language.fine_tuning import FineTuning
+    from tandem_trainer.task import task_of
+
+    try:
+        task = task_of(RunDir(run).read_job().spec.trainer)
+        assert isinstance(task, FineTuning)
+        return task.write_beside(folder, next(iter(dtypes), None))
+    except (ConfigurationError, OSError, ValueError) as error:
+        raise CannotExport(f"the configuration and the tokenizer of the model cannot be written: {error}") from error
+
+
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Write a checkpoint's weights; started by tandem checkpoints export.")
@@ -113,10 +140,13 @@ def main() -> None:
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--form", choices=FORMS, required=True)
     parser.add_argument("--dtype", choices=DTYPES)
+    parser.add_argument("--beside", type=Path, metavar="RUN", help="with configuration and tokenizer of its model")
     given = parser.parse_args()
     try:
         dtype = DTYPES[given.dtype] if given.dtype else None
         answer = export(given.checkpoint, given.digest, given.to, given.form, dtype)
+        if given.beside is not None:
+            answer["beside"] = write_beside(given.beside, given.to.parent, answer["dtypes"])
     except CannotExport as error:
         answer = {"refused": str(error)}
     print(json.dumps(answer), flush=True)

@@ -42,7 +42,7 @@ from tandem_trainer.models.dropout import Draws, SampleDropout, key_dropout
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.strategy import Plan, blocks_of, prepare
 from tandem_trainer.strategies.tensor import COLWISE, check, split_modules
-from tandem_trainer.task import Task, configured, found, name_of, sentence, task_of, tensors_of, told
+from tandem_trainer.task import Task, class_of, configured, name_of, sentence, task_of, tensors_of, told
 from tandem_trainer.train import DTYPES, samples_of
 
 TASK = ("spec", "trainer", "task")
@@ -341,7 +341,7 @@ def answered(question: Question, progress: Progress) -> Answer:
     trainer = question.trainer
     try:
         if trainer.own_task is not None:
-            _, wrong = configured(found(trainer.own_task), trainer.parameters or {})
+            _, wrong = configured(class_of(trainer), trainer.parameters or {})
             if wrong:
                 return Answer(mistakes=tuple(Mistake(path=path, message=sentence(path, what)) for path, what in wrong))
         return Answer(footprint=footprint(trainer, question.micro_batches, progress, question.tensor_parallel))

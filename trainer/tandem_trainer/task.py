@@ -58,6 +58,8 @@ CLASSES = {
     CAUSAL_LM: "tandem_trainer.causal_lm:CausalLM",
 }
 """Module and class of the built-in tasks."""
+FINE_TUNING = "tandem_trainer.language.fine_tuning:FineTuning"
+"""Module and class of `causal-lm` where its parameters name a model to begin with."""
 PARAMETERS = ("spec", "trainer", "parameters")
 MOST_WHY = 400
 """Letters of an error of the user's that a message quotes."""
@@ -82,6 +84,15 @@ class Task(ABC, Generic[C]):
     @abstractmethod
     def model(self) -> nn.Module:
         """The model with fresh weights, on the CPU. Random numbers are seeded: all ranks make the same weights."""
+
+    def initialize(self, model: nn.Module) -> None:
+        """Put the weights into a model that training begins with, where they are others than those that `model` makes.
+        Asked by a rank that begins without a checkpoint and without `initialWeights`; never by an evaluator.
+
+        Args:
+            model: on its device, and split as it will be trained.
+        """
+        return
 
     @abstractmethod
     def data(self, split: Split) -> Any:
@@ -186,8 +197,7 @@ def task_of(trainer: Trainer) -> Task[Any]:
         ConfigurationError: its module or class is no task, or its parameters are wrong.
         OSError: the disk fails.
     """
-    assert trainer.task is not None, "a command has no task"
-    kind = found(trainer.task)
+    kind = class_of(trainer)
     if trainer.is_built_in:
         return kind(trainer.settings)
     config, wrong = configured(kind, trainer.parameters or {})
@@ -201,6 +211,12 @@ def task_of(trainer: Trainer) -> Task[Any]:
         if may_pass(error):
             raise
         raise ConfigurationError(f"spec.trainer.task: {trainer.task} cannot be made: {told(error)}") from error
+
+
+def class_of(trainer: Trainer) -> type[Task[Any]]:
+    """The class of a job's task, with the errors of `found`."""
+    assert trainer.task is not None, "a command has no task"
+    return found(FINE_TUNING if trainer.is_fine_tuning else trainer.task)
 
 
 def found(name: str) -> type[Task[Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tandem.job import Trainer
 from tandem_trainer.failure import ConfigurationError
-from tandem_trainer.task import configured, found, sentence
+from tandem_trainer.task import class_of, configured, sentence
 
 TASK = ("spec", "trainer", "task")
 
@@ -21,7 +21,7 @@ def wrong(trainer: Trainer) -> list[dict[str, Any]]:
     """The mistakes, in the order of the manifest."""
     assert trainer.own_task is not None
     try:
-        _, mistakes = configured(found(trainer.own_task), trainer.parameters or {})
+        _, mistakes = configured(class_of(trainer), trainer.parameters or {})
     except ConfigurationError as error:
         return [{"path": TASK, "message": str(error)}]
     return [{"path": path, "message": sentence(path, message)} for path, message in mistakes]

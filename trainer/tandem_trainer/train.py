@@ -196,8 +196,10 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     def begin() -> None:
         if loop.initial_weights is not None:
             load_initial(model, Path(loop.initial_weights))
-            if average is not None:
-                average.module.load_state_dict(model.state_dict())
+        else:
+            task.initialize(model)
+        if average is not None:
+            average.module.load_state_dict(model.state_dict())
 
     # Where to start
     scaling = {"scaler": scaler} if scaler.is_enabled() else {}

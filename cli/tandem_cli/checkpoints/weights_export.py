@@ -18,7 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -94,6 +94,19 @@ def _value(pattern: str, field: str, form: str, conversion: str | None, fields: 
 
 MODEL = "model.safetensors"
 CONFIG = "config.json"
+BESIDE = {
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "spiece.model",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+}
+"""What else stands in the folder of a pretrained model."""
 
 
 class Format(StrEnum):
@@ -183,8 +196,8 @@ def refuse_to_overwrite(order: ExportOrder) -> None:
         raise UserError(f"{path} is already there; --force replaces it")
     if order.form is Format.FOLDER:
         names = {entry.name for entry in path.iterdir()} if path.is_dir() else {path.name}
-        if names - {MODEL, CONFIG}:
-            some = ", ".join(sorted(names - {MODEL, CONFIG})[:3])
+        if strange := names - {MODEL, CONFIG} - BESIDE:
+            some = ", ".join(sorted(strange)[:3])
             raise UserError(f"{path} is no exported folder (it holds {some}), and --force replaces nothing else")
     elif not path.is_file():
         raise UserError(f"{path} is not a file, and --force replaces nothing else")
@@ -269,13 +282,21 @@ def copy(inventory: Inventory, entry: Entry, manifest: Manifest, order: ExportOr
 def _written(inventory: Inventory, entry: Entry, manifest: Manifest, order: ExportOrder, aside: Path) -> Exported:
     """Write everything aside, synced."""
     rundir, file = inventory.rundir, aside / MODEL
+    job = inventory.job
+    is_pretrained = order.form is Format.FOLDER and job is not None and job.spec.trainer.is_fine_tuning
     with _leased(rundir.leases / f"export-{entry.name}-{lease.default_holder()}.json") as held:
-        answer = _converted(rundir.checkpoint(entry.name), manifest, file, order, held)
-    if order.form is Format.FOLDER:
-        known = config(entry, manifest, inventory.job, rundir.path)
+        beside = ["--beside", str(rundir.path)] if is_pretrained else []
+        answer = _converted(rundir.checkpoint(entry.name), manifest, file, order, held, beside)
+    if is_pretrained:
+        # The model's own configuration, as transformers reads it; ours is a part of it.
+        known = config(entry, manifest, job, rundir.path)
+        theirs = json.loads((aside / CONFIG).read_bytes())
+        (aside / CONFIG).write_bytes(encode(theirs | {"tandem": known}))
+    elif order.form is Format.FOLDER:
+        known = config(entry, manifest, job, rundir.path)
         (aside / CONFIG).write_bytes(encode(known | {"torch_dtype": next(iter(answer["dtypes"]), None)}))
-        sync_file(aside / CONFIG)
-    sync_file(file)
+    for path in aside.iterdir():
+        sync_file(path)
     sync_folder(aside)
     note = "" if held else "no lease could be taken, so the checkpoint could have been deleted meanwhile; it was not"
     return Exported(
@@ -296,12 +317,22 @@ def _place(aside: Path, order: ExportOrder) -> None:
 
 
 def _converted(
-    folder: Path, manifest: Manifest, file: Path, order: ExportOrder, held: lease.Lease | None
+    folder: Path,
+    manifest: Manifest,
+    file: Path,
+    order: ExportOrder,
+    held: lease.Lease | None,
+    more: Sequence[str],
 ) -> dict[str, Any]:
-    """Have the weights written; what was written."""
+    """Have the weights written; what was written.
+
+    Args:
+        more: further words for the program that writes them.
+    """
     command = [sys.executable, "-m", "tandem_trainer.export", "--checkpoint", str(folder), "--digest", manifest.digest]
     command += ["--to", str(file), "--form", "state-dict" if order.form is Format.STATE_DICT else "safetensors"]
     command += ["--dtype", order.dtype] if order.dtype else []
+    command += more
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -1,0 +1,64 @@
+"""A pretrained model is fine-tuned by `tandem run` on conversations, evaluated, resumed without its weights' files, and
+exported as a folder that transformers opens."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.language import pretrained
+from tests.support.local_run import LocalRun, evaluations
+from tests.support.manifests import manifest
+from tests.support.processes import tandem
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.full("trainer", "evaluator", "cli")]
+
+
+def test_it_is_tuned_on_conversations_resumed_from_checkpoints_alone_and_exported(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, data = pretrained(tmp_path / "model"), tmp_path / "conversations.jsonl"
+    asked = [("user", "What follows {}?"), ("assistant", "It is {}.")]
+    data.write_text(
+        "".join(
+            json.dumps({"messages": [{"role": role, "content": text.format(n)} for role, text in asked]}) + "\n"
+            for n in range(200)
+        )
+    )
+    parameters = {"pretrained": str(model), "length": 64, "data": {"path": str(data)}}
+    loop = {"globalBatchSize": 8, "maxSteps": 10, "epochs": 20, "optimizer": {"name": "adamw", "learningRate": 0.01}}
+    job = manifest(
+        "tuned",
+        trainer={"task": "causal-lm", "parameters": parameters, "loop": loop},
+        workers={"replicas": 2},
+        evaluators={"policy": "Every"},
+        checkpoint={"everySteps": 10},
+    )
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps(job))
+    with LocalRun(tmp_path, manifest=path) as run:
+        assert run.ends(200) == 0, run.output
+
+    # Who goes on from a checkpoint, and who evaluates it, needs none of these.
+    (model / "model.safetensors").unlink()
+    with LocalRun(tmp_path, "--set", "trainer.loop.maxSteps=20", manifest=path) as run:
+        assert run.ends(200) == 0, run.output
+    scores = {one["step"]: one["metrics"] for one in evaluations(run.path)}
+    assert scores[20]["perplexity"] < scores[10]["perplexity"] < 300
+    assert scores[20]["accuracy"] > scores[10]["accuracy"]
+
+    folder = tmp_path / "exported"
+    for words in (), ("--force",):
+        answer = tandem(
+            "checkpoints", "export", str(run.path), "final", "--to", str(folder), "--format", "folder", *words
+        )
+        assert answer.returncode == 0, answer.stderr
+    opened, words_of = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert opened.get_output_embeddings().weight is opened.get_input_embeddings().weight
+    asks = words_of.apply_chat_template(
+        [{"role": "user", "content": "What follows 7?"}], add_generation_prompt=True, return_tensors="pt"
+    )
+    asks = asks if isinstance(asks, torch.Tensor) else asks["input_ids"]
+    written_on = opened.generate(asks, max_new_tokens=2, do_sample=False, pad_token_id=0)
+    assert words_of.decode(written_on[0, asks.shape[1] :]).startswith("It")

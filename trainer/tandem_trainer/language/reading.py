@@ -1,0 +1,240 @@
+"""Reads samples of text from a file (plain text, JSON lines, Parquet) or from a data set on the hub, with their places.
+
+Each sample is a row with columns. What cannot be read ends the job with a sentence that names the file and the line: a
+sample that is passed over would be missed by nobody.
+"""
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from tandem.formatting import one_line
+from tandem.model import Model
+from tandem.rundir.durable import may_pass
+from tandem_trainer.failure import ConfigurationError, UnusableInput
+
+FIELD = "spec.trainer.parameters.data"
+FORMATS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".txt": "text",
+    ".md": "text",
+}
+BATCH = 1024
+"""Rows of Parquet that are in memory at once."""
+MOST_WHY = 300
+
+
+class HubDataset(Model):
+    """A data set that the library `datasets` loads: of the hub, or in its cache."""
+
+    id: str
+    """Its name on the hub."""
+    config: str | None = None
+    """Which of its parts, where it has several."""
+    split: str = "train"
+    """The split to train on."""
+    revision: str | None = None
+    """Branch, tag or commit."""
+
+
+class Data(Model):
+    """What to learn from, and what to evaluate with."""
+
+    path: str | None = None
+    """A file: plain text, JSON lines or Parquet."""
+    format: Literal["text", "jsonl", "parquet"] | None = None
+    """Of the file. Default: by the ending of its name."""
+    dataset: HubDataset | None = None
+    """In place of `path`: a data set on the hub."""
+    text: str | None = None
+    """Column of whole texts, all of whose tokens are learned. Default: `text`, if there is one."""
+    prompt: str | None = None
+    """Column of prompts, which are not learned. Default: `prompt`."""
+    completion: str | None = None
+    """Column of completions, which are. Default: `completion`."""
+    messages: str | None = None
+    """Column of conversations, lists of messages with `role` and `content`, of which the assistant's are learned.
+    Default: `messages`."""
+    start: Annotated[int, Field(ge=0)] = 0
+    """First sample of the source that is used."""
+    end: Annotated[int, Field(ge=1)] | None = None
+    """The one after the last. Default: to the end."""
+    test: Annotated[float, Field(gt=0, le=0.5)] | str = 0.1
+    """What to evaluate with: a share of the samples, the last ones; or a file of its own; or, of a data set on the hub,
+    the name of a split."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Data":
+        if (self.path is None) == (self.dataset is None):
+            raise ValueError("give exactly one of path and dataset")
+        if self.format is not None and self.path is None:
+            raise ValueError("format is of a file; a data set on the hub has its own")
+        if (self.prompt is None) != (self.completion is None):
+            raise ValueError("give prompt and completion together")
+        if sum(one is not None for one in (self.text, self.prompt, self.messages)) > 1:
+            raise ValueError("give only one of text, prompt with completion, and messages")
+        if self.end is not None and self.end <= self.start:
+            raise ValueError("end must be greater than start")
+        return self
+
+
+@dataclass(frozen=True)
+class Row:
+    """A sample as it is read."""
+
+    place: str
+    """Where it stands, for messages."""
+    columns: Mapping[str, Any]
+    """Its values by name."""
+
+    def text(self, column: str) -> str:
+        """The text in a column.
+
+        Raises:
+            UnusableInput: there is none.
+        """
+        value = self.columns.get(column)
+        if not isinstance(value, str):
+            raise self.wrong(f"the column {column} holds no text" if column in self.columns else self._lacks(column))
+        return value
+
+    def messages(self, column: str) -> list[dict[str, Any]]:
+        """The conversation in a column.
+
+        Raises:
+            UnusableInput: there is none.
+        """
+        value = self.columns.get(column)
+        if column not in self.columns:
+            raise self.wrong(self._lacks(column))
+        if not isinstance(value, list) or not value:
+            raise self.wrong(f"the column {column} holds no list of messages")
+        for number, message in enumerate(value):
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                raise self.wrong(f"message {number} of {column} is no object with role and content")
+        return value
+
+    def wrong(self, why: str) -> UnusableInput:
+        """What to say of it."""
+        return UnusableInput(f"{FIELD}: {self.place}: {why}")
+
+    def _lacks(self, column: str) -> str:
+        return f"there is no column {column}, only {', '.join(self.columns) or 'none'}"
+
+
+def format_of(path: str, given: str | None) -> str:
+    """Which format a file has.
+
+    Raises:
+        ConfigurationError: its name does not tell.
+    """
+    found = given or FORMATS.get(Path(path).suffix.lower())
+    if found is None:
+        raise ConfigurationError(f"{FIELD}.format: the name {path} does not tell; say format: text, jsonl or parquet")
+    return found
+
+
+def whole_text(path: str) -> str:
+    """A file of plain text.
+
+    Raises:
+        UnusableInput: it cannot be read.
+    """
+    try:
+        content = Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise UnusableInput(f"{FIELD}: {path}, line {line}: this is no text in UTF-8") from error
+
+
+def rows(data: Data, source: str | None, start: int = 0, end: int | None = None) -> Iterator[Row]:
+    """Samples, one after the other.
+
+    Args:
+        source: a file of JSON lines or Parquet; of a data set on the hub the split. None: `path`, or its `split`.
+        start: the first one.
+        end: the one after the last; None: to the end.
+
+    Raises:
+        UnusableInput: they cannot be read.
+        ConfigurationError: a library is not installed.
+    """
+    if data.dataset is not None:
+        return _of_hub(data.dataset, source or data.dataset.split, start, end)
+    path = source or data.path
+    assert path is not None
+    read = _of_lines if format_of(path, data.format) == "jsonl" else _of_parquet
+    return itertools.islice(read(path), start, end)
+
+
+def _of_lines(path: str) -> Iterator[Row]:
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                place = f"{path}, line {number}"
+                try:
+                    found = json.loads(line)
+                except ValueError as error:
+                    raise UnusableInput(f"{FIELD}: {place}: this is no JSON: {error}") from error
+                if not isinstance(found, dict):
+                    raise UnusableInput(f"{FIELD}: {place}: this is no JSON object with columns")
+                yield Row(place, found)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _of_parquet(path: str) -> Iterator[Row]:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise ConfigurationError(f"{FIELD}: to read {path}, install pyarrow (pip install pyarrow)") from error
+    try:
+        number = 0
+        for batch in ParquetFile(Path(path).expanduser()).iter_batches(BATCH):
+            for found in batch.to_pylist():
+                number += 1
+                yield Row(f"{path}, row {number}", found)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except ArrowException as error:
+        raise UnusableInput(f"{FIELD}: {path} is no Parquet file that can be read: {_told(error)}") from error
+
+
+def _of_hub(source: HubDataset, split: str, start: int, end: int | None) -> Iterator[Row]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{FIELD}.dataset: to load {source.id}, install datasets (pip install datasets)"
+        ) from error
+    try:
+        table = datasets.load_dataset(source.id, source.config, split=split, revision=source.revision)
+    except Exception as error:  # of the network, of the hub, of the data: the library has no common one
+        raise UnusableInput(f"{FIELD}.dataset: {source.id} ({split}) cannot be loaded: {_told(error)}") from error
+    for number in range(start, min(end or len(table), len(table))):
+        yield Row(f"{source.id} ({split}), sample {number}", table[number])
+
+
+def _unreadable(path: str, error: OSError) -> Exception:
+    if may_pass(error):
+        return error
+    return UnusableInput(f"{FIELD}: {path} cannot be read: {error.strerror or error}")
+
+
+def _told(error: BaseException) -> str:
+    return one_line(next(iter(str(error).splitlines()), type(error).__name__))[:MOST_WHY]
