@@ -16,7 +16,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.timeout(300)
 
 STEPS = 50
-MODEL = {"width": 32, "layers": 3, "heads": 4, "length": 16, "dropout": 0.1}
+MODEL = {"width": 32, "layers": 3, "heads": 4, "length": 16, "dropout": 0.1, "tied": False}
 LOOP = {"maxSteps": STEPS, "epochs": 50, "globalBatchSize": 9, "gradientClipNorm": 1.0, "microBatchSize": 2}
 # Plain descent: Adam would let the last digit of a sum grow over the steps.
 DESCENT = {"optimizer": {"name": "sgd", "learningRate": 0.1}}
@@ -52,6 +52,15 @@ REPEATED = {"activationCheckpointing": True}
 TENSOR = FSDP | {"tensorParallel": 2}
 
 
+def pipeline(schedule: str, **options: Any) -> dict[str, Any]:
+    """A loop with two ranks in a pipeline."""
+    return {"strategy": "pipeline", "pipeline": {"schedule": schedule, "stages": 2, **options}}
+
+
+INTERLEAVED = pipeline("interleaved1f1b", chunks=2)
+REPEATED_1F1B = pipeline("1f1b", chunks=3) | REPEATED
+
+
 @pytest.mark.parametrize(
     ("loop", "ranks", "processes", "mesh"),
     [
@@ -69,6 +78,11 @@ TENSOR = FSDP | {"tensorParallel": 2}
         ),
         pytest.param(TENSOR, 2, 2, {"tensor": 2}, id="tensor", marks=FULL),
         pytest.param(TENSOR, 4, 4, {"shard": 2, "tensor": 2}, id="tensor-and-fsdp"),
+        pytest.param(pipeline("gpipe"), 2, 2, {"pipe": 2}, id="gpipe", marks=FULL),
+        pytest.param(REPEATED_1F1B, 4, 2, {"data": 2, "pipe": 2}, id="1f1b-and-data"),
+        pytest.param(INTERLEAVED, 2, 2, {"pipe": 2}, id="interleaved", marks=FULL),
+        pytest.param(INTERLEAVED | REPEATED, 4, 2, {"data": 2, "pipe": 2}, id="interleaved-and-data", marks=FULL),
+        pytest.param(pipeline("zeroBubble"), 2, 2, {"pipe": 2}, id="zero-bubble", marks=FULL),
     ],
 )
 def test_it_learns_what_one_rank_alone_learns(
@@ -90,7 +104,9 @@ def test_any_strategy_goes_on_from_checkpoints_of_any_other(tmp_path: Path) -> N
     parts: list[tuple[dict[str, Any], int, int]] = [
         (FSDP, 3, 1),
         (TENSOR, 4, 4),
+        (pipeline("1f1b"), 4, 2),
         ({}, 2, 1),
+        (INTERLEAVED, 2, 2),
         (HYBRID, 4, 2),
     ]
     for loop, ranks, processes in parts:
@@ -102,7 +118,7 @@ def test_any_strategy_goes_on_from_checkpoints_of_any_other(tmp_path: Path) -> N
             group.finish()
         assert not rundir.ended()
     run(job(path, adam, checkpoint={"everySteps": 5, "keepLast": 100}))
-    assert [record["worldSize"] for record in records(rundir, "start")] == [3, 4, 2, 4, 1]
+    assert [record["worldSize"] for record in records(rundir, "start")] == [3, 4, 4, 2, 2, 4, 1]
     assert all(record["step"] > 0 for record in records(rundir, "start")[1:])
     assert sample_ids(rundir) == sample_ids(undisturbed)
     assert losses(rundir) == pytest.approx(losses(undisturbed), abs=2e-3)
