@@ -203,9 +203,7 @@ class _Runner:
                 count,
                 device,
                 input_args=number if index == 0 else tuple(strategy._shapes[index - 1]),
-                output_args=torch.zeros((), device=device)
-                if index == count - 1
-                else tuple(strategy._shapes[index]),
+                output_args=torch.zeros((), device=device) if index == count - 1 else tuple(strategy._shapes[index]),
                 group=strategy._pipe,
             )
             for index in range(strategy._place, count, options.stages)
