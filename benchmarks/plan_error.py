@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.goals import Outcome, Verdict, exit_code
@@ -155,7 +156,7 @@ def train(shape: Shape) -> int:
     from tandem_trainer.strategies import strategy_of
     from tandem_trainer.strategies.strategy import prepare
     from tandem_trainer.task import task_of
-    from tandem_trainer.train import Stepper, averaged, order_of, samples_of, supply_of
+    from tandem_trainer.train import Stepper, averaged, examples_of, order_of, samples_of, supply_of
 
     job = shape.job
     loop = job.spec.trainer.settings_of_loop
@@ -172,9 +173,10 @@ def train(shape: Shape) -> int:
         model = prepare(model, loop, group)
         average = averaged(model, loop.ema_decay)
         strategy = strategy_of(loop, group, per_worker=shape.tensor)
-        strategy.shard(model, task.tensor_plan)
+        examples = partial(examples_of, task, dataset, start)
+        strategy.shard(model, task, examples)
         if average is not None:
-            strategy.shard(average.module, task.tensor_plan)
+            strategy.shard(average.module, task, examples)
         optimizer = task.optimizer(model, loop.optimizer)
         forward = strategy.wrap(model)
         scaler = torch.amp.GradScaler(group.device.type, enabled=False)

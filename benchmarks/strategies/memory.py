@@ -13,6 +13,7 @@ import argparse
 import itertools
 import json
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ from tandem_trainer.malloc import keep_freed_memory
 from tandem_trainer.models.dropout import key_dropout
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies import strategy_of
-from tandem_trainer.train import Stepper, supply_of
+from tandem_trainer.train import Stepper, examples_of, supply_of
 
 
 def resident(name: str) -> float:
@@ -57,7 +58,8 @@ def main() -> None:
     # What torch loads late is no part of the state: a step of a model of 64 weights loads it.
     strategy = strategy_of(loop, group, 1)
     tiny: nn.Module = nn.Linear(8, 8, bias=False)
-    strategy.shard(tiny, lambda model, ranks: {})
+    examples = partial(examples_of, task, dataset, 0)
+    strategy.shard(tiny, task, examples)
     tiny_optimizer = task.optimizer(tiny, loop.optimizer)
     strategy.wrap(tiny)(torch.ones(1, 8)).sum().backward()
     tiny_optimizer.step()
@@ -69,7 +71,7 @@ def main() -> None:
     model = task.model()
     count = sum(parameter.numel() for parameter in model.parameters())
     draws = key_dropout(model)
-    strategy.shard(model, task.tensor_plan)
+    strategy.shard(model, task, examples)
     start, after_split = resident("VmHWM"), resident("VmRSS")
     set_peak_back()
     optimizer = task.optimizer(model, loop.optimizer)

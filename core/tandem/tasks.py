@@ -165,7 +165,7 @@ RewindOn = Literal["Spikes", "NotFinite", "Never"]
 """Which losses send training back to an older checkpoint."""
 
 
-StrategyName = Literal["ddp", "fsdp", "hogwild", "dp", "model"]
+StrategyName = Literal["ddp", "fsdp", "pipeline", "hogwild", "dp", "model"]
 """How the state of training lies on the ranks."""
 
 
@@ -196,18 +196,52 @@ class Fsdp(Model):
     """`Worker`: split the state over the ranks of one worker only, and keep a copy in each worker."""
 
 
+class Pipeline(Model):
+    """Options of the strategy `pipeline`, in which the ranks of a worker hold consecutive parts of the model, and the
+    micro-batches of a step pass through them."""
+
+    stages: Annotated[int, Field(ge=2, le=64)] = 2
+    """Ranks of one worker that make a pipeline. Must divide the processes of a worker."""
+    schedule: Literal["gpipe", "1f1b", "interleaved1f1b", "zeroBubble"] = "1f1b"
+    """The order of forward and backward passes. With `interleaved1f1b` and `zeroBubble` each rank holds two stages, or
+    as many as `splitAt` makes."""
+    chunks: Positive | None = None
+    """Micro-batches of a step. Default: four for each rank of the pipeline."""
+    split_at: Annotated[list[Annotated[str, Field(min_length=1, max_length=253)]], Field(max_length=255)] | None = None
+    """Names of the parts of the model with which stages begin, without the first. Default: stages of about equal
+    cost."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda p: p.chunks is None or p.chunks >= p.stages,
+            "!has(self.chunks) || self.chunks >= (has(self.stages) ? self.stages : 2)",
+            "chunks must be at least as many as stages, or ranks never work at the same time",
+            "chunks",
+        ),
+        Rule(
+            lambda p: p.chunks is None or p.schedule in ("gpipe", "1f1b") or p.chunks % p.stages == 0,
+            "!has(self.chunks) || !has(self.schedule) || self.schedule in ['gpipe', '1f1b']"
+            " || self.chunks % (has(self.stages) ? self.stages : 2) == 0",
+            "chunks must be a multiple of stages for the schedules interleaved1f1b and zeroBubble",
+            "chunks",
+        ),
+    )
+
+
 class Loop(Model):
     """How a task is trained, whatever it learns."""
 
     strategy: StrategyName = "ddp"
-    """How the state lies on the ranks: `ddp`, whole on each; `fsdp`, split over them; `hogwild`, one copy of the
-    weights for all ranks of a worker, on processors. `dp` and `model` are for one process with several GPUs, which
-    divides the samples or the layers among them. A checkpoint of one is resumed under any other, on any number of
-    ranks."""
+    """How the state lies on the ranks: `ddp`, whole on each; `fsdp`, split over them; `pipeline`, cut into stages;
+    `hogwild`, one copy of the weights for all ranks of a worker, on processors. `dp` and `model` are for one process
+    with several GPUs, which divides the samples or the layers among them. A checkpoint of one is resumed under any
+    other, on any number of ranks."""
     ddp: Ddp | None = None
     """Options of `ddp`."""
     fsdp: Fsdp | None = None
     """Options of `fsdp`."""
+    pipeline: Pipeline | None = None
+    """Options of `pipeline`."""
 
     initial_weights: FilePath | None = None
     """A safetensors file with weights to begin with, as `tandem checkpoints export` writes it: for instance of a run on
@@ -272,6 +306,19 @@ class Loop(Model):
             " || self.strategy != 'dp'",
             "activationCheckpointing does not work in the copies that strategy: dp makes of a model; take ddp",
             "activationCheckpointing",
+        ),
+        Rule(
+            lambda c: c.pipeline is None or c.strategy == "pipeline",
+            "!has(self.pipeline) || (has(self.strategy) && self.strategy == 'pipeline')",
+            "pipeline has options of the strategy pipeline; choose it with strategy: pipeline",
+            "pipeline",
+        ),
+        Rule(
+            lambda c: c.strategy != "pipeline" or not (c.precision == "float16" or c.compile or c.sync_batch_norm),
+            "!has(self.strategy) || self.strategy != 'pipeline' || !((has(self.precision) && self.precision =="
+            " 'float16') || (has(self.compile) && self.compile) || (has(self.syncBatchNorm) && self.syncBatchNorm))",
+            "strategy: pipeline does not go together with precision: float16, compile or syncBatchNorm",
+            "strategy",
         ),
     )
 

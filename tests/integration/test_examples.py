@@ -15,7 +15,10 @@ from tests.support.local_run import LocalRun, evaluations
 pytestmark = pytest.mark.timeout(600)
 
 LONG = pytest.mark.full("examples", "trainer")
-VARIANTS = ("queued", "synthetic-resnet", "own-task", "minigpt-fsdp", "minigpt-tensor", "digits-dp", "minigpt-model")
+VARIANTS = (
+    *("queued", "synthetic-resnet", "own-task", "minigpt-fsdp", "minigpt-tensor"),
+    *("digits-dp", "minigpt-model", "minigpt-pipeline"),
+)
 """Those that differ in little from what is trained elsewhere: digits, fashion-mnist, the task of test_task, minigpt and
 the strategies of test_strategies."""
 ELSEWHERE = {
@@ -55,6 +58,7 @@ SHORTER: dict[str, Callable[[Path], list[str]]] = {
     "minigpt-fsdp": shorter_minigpt,
     "minigpt-tensor": shorter_minigpt,
     "minigpt-model": shorter_minigpt,
+    "minigpt-pipeline": shorter_minigpt,
     "queued": shorter_queued,
     "synthetic-resnet": shorter_synthetic_resnet,
     "fashion-mnist": shorter_fashion_mnist,

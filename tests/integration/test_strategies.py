@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
 from tests.support import manifests
 from tests.support.ranks import Ranks, losses, records, run, sample_ids
@@ -23,13 +26,13 @@ DESCENT = {"optimizer": {"name": "sgd", "learningRate": 0.1}}
 FSDP = {"strategy": "fsdp"}
 
 
-def job(path: Path, loop: dict[str, Any], processes: int = 1, **spec: Any) -> RunDir:
+def job(path: Path, loop: dict[str, Any], processes: int = 1, tied: bool = False, **spec: Any) -> RunDir:
     """A run directory with a job that trains a language model on a page of text."""
     text = path.parent / "text"
     text.write_text("the quick brown fox jumps over the lazy dog, and " * 40)
     trainer = {
         "task": "tandem_trainer.causal_lm:CausalLM",
-        "parameters": MODEL | {"text": str(text)},
+        "parameters": MODEL | {"text": str(text), "tied": tied},
         "loop": LOOP | DESCENT | loop,
     }
     workers = {"processesPerReplica": processes}
@@ -52,6 +55,15 @@ REPEATED = {"activationCheckpointing": True}
 TENSOR = FSDP | {"tensorParallel": 2}
 
 
+def pipeline(schedule: str, **options: Any) -> dict[str, Any]:
+    """A loop with two ranks in a pipeline."""
+    return {"strategy": "pipeline", "pipeline": {"schedule": schedule, "stages": 2, **options}}
+
+
+INTERLEAVED = pipeline("interleaved1f1b", chunks=2)
+REPEATED_1F1B = pipeline("1f1b", chunks=3) | REPEATED
+
+
 @pytest.mark.parametrize(
     ("loop", "ranks", "processes", "mesh"),
     [
@@ -69,6 +81,11 @@ TENSOR = FSDP | {"tensorParallel": 2}
         ),
         pytest.param(TENSOR, 2, 2, {"tensor": 2}, id="tensor", marks=FULL),
         pytest.param(TENSOR, 4, 4, {"shard": 2, "tensor": 2}, id="tensor-and-fsdp"),
+        pytest.param(pipeline("gpipe"), 2, 2, {"pipe": 2}, id="gpipe", marks=FULL),
+        pytest.param(REPEATED_1F1B, 4, 2, {"data": 2, "pipe": 2}, id="1f1b-and-data"),
+        pytest.param(INTERLEAVED, 2, 2, {"pipe": 2}, id="interleaved", marks=FULL),
+        pytest.param(INTERLEAVED | REPEATED, 4, 2, {"data": 2, "pipe": 2}, id="interleaved-and-data", marks=FULL),
+        pytest.param(pipeline("zeroBubble"), 2, 2, {"pipe": 2}, id="zero-bubble", marks=FULL),
     ],
 )
 def test_it_learns_what_one_rank_alone_learns(
@@ -84,7 +101,7 @@ def test_it_learns_what_one_rank_alone_learns(
 def test_any_strategy_goes_on_from_checkpoints_of_any_other(tmp_path: Path) -> None:
     """With kills between: the ranks of one generation never end well, but for the last."""
     adam = {"optimizer": {"name": "adamw", "learningRate": 0.003}, "emaDecay": 0.9, "maxSteps": 200}
-    undisturbed = job(tmp_path / "undisturbed", adam)
+    undisturbed = job(tmp_path / "undisturbed", adam, tied=True)
     run(undisturbed)
     path = tmp_path / "killed"
     parts: list[tuple[dict[str, Any], int, int]] = [
@@ -94,15 +111,42 @@ def test_any_strategy_goes_on_from_checkpoints_of_any_other(tmp_path: Path) -> N
         (HYBRID, 4, 2),
     ]
     for loop, ranks, processes in parts:
-        rundir = job(path, adam | loop, processes, checkpoint={"everySteps": 5, "keepLast": 100})
+        rundir = job(path, adam | loop, processes, tied=True, checkpoint={"everySteps": 5, "keepLast": 100})
         known = len(rundir.checkpoint_names())
         with Ranks(rundir, ranks) as group:
             until(lambda had=known, of=rundir: len(of.checkpoint_names()) > had + 1, "checkpoints")
             os.kill(group.processes[-1].pid, signal.SIGKILL)
             group.finish()
         assert not rundir.ended()
-    run(job(path, adam, checkpoint={"everySteps": 5, "keepLast": 100}))
+    run(job(path, adam, tied=True, checkpoint={"everySteps": 5, "keepLast": 100}))
     assert [record["worldSize"] for record in records(rundir, "start")] == [3, 4, 2, 4, 1]
     assert all(record["step"] > 0 for record in records(rundir, "start")[1:])
     assert sample_ids(rundir) == sample_ids(undisturbed)
     assert losses(rundir) == pytest.approx(losses(undisturbed), abs=2e-3)
+
+
+def test_a_pipeline_goes_on_from_other_strategies_and_they_from_it(tmp_path: Path) -> None:
+    """Killed in between. Over so few steps Adam does not let the last digits grow."""
+    adam = {"optimizer": {"name": "adamw", "learningRate": 0.003}, "emaDecay": 0.9, "maxSteps": 60}
+    undisturbed = job(tmp_path / "undisturbed", adam)
+    run(undisturbed)
+    path = tmp_path / "killed"
+    parts: list[tuple[dict[str, Any], int, int]] = [({}, 2, 1), (pipeline("1f1b"), 4, 2), (INTERLEAVED, 2, 2)]
+    for loop, ranks, processes in parts:
+        rundir = job(path, adam | loop, processes, checkpoint={"everySteps": 2, "keepLast": 100})
+        known = len(rundir.checkpoint_names())
+        with Ranks(rundir, ranks) as group:
+            until(lambda had=known, of=rundir: len(of.checkpoint_names()) > had + 1, "checkpoints")
+            os.kill(group.processes[-1].pid, signal.SIGKILL)
+            group.finish()
+        assert not rundir.ended()
+    run(job(path, adam, checkpoint={"everySteps": 2, "keepLast": 100}), 2)
+    assert [record["worldSize"] for record in records(rundir, "start")] == [2, 4, 2, 2]
+    assert all(record["step"] > 0 for record in records(rundir, "start")[1:])
+    assert sample_ids(rundir) == sample_ids(undisturbed)
+    assert losses(rundir) == pytest.approx(losses(undisturbed), abs=1e-4)
+    final, wanted = (of.checkpoint(of.checkpoint_names()[-1]) / WEIGHTS for of in (rundir, undisturbed))
+    averages = load_file(wanted)
+    assert {name: one.shape for name, one in load_file(final).items()} == {n: o.shape for n, o in averages.items()}
+    for name, average in load_file(final).items():
+        assert torch.allclose(average, averages[name], atol=2e-3), name

@@ -164,6 +164,11 @@ class CausalLM(Task[Config]):
             raise ConfigurationError(f"tensorParallel: {ranks} does not divide the {self.config.heads} heads")
         return TENSOR_PLAN
 
+    def pipeline_parts(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Embedding, blocks, and what predicts."""
+        assert isinstance(model, MiniGPT)
+        return model.parts()
+
     def flops_per_sample(self) -> float:
         """Of all tokens of a passage."""
         _ = self.tokenizer  # Made outside: no tensor of it belongs on that device.

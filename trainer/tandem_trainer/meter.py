@@ -73,7 +73,9 @@ class GradientNorm:
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self.is_due:
             return
-        norm = _norm(parameter.grad for group in optimizer.param_groups for parameter in group["params"])
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        # Of a stage of a pipeline alone it would say nothing.
+        norm = None if any(one.is_meta for one in parameters) else _norm(one.grad for one in parameters)
         if norm is not None:
             # Fused optimizers take a scaled gradient, and its scale with it.
             scale = getattr(optimizer, "grad_scale", None)

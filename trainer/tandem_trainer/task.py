@@ -153,6 +153,22 @@ class Task(ABC, Generic[C]):
         plan: Mapping[str, str] = getattr(model, "tp_plan", None) or {}
         return plan
 
+    def pipeline_parts(self, model: nn.Module) -> Mapping[str, nn.Module]:
+        """The forward pass of the model in parts, for `strategy: pipeline`: by name, in order, each called with what
+        the one before it returned, a tensor or a tuple of tensors. The first is called as the model is. Together they
+        have all parameters that are used. `tandem_trainer.models.parts.Part` makes one of a function and modules.
+        A `Sequential` needs none: its members are the parts.
+
+        Raises:
+            ConfigurationError: the model cannot be cut.
+        """
+        if isinstance(model, nn.Sequential):
+            return _members(model, "")
+        raise ConfigurationError(
+            f"strategy: pipeline cannot cut a {type(model).__name__}, which is no Sequential; the task's "
+            "pipeline_parts(model) says of which parts its forward pass is made"
+        )
+
     def loss_sum(self, model: nn.Module, batch: Any, samples: int) -> Tensor:
         """The sum of the losses of a batch, a scalar: what the loop asks for. To be replaced only where that is faster
         than to add them up.
@@ -160,15 +176,7 @@ class Task(ABC, Generic[C]):
         Raises:
             ConfigurationError: `loss` does not give a number for each sample.
         """
-        losses = self.loss(model, batch)
-        if not isinstance(losses, Tensor) or losses.shape != (samples,):
-            found = (
-                f"the shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"type {type(losses).__name__}"
-            )
-            raise ConfigurationError(
-                f"{name_of(type(self))}.loss returned a value of {found} for {samples} samples; return a tensor with "
-                'one loss for each sample (reduction="none")'
-            )
+        losses = checked(self, self.loss(model, batch), samples)
         return losses.sum()
 
     def flops_per_sample(self) -> float | None:
@@ -182,6 +190,29 @@ class Task(ABC, Generic[C]):
 
     shares_tensors: ClassVar[bool] = True
     """Whether a `TensorDataset` may lie on the device as a whole. Set it to False if it does not fit there."""
+
+
+def checked(task: Task[Any], losses: object, samples: int) -> Tensor:
+    """What a task's `loss` returned.
+
+    Raises:
+        ConfigurationError: it is no number for each of so many samples.
+    """
+    if not isinstance(losses, Tensor) or losses.shape != (samples,):
+        found = f"the shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"type {type(losses).__name__}"
+        raise ConfigurationError(
+            f"{name_of(type(task))}.loss returned a value of {found} for {samples} samples; return a tensor with "
+            'one loss for each sample (reduction="none")'
+        )
+    return losses
+
+
+def _members(model: nn.Sequential, prefix: str) -> dict[str, nn.Module]:
+    found: dict[str, nn.Module] = {}
+    for name, child in model.named_children():
+        inside = type(child) is nn.Sequential
+        found |= _members(child, f"{prefix}{name}.") if inside else {f"{prefix}{name}": child}  # type: ignore[arg-type]
+    return found
 
 
 def name_of(kind: type) -> str:

@@ -15,6 +15,7 @@ What is learned is the task's (tandem_trainer.task). What makes it elastic, and 
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ class Stepper:
         if gradients is not None:
             gradients.follow(optimizer)
         self.busy = Busy(group.device)
+        self._runner = strategy.runner(task, draws, self.busy)
         forward.train()
 
     def take(self, step: int, share: Share, learning_rates: Sequence[float]) -> Tensor:
@@ -100,11 +102,25 @@ class Stepper:
         Raises:
             PassDidNotFit: a forward or backward pass ran out of memory.
         """
-        strategy, device = self._strategy, self._group.device
+        strategy = self._strategy
         for number, one in enumerate(strategy.devices):
             seed_torch(mixed(self._loop.seed, step, strategy.dp_rank, *((number,) if number else ())), one)
         for parameters, rate in zip(self._optimizer.param_groups, learning_rates, strict=True):
             parameters["lr"] = rate
+        total = (self._runner or self._run)(step, share)
+        if self._loop.gradient_clip_norm is not None:
+            self._scaler.unscale_(self._optimizer)
+            norm = strategy.clip(self._parameters, self._loop.gradient_clip_norm)
+            if self._gradients is not None and self._gradients.is_due:
+                self._gradients.tell(norm)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+        return total
+
+    def _run(self, step: int, share: Share) -> Tensor:
+        """Forward and backward pass of a share, part by part."""
+        strategy, device = self._strategy, self._group.device
         size = len(share.ids)
         cuts = pieces(share.samples, size, strategy.dp_size, self._micro_batch or size)
         total = torch.zeros((), device=device)
@@ -123,14 +139,6 @@ class Stepper:
                     raise PassDidNotFit(max(1, end - start)) from error
                 raise
             total += loss.detach() * (scale * told)
-        if self._loop.gradient_clip_norm is not None:
-            self._scaler.unscale_(self._optimizer)
-            norm = strategy.clip(self._parameters, self._loop.gradient_clip_norm)
-            if self._gradients is not None and self._gradients.is_due:
-                self._gradients.tell(norm)
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
-        self._optimizer.zero_grad(set_to_none=True)
         return total
 
     def _loss(self, step: int, share: Share, start: int, end: int) -> Tensor:
@@ -186,9 +194,10 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     model = prepare(model, loop, group)
     average = averaged(model, loop.ema_decay)
     strategy = strategy_of(loop, group, job.spec.workers.processes)
-    strategy.shard(model, task.tensor_plan)
+    examples = partial(examples_of, task, dataset, start)
+    strategy.shard(model, task, examples)
     if average is not None:
-        strategy.shard(average.module, task.tensor_plan)
+        strategy.shard(average.module, task, examples)
     optimizer = task.optimizer(model, loop.optimizer)
     peaks = [float(parameters["lr"]) for parameters in optimizer.param_groups]
     scaler = torch.amp.GradScaler(group.device.type, enabled=loop.precision == "float16")
@@ -203,9 +212,8 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
 
     # Where to start
     scaling = {"scaler": scaler} if scaler.is_enabled() else {}
-    elastic.begin(
-        TrainState(model, optimizer, average, scaling), passes, begin, cost, strategy.mesh, strategy.is_shared
-    )
+    kept = TrainState(model, optimizer, average, scaling, stages=strategy.stages)
+    elastic.begin(kept, passes, begin, cost, strategy.mesh, strategy.is_shared)
     forward = strategy.wrap(model)
     gradients, most = elastic.meter.gradients, micro_batch.most
     stepper = Stepper(task, loop, strategy, forward, draws, optimizer, scaler, gradients, most)
@@ -247,6 +255,14 @@ def samples_of(task: Task[Any]) -> tuple[Any, int, int]:
     if not len(given):
         raise ConfigurationError(f'{name}.data("train") is empty')
     return whole_and_slice(given)
+
+
+def examples_of(task: Task[Any], dataset: Any, first: int, count: int) -> Any:
+    """A batch of one sample again and again, on the CPU."""
+    tensors = tensors_of(task, dataset)
+    if tensors is not None:
+        return [tensor[[first] * count] for tensor in tensors]
+    return task.collate([dataset[first]] * count)
 
 
 def supply_of(

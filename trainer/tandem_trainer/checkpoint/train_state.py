@@ -29,6 +29,7 @@ from tandem_trainer.checkpoint.file_names import (
     OTHERS,
 )
 from tandem_trainer.checkpoint.format import header, ordered
+from tandem_trainer.checkpoint.sharding import Stages
 from tandem_trainer.checkpoint.state import (
     CPU,
     DoesNotFit,
@@ -149,6 +150,7 @@ class TrainState:
             keeps its count of updates, too.
         others: by name; objects with a state, or dictionaries of numbers and tensors, which are changed in place.
         hyperparameters: keep learning rates and the like, too. Not wanted where each step sets them.
+        stages: of a model that is cut into stages; `contents` is a collective then.
 
     Raises:
         ValueError: an optimizer has parameters that are not the model's, or a name is taken.
@@ -161,8 +163,9 @@ class TrainState:
         average: nn.Module | None = None,
         others: Mapping[str, Stateful | MutableMapping[str, Any]] | None = None,
         hyperparameters: bool = False,
+        stages: Stages | None = None,
     ) -> None:
-        self._model = unwrapped(model)
+        self._model, self._stages = unwrapped(model), stages
         several = optimizer if isinstance(optimizer, Mapping) else {} if optimizer is None else {"": optimizer}
         self._optimizers = [NamedOptimizer(self._model, one, name) for name, one in several.items()]
         self._updates = average.n_averaged if isinstance(average, AveragedModel) else None
@@ -197,17 +200,17 @@ class TrainState:
         records = {}
         for one in self._optimizers:
             state = one.state()
-            moments |= state.tensors
+            moments |= state.tensors if self._stages is None else self._of_all_stages(state)
             records[one.name] = {"groups": state.groups, "rest": tree(f"{OPTIMIZERS}:{one.name}", state.rest)}
             if self._hyperparameters:
                 where = f"{HYPERPARAMETERS}:{one.name}"
                 records[one.name][HYPERPARAMETERS] = tree(where, state.hyperparameters)
         extra = extra_state(self._model)
         return Contents(
-            weights=weights(self._model),
+            weights=self._weights(self._model),
             optimizer=moments,
             others=tensors,
-            average=None if self._average is None else weights(self._average),
+            average=None if self._average is None else self._weights(self._average),
             unrounded=buffers(self._model),
             loop={
                 **loop,
@@ -220,15 +223,21 @@ class TrainState:
 
     def replicated(self) -> dict[str, Tensor]:
         """The tensors that are the same on every rank while all is well: weights, buffers, moments, averages."""
-        found = {f"weights of {name}": tensor for name, tensor in weights(self._model).items()}
+        found = {f"weights of {name}": tensor for name, tensor in self._weights(self._model).items()}
         for one in self._optimizers:
-            found |= {f"moments of {name}": tensor for name, tensor in one.state().tensors.items()}
+            moments: Tensors = one.state().tensors
+            if self._stages is not None:
+                moments = self._stages.placed(moments, dict.fromkeys(moments, self._stages.place))
+            found |= {f"moments of {name}": tensor for name, tensor in moments.items()}
         if self._average is not None:
-            found |= {f"average of {name}": tensor for name, tensor in weights(self._average).items()}
-        return found
+            found |= {f"average of {name}": tensor for name, tensor in self._weights(self._average).items()}
+        # Placeholders have no values.
+        return found if self._stages is None else {name: one for name, one in found.items() if not one.is_meta}
 
     def local(self) -> list[Tensor]:
         """The tensors that ranks change each for itself, such as the running statistics of batch norm."""
+        if self._stages is not None:
+            return []  # each tensor of a checkpoint is given by one rank
         names = buffers(self._model)
         kept = [self._model] if self._average is None else [self._model, self._average]
         # An average has copies of them, of the moment when this rank last updated it.
@@ -268,7 +277,9 @@ class TrainState:
         parameters = {name: parameter for one in self._optimizers for name, parameter in one.parameters().items()}
         moments = {}
         for path, tensor in ordered(contents.optimizer).items():
-            moments[path] = moment(tensor, parameters.get(plain(path.rpartition("/")[0])))
+            parameter = parameters.get(plain(path.rpartition("/")[0]))
+            if self._stages is None or parameter is None or not parameter.is_meta:
+                moments[path] = moment(tensor, parameter)
             contents.let_go(tensor)
         for one, state in self._optimizer_states(contents, moments):
             one.load(state)
@@ -316,7 +327,25 @@ class TrainState:
 
     def _joined(self, tree: Any, contents: Contents) -> Any:
         first = next(self._model.parameters(), None)
-        return join(tree, contents.others, CPU if first is None else first.device)
+        device = CPU if first is None else first.device
+        return join(tree, contents.others, device if self._stages is None else self._stages.device)
+
+    def _weights(self, model: nn.Module) -> dict[str, Tensor]:
+        found = weights(model)
+        return found if self._stages is None else self._stages.placed(found)
+
+    def _of_all_stages(self, state: OptimizerState) -> dict[str, Tensor]:
+        """
+        Raises:
+            TypeError: an optimizer keeps more than tensors by parameter.
+        """
+        assert self._stages is not None
+        if any(told["more"] for told in self._stages.gather({"more": bool(state.rest)})):
+            raise TypeError(
+                "the optimizer keeps more than one tensor by name for each parameter, which strategy: pipeline cannot "
+                "collect from its stages; take ddp or fsdp"
+            )
+        return self._stages.moments(state.tensors)
 
 
 def _averaged(average: nn.Module) -> nn.Module:

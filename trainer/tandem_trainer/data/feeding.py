@@ -325,3 +325,13 @@ def _mapped(data: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(data, list | tuple):
         return type(data)(change(part) for part in data)
     return data
+
+
+def padded(data: Any, count: int, size: int) -> Any:
+    """The `count` samples of a batch of any shape, and the last one again until there are `size`."""
+    if isinstance(data, Tensor):
+        is_batch = data.ndim and len(data) == count < size
+        return torch.cat([data, data[-1:].expand(size - count, *data.shape[1:])]) if is_batch else data
+    if isinstance(data, list) and len(data) == count and not any(isinstance(part, CONTAINERS) for part in data):
+        return [*data, *data[-1:] * (size - count)]
+    return _mapped(data, lambda part: padded(part, count, size))

@@ -66,15 +66,17 @@ class Draws:
             return _called(self.keys, self._traced(layer))
         token = int(torch.randint(2**62, (), device="cpu"))
         # In a backward pass: torch itself asks in this way in its checkpointing (torch 2.15).
-        if torch._C._current_graph_task_id() != -1 and self._calls.get(layer):
-            return _called(*self._repeated(layer, token))
+        if torch._C._current_graph_task_id() != -1:
+            # In a pipeline other samples may have been computed in between, by other layers.
+            if found := self._drawn.get((layer, token)):
+                return _called(*found)
+            if self._calls.get(layer):
+                return _called(*self._repeated(layer))
         self._drawn[layer, token] = self.keys, self._calls.get(layer, 0)
         return _called(self.keys, self._count(layer))
 
-    def _repeated(self, layer: int, token: int) -> tuple[Tensor, int]:
-        """What an earlier call drew from, and which one it was."""
-        if found := self._drawn.get((layer, token)):
-            return found
+    def _repeated(self, layer: int) -> tuple[Tensor, int]:
+        """What an earlier call drew from, and which one it was, where no random state tells."""
         if self._calls[layer] == 1:
             return self.keys, 0
         raise RuntimeError(

@@ -7,11 +7,14 @@ smaller with the number of layers, as in GPT-2, so that its variance does not gr
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from tandem_trainer.models.parts import Part
 
 SPREAD = 0.02
 """Standard deviation of fresh weights."""
@@ -75,16 +78,37 @@ class MiniGPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the token that follows each; at most `length` tokens."""
-        count = tokens.shape[1]
-        x = self.embedding(tokens)
-        turns = None
-        if self.places is not None:
-            x = x + self.places.weight[:count]
-        else:
-            turns = self.cosines[:count], self.sines[:count]
-        x = self.dropout(x)
+        x = self._embedded(tokens)
         for block in self.blocks:
-            x = block(x, turns)
+            x = block(x, self._turns(x))
+        return self._predicted(x)
+
+    def parts(self) -> dict[str, nn.Module]:
+        """The forward pass in parts, one after the other, by the names of their first modules."""
+        entrance = [one for one in (self.embedding, self.places, self.dropout) if one is not None]
+        blocks = {
+            f"blocks.{number}": Part(partial(self._through, block), block) for number, block in enumerate(self.blocks)
+        }
+        # A tied head has the weights of the embedding, which a pipeline is to notice.
+        exit_ = [self.norm, self.embedding if self.head is None else self.head]
+        return {"embedding": Part(self._embedded, *entrance), **blocks, "norm": Part(self._predicted, *exit_)}
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        if self.places is not None:
+            x = x + self.places.weight[: tokens.shape[1]]
+        embedded: Tensor = self.dropout(x)
+        return embedded
+
+    def _turns(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Rotations of the tokens of [N, tokens, width]."""
+        return None if self.places is not None else (self.cosines[: x.shape[1]], self.sines[: x.shape[1]])
+
+    def _through(self, block: nn.Module, x: Tensor) -> Tensor:
+        added: Tensor = block(x, self._turns(x))
+        return added
+
+    def _predicted(self, x: Tensor) -> Tensor:
         x = self.norm(x)
         if self.head is None:
             # The layers of a model may be on several devices, and this one is where the first is.

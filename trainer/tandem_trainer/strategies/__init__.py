@@ -2,7 +2,8 @@
 
 Each is a small module behind one interface, `strategy.Strategy`, which is also what one rank alone needs. The loop asks
 it four times: to split the model, before there is an optimizer; for the module that is called, once the state is
-restored; whether a backward pass communicates; and to clip.
+restored; whether a backward pass communicates; and to clip. One that runs many micro-batches at once takes a whole
+share from it (`runner`).
 """
 
 from tandem.tasks import Loop, TaskLoop
@@ -44,6 +45,10 @@ def strategy_of(loop: Loop, group: Group, per_worker: int) -> Strategy:
         from tandem_trainer.strategies.fsdp import Fsdp
 
         return Fsdp(loop, group, per_worker, degree)
+    if loop.strategy == "pipeline":
+        from tandem_trainer.strategies.pipeline import Pipelined
+
+        return Pipelined(loop, group, per_worker)
     from tandem_trainer.strategies.ddp import Ddp
 
     return Ddp(loop, group)

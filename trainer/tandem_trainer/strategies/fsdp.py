@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -29,12 +28,11 @@ from tandem_trainer.checkpoint.sharding import copies_of, here
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.malloc import return_large_blocks
 from tandem_trainer.process_group import Group
-from tandem_trainer.strategies.strategy import Plan, PlanOf, Strategy, blocks_of
+from tandem_trainer.strategies.strategy import Examples, Plan, Strategy, blocks_of, clip_parts
 from tandem_trainer.strategies.tensor import COLWISE, ROWWISE, check
+from tandem_trainer.task import Task
 
 STYLES: dict[str, type[ParallelStyle]] = {COLWISE: ColwiseParallel, ROWWISE: RowwiseParallel}
-EPSILON = 1e-6
-"""As torch's own clip_grad_norm_ has it."""
 
 
 class Fsdp(Strategy):
@@ -65,9 +63,9 @@ class Fsdp(Strategy):
         self._copies = sizes["replicate"]
         self._mesh: DeviceMesh = init_device_mesh(group.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
-    def shard(self, model: nn.Module, plan_of: PlanOf) -> None:
+    def shard(self, model: nn.Module, task: Task[Any], examples: Examples) -> None:
         if self._degree > 1:
-            self._split_matrices(model, plan_of(model, self._degree))
+            self._split_matrices(model, task.tensor_plan(model, self._degree))
         if self.dp_size == 1:
             model.to(self.group.device)
             return
@@ -96,19 +94,8 @@ class Fsdp(Strategy):
     def clip(self, parameters: Sequence[Tensor], most: float) -> Tensor:
         # torch's own cannot: parameters are on meshes of several shapes, and some of them on none.
         gradients = [(one, here(one.grad)) for one in parameters if one.grad is not None]
-        total = torch.zeros((), dtype=torch.float32, device=self.group.device)
-        if gradients:
-            norms = torch._foreach_norm([mine for _, mine in gradients], dtype=torch.float32)
-            copies = torch.tensor(
-                [copies_of(one, self.group.world_size) for one, _ in gradients], dtype=torch.float32
-            ).to(self.group.device)
-            total = (torch.stack(norms).square() / copies).sum()
-        dist.all_reduce(total)
-        norm = total.sqrt()
-        scale = (most / (norm + EPSILON)).clamp(max=1.0)
-        if gradients:
-            torch._foreach_mul_([mine for _, mine in gradients], scale)
-        return norm
+        copies = [copies_of(one, self.group.world_size) for one, _ in gradients]
+        return clip_parts([mine for _, mine in gradients], copies, most, self.group.device)
 
     def _prefetch(self, blocks: list[FSDPModule]) -> None:
         """Have more than one block under way. One is what torch does by itself."""

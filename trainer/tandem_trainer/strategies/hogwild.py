@@ -30,7 +30,8 @@ from tandem_trainer.checkpoint.node_memory import node_of_this_process
 from tandem_trainer.checkpoint.staging import shared_memory
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.process_group import Group
-from tandem_trainer.strategies.strategy import PlanOf, Strategy
+from tandem_trainer.strategies.strategy import Examples, Strategy
+from tandem_trainer.task import Task
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +55,8 @@ class Hogwild(Strategy):
         if loop.deterministic and group.rank == 0:
             log.warning("setting=deterministic ignored: under hogwild the order of updates is nobody's to say")
 
-    def shard(self, model: nn.Module, plan_of: PlanOf) -> None:
-        super().shard(model, plan_of)
+    def shard(self, model: nn.Module, task: Task[Any], examples: Examples) -> None:
+        super().shard(model, task, examples)
         share(model, self.group)
 
 

@@ -20,7 +20,8 @@ from tandem.tasks import Loop
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.devices import devices_of
-from tandem_trainer.strategies.strategy import PlanOf, Strategy, blocks_of
+from tandem_trainer.strategies.strategy import Examples, Strategy, blocks_of
+from tandem_trainer.task import Task
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +46,8 @@ class LayerSplit(Strategy):
         super().__init__(loop, group)
         self.devices = devices_of(group, "model")
 
-    def shard(self, model: nn.Module, plan_of: PlanOf) -> None:
-        super().shard(model, plan_of)
+    def shard(self, model: nn.Module, task: Task[Any], examples: Examples) -> None:
+        super().shard(model, task, examples)
         if len(self.devices) > 1:
             split(model, self.devices)
             model.register_forward_hook(lambda module, given, found: moved(found, self.devices[0]))

@@ -4,21 +4,30 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tandem.tasks import Loop
+from tandem_trainer.checkpoint.sharding import Stages
+from tandem_trainer.data.supply import Share
+from tandem_trainer.meter import Busy
+from tandem_trainer.models.dropout import Draws
 from tandem_trainer.process_group import Group
+from tandem_trainer.task import Task
 
 log = logging.getLogger(__name__)
 
 Plan = Mapping[str, str]
 """How tensor parallelism splits the modules of a model: a pattern of names, with * for any part, to `colwise` or
 `rowwise`."""
-PlanOf = Callable[[nn.Module, int], Plan]
-"""The plan of a model for so many ranks."""
+Runner = Callable[[int, Share], Tensor]
+"""Runs forward and backward pass of this rank's share in a step. Returns its part of the mean loss, a scalar."""
+Examples = Callable[[int], Any]
+"""A batch of so many samples."""
 
 
 class Strategy:
@@ -36,12 +45,16 @@ class Strategy:
         self.mesh: dict[str, int] = {"data": group.world_size}
         """Ranks in each dimension, for the manifests of checkpoints."""
 
-    def shard(self, model: nn.Module, plan_of: PlanOf) -> None:
+    stages: Stages | None = None
+    """Where tensors lie, of a model that is cut into stages."""
+
+    def shard(self, model: nn.Module, task: Task[Any], examples: Examples) -> None:
         """Put a model, which is on the CPU and the same on every rank, on the device, split as it will be trained.
         Names stay as they are. Collective, before its optimizer is made.
 
         Args:
-            plan_of: asks the task how to split matrices; empty if it does not say.
+            task: says how its model can be split.
+            examples: batches to try the model with.
 
         Raises:
             ConfigurationError: the model cannot be split like that.
@@ -55,6 +68,15 @@ class Strategy:
             # up (torch 2.15), and of a model that is made of torch's modules alone nothing would be compiled at all.
             model.compile()
         return model
+
+    def runner(self, task: Task[Any], draws: Draws, busy: Busy) -> Runner | None:
+        """What runs whole shares in the place of the loop; None: the loop runs them, part by part.
+
+        Args:
+            draws: what the model's dropout draws from.
+            busy: times this rank's own work.
+        """
+        return None
 
     def synchronised(self, forward: nn.Module, last: bool) -> contextlib.AbstractContextManager[object]:
         """Encloses the forward and backward pass of a part of a batch.
@@ -71,6 +93,31 @@ class Strategy:
             The norm that they had, a scalar.
         """
         return nn.utils.clip_grad_norm_(parameters, most)
+
+
+EPSILON = 1e-6
+"""As torch's own clip_grad_norm_ has it."""
+
+
+def clip_parts(gradients: Sequence[Tensor], copies: Sequence[int], most: float, device: torch.device) -> Tensor:
+    """Scale gradients, of which each rank holds a part, down to a norm of at most so much. Collective.
+
+    Args:
+        gradients: what this rank holds of them.
+        copies: how many ranks hold the same, of each.
+
+    Returns:
+        The norm that they had, a scalar.
+    """
+    total = torch.zeros((), dtype=torch.float32, device=device)
+    if gradients:
+        norms = torch._foreach_norm(list(gradients), dtype=torch.float32)
+        total = (torch.stack(norms).square() / torch.tensor(copies, dtype=torch.float32).to(device)).sum()
+    dist.all_reduce(total)
+    norm = total.sqrt()
+    if gradients:
+        torch._foreach_mul_(list(gradients), (most / (norm + EPSILON)).clamp(max=1.0))
+    return norm
 
 
 def prepare(model: nn.Module, loop: Loop, group: Group) -> nn.Module:

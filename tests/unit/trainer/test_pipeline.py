@@ -1,0 +1,139 @@
+"""What a pipeline does on one rank alone: where it cuts, what it is asked with, and how it fills micro-batches."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tandem_trainer.checkpoint.sharding import StageTensor, here, is_sharded, place_of
+from tandem_trainer.data.feeding import padded
+from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.meter import GradientNorm
+from tandem_trainer.models.dropout import key_dropout
+from tandem_trainer.models.minigpt import MiniGPT, Shape
+from tandem_trainer.strategies.pipeline import _Answer, _inputs, evenly
+from tandem_trainer.task import Task
+
+
+@pytest.mark.parametrize(
+    ("costs", "count", "begins"),
+    [
+        ([0, 1, 1, 1, 1, 0], 2, [0, 3]),
+        ([0, 1, 1, 1, 3], 2, [0, 4]),
+        ([1, 1, 1, 1], 4, [0, 1, 2, 3]),
+        ([5, 1, 1, 1], 3, [0, 1, 2]),
+    ],
+)
+def test_the_dearest_stage_is_as_cheap_as_can_be(costs: list[float], count: int, begins: list[int]) -> None:
+    found = evenly(costs, count)
+    ends = [*found[1:], len(costs)]
+    wanted = [*begins[1:], len(costs)]
+    assert len(found) == count
+    assert found[0] == 0
+    assert max(sum(costs[a:b]) for a, b in zip(found, ends, strict=True)) == max(
+        sum(costs[a:b]) for a, b in zip(begins, wanted, strict=True)
+    )
+
+
+def test_the_last_sample_fills_a_micro_batch() -> None:
+    batch = {"image": torch.tensor([[1], [2]]), "name": ["a", "b"], "scale": torch.tensor(3.0)}
+    filled = padded(batch, 2, 4)
+    assert filled["image"].tolist() == [[1], [2], [2], [2]]
+    assert filled["name"] == ["a", "b", "b", "b"]
+    assert filled["scale"] == 3.0
+
+
+class Learned(Task[None]):
+    """A loss that does with the model what a test says."""
+
+    def __init__(self, use: Any) -> None:
+        self.use = use
+
+    def model(self) -> nn.Module:
+        return nn.Linear(2, 1)
+
+    def data(self, split: str) -> Any:
+        raise NotImplementedError
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        used: Tensor = self.use(model, batch)
+        return used
+
+
+def test_a_loss_is_asked_with_what_it_calls_the_model() -> None:
+    task = Learned(lambda model, batch: model(batch + 1, scale=2).sum(dim=1))
+    given, named = _inputs(task, torch.zeros(3))
+    assert given[0].tolist() == [1, 1, 1]
+    assert named == {"scale": 2}
+
+
+@pytest.mark.parametrize(
+    ("use", "why"),
+    [(lambda model, batch: batch, "does not call"), (lambda model, batch: model.weight, "more with the model")],
+)
+def test_a_loss_that_does_not_call_the_model_is_refused(use: Any, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        _inputs(Learned(use), torch.zeros(3))
+
+
+def test_a_loss_that_calls_the_model_twice_is_refused() -> None:
+    task = Learned(lambda model, batch: model(batch) + model(batch))
+    with pytest.raises(ConfigurationError, match="more than once"):
+        task.loss(_Answer(task, torch.zeros(1)), torch.zeros(1))
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_parts_of_minigpt_are_its_forward_pass(positions: Any, tied: bool) -> None:
+    shape = Shape(vocabulary=11, length=6, layers=2, heads=2, width=8, positions=positions, tied=tied)
+    model = MiniGPT(shape)
+    tokens = torch.arange(10).view(2, 5)
+    values: Any = tokens
+    for part in model.parts().values():
+        values = part(values)
+    assert torch.equal(values, model(tokens))
+    held = {id(one) for part in model.parts().values() for one in part.parameters()}
+    assert held == {id(one) for one in model.parameters()}
+
+
+def test_a_sequential_is_cut_between_its_members() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), nn.Linear(3, 1))
+    task = Learned(None)
+    assert list(task.pipeline_parts(model)) == ["0.0", "0.1", "1"]
+    with pytest.raises(ConfigurationError, match="pipeline_parts"):
+        task.pipeline_parts(nn.Linear(2, 2))
+
+
+def test_a_layer_that_is_computed_again_draws_for_its_own_samples() -> None:
+    """In a pipeline another stage of this rank may have computed other samples in between."""
+    model = nn.ModuleList([nn.Dropout(0.5), nn.Dropout(0.5)])
+    draws = key_dropout(model)
+    first, second = model
+    ones = torch.ones(2, 64, requires_grad=True)
+    draws.set(0, 1, torch.tensor([1, 2]))
+    dropped = torch.utils.checkpoint.checkpoint(lambda x: first(x * x), ones, use_reentrant=False)
+    draws.set(0, 1, torch.tensor([7, 8]))
+    second(ones)
+    dropped.sum().backward()
+    assert ones.grad is not None
+    assert torch.equal(ones.grad, 2 * dropped.detach())
+
+
+def test_the_norm_of_one_stage_is_not_told() -> None:
+    norm = GradientNorm()
+    mine, elsewhere = nn.Parameter(torch.ones(2)), nn.Parameter(torch.empty(2, device="meta"))
+    optimizer = torch.optim.SGD([mine, elsewhere], lr=0.1)
+    norm.follow(optimizer)
+    mine.grad = torch.ones(2)
+    optimizer.step()
+    assert norm.take() is None
+
+
+def test_a_tensor_of_a_stage_knows_its_place() -> None:
+    live = nn.Parameter(torch.ones(3))
+    tensor = StageTensor.of(live, 1, torch.device("cpu"))
+    assert is_sharded(tensor)
+    assert place_of(tensor) == (1,)
+    assert type(here(tensor)) is Tensor
+    assert here(tensor).data_ptr() == live.data_ptr()
