@@ -43,7 +43,6 @@ from tandem.tasks import (
     ImageClassification,
     Loop,
     Parameters,
-    Pipeline,
     Positive,
     TaskLoop,
     TaskName,
@@ -130,10 +129,6 @@ CodeDigest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$", max_length=7
 
 OWN_TASK = f"has({{0}}.task) && {{0}}.task != '{BUILT_IN}'"
 """In CEL, whether a trainer has a task that takes `loop` and `parameters`: the user's own, or `causal-lm`."""
-
-
-def _stages(loop: Loop | None) -> int:
-    return 1 if loop is None or loop.strategy != "pipeline" else (loop.pipeline or Pipeline()).stages
 
 
 class Trainer(Model):
@@ -633,20 +628,6 @@ class Spec(Model):
             "trainer.loop.tensorParallel",
         ),
         *RULES,
-        *(
-            Rule(
-                lambda s, name=name: s.workers.processes % _stages(getattr(s.trainer, name)) == 0,  # type: ignore[misc]
-                f"!has(self.trainer.{name}) || !has(self.trainer.{name}.strategy)"
-                f" || self.trainer.{name}.strategy != 'pipeline'"
-                f" || (has(self.workers) ? {processes_in_cel('self.workers')} : 1)"
-                f" % (has(self.trainer.{name}.pipeline) && has(self.trainer.{name}.pipeline.stages)"
-                f" ? self.trainer.{name}.pipeline.stages : 2) == 0",
-                "the stages of a pipeline must divide the processes of a worker (workers.processesPerReplica, or its "
-                "GPUs), so that any number of workers can train",
-                f"trainer.{name}.strategy",
-            )
-            for name in ("loop", "config")
-        ),
     )
 
     @property

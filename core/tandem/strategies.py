@@ -2,7 +2,7 @@
 
 from tandem.model import Rule
 from tandem.pod_template import gpus_in_cel, processes_in_cel
-from tandem.tasks import StrategyName
+from tandem.tasks import Loop, Pipeline, StrategyName
 
 ONE_WORKER = (
     "(!has(self.workers) || ((!has(self.workers.replicas) || self.workers.replicas == 1)"
@@ -16,6 +16,10 @@ def _chosen(*strategies: StrategyName) -> str:
     parts = (f"self.trainer.{part}" for part in ("config", "loop"))
     found = (f"has({part}) && has({part}.strategy) && {part}.strategy in {list(strategies)}" for part in parts)
     return f"({' || '.join(found)})"
+
+
+def _stages(loop: Loop | None) -> int:
+    return 1 if loop is None or loop.strategy != "pipeline" else (loop.pipeline or Pipeline()).stages
 
 
 RULES: tuple[Rule, ...] = (
@@ -43,6 +47,20 @@ RULES: tuple[Rule, ...] = (
         "strategy: dp and strategy: model are for one process, which uses all GPUs of its worker: set "
         "workers.replicas and processesPerReplica to 1, or take strategy: ddp",
         "workers.processesPerReplica",
+    ),
+    *(
+        Rule(
+            lambda s, name=name: s.workers.processes % _stages(getattr(s.trainer, name)) == 0,  # type: ignore[misc]
+            f"!has(self.trainer.{name}) || !has(self.trainer.{name}.strategy)"
+            f" || self.trainer.{name}.strategy != 'pipeline'"
+            f" || (has(self.workers) ? {processes_in_cel('self.workers')} : 1)"
+            f" % (has(self.trainer.{name}.pipeline) && has(self.trainer.{name}.pipeline.stages)"
+            f" ? self.trainer.{name}.pipeline.stages : 2) == 0",
+            "the stages of a pipeline must divide the processes of a worker (workers.processesPerReplica, or its "
+            "GPUs), so that any number of workers can train",
+            f"trainer.{name}.strategy",
+        )
+        for name in ("loop", "config")
     ),
 )
 """Rules of a job's spec."""
