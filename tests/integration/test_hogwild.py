@@ -86,16 +86,15 @@ def job(path: Path, loop: dict[str, Any], processes: int, **spec: Any) -> RunDir
     return manifests.run_directory(path, manifests.job("test", **spec))
 
 
-def test_each_sample_counts_once_and_a_checkpoint_has_all_ranks_at_one_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_sample_counts_once_and_a_checkpoint_has_all_ranks_at_one_step(tmp_path: Path) -> None:
     (tmp_path / "counting.py").write_text(dedent(COUNTING))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    # A script's folder is in the path of a process that starts warm; a variable would come too late.
+    (tmp_path / "train.py").write_text("import runpy\n\nrunpy.run_module('tandem_trainer', run_name='__main__')\n")
     loop = {"strategy": "hogwild", "epochs": EPOCHS, "globalBatchSize": BATCH, "rewindOn": "Never", "emaDecay": DECAY}
     loop |= {"optimizer": {"name": "sgd", "learningRate": float(BATCH), "momentum": 0.0}}
     trainer = {"task": "counting:Counting", "parameters": {}, "loop": loop}
     rundir = job(tmp_path / "run", {}, RANKS, trainer=trainer, checkpoint={"everySteps": 5, "keepLast": 100})
-    run(rundir, RANKS)
+    run(rundir, RANKS, str(tmp_path / "train.py"))
     committed = {one.step: one for one in rundir.committed()}
     assert EPOCHS * SAMPLES // BATCH in committed
     assert len(committed) > 1
