@@ -45,6 +45,10 @@ class Output(StrEnum):
         return self in (Output.JSON, Output.YAML)
 
 
+OverridesOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Change a field, e.g. workers.replicas=4. Repeatable."),
+]
 OutputOption = Annotated[
     Output,
     typer.Option("--output", "-o", help="json or yaml for programs; wide: all columns, however wide the terminal."),

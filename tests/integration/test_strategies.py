@@ -98,6 +98,16 @@ def test_it_learns_what_one_rank_alone_learns(
     assert rundir.committed()[-1].mesh == mesh
 
 
+def kill_after_checkpoints(rundir: RunDir, ranks: int) -> None:
+    """Train until there are two more checkpoints, then kill the last rank."""
+    known = len(rundir.checkpoint_names())
+    with Ranks(rundir, ranks) as group:
+        until(lambda: len(rundir.checkpoint_names()) > known + 1, "checkpoints")
+        os.kill(group.processes[-1].pid, signal.SIGKILL)
+        group.finish()
+    assert not rundir.ended()
+
+
 def test_any_strategy_goes_on_from_checkpoints_of_any_other(tmp_path: Path) -> None:
     """With kills between: the ranks of one generation never end well, but for the last."""
     adam = {"optimizer": {"name": "adamw", "learningRate": 0.003}, "emaDecay": 0.9, "maxSteps": 200}
@@ -112,12 +122,7 @@ def test_any_strategy_goes_on_from_checkpoints_of_any_other(tmp_path: Path) -> N
     ]
     for loop, ranks, processes in parts:
         rundir = job(path, adam | loop, processes, tied=True, checkpoint={"everySteps": 5, "keepLast": 100})
-        known = len(rundir.checkpoint_names())
-        with Ranks(rundir, ranks) as group:
-            until(lambda had=known, of=rundir: len(of.checkpoint_names()) > had + 1, "checkpoints")
-            os.kill(group.processes[-1].pid, signal.SIGKILL)
-            group.finish()
-        assert not rundir.ended()
+        kill_after_checkpoints(rundir, ranks)
     run(job(path, adam, tied=True, checkpoint={"everySteps": 5, "keepLast": 100}))
     assert [record["worldSize"] for record in records(rundir, "start")] == [3, 4, 2, 4, 1]
     assert all(record["step"] > 0 for record in records(rundir, "start")[1:])
@@ -134,12 +139,7 @@ def test_a_pipeline_goes_on_from_other_strategies_and_they_from_it(tmp_path: Pat
     parts: list[tuple[dict[str, Any], int, int]] = [({}, 2, 1), (pipeline("1f1b"), 4, 2), (INTERLEAVED, 2, 2)]
     for loop, ranks, processes in parts:
         rundir = job(path, adam | loop, processes, checkpoint={"everySteps": 2, "keepLast": 100})
-        known = len(rundir.checkpoint_names())
-        with Ranks(rundir, ranks) as group:
-            until(lambda had=known, of=rundir: len(of.checkpoint_names()) > had + 1, "checkpoints")
-            os.kill(group.processes[-1].pid, signal.SIGKILL)
-            group.finish()
-        assert not rundir.ended()
+        kill_after_checkpoints(rundir, ranks)
     run(job(path, adam, checkpoint={"everySteps": 2, "keepLast": 100}), 2)
     assert [record["worldSize"] for record in records(rundir, "start")] == [2, 4, 2, 2]
     assert all(record["step"] > 0 for record in records(rundir, "start")[1:])

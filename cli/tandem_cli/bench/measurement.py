@@ -12,7 +12,7 @@ from tandem.rundir.log import LogReader
 from tandem.rundir.records import TRAINING, Start, Step, TrainingEnd, TrainingRecord
 
 SMOOTHED = 5
-"""A target loss is reached by the mean of so many losses: that of one batch may be low by chance."""
+"""A target loss is compared with the mean of this many losses: the loss of a single batch may be low by chance."""
 
 
 class Unmeasured(Exception):  # noqa: N818 - it says what is so
@@ -28,9 +28,9 @@ class Measurement:
     tokens_per_second: float | None
     """None where the task does not say how many tokens a sample has."""
     seconds: float
-    """For so long it was measured."""
+    """Time over which it was measured, without the warm-up."""
     steps: int
-    """So many."""
+    """Steps in that time."""
     peak_memory: float | None
     """Bytes: the most resident memory of the rank that had most."""
     peak_gpu_memory: float | None

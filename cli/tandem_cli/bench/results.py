@@ -8,6 +8,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -95,7 +96,7 @@ class Results:
     conditions: Conditions
     runs: tuple[Run, ...]
 
-    @property
+    @cached_property
     def rows(self) -> list[Row]:
         """In the order in which the variants ran first."""
         variants = {(run.variant.strategy, run.variant.workers): run.variant for run in self.runs}

@@ -1,4 +1,4 @@
-"""The jobs that a bench compares: the user's own, with one strategy, one number of workers and so many steps."""
+"""The jobs that a bench compares: the user's own, each with one strategy, number of workers and number of steps."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from tandem_cli.planning.memory import world_sizes
 LEAST_STEPS = 5
 """Steps of a run, at least."""
 WARM_UP, WARM_UP_SHARE = 10, 4
-"""First steps that are left out: so many, or that part of all steps where it is less."""
+"""Warm-up steps, which are left out: this many at most, and at most this fraction of all steps."""
 NEVER = 1_000_000_000
 """Steps after which a checkpoint would be saved: a save would be part of the time, and of the memory."""
 TRACE_STEPS = 10

@@ -22,7 +22,7 @@ from tandem_cli.bench.variants import LEAST_STEPS, Variant, traced, variants, wa
 from tandem_cli.commands.run import need_torch
 from tandem_cli.local.local_run import Requests
 from tandem_cli.local.placement import share_gpus, usable_cores
-from tandem_cli.output import Output, OutputOption, echo, emit
+from tandem_cli.output import Output, OutputOption, OverridesOption, echo, emit
 from tandem_cli.packing import CodeOption, Pack, packed_if_given, with_code
 from tandem_cli.terminal.canvas import PrintableConsole
 from tandem_coordinator.prerequisites import here, unmet
@@ -34,10 +34,7 @@ UNBOUNDED = 100_000
 
 def bench(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The job's manifest; - reads standard input.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a field, e.g. trainer.loop.microBatchSize=4."),
-    ] = None,
+    overrides: OverridesOption = None,
     strategies: Annotated[
         str | None, typer.Option(help="Strategies, such as ddp,fsdp.", show_default="the job's own")
     ] = None,

@@ -15,7 +15,7 @@ from tandem.footprint import Answer, Footprint, Question
 from tandem.formatting import duration, number, several
 from tandem.job import DistributedTrainingJob, Trainer
 from tandem.manifest.reading import job_of, read_source, refuse
-from tandem_cli.output import Output, OutputOption, echo, emit
+from tandem_cli.output import Output, OutputOption, OverridesOption, echo, emit
 from tandem_cli.planning.memory import bytes_of, shown, state_of, world_sizes
 from tandem_cli.planning.plan import RESERVE, Budget, Plan, Row, batches, degree_of, planned
 from tandem_cli.planning.speed import DEFAULT_DEVICE, DEVICES, UTILIZATION, Speed
@@ -27,10 +27,7 @@ def plan(
     file: Annotated[
         str | None, typer.Argument(metavar="FILE", help="The job's manifest; - reads standard input.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a field, e.g. trainer.loop.microBatchSize=4."),
-    ] = None,
+    overrides: OverridesOption = None,
     parameters: Annotated[
         float | None, typer.Option(help="Without a job: the state of a model with so many parameters, such as 7e9.")
     ] = None,

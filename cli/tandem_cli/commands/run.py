@@ -36,6 +36,7 @@ from tandem_cli.local.known import remember
 from tandem_cli.local.local_run import HOST, Crew, LocalRun, Requests
 from tandem_cli.local.placement import Placement, place, refuse_unpinnable, share_gpus, usable_cores, visible_gpus
 from tandem_cli.local.prepare import HeldFolder, claim
+from tandem_cli.output import OverridesOption
 from tandem_cli.packing import CodeOption, Pack, packed_if_given, with_code
 from tandem_cli.terminal import summary
 from tandem_cli.terminal.canvas import PrintableConsole
@@ -48,10 +49,7 @@ TAIL = 15
 
 def run(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The job's manifest; - reads standard input.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a field, e.g. spec.workers.replicas=4. Repeatable."),
-    ] = None,
+    overrides: OverridesOption = None,
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", metavar="DIR", help="The run directory.", show_default="runs/NAME")
     ] = None,

@@ -16,7 +16,7 @@ from tandem_cli.kubernetes import upload
 from tandem_cli.kubernetes.job_view import RESOURCE
 from tandem_cli.kubernetes.kubectl import Kubectl, KubectlResult
 from tandem_cli.kubernetes.references import missing
-from tandem_cli.output import echo, tell
+from tandem_cli.output import OverridesOption, echo, tell
 from tandem_cli.packing import CodeOption, Pack, packed_if_given, with_code
 
 MANAGER = "tandem"
@@ -27,10 +27,7 @@ Checked = tuple[DistributedTrainingJob, dict[str, Any], Source]
 
 def submit(
     files: Annotated[list[str], typer.Argument(metavar="FILE…", help="Manifests; `-` reads standard input.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a field, e.g. spec.workers.replicas=4; repeatable."),
-    ] = None,
+    overrides: OverridesOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Let the cluster check everything without changing anything.")
     ] = False,

@@ -94,7 +94,7 @@ class Batch:
 
 
 def batch_of(loop: Loop, world_size: int) -> Batch:
-    """The share of one of so many data-parallel ranks, cut as `pieces` in tandem_trainer.data.order cuts it."""
+    """The micro-batches of one data-parallel rank, as `pieces` in tandem_trainer.data.order cuts them."""
     share = -(-loop.global_batch_size // world_size)
     passes = -(-share // (loop.micro_batch_size or share))
     return Batch(-(-share // passes), passes)

@@ -132,7 +132,7 @@ def planned(
 
 
 def _strategies(world: int, footprints: Mapping[int, Footprint]) -> Iterator[tuple[Strategy, int]]:
-    """What so many ranks can do, with the number of them that split each matrix; the simplest first."""
+    """Each strategy that a world size allows, with its degree of tensor parallelism; the simplest first."""
     if world == 1:
         yield Strategy.SINGLE, 1
         return

@@ -48,7 +48,7 @@ class Draws:
         self.keys = hash_in_place(hash_in_place(wrapped(keys)))
 
     def divided(self, count: int) -> list["Draws"]:
-        """What the samples of each part draw from, of a batch that torch divides into at most so many."""
+        """The draws of each chunk of a batch, which is chunked as `torch.chunk` does it."""
         parts = []
         for keys in self.keys.chunk(count):
             part = Draws(self.layers)

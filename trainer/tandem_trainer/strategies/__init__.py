@@ -19,7 +19,7 @@ def strategy_of(loop: Loop, group: Group, per_worker: int) -> Strategy:
         per_worker: ranks of each worker.
 
     Raises:
-        ConfigurationError: ranks of a worker cannot be divided as it says, or the strategy is not for so many.
+        ConfigurationError: the ranks of a worker cannot be divided as the job says, or the strategy is for one process.
     """
     degree = loop.tensor_parallel if isinstance(loop, TaskLoop) else 1
     # What stands in the way of a start that is needed quickly is imported by those alone that need it.

@@ -14,8 +14,7 @@ from torch import nn
 from tandem.tasks import Loop
 from tandem_trainer.models.dropout import Draws, SampleDropout
 from tandem_trainer.process_group import Group
-from tandem_trainer.strategies.devices import devices_of
-from tandem_trainer.strategies.strategy import Strategy
+from tandem_trainer.strategies.strategy import Strategy, devices_of
 
 
 class Dp(Strategy):

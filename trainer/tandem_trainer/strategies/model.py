@@ -19,8 +19,7 @@ from torch.utils._pytree import tree_map_only
 from tandem.tasks import Loop
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.process_group import Group
-from tandem_trainer.strategies.devices import devices_of
-from tandem_trainer.strategies.strategy import Examples, Strategy, blocks_of
+from tandem_trainer.strategies.strategy import Examples, Strategy, blocks_of, devices_of
 from tandem_trainer.task import Task
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tandem.tasks import Loop
+from tandem.tasks import Loop, StrategyName
 from tandem_trainer.checkpoint.sharding import Stages
 from tandem_trainer.data.supply import Share
 from tandem_trainer.meter import Busy
@@ -118,6 +118,19 @@ def clip_parts(gradients: Sequence[Tensor], copies: Sequence[int], most: float, 
     if gradients:
         torch._foreach_mul_(list(gradients), (most / (norm + EPSILON)).clamp(max=1.0))
     return norm
+
+
+def devices_of(group: Group, strategy: StrategyName) -> tuple[torch.device, ...]:
+    """All GPUs of this process, its own one first; the processor where there are none. Says so where there is one."""
+    own = group.device
+    if own.type == "cuda":
+        others = (torch.device("cuda", index) for index in range(torch.cuda.device_count()))
+        found = (own, *(other for other in others if other != own))
+    else:
+        found = (own,)
+    if len(found) == 1:
+        log.warning("strategy=%s has one device, %s: it trains as one rank with the whole model", strategy, own)
+    return found
 
 
 def prepare(model: nn.Module, loop: Loop, group: Group) -> nn.Module:
