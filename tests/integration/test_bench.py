@@ -8,6 +8,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tandem.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
 from tests.support import ROOT
@@ -16,12 +18,14 @@ from tests.support.waiting import until
 
 DIGITS = ROOT / "examples" / "digits.yaml"
 SECONDS = 120.0
+FULL = pytest.mark.full("cli", "trainer")
 
 
 def table(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO((folder / "bench.csv").read_text())))
 
 
+@FULL
 def test_one_and_two_workers_are_measured(tmp_path: Path) -> None:
     words = [TANDEM, "bench", str(DIGITS), "--workers", "1,2", "--steps", "12", "--rounds", "1", "--out", "out"]
     done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=SECONDS)
@@ -42,6 +46,7 @@ def test_one_and_two_workers_are_measured(tmp_path: Path) -> None:
     assert "samples/s" in done.stdout
 
 
+@FULL
 def test_ctrl_c_ends_the_run_and_shows_what_was_measured(tmp_path: Path) -> None:
     words = [TANDEM, "bench", str(DIGITS), "--workers", "1", "--steps", "100000", "--rounds", "1", "--out", "out"]
     with subprocess.Popen(

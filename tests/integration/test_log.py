@@ -83,7 +83,13 @@ def scraped(group: Elastic) -> dict[tuple[str, ...], float]:
     }
 
 
-@pytest.mark.parametrize("logs", ["True", "rank == 1"], ids=["all ranks", "one rank"])
+@pytest.mark.parametrize(
+    "logs",
+    [
+        pytest.param("True", id="all ranks", marks=pytest.mark.full("core", "coordinator", "trainer")),
+        pytest.param("rank == 1", id="one rank"),
+    ],
+)
 def test_what_a_script_logs_arrives_everywhere_and_goes_on_after_a_killed_rank(tmp_path: Path, logs: str) -> None:
     with Elastic(tmp_path, trainer=script(tmp_path, logs)).start("worker-0", "worker-1") as group:
         status = running(group, 100).status

@@ -83,6 +83,7 @@ def test_it_is_halved_until_it_fits_and_the_curve_is_that_of_small_micro_batches
     assert len(losses(longer)) == 16
 
 
+@pytest.mark.full("trainer", "coordinator")
 def test_a_single_sample_that_does_not_fit_ends_the_job_with_advice(tmp_path: Path) -> None:
     with LocalRun(tmp_path / "a", manifest=written(tmp_path / "a", 0), cwd=tmp_path / "a") as run:
         assert run.ends() == ExitCode.FAILED, run.output

@@ -68,7 +68,9 @@ REPEATED_1F1B = pipeline("1f1b", chunks=3) | REPEATED
     ("loop", "ranks", "processes", "mesh"),
     [
         pytest.param({}, 2, 1, {"data": 2}, id="ddp", marks=FULL),
-        pytest.param({"ddp": {"bucketMegabytes": 0.01, "staticGraph": True}}, 2, 1, {"data": 2}, id="ddp-static"),
+        pytest.param(
+            {"ddp": {"bucketMegabytes": 0.01, "staticGraph": True}}, 2, 1, {"data": 2}, id="ddp-static", marks=FULL
+        ),
         pytest.param(FSDP, 2, 1, {"shard": 2}, id="fsdp", marks=FULL),
         pytest.param(FSDP | {"fsdp": SIZED}, 3, 1, {"shard": 3}, id="fsdp-by-size"),
         pytest.param(
@@ -80,7 +82,7 @@ REPEATED_1F1B = pipeline("1f1b", chunks=3) | REPEATED
             marks=FULL,
         ),
         pytest.param(TENSOR, 2, 2, {"tensor": 2}, id="tensor", marks=FULL),
-        pytest.param(TENSOR, 4, 4, {"shard": 2, "tensor": 2}, id="tensor-and-fsdp"),
+        pytest.param(TENSOR, 4, 4, {"shard": 2, "tensor": 2}, id="tensor-and-fsdp", marks=FULL),
         pytest.param(pipeline("gpipe"), 2, 2, {"pipe": 2}, id="gpipe", marks=FULL),
         pytest.param(REPEATED_1F1B, 4, 2, {"data": 2, "pipe": 2}, id="1f1b-and-data"),
         pytest.param(INTERLEAVED, 2, 2, {"pipe": 2}, id="interleaved", marks=FULL),
