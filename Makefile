@@ -79,7 +79,7 @@ bench-checkpoint: $(STAMP) ## Cost of a save beside torch.save, dcp, accelerate 
 		$(BIN)/python -m benchmarks.checkpoint.loading; loading=$$?; \
 		$(BIN)/python -m benchmarks.checkpoint.restoring && exit $$((saving + loading))
 
-bench-strategies: $(STAMP) ## Memory and speed of ddp and fsdp beside torch alone and accelerate (two idle cores; ARGS="--only memory")
+bench-strategies: $(STAMP) ## Memory and speed of ddp and fsdp beside torch alone and accelerate, bubbles of pipelines (two idle cores; ARGS="--only memory")
 	@$(BIN)/python -m benchmarks.strategies $(ARGS)
 
 bench-operator: $(STAMP) ## The operator under 1,000 jobs, and what it does when pods die (a cluster; ARGS="--only scale --jobs 1000")

@@ -1,6 +1,6 @@
 """What the strategies cost in memory and time: `make bench-strategies`, or
 
-    python -m benchmarks.strategies [--only memory overhead save] [--rounds 9] [--steps 60]
+    python -m benchmarks.strategies [--only memory overhead save bubble] [--rounds 9] [--steps 60]
 
 Two ranks of one thread each, over gloo, all of them started by torchrun; every measurement is in fresh processes.
 
@@ -8,6 +8,7 @@ Two ranks of one thread each, over gloo, all of them started by torchrun; every 
   overhead  Tandem's loop (`-m tandem_trainer` with its log, without a save before the end) beside the same with torch
             alone and with accelerate, whose sides take turns (A B C C B A). Judged as `benchmarks.throughput` does.
   save      the stall of a save under each strategy, from the training log. Without a goal.
+  bubble    the share of a step in which the ranks of a pipeline wait, under each schedule, beside theory.
 
 Exit codes: 0 where all goals are met; 1 where one is missed or a measurement failed; 3 where one could not be judged.
 """
@@ -16,34 +17,31 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from benchmarks.goals import Outcome, Verdict, exit_code
-from benchmarks.strategies.work import LARGE, RANKS, SMALL, STRATEGIES, Work
+from benchmarks.strategies.bubble import bubble
+from benchmarks.strategies.launch import NEVER, TORCHRUN, in_time, run_directory
+from benchmarks.strategies.work import LARGE, RANKS, SMALL, STRATEGIES
 from benchmarks.throughput.sides import Failure, Measurement, measured, watched
 from benchmarks.throughput.verdict import Goal, clock_ratios, judge, processor_ratios, shown
 from tandem.launch import RUN_DIR
 from tandem.rundir.layout import RunDir
-from tests.support import ROOT, manifests
 from tests.support.lines import read_lines
 
-PARTS = ("memory", "overhead", "save")
+PARTS = ("memory", "overhead", "save", "bubble")
 LEAST_SAVING = 0.6
 """Peak memory of a rank under fsdp over that under ddp, at two ranks."""
 MEMORY_STEPS, MEMORY_SECONDS = 4, 300.0
 SKIP = 10
 """First steps that do not count."""
 SAVES, SAVE_EVERY = 4, 10
-NEVER = 1_000_000
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
 
 
 def main() -> None:
@@ -59,6 +57,8 @@ def main() -> None:
     if "save" in options.only:
         for strategy in STRATEGIES:
             verdicts += save(strategy)
+    if "bubble" in options.only:
+        verdicts += bubble(options.rounds)
     print()
     for verdict in verdicts:
         print(verdict)
@@ -105,27 +105,6 @@ def _memory(strategy: str) -> list[dict[str, Any]]:
         return [json.loads(Path(name, f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 
-def in_time(command: list[str], environment: Mapping[str, str], seconds: float) -> "subprocess.CompletedProcess[str]":
-    """Run torchrun to its end. If that takes longer, its ranks are ended with it.
-
-    Raises:
-        Failure: it took longer.
-    """
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        output, errors = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired as error:
-        # Each rank is in a session of its own: killing torchrun's would not reach them.
-        for one in (*psutil.Process(process.pid).children(recursive=True), process):
-            with suppress(psutil.NoSuchProcess, ProcessLookupError):
-                one.kill()
-        process.communicate()
-        raise Failure("took too long") from error
-    return subprocess.CompletedProcess(command, process.returncode, output, errors)
-
-
 def overhead(strategy: str, rounds: int, steps: int) -> list[Verdict]:
     """Tandem's loop with a strategy beside its references, in turns."""
     print(f"\n{strategy}: {SMALL}, {steps} steps", flush=True)
@@ -164,7 +143,7 @@ def _tandem(strategy: str, steps: int) -> Measurement:
         Failure: it did not do its work.
     """
     with tempfile.TemporaryDirectory() as name:
-        run_dir = _run_directory(Path(name, "run"), SMALL, strategy, steps, NEVER)
+        run_dir = run_directory(Path(name, "run"), SMALL, strategy, steps, NEVER)
         command = [*TORCHRUN, "-m", "tandem_trainer"]
         began, looks = watched(command, Path(name), _is_rank, steps, {RUN_DIR: str(run_dir.path)})
         ends = [line["time"] for line in _records(run_dir, "step")]
@@ -189,7 +168,7 @@ def save(strategy: str) -> list[Verdict]:
     print(f"\nsaves under {strategy}: {LARGE}", flush=True)
     steps = SAVES * SAVE_EVERY + 1
     with tempfile.TemporaryDirectory() as name:
-        run_dir = _run_directory(Path(name, "run"), LARGE, strategy, steps, SAVE_EVERY)
+        run_dir = run_directory(Path(name, "run"), LARGE, strategy, steps, SAVE_EVERY)
         try:
             watched([*TORCHRUN, "-m", "tandem_trainer"], Path(name), _is_rank, steps, {RUN_DIR: str(run_dir.path)})
         except Failure as failure:
@@ -204,16 +183,6 @@ def save(strategy: str) -> list[Verdict]:
         flush=True,
     )
     return []
-
-
-def _run_directory(path: Path, work: Work, strategy: str, steps: int, every: int) -> RunDir:
-    trainer = {
-        "task": "tandem_trainer.causal_lm:CausalLM",
-        "parameters": work.parameters,
-        "loop": work.loop(strategy, steps),
-    }
-    job = manifests.job("bench", trainer=trainer, checkpoint={"everySteps": every}, workers={"replicas": RANKS})
-    return manifests.run_directory(path, job)
 
 
 def _records(run_dir: RunDir, kind: str) -> list[dict[str, Any]]:
@@ -231,7 +200,7 @@ def _options() -> argparse.Namespace:
         prog="python -m benchmarks.strategies", description="What the strategies cost in memory and time."
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="these parts alone")
-    parser.add_argument("--rounds", type=int, default=9, help="of overhead; fewer than 6 are not judged")
+    parser.add_argument("--rounds", type=int, default=9, help="of overhead and bubble; fewer than 6 are not judged")
     parser.add_argument("--steps", type=int, default=60, help=f"of overhead; the first {SKIP} do not count")
     options = parser.parse_args()
     if options.rounds < 1 or options.steps <= SKIP:

@@ -22,6 +22,8 @@ class Work:
     """Tokens of a passage."""
     batch_size: int
     """Passages of a step, over all ranks."""
+    tied: bool = True
+    """Whether the first and the last layer share weights."""
 
     def __str__(self) -> str:
         shape = f"{self.layers} layers of {self.width}, batch {self.batch_size}×{self.length}"
@@ -30,7 +32,8 @@ class Work:
     @property
     def parameters(self) -> dict[str, Any]:
         """`spec.trainer.parameters` of the task."""
-        return {"width": self.width, "layers": self.layers, "heads": self.heads, "length": self.length}
+        shape = {"width": self.width, "layers": self.layers, "heads": self.heads, "length": self.length}
+        return shape | {"tied": self.tied}
 
     @property
     def task(self) -> CausalLM:
@@ -54,3 +57,5 @@ LARGE = Work(width=640, layers=12, heads=10, length=32, batch_size=2)
 """Some 60 million parameters and a step with few activations, so that the state is what memory goes to."""
 SMALL = Work(width=256, layers=4, heads=4, length=64, batch_size=8)
 """Some 3 million parameters, whose step takes a core about 0.1 s."""
+PIPELINED = Work(width=384, layers=8, heads=6, length=128, batch_size=8, tied=False)
+"""Layers that divide into equal stages, and passes that take far longer than what they pass on."""

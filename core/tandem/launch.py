@@ -127,6 +127,11 @@ def program_command(words: Sequence[str], python: str = sys.executable) -> list[
     return [python, *words] if words[0].endswith(".py") else list(words)
 
 
+def schedule_beside(trace: Path) -> Path:
+    """Where rank 0 writes what the ranks of a pipeline did when, if it writes a trace there."""
+    return trace.with_suffix(".schedule.json")
+
+
 def environment(
     job: DistributedTrainingJob, run_dir: Path, replica: str, token: str = "", coordinator: str = ""
 ) -> dict[str, str]:

@@ -79,7 +79,7 @@ class Told:
     draws = False
 
     def __init__(self, console: Console, steps: int, runs: int) -> None:
-        self._console, self._steps, self._runs = console, steps, runs
+        self._console, self._steps, self._of, self._runs = console, steps, steps, runs
         self._number, self._what, self._next, self._shown = 0, "", 0.0, ""
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -99,14 +99,23 @@ class Told:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def begin(self, what: str) -> None:
-        """The next run begins."""
+    def begin(self, what: str, steps: int | None = None) -> None:
+        """The next run begins.
+
+        Args:
+            steps: it has so many, and not as many as most.
+        """
         self._number, self._what, self._next, self._shown = self._number + 1, what, 0.0, ""
-        self._bar.update(self._task, description=self._head, completed=0, waiting="")
+        self._of = steps or self._steps
+        self._bar.update(self._task, description=self._head, completed=0, total=self._of, waiting="")
 
     def end_run(self, result: str) -> None:
         """A run is over."""
         self._bar.console.print(printable(f"{self._head}: {result}"), markup=False, soft_wrap=True)
+
+    def note(self, words: str) -> None:
+        """Something besides about the run that is over."""
+        self._bar.console.print(printable(words), markup=False, soft_wrap=True)
 
     @property
     def _head(self) -> str:
@@ -120,7 +129,7 @@ class Told:
         if self._console.is_terminal:
             self._bar.update(self._task, completed=step, waiting=waiting)
             return
-        line = f"{self._head}: {waiting or f'step {number(step)} of {number(self._steps)}'}"
+        line = f"{self._head}: {waiting or f'step {number(step)} of {number(self._of)}'}"
         if line != self._shown and time.monotonic() >= self._next:
             self._next, self._shown = time.monotonic() + LINE_SECONDS, line
             self._console.print(line, markup=False, soft_wrap=True)

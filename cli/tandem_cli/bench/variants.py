@@ -21,8 +21,8 @@ WARM_UP, WARM_UP_SHARE = 10, 4
 """Warm-up steps, which are left out: this many at most, and at most this fraction of all steps."""
 NEVER = 1_000_000_000
 """Steps after which a checkpoint would be saved: a save would be part of the time, and of the memory."""
-TRACE_STEPS = 10
-"""A few more than a trace has (tandem_trainer.step_trace)."""
+TRACE_STEPS = 20
+"""A few more than what is recorded needs (tandem_trainer.step_trace, tandem_trainer.strategies.passes)."""
 
 
 @dataclass(frozen=True)

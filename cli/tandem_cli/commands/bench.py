@@ -12,13 +12,15 @@ from tandem.errors import Unmet, UserError
 from tandem.exitcode import ExitCode
 from tandem.formatting import number, size
 from tandem.job import DistributedTrainingJob
+from tandem.launch import schedule_beside
 from tandem.manifest.reading import job_of, read_source, refuse
 from tandem.manifest.source import Source
 from tandem.rundir.layout import RunDir
 from tandem_cli.bench.measurement import Measurement, Unmeasured, measured
 from tandem_cli.bench.results import Conditions, Results, Run
+from tandem_cli.bench.schedule import Schedule, drawn, title
 from tandem_cli.bench.trial import Machine, Told, drop_checkpoints, train
-from tandem_cli.bench.variants import LEAST_STEPS, Variant, traced, variants, warm_up
+from tandem_cli.bench.variants import LEAST_STEPS, TRACE_STEPS, Variant, traced, variants, warm_up
 from tandem_cli.commands.run import need_torch
 from tandem_cli.local.local_run import Requests
 from tandem_cli.local.placement import share_gpus, usable_cores
@@ -51,7 +53,10 @@ def bench(
         typer.Option("--out", metavar="DIR", help="Folder for results and runs.", show_default="runs/bench-NAME"),
     ] = None,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Also trace a few steps of rank 0, in one more run of each.")
+        bool,
+        typer.Option(
+            "--profile", help="In one more run of each, trace a few steps of rank 0, and draw what pipelines do when."
+        ),
     ] = False,
     code: CodeOption = None,
     output: OutputOption = Output.TEXT,
@@ -144,10 +149,13 @@ class _Bench:
         path = self._folder / "runs" / f"{_named(variant)}-trace"
         file = self._folder / f"trace-{_named(variant)}.json"
         file.unlink(missing_ok=True)
-        told.begin(f"{variant.name}, traced")
+        schedule_beside(file).unlink(missing_ok=True)
+        told.begin(f"{variant.name}, traced", TRACE_STEPS)
         train(traced(variant, file), path, self._machine, self._requests, told, self._pack)
         drop_checkpoints(RunDir(path))
         told.end_run(str(file) if file.exists() else f"no trace was written; see {path / 'log'}")
+        if (recorded := schedule_beside(file)).exists():
+            told.note(_draw_schedule(recorded, self._folder / f"schedule-{_named(variant)}"))
 
 
 def _named(variant: Variant) -> str:
@@ -189,22 +197,38 @@ def _refuse_what_cannot_run(
         raise UserError(f"--out: {folder} is a file; a bench needs a folder")
 
 
+def _draw_schedule(recorded: Path, stem: Path) -> str:
+    """Draw what a pipeline recorded; returns what it shows, in words."""
+    schedule = Schedule.read_json(recorded.read_bytes())
+    try:
+        from tandem_cli.report.raster import painted, standalone
+    except ModuleNotFoundError:
+        return schedule.words
+    svg = standalone(drawn(schedule), title(schedule))
+    picture, _ = _keep(stem, svg, painted(svg))
+    return f"{schedule.words}; drawn in {picture}"
+
+
+def _keep(stem: Path, svg: str, png: bytes) -> tuple[Path, Path]:
+    """Write both forms of a picture."""
+    files = stem.with_suffix(".png"), stem.with_suffix(".svg")
+    files[0].write_bytes(png)
+    files[1].write_text(svg)
+    return files
+
+
 def write(results: Results, folder: Path) -> tuple[Path, ...]:
     """Write all files; returns the pictures, none where what draws them is not installed."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bench.csv").write_text(results.csv())
     (folder / "bench.json").write_text(json.dumps(results.record(), indent=2) + "\n")
     try:
-        from tandem_cli.bench.picture import drawn
+        from tandem_cli.bench import picture
         from tandem_cli.report.raster import painted
     except ModuleNotFoundError:
         return ()
-    svg = drawn(results)
-    if not svg:
-        return ()
-    (folder / "bench.svg").write_text(svg)
-    (folder / "bench.png").write_bytes(painted(svg))
-    return folder / "bench.png", folder / "bench.svg"
+    svg = picture.drawn(results)
+    return _keep(folder / "bench", svg, painted(svg)) if svg else ()
 
 
 def _show(results: Results, folder: Path, pictures: Sequence[Path], output: Output) -> None:

@@ -15,6 +15,8 @@ Rejected: to trace the model with torch.export (dropout that is keyed by sample 
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn
 
@@ -42,6 +44,7 @@ from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.meter import Busy
 from tandem_trainer.models.dropout import Draws
 from tandem_trainer.process_group import Group
+from tandem_trainer.strategies.passes import Passes, RecordedStage
 from tandem_trainer.strategies.strategy import Examples, Runner, Strategy, clip_parts
 from tandem_trainer.task import Task, checked, name_of
 
@@ -195,9 +198,13 @@ class _Runner:
         self.inputs: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.samples: list[int] = []
         self.step, self.scale = 0, 0.0
+        about = {"schedule": options.schedule, "ranks": options.stages, "stages": count}
+        about |= {"microBatches": strategy._chunks}
+        self._passes = Passes(strategy.group, about) if Passes.are_wanted() else None
+        stage = PipelineStage if self._passes is None else partial(RecordedStage, self._passes)
         number = torch.zeros(1, dtype=torch.int64)
         self.stages = [
-            PipelineStage(
+            stage(
                 _Stage(self, index, strategy._parts[index], is_last=index == count - 1),
                 index,
                 count,
@@ -235,13 +242,14 @@ class _Runner:
         numbers = torch.arange(count)
         losses: list[Tensor] = []
         try:
-            self._schedule.step(
-                *([numbers] if is_first else []),
-                chunk=numbers,
-                target=numbers if is_last else None,
-                losses=losses if is_last else None,
-                return_outputs=False,
-            )
+            with nullcontext() if self._passes is None else self._passes.step():
+                self._schedule.step(
+                    *([numbers] if is_first else []),
+                    chunk=numbers,
+                    target=numbers if is_last else None,
+                    losses=losses if is_last else None,
+                    return_outputs=False,
+                )
         except RuntimeError as error:
             # torch wraps what a stage raises.
             raise error.__cause__ if isinstance(error.__cause__, ConfigurationError) else error from error
