@@ -6,17 +6,20 @@ import json
 import os
 import signal
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tandem.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
-from tests.support import ROOT
+from tandem_cli.bench.schedule import COLORS, Schedule, replayed
+from tandem_trainer.strategies.passes import RECORDED
+from tests.support import EXAMPLES
 from tests.support.processes import TANDEM, environment
 from tests.support.waiting import until
 
-DIGITS = ROOT / "examples" / "digits.yaml"
+DIGITS = EXAMPLES / "digits.yaml"
 SECONDS = 120.0
 FULL = pytest.mark.full("cli", "trainer")
 
@@ -44,6 +47,27 @@ def test_one_and_two_workers_are_measured(tmp_path: Path) -> None:
     assert not any(RunDir(path).checkpoints.exists() for path in runs), "weights that nobody needs"
     assert "2/2 ddp, 2 workers, round 1 of 1: " in done.stderr
     assert "samples/s" in done.stdout
+
+
+@FULL
+def test_the_ranks_of_a_pipeline_record_each_pass_and_the_schedule_is_drawn(tmp_path: Path) -> None:
+    options = ["--workers", "1", "--steps", "5", "--rounds", "1", "--profile", "--out", "out"]
+    words = [TANDEM, "bench", str(EXAMPLES / "minigpt-pipeline.yaml"), *options]
+    words += ["--set", 'trainer.loop.pipeline={"stages": 2, "schedule": "zeroBubble", "chunks": 4}']
+    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == ExitCode.DONE, done.stderr
+    assert "zeroBubble, 2 ranks, 4 micro-batches: bubble " in done.stderr
+    assert (tmp_path / "out" / "schedule-pipeline-1.png").read_bytes().startswith(b"\x89PNG")
+    schedule = Schedule.read_json((tmp_path / "out" / "trace-pipeline-1.schedule.json").read_bytes())
+    assert len(schedule.steps) == RECORDED
+    for step in schedule.steps:
+        by_rank = {rank: [one for one in step if one.rank == rank] for rank in range(2)}
+        for rank, passes in by_rank.items():
+            forward = sorted((one.stage, one.micro_batch) for one in passes if one.kind == "forward")
+            assert forward == [(stage, number) for stage in (rank, rank + 2) for number in range(4)]
+            assert len([one for one in passes if one.kind in ("backward", "input")]) == 8
+            assert all(one.end <= other.begin for one, other in pairwise(passes)), "one pass after the other"
+        assert len(replayed(step, dict.fromkeys(COLORS, 1.0))) == len(step)
 
 
 @FULL
