@@ -26,17 +26,19 @@ from pathlib import Path
 
 from benchmarks.goals import Outcome, Verdict, exit_code
 from tandem.footprint import Question
-from tandem.job import DistributedTrainingJob
+from tandem.job import DistributedTrainingJob, Trainer
 from tandem.manifest.reading import read_job
+from tandem.strategies import micro_batches
+from tandem_cli.planning import pipeline
 from tandem_cli.planning.memory import Strategy, batch_of, memory, shown
 
 MOST = 0.10
 """Error of the worst shape."""
 STEPS = 3
 """The first one makes the optimizer's state, the second one DDP's final buckets."""
-FSDP_RUNS = 3
-"""Of each shape under FSDP. Runs on two shared cores were up to 12 % apart."""
-MINIGPT, DIGITS = "examples/minigpt.yaml", "examples/digits.yaml"
+RUNS = 3
+"""Of each shape under FSDP and in a pipeline. Runs on two shared cores were up to 12 % apart."""
+MINIGPT, DIGITS, STAGES = "examples/minigpt.yaml", "examples/digits.yaml", "examples/minigpt-pipeline.yaml"
 SYNTHETIC = "trainer.config.data={name: synthetic, imageSize: 32, samples: 512}"
 
 
@@ -69,6 +71,11 @@ def minigpt(width: int, layers: int, length: int, batch: int, *more: str) -> tup
     )
 
 
+def scheduled(schedule: str, chunks: int) -> str:
+    """An override of a pipeline of two stages."""
+    return f"trainer.loop.pipeline={{stages: 2, schedule: {schedule}, chunks: {chunks}}}"
+
+
 def image(model: str, batch: int, *more: str) -> tuple[str, ...]:
     """Overrides of an image job on synthetic images of 32×32."""
     return (f"trainer.config.model={model}", f"trainer.config.globalBatchSize={batch}", SYNTHETIC, *more)
@@ -99,6 +106,14 @@ SHAPES = (
     Shape("minigpt 512×12, batch 4", 2, MINIGPT, minigpt(512, 12, 128, 4), Strategy.FSDP),
     Shape("minigpt 256×4, batch 16, matrices in 2", 2, MINIGPT, minigpt(256, 4, 128, 16), Strategy.TENSOR, 2),
     Shape("minigpt 512×6, batch 4, matrices in 2", 4, MINIGPT, minigpt(512, 6, 128, 4), Strategy.TENSOR, 2),
+    Shape("minigpt 256×4, batch 16, 1F1B", 2, STAGES, minigpt(256, 4, 128, 16), Strategy.PIPELINE),
+    Shape("minigpt 512×6, batch 8, GPipe", 2, STAGES, minigpt(512, 6, 128, 8, scheduled("gpipe", 4)),
+          Strategy.PIPELINE),
+    Shape("minigpt 256×8, batch 16, interleaved", 2, STAGES,
+          minigpt(256, 8, 128, 16, scheduled("interleaved1f1b", 8)), Strategy.PIPELINE),
+    Shape("minigpt 256×8, batch 16, zero bubble", 2, STAGES,
+          minigpt(256, 8, 128, 16, scheduled("zeroBubble", 8)), Strategy.PIPELINE),
+    Shape("minigpt 256×8, batch 32, two 1F1B", 4, STAGES, minigpt(256, 8, 128, 32), Strategy.PIPELINE),
 )  # fmt: skip
 
 
@@ -107,6 +122,8 @@ def predicted(shape: Shape) -> int:
     from tandem_trainer.footprint import answered
 
     job = shape.job
+    if shape.strategy is Strategy.PIPELINE:
+        return _predicted_pipeline(shape.ranks, job.spec.trainer)
     copies = shape.ranks // shape.tensor
     batch = batch_of(job.spec.trainer.settings_of_loop, copies)
     question = Question(trainer=job.spec.trainer, micro_batches=(batch.micro_batch,), tensor_parallel=shape.tensor)
@@ -114,6 +131,23 @@ def predicted(shape: Shape) -> int:
     assert answer.footprint is not None, answer.mistakes
     assert answer.footprint.passes, answer.footprint.untraced
     return memory(shape.strategy, copies, answer.footprint, answer.footprint.passes[0], batch.passes).total
+
+
+def _predicted_pipeline(ranks: int, trainer: Trainer) -> int:
+    from tandem_trainer.footprint import answered
+
+    loop = trainer.settings_of_loop
+    assert loop.pipeline is not None
+    copies = ranks // loop.pipeline.stages
+    chunks, samples = micro_batches(loop, copies)
+    sizes = {True: samples, False: batch_of(loop, ranks).micro_batch}
+    questions = {key: Question(trainer=trainer, micro_batches=(size,), by_stage=key) for key, size in sizes.items()}
+    staged, whole = (answered(questions[key], lambda words: None).footprint for key in (True, False))
+    assert staged is not None
+    assert whole is not None
+    assert staged.stages, staged.untraced
+    known = whole.model_copy(update={"stages": staged.stages})
+    return pipeline.memory(known, loop.pipeline, chunks, samples).total
 
 
 def measured(shape: Shape) -> int:
@@ -172,7 +206,7 @@ def train(shape: Shape) -> int:
         draws = key_dropout(model)
         model = prepare(model, loop, group)
         average = averaged(model, loop.ema_decay)
-        strategy = strategy_of(loop, group, per_worker=shape.tensor)
+        strategy = strategy_of(loop, group, per_worker=loop.pipeline.stages if loop.pipeline else shape.tensor)
         examples = partial(examples_of, task, dataset, start)
         strategy.shard(model, task, examples)
         if average is not None:
@@ -218,7 +252,7 @@ def main() -> None:
     for shape in SHAPES:
         if options.only not in f"{shape.name} {shape.strategy}":
             continue
-        runs = FSDP_RUNS if shape.strategy in (Strategy.FSDP, Strategy.TENSOR) else 1
+        runs = RUNS if shape.strategy in (Strategy.FSDP, Strategy.TENSOR, Strategy.PIPELINE) else 1
         said, was = predicted(shape), statistics.median(measured(shape) for _ in range(runs))
         error = errors[shape] = said / was - 1
         cells = (shape.name, shape.strategy.value, shape.ranks, shown(said), shown(was), f"{100 * error:+.1f} %")

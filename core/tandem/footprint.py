@@ -23,6 +23,8 @@ class Question(Model):
     """Samples of one forward pass: each size is traced."""
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
     """Ranks that split each matrix: what one of them takes is asked for, the first, which has most."""
+    by_stage: bool = False
+    """Whether the stages of the job's pipeline are traced one by one, instead of the model as a whole."""
 
 
 class Pass(Model):
@@ -42,6 +44,34 @@ class Pass(Model):
     attention."""
     added_up: Bytes = 0
     """Activations and their gradients that ranks which split matrices add up with each other."""
+
+
+class StagePass(Model):
+    """A micro-batch in a stage of a pipeline. Sizes are beyond parameters, buffers, all gradients and the optimizer."""
+
+    samples: int
+    """Of the micro-batch."""
+    kept: Bytes
+    """What exists from its forward pass to its backward pass, with its inputs and outputs."""
+    forward: Bytes
+    """The most that exists during its forward pass."""
+    peak: Bytes
+    """The most that exists during either pass."""
+    sent: Bytes
+    """What goes to the next stage; as much comes back."""
+    flops: float
+    """Operations of both passes, as for `Pass`."""
+
+
+class Stage(Model):
+    """Consecutive parts of a model, on one rank of a pipeline."""
+
+    parameters: Bytes
+    gradients: Bytes
+    """Those of the parameters that learn."""
+    buffers: Bytes
+    passes: tuple[StagePass, ...]
+    """In the order of the question."""
 
 
 class Footprint(Model):
@@ -72,6 +102,8 @@ class Footprint(Model):
     """In the order of the question; none where the step could not be traced."""
     untraced: str = ""
     """Why not."""
+    stages: tuple[Stage, ...] = ()
+    """Of the job's pipeline, where they were asked for."""
 
 
 class Mistake(Model):

@@ -1,4 +1,4 @@
-"""What a strategy of parallelism asks of the workers of a job (docs/strategies.md)."""
+"""What a strategy of parallelism asks of the workers of a job, and how a pipeline cuts a batch (docs/strategies.md)."""
 
 from tandem.model import Rule
 from tandem.pod_template import gpus_in_cel, processes_in_cel
@@ -20,6 +20,24 @@ def _chosen(*strategies: StrategyName) -> str:
 
 def _stages(loop: Loop | None) -> int:
     return 1 if loop is None or loop.strategy != "pipeline" else (loop.pipeline or Pipeline()).stages
+
+
+CHUNKS_PER_RANK = 4
+"""With so many micro-batches the time in which ranks wait is small (https://arxiv.org/abs/1811.06965, section 2.3)."""
+
+
+def micro_batches(loop: Loop, copies: int) -> tuple[int, int]:
+    """Micro-batches that pass through a pipeline in each step, and samples of the largest.
+
+    Args:
+        copies: pipelines that share the global batch.
+    """
+    options = loop.pipeline or Pipeline()
+    share = -(-loop.global_batch_size // copies)
+    count = options.chunks or CHUNKS_PER_RANK * options.stages
+    if loop.micro_batch_size is not None:
+        count *= -(-share // (count * loop.micro_batch_size))
+    return count, -(-share // count)
 
 
 RULES: tuple[Rule, ...] = (

@@ -23,6 +23,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
-from tandem.footprint import Answer, Footprint, Mistake, Pass, Question
+from tandem.footprint import Answer, Footprint, Mistake, Pass, Question, Stage
 from tandem.formatting import one_line
 from tandem.job import Trainer
 from tandem.rundir.durable import may_pass
@@ -40,6 +41,7 @@ from tandem.tasks import Fsdp, Loop
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.models.dropout import Draws, SampleDropout, key_dropout
 from tandem_trainer.process_group import Group
+from tandem_trainer.stage_footprint import Stages
 from tandem_trainer.strategies.strategy import Plan, blocks_of, prepare
 from tandem_trainer.strategies.tensor import COLWISE, check, split_modules
 from tandem_trainer.task import Task, class_of, configured, name_of, sentence, task_of, tensors_of, told
@@ -56,7 +58,11 @@ class Untraceable(Exception):  # noqa: N818 - it says what the model is
 
 
 def footprint(
-    trainer: Trainer, micro_batches: Sequence[int], progress: Progress, tensor_parallel: int = 1
+    trainer: Trainer,
+    micro_batches: Sequence[int],
+    progress: Progress,
+    tensor_parallel: int = 1,
+    by_stage: bool = False,
 ) -> Footprint:
     """What the task of a job takes.
 
@@ -65,6 +71,7 @@ def footprint(
         micro_batches: samples of one forward pass, each of which is traced.
         progress: told what is done, in words.
         tensor_parallel: ranks that split each matrix.
+        by_stage: whether the stages of the job's pipeline are traced one by one, instead of the model.
 
     Raises:
         ConfigurationError: the task cannot work as it is written, or its model cannot be made without its weights.
@@ -78,18 +85,25 @@ def footprint(
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         progress("makes the model, without its weights")
         traced = _Step(task, loop, tensor_parallel)
+        stages = traced.stages(mode) if by_stage else None
         passes, untraced = [], ""
         try:
             for samples in micro_batches:
                 whose = f", of one of {tensor_parallel} ranks that split it" if tensor_parallel > 1 else ""
+                whose = ", stage by stage" if by_stage else whose
                 progress(f"traces a step of {samples:,} samples{whose}")
                 with mode_off():
                     batch = _batch(task, tensors, dataset, start, min(end, start + DIFFERENT_SAMPLES), samples)
-                passes.append(traced.take(tree_map_only(Tensor, mode.from_tensor, batch), samples))
+                batch = tree_map_only(Tensor, mode.from_tensor, batch)
+                if stages is None:
+                    passes.append(traced.take(batch, samples))
+                else:
+                    traced.take_stages(stages, batch, samples)
         except Untraceable as error:
             passes, untraced = [], str(error)
         return traced.footprint(
             passes=tuple(passes),
+            stages=() if stages is None or untraced else stages.found(),
             untraced=untraced,
             samples=end - start,
             data=sum(tensor.nbytes for tensor in tensors) if tensors is not None else 0,
@@ -160,7 +174,7 @@ class _Step:
     """The step of the loop, over fake tensors. Made and used under a FakeTensorMode."""
 
     def __init__(self, task: Task[Any], loop: Loop, tensor_parallel: int) -> None:
-        self._loop, self._added_up = loop, 0
+        self._task, self._loop, self._added_up = task, loop, 0
         torch.manual_seed(0)
         # Of one rank: what strategies add is the planner's to say. On CPUs syncBatchNorm is ignored, with a warning.
         loop = loop.model_copy(update={"sync_batch_norm": False})
@@ -222,10 +236,8 @@ class _Step:
             ConfigurationError: the loss is not one for each sample.
             Untraceable: it cannot be traced.
         """
-        if not all(isinstance(parameter, FakeTensor) for parameter in self._model.parameters()):
-            raise Untraceable("the model brings weights of its own, which are read from somewhere")
         self._added_up = 0
-        try:
+        with self._traceable():
             with FlopCounterMode(display=False) as operations, _Casts(self._model.parameters()) as casts:
                 self._run(batch, samples)
             self._casts, added_up = sum(casts.sizes.values()), self._added_up
@@ -233,13 +245,6 @@ class _Step:
             for parameter in self._learning:
                 parameter.grad = torch.zeros_like(parameter)
             accumulating, _ = self._peak(batch, samples)
-        except ConfigurationError:
-            raise
-        except Exception as error:
-            if may_pass(error):
-                raise
-            why = "it depends on the values of data" if "DataDependent" in type(error).__name__ else told(error)
-            raise Untraceable(f"a step cannot be traced: {why}") from error
         state = self._state_size()
         return Pass(
             samples=samples,
@@ -249,6 +254,24 @@ class _Step:
             flops=float(operations.get_total_flops()),
             added_up=added_up,
         )
+
+    @contextmanager
+    def _traceable(self) -> Iterator[None]:
+        """
+        Raises:
+            Untraceable: what is done in it cannot be.
+        """
+        if not all(isinstance(parameter, FakeTensor) for parameter in self._model.parameters()):
+            raise Untraceable("the model brings weights of its own, which are read from somewhere")
+        try:
+            yield
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            if may_pass(error):
+                raise
+            why = "it depends on the values of data" if "DataDependent" in type(error).__name__ else told(error)
+            raise Untraceable(f"a step cannot be traced: {why}") from error
 
     def _peak(self, batch: Any, samples: int) -> tuple[int, int]:
         """Bytes that are alive at the peak of a step, and those of them that are gradients."""
@@ -276,7 +299,21 @@ class _Step:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
-    def footprint(self, *, passes: tuple[Pass, ...], untraced: str, samples: int, data: int) -> Footprint:
+    def stages(self, mode: FakeTensorMode) -> Stages:
+        """What traces stages of the model."""
+        lower = DTYPES.get(self._loop.precision)
+        precision = torch.autocast("cpu", dtype=lower, enabled=lower is not None)
+        return Stages(self._task, self._model, self._loop, mode, precision)
+
+    def take_stages(self, stages: Stages, batch: Any, samples: int) -> None:
+        """Trace a micro-batch through stages; arguments and errors are those of `take`."""
+        self._draws.set(self._loop.seed, 0, torch.zeros(samples, dtype=torch.int64))
+        with self._traceable():
+            stages.take(batch, samples)
+
+    def footprint(
+        self, *, passes: tuple[Pass, ...], stages: tuple[Stage, ...], untraced: str, samples: int, data: int
+    ) -> Footprint:
         """All there is to say."""
         parameters, buffers = _size(self._model.parameters()), _size(self._model.buffers())
         optimizer = self._optimizer_size()
@@ -296,6 +333,7 @@ class _Step:
             samples=samples,
             blocks=tuple(_sizes_of_blocks(blocks_of(self._model, (self._loop.fsdp or Fsdp()).wrap_parameters))),
             passes=passes,
+            stages=stages,
             untraced=untraced,
         )
 
@@ -344,7 +382,8 @@ def answered(question: Question, progress: Progress) -> Answer:
             _, wrong = configured(class_of(trainer), trainer.parameters or {})
             if wrong:
                 return Answer(mistakes=tuple(Mistake(path=path, message=sentence(path, what)) for path, what in wrong))
-        return Answer(footprint=footprint(trainer, question.micro_batches, progress, question.tensor_parallel))
+        sizes, tensor = question.micro_batches, question.tensor_parallel
+        return Answer(footprint=footprint(trainer, sizes, progress, tensor, question.by_stage))
     except ConfigurationError as error:
         return Answer(mistakes=(Mistake(path=TASK, message=one_line(str(error))),))
 

@@ -13,11 +13,11 @@ from pydantic.alias_generators import to_camel
 from tandem.errors import Unmet, UserError
 from tandem.footprint import Answer, Footprint, Question
 from tandem.formatting import duration, number, several
-from tandem.job import DistributedTrainingJob, Trainer
+from tandem.job import DistributedTrainingJob
 from tandem.manifest.reading import job_of, read_source, refuse
 from tandem_cli.output import Output, OutputOption, OverridesOption, echo, emit
 from tandem_cli.planning.memory import bytes_of, shown, state_of, world_sizes
-from tandem_cli.planning.plan import RESERVE, Budget, Plan, Row, batches, degree_of, planned
+from tandem_cli.planning.plan import RESERVE, Budget, Plan, Row, batches, degree_of, planned, staged_batches
 from tandem_cli.planning.speed import DEFAULT_DEVICE, DEVICES, UTILIZATION, Speed
 
 COLUMNS = ("parameters", "gradients", "optimizer", "activations", "casts", "gathered", "other")
@@ -76,18 +76,18 @@ def plan(
             "tandem plan takes a job's manifest, or --parameters with the size of a model; give one of them"
         )
     if parameters is not None:
-        footprints, job, loop = {1: state_of(round(parameters))}, None, None
+        footprints, staged, job, loop = {1: state_of(round(parameters))}, None, None, None
         budget = Budget(memory, held, None, price_per_hour)
         wanted, per_worker = worlds[-1], 1
     else:
         assert file is not None
-        footprints, job = _traced(file, overrides or (), worlds)
+        footprints, staged, job = _traced(file, overrides or (), worlds)
         loop = job.spec.trainer.settings_of_loop
         speed = Speed(peak_flops or sheet.peak(loop.precision), utilization, speed_of_links)
         budget = Budget(memory, held, speed, price_per_hour)
         per_worker = job.spec.workers.processes
         wanted = job.spec.workers.replicas * per_worker
-    found, footprint = planned(footprints, loop, worlds, wanted, budget, per_worker), footprints[1]
+    found, footprint = planned(footprints, loop, worlds, wanted, budget, per_worker, staged), footprints[1]
     if as_json or output.is_data:
         emit(_record(found, footprint, job, budget), Output.JSON if as_json else output)
     else:
@@ -96,8 +96,8 @@ def plan(
 
 def _traced(
     file: str, overrides: Sequence[str], worlds: Sequence[int]
-) -> tuple[dict[int, Footprint], DistributedTrainingJob]:
-    """The footprint of a job's task, by the number of ranks that split each matrix.
+) -> tuple[dict[int, Footprint], Footprint | None, DistributedTrainingJob]:
+    """The footprint of a job's task, by the number of ranks that split each matrix; and with stages, if it is cut.
 
     Raises:
         UserError: the manifest or the task is wrong, or the job trains no task.
@@ -111,22 +111,26 @@ def _traced(
             "model give its size: tandem plan --parameters 7e9"
         )
         refuse([Unmet(("spec", "trainer", "command"), why)], source, overrides)
-    loop, found = trainer.settings_of_loop, {}
-    for tensor in dict.fromkeys((1, degree_of(loop))):
-        if not (sizes := batches(loop, worlds, tensor)):
-            continue
-        answer = _asked(trainer, sizes, tensor)
+
+    def known(sizes: tuple[int, ...], tensor: int = 1, by_stage: bool = False) -> Footprint:
+        question = Question(trainer=trainer, micro_batches=sizes, tensor_parallel=tensor, by_stage=by_stage)
+        answer = _answered(question)
         refuse([Unmet(one.path, one.message) for one in answer.mistakes], source, overrides)
         assert answer.footprint is not None
-        found[tensor] = answer.footprint
-    return found, job
+        return answer.footprint
+
+    loop = trainer.settings_of_loop
+    sizes = {tensor: batches(loop, worlds, tensor) for tensor in (1, degree_of(loop))}
+    found = {tensor: known(those, tensor) for tensor, those in sizes.items() if those}
+    chunks = staged_batches(loop, worlds)
+    return found, known(chunks, by_stage=True) if chunks else None, job
 
 
-def _asked(trainer: Trainer, micro_batches: tuple[int, ...], tensor: int) -> Answer:
+def _answered(question: Question) -> Answer:
     """What a process of the trainer's answers. Its progress is shown."""
     if importlib.util.find_spec("torch") is None:
         raise UserError("tandem plan needs torch; install it with: pip install 'tandem[trainer]'")
-    question = Question(trainer=trainer, micro_batches=micro_batches, tensor_parallel=tensor)
+    task = question.trainer.task
     done = subprocess.run(
         [sys.executable, "-m", "tandem_trainer.footprint"],
         input=question.model_dump_json(exclude_none=True).encode(),
@@ -137,8 +141,8 @@ def _asked(trainer: Trainer, micro_batches: tuple[int, ...], tensor: int) -> Ans
         if done.returncode == 0:
             return Answer.read_json(done.stdout)
     except ValidationError as error:
-        raise UserError(f"what traces {trainer.task} gave no answer that can be read: {error}") from error
-    raise UserError(f"{trainer.task} could not be traced: the process ended with {done.returncode}; see above")
+        raise UserError(f"what traces {task} gave no answer that can be read: {error}") from error
+    raise UserError(f"{task} could not be traced: the process ended with {done.returncode}; see above")
 
 
 def _show(found: Plan, footprint: Footprint, job: DistributedTrainingJob | None, budget: Budget) -> None:

@@ -57,6 +57,8 @@ class Strategy(StrEnum):
     """Each rank holds a part of parameters, gradients and optimizer state, and gathers a block when it is computed."""
     TENSOR = "fsdp+tensor"
     """The same, and the ranks of a worker split each matrix (tensorParallel)."""
+    PIPELINE = "pipeline"
+    """The ranks of a worker hold consecutive stages of the model (tandem_cli.planning.pipeline)."""
 
 
 @dataclass(frozen=True)

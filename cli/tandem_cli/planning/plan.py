@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 
 from tandem.footprint import Footprint
 from tandem.formatting import several
-from tandem.tasks import Fsdp, Loop, TaskLoop
+from tandem.strategies import micro_batches
+from tandem.tasks import Fsdp, Loop, Pipeline, TaskLoop
+from tandem_cli.planning import pipeline
 from tandem_cli.planning.memory import Batch, Memory, Strategy, batch_of, memory, shown
 from tandem_cli.planning.speed import Speed, StepTime, cost, step_time, steps_of
 
@@ -88,6 +90,14 @@ def batches(loop: Loop, worlds: Sequence[int], tensor: int = 1) -> tuple[int, ..
     return tuple(dict.fromkeys(batch_of(loop, world // tensor).micro_batch for world in worlds if world % tensor == 0))
 
 
+def staged_batches(loop: Loop, worlds: Sequence[int]) -> tuple[int, ...]:
+    """The same for the stages of the job's pipeline; none where it has none, or no number of ranks makes one."""
+    if loop.strategy != "pipeline":
+        return ()
+    ranks = (loop.pipeline or Pipeline()).stages
+    return tuple(dict.fromkeys(micro_batches(loop, world // ranks)[1] for world in worlds if world % ranks == 0))
+
+
 def degree_of(loop: Loop) -> int:
     """Ranks that split each matrix."""
     return loop.tensor_parallel if isinstance(loop, TaskLoop) else 1
@@ -100,6 +110,7 @@ def planned(
     wanted: int,
     budget: Budget,
     per_worker: int = 1,
+    staged: Footprint | None = None,
 ) -> Plan:
     """The plan of a job.
 
@@ -109,6 +120,7 @@ def planned(
         worlds: numbers of workers, each a rank.
         wanted: the number that the job asks for.
         per_worker: ranks in a worker of the job's.
+        staged: with the stages of the job's pipeline, if it has one.
     """
     footprint = footprints[1]
     steps = None if loop is None else steps_of(loop, footprint.samples)
@@ -117,11 +129,18 @@ def planned(
         for world in worlds
         for strategy, tensor in _strategies(world, footprints)
     ]
+    if loop is not None and staged is not None and staged.stages:
+        ranks = (loop.pipeline or Pipeline()).stages
+        allowed = (world for world in worlds if world % ranks == 0)
+        rows += [_pipeline_row(world, footprint, staged, loop, steps, budget) for world in allowed]
+        rows.sort(key=lambda row: row.workers)
     if loop is not None and wanted > 1:
         own = Strategy.TENSOR.value if degree_of(loop) > 1 else loop.strategy
         rows = [replace(row, is_own=row.workers == wanted and row.strategy.value == own) for row in rows]
     is_known = bool(footprint.passes)
     notes = _notes(footprint, loop, worlds, is_known)
+    if loop is not None and loop.strategy == "pipeline":
+        notes += _pipeline_notes(loop, staged)
     if loop is not None and (tensor := degree_of(loop)) > 1 and not any(row.tensor > 1 for row in rows):
         notes.append(f"tensorParallel {tensor} needs a multiple of {tensor} ranks, and none is planned for.")
     if any(row.time is not None and row.time.step < SHORT for row in rows):
@@ -168,6 +187,33 @@ def _row(
         price = cost(steps, time.step, world, budget.price_per_hour)
     spare = budget.device_memory - budget.reserve - peak.total
     return Row(strategy, world, batch, peak, spare, time, price, tensor)
+
+
+def _pipeline_row(
+    world: int, footprint: Footprint, staged: Footprint, loop: Loop, steps: int | None, budget: Budget
+) -> Row:
+    options = loop.pipeline or Pipeline()
+    copies = world // options.stages
+    chunks, samples = micro_batches(loop, copies)
+    # Of the optimizer's state only a trace of the whole step knows.
+    known = footprint.model_copy(update={"stages": staged.stages})
+    peak = pipeline.memory(known, options, chunks, samples)
+    time = price = None
+    if budget.speed is not None:
+        time = pipeline.step_time(known, options, chunks, samples, copies, budget.speed)
+        if budget.price_per_hour is not None and steps is not None:
+            price = cost(steps, time.step, world, budget.price_per_hour)
+    spare = budget.device_memory - budget.reserve - peak.total
+    return Row(Strategy.PIPELINE, world, Batch(samples, chunks), peak, spare, time, price)
+
+
+def _pipeline_notes(loop: Loop, staged: Footprint | None) -> list[str]:
+    if staged is None:
+        ranks = (loop.pipeline or Pipeline()).stages
+        return [f"A pipeline of {ranks} stages needs a multiple of {ranks} ranks, and none is planned for."]
+    if not staged.stages:
+        return [f"The pipeline is not planned, because {staged.untraced}."]
+    return []
 
 
 def recommendation(rows: Sequence[Row], wanted: int, is_known: bool = True) -> str:

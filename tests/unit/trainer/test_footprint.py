@@ -212,3 +212,44 @@ def test_blocks_are_those_that_fsdp_gathers() -> None:
     assert asked(Nested, 8, strategy="fsdp", fsdp={"wrapParameters": WIDTH * WIDTH}).blocks == (layer, layer)
     assert asked(Nested, 8, strategy="fsdp", fsdp={"wrapParameters": 10}).blocks == (layer, layer, last)
     assert asked(Nested, 8, strategy="fsdp", fsdp={"wrapParameters": 2 * WIDTH * WIDTH}).blocks == (2 * layer,)
+
+
+class Tall(Layers):
+    """Four linear layers, which make two stages of two."""
+
+    def model(self) -> nn.Module:
+        """[N, 64] → [N, 1]."""
+        return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)))
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """The sum of what is made of a sample."""
+        return model(batch[0]).sum(1)  # type: ignore[no-any-return]
+
+
+def staged(task: type[Task[Any]], *micro_batches: int, **loop: Any) -> Answer:
+    trainer = Trainer.parse({"task": f"{__name__}:{task.__name__}", "loop": {"strategy": "pipeline", **loop}})
+    return answered(Question(trainer=trainer, micro_batches=micro_batches, by_stage=True), lambda words: None)
+
+
+def test_stages_keep_their_inputs_and_what_they_pass_on() -> None:
+    answer = staged(Tall, 1024, 2048)
+    assert answer.footprint is not None, answer.mistakes
+    first, last = answer.footprint.stages
+    layer, values = 4 * WIDTH * WIDTH, 4 * WIDTH * 1024
+    assert first.parameters == first.gradients == last.parameters == 2 * layer
+    small, large = first.passes
+    # The batch, what the first layer makes of it, and what is passed on.
+    assert small.kept == 3 * values
+    assert large.kept == 2 * small.kept
+    assert small.sent == values
+    # Backward: what is passed on is gone; beside the rest are two gradients, and one of a matrix that is added.
+    assert 3 * values < small.peak <= 5 * values + layer
+    assert small.flops == 3 * 2 * 2 * 1024 * WIDTH * WIDTH
+    (found, _) = last.passes
+    assert found.sent == 4, "a loss"
+    assert found.kept >= 3 * values
+
+
+def test_what_cannot_be_cut_is_told() -> None:
+    (mistake,) = staged(Layers, 8, pipeline={"stages": 5, "chunks": 5}).mistakes
+    assert mistake.message == "the model has 4 parts, which do not make 5 stages"

@@ -12,7 +12,7 @@ from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.meter import GradientNorm
 from tandem_trainer.models.dropout import key_dropout
 from tandem_trainer.models.minigpt import MiniGPT, Shape
-from tandem_trainer.strategies.pipeline import _Answer, _inputs, evenly
+from tandem_trainer.strategies.stages import Answer, evenly, inputs_of
 from tandem_trainer.task import Task
 
 
@@ -63,7 +63,7 @@ class Learned(Task[None]):
 
 def test_a_loss_is_asked_with_what_it_calls_the_model() -> None:
     task = Learned(lambda model, batch: model(batch + 1, scale=2).sum(dim=1))
-    given, named = _inputs(task, torch.zeros(3))
+    given, named = inputs_of(task, torch.zeros(3))
     assert given[0].tolist() == [1, 1, 1]
     assert named == {"scale": 2}
 
@@ -74,13 +74,13 @@ def test_a_loss_is_asked_with_what_it_calls_the_model() -> None:
 )
 def test_a_loss_that_does_not_call_the_model_is_refused(use: Any, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
-        _inputs(Learned(use), torch.zeros(3))
+        inputs_of(Learned(use), torch.zeros(3))
 
 
 def test_a_loss_that_calls_the_model_twice_is_refused() -> None:
     task = Learned(lambda model, batch: model(batch) + model(batch))
     with pytest.raises(ConfigurationError, match="more than once"):
-        task.loss(_Answer(task, torch.zeros(1)), torch.zeros(1))
+        task.loss(Answer(task, torch.zeros(1)), torch.zeros(1))
 
 
 @pytest.mark.parametrize("positions", ["rotary", "learned"])

@@ -1,0 +1,139 @@
+"""`tandem plan` of a pipeline: the order of passes, what a rank holds, and how long a step takes."""
+
+from typing import Any
+
+import pytest
+from torch.distributed.pipelining import ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
+
+from tandem.footprint import Footprint, Pass, Stage, StagePass
+from tandem.strategies import micro_batches
+from tandem.tasks import Loop, Optimizer, Pipeline, TaskLoop
+from tandem_cli.planning.memory import Batch, Strategy
+from tandem_cli.planning.pipeline import held, memory, order, step_time
+from tandem_cli.planning.plan import Budget, Plan, batches, planned, staged_batches
+from tandem_cli.planning.speed import Speed
+
+SPEED = Speed(flops=1000.0, utilization=0.5, bandwidth=100.0)
+PASS = Pass(samples=8, fresh=60, fresh_gradients=20, accumulating=50, flops=900.0)
+MODEL = Footprint(
+    parameters=100,
+    parameter_count=25,
+    gradients=80,
+    optimizer=160,
+    buffers=7,
+    average=100,
+    samples=640,
+    blocks=(50, 50),
+)
+
+
+def options(schedule: Any, stages: int = 2) -> Pipeline:
+    return Pipeline(stages=stages, schedule=schedule)
+
+
+def stage(parameters: int = 50, samples: tuple[int, ...] = (2,), **changed: Any) -> Stage:
+    plain = {"kept": 10, "forward": 12, "peak": 15, "sent": 5, "flops": 100.0}
+    passes = tuple(StagePass(samples=one, **plain | changed) for one in samples)
+    return Stage(parameters=parameters, gradients=parameters, buffers=0, passes=passes)
+
+
+def told(schedule: str, place: int, chunks: int, per_rank: int = 1, stages: int = 2) -> str:
+    steps = order(options(schedule, stages), place, chunks, per_rank)
+    return " ".join(f"{'F' if one.is_forward else 'B'}{one.stage}" for one in steps)
+
+
+def test_gpipe_does_all_forward_passes_first() -> None:
+    assert told("gpipe", 0, 3) == "F0 F0 F0 B0 B0 B0"
+
+
+def test_1f1b_is_ahead_by_as_many_as_ranks_follow() -> None:
+    assert told("1f1b", 0, 3) == "F0 F0 B0 F0 B0 B0"
+    assert told("1f1b", 1, 3) == "F0 B0 F0 B0 F0 B0"
+    assert told("1f1b", 0, 2, stages=4) == "F0 F0 B0 B0", "never more than there are"
+
+
+@pytest.mark.parametrize(("schedule", "kind"), [("interleaved1f1b", ScheduleInterleaved1F1B),
+                                                ("zeroBubble", ScheduleInterleavedZeroBubble)])  # fmt: skip
+@pytest.mark.parametrize(("ranks", "chunks"), [(2, 4), (4, 4), (4, 8), (2, 2)])
+def test_several_stages_of_a_rank_take_turns_as_in_torch(schedule: str, kind: Any, ranks: int, chunks: int) -> None:
+    theirs = object.__new__(kind)
+    theirs.n_local_stages, theirs.pp_group_size, theirs._n_microbatches = 2, ranks, chunks
+    theirs.microbatches_per_round = chunks // max(1, chunks // ranks)
+    for place in range(ranks):
+        found = [one for one in theirs._calculate_single_rank_operations(place) if one is not None]
+        kinds = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "B"}
+        wanted = [f"{kinds[one.computation_type.name]}{one.stage_index // ranks}" for one in found
+                  if one.computation_type.name in kinds]  # fmt: skip
+        assert told(schedule, place, chunks, 2, ranks) == " ".join(wanted)
+
+
+def test_a_rank_holds_what_has_passed_forward_and_not_yet_backward() -> None:
+    one = stage()
+    assert held(options("1f1b"), 0, 4, [one], 2) == (10 + 15, 50)
+    assert held(options("1f1b"), 1, 4, [one], 2) == (15, 50)
+
+
+def test_gradients_come_into_being_with_the_first_backward_pass() -> None:
+    assert held(options("gpipe"), 0, 4, [stage()], 2) == (2 * 10 + 15, 50)
+    assert held(options("gpipe"), 0, 4, [stage(5)], 2) == (3 * 10 + 15, 0)
+    assert held(options("1f1b"), 1, 1, [stage()], 2) == (0, 50), "once all is over"
+
+
+def test_with_zero_bubble_gradients_between_layers_stay_until_those_of_weights_are_computed() -> None:
+    assert held(options("zeroBubble"), 0, 4, [stage(), stage()], 2) == (3 * 10 + 15 + 10, 100)
+    assert held(options("zeroBubble"), 1, 4, [stage(), stage()], 2)[0] > 15 + 10 + 2 * 10
+
+
+def test_the_rank_that_has_most_counts() -> None:
+    footprint = MODEL.model_copy(update={"stages": (stage(70), stage(30, kept=30, peak=40))})
+    peak = memory(footprint, options("1f1b"), 4, 2)
+    assert (peak.parameters, peak.gradients, peak.activations) == (70, 70, 10 + 15)
+    assert peak.optimizer == 160 * 70 // 80
+    assert peak.buffers == 7 + round(100 * 77 / 107), "what is in no stage is on the first rank"
+    assert memory(footprint, options("gpipe"), 40, 2).parameters == 30
+
+
+def test_a_step_takes_what_the_slowest_rank_computes_and_the_bubble() -> None:
+    footprint = MODEL.model_copy(update={"stages": (stage(), stage(flops=200.0))})
+    fast = Speed(1000.0, 0.5, 1e9)
+    compute = 200 * 4 / 500
+    assert step_time(footprint, options("1f1b"), 4, 2, 1, fast).step == pytest.approx(compute * (1 + 1 / 4))
+    two = footprint.model_copy(update={"stages": (stage(), stage(), stage(), stage())})
+    assert step_time(two, options("interleaved1f1b"), 4, 2, 1, fast).step == pytest.approx(compute * (1 + 1 / 8))
+    assert step_time(two, options("zeroBubble"), 4, 2, 1, fast).step == pytest.approx(compute * (1 + 1 / 24))
+    slow = step_time(footprint, options("1f1b"), 4, 2, 3, SPEED)
+    assert slow.communication == pytest.approx((2 * 4 * 5 + 2 * 2 / 3 * 50) / 100)
+
+
+def made(footprint: Footprint = MODEL, **loop: object) -> Plan:
+    given = TaskLoop.model_validate({"global_batch_size": 16, "optimizer": Optimizer(), "strategy": "pipeline", **loop})
+    passes = tuple(PASS.model_copy(update={"samples": one}) for one in batches(given, (1, 2, 3, 4)))
+    chunks = staged_batches(given, (1, 2, 3, 4))
+    untraced = footprint.untraced
+    stages = () if untraced else (stage(samples=chunks), stage(samples=chunks))
+    staged = MODEL.model_copy(update={"stages": stages, "untraced": untraced}) if chunks else None
+    known = {1: footprint.model_copy(update={"passes": () if untraced else passes})}
+    return planned(known, given, (1, 2, 3, 4), 4, Budget(10_000, 10, SPEED, 3.0), 2, staged)
+
+
+def test_a_pipeline_is_planned_where_its_ranks_divide_those_there_are() -> None:
+    rows = made().rows
+    mine = [row for row in rows if row.strategy is Strategy.PIPELINE]
+    assert [(row.workers, row.batch) for row in mine] == [(2, Batch(2, 8)), (4, Batch(1, 8))]
+    assert [row.workers for row in rows] == sorted(row.workers for row in rows)
+    assert [row.is_own for row in mine] == [False, True]
+    assert all(row.time and row.cost for row in mine)
+
+
+def test_no_pipeline_is_planned_where_none_can_be_made_and_the_plan_says_so() -> None:
+    plan = made(pipeline=Pipeline(stages=5, chunks=5))
+    assert not any(row.strategy is Strategy.PIPELINE for row in plan.rows)
+    assert "A pipeline of 5 stages needs a multiple of 5 ranks, and none is planned for." in plan.notes
+    assert "The pipeline is not planned, because x." in made(MODEL.model_copy(update={"untraced": "x"})).notes
+
+
+@pytest.mark.parametrize(
+    ("most", "copies", "found"), [(None, 1, (8, 2)), (None, 2, (8, 1)), (1, 1, (16, 1)), (100, 1, (8, 2))]
+)
+def test_a_share_is_cut_into_micro_batches_of_one_size(most: int | None, copies: int, found: tuple[int, int]) -> None:
+    assert micro_batches(Loop(global_batch_size=16, micro_batch_size=most, strategy="pipeline"), copies) == found

@@ -1,0 +1,141 @@
+"""Traces the stages of a pipeline one by one: what each holds, keeps of a micro-batch, and takes for its passes.
+
+As in tandem_trainer.footprint all tensors are fake, and `torch.distributed._tools.mem_tracker` adds them up. A stage is
+given what the one before it returned, as if it had been received, and gradients of the size of its outputs.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from tandem.footprint import Stage, StagePass
+from tandem.tasks import Loop, Pipeline
+from tandem_trainer.strategies import stages
+from tandem_trainer.task import Task
+
+BACKWARD = 2
+"""Operations of a backward pass for each of the forward pass: two products of matrices instead of one."""
+
+
+class Stages:
+    """The stages of a task's model. Made and used under a FakeTensorMode.
+
+    Args:
+        model: of fake tensors.
+        precision: the context in which the loop runs it.
+    """
+
+    def __init__(self, task: Task[Any], model: nn.Module, loop: Loop, mode: FakeTensorMode, precision: Any) -> None:
+        self._task, self._model, self._loop = task, model, loop
+        self._mode, self._precision = mode, precision
+        self._cuts: list[stages.Stage] = []
+        self._passes: list[list[StagePass]] = []
+
+    def take(self, batch: Any, samples: int) -> None:
+        """Trace a micro-batch of fake tensors through all stages.
+
+        Raises:
+            ConfigurationError: the model cannot be cut like that.
+        """
+        options = self._loop.pipeline or Pipeline()
+        if not self._cuts:
+            self._cuts = stages.cut(self._model, self._task, options, batch, self._mode, self._precision)
+            self._passes = [[] for _ in self._cuts]
+        given, named = stages.inputs_of(self._task, batch)
+        values: tuple[Any, ...] = given
+        for number, stage in enumerate(self._cuts):
+            is_last = number == len(self._cuts) - 1
+            run = _Run(stage, self._task, batch if is_last else None, samples)
+            for parameter in run.parameters():
+                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+            received = number > 0
+            values = tuple(_received(one) if received else one for one in values)
+            found, outputs = self._traced(run, values, named, samples)
+            self._passes[number].append(found)
+            values, named = tuple(one.detach() for one in outputs), {}
+
+    def found(self) -> tuple[Stage, ...]:
+        """All that was traced."""
+        return tuple(
+            Stage(
+                parameters=_size(parameters := _each(cut, "parameters")),
+                gradients=_size(one for one in parameters if one.requires_grad),
+                buffers=_size(_each(cut, "buffers")),
+                passes=tuple(passes),
+            )
+            for cut, passes in zip(self._cuts, self._passes, strict=True)
+        )
+
+    def _traced(
+        self, run: "_Run", values: tuple[Any, ...], named: dict[str, Any], samples: int
+    ) -> tuple[StagePass, tuple[Tensor, ...]]:
+        given = [one for one in tree_leaves((values, named)) if isinstance(one, Tensor)]
+        with FlopCounterMode(display=False) as operations, torch.no_grad(), self._precision:
+            run(values, named)
+        # It imports what is made for many devices, which takes a second.
+        from torch.distributed._tools.mem_tracker import MemTracker
+
+        tracker = MemTracker()
+        tracker.track_external(run, *given)
+        held = _total(tracker, "current") - _size(given)
+        with tracker:
+            with self._precision:
+                outputs = run(values, named)
+            forward, kept = _total(tracker, "peak") - held, _total(tracker, "current") - held
+            torch.autograd.backward(outputs, [torch.zeros_like(one) for one in outputs])
+        return StagePass(
+            samples=samples,
+            kept=max(0, kept),
+            forward=max(0, forward),
+            peak=max(0, _total(tracker, "peak") - held),
+            sent=_size(outputs),
+            flops=float(operations.get_total_flops()) * (1 + BACKWARD),
+        ), outputs
+
+
+class _Run(nn.Module):
+    """A stage as one module, with the loss if it is the last one."""
+
+    def __init__(self, stage: stages.Stage, task: Task[Any], batch: Any, samples: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(stage.parts)
+        self._task, self._batch, self._samples = task, batch, samples
+
+    def forward(self, values: tuple[Any, ...], named: dict[str, Any]) -> tuple[Tensor, ...]:
+        """What the stage passes on; of the last one the sum of the losses."""
+        found = stages.run([*self.parts], values, named)
+        if self._batch is None:
+            return found
+        output = found if len(found) > 1 else found[0]
+        # The tracker asks for each module again in the backward pass.
+        self._answer = stages.Answer(self._task, output)
+        loss = self._task.loss_sum(self._answer, self._batch, self._samples)
+        return (loss.float(),)
+
+
+def _received(value: Any) -> Any:
+    """As from another rank: with no history, and with a gradient of its own."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_like(value).requires_grad_(value.is_floating_point())
+
+
+def _total(tracker: Any, kind: str) -> int:
+    snapshot = tracker.get_tracker_snapshot(kind)
+    return sum(
+        size for sizes in snapshot.values() for name, size in sizes.items() if getattr(name, "value", name) == "Total"
+    )
+
+
+def _each(cut: stages.Stage, kind: str) -> list[Tensor]:
+    """The parameters or buffers of a stage, each once."""
+    return list({id(one): one for part in cut.parts for one in getattr(part, kind)()}.values())
+
+
+def _size(tensors: Iterable[Tensor]) -> int:
+    return sum({id(one): one.nbytes for one in tensors}.values())
