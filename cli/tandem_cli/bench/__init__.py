@@ -5,6 +5,7 @@
     measurement  what the log of such a run says
     results      all that was measured: rows, table, CSV and JSON
     picture      speed, memory and efficiency as a picture
+    schedule     the recorded schedule of a pipeline: its bubble beside theory, and its picture
 
 What is shown was measured on this machine. What a job would take elsewhere is the question of `tandem plan`.
 """
