@@ -33,6 +33,7 @@ from tandem_trainer.checkpoint.state import load_weights
 from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.data.feeding import Reading
 from tandem_trainer.data.keyed import mixed, seed_torch
+from tandem_trainer.data.mixture import Mixture
 from tandem_trainer.data.order import Order, Passes, pieces
 from tandem_trainer.data.sampling import has_indices
 from tandem_trainer.data.supply import Read, Resident, Share, Supply, whole_and_slice
@@ -183,7 +184,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     dataset, start, end = samples_of(task)
     elastic = ElasticRun(context, job.spec.checkpoint, stop, loop.rewind_on)
     micro_batch = MicroBatch(job, context)
-    passes = Passes(order_of(loop, start, end), loop.epochs, loop.max_steps)
+    passes = Passes(order_of(loop, start, end, mixture_of(dataset)), loop.epochs, loop.max_steps)
     cost = cost_of(loop.precision, task.flops_per_sample, group.device)
     cost = cost._replace(tokens_per_sample=task.tokens_per_sample())
     torch.manual_seed(mixed(loop.seed))
@@ -292,8 +293,17 @@ def averaged(model: nn.Module, decay: float | None) -> AveragedModel | None:
     return average
 
 
-def order_of(loop: Loop, start: int, end: int) -> Order:
+def mixture_of(dataset: Any) -> Mixture | None:
+    """In which shares a data set of several sources is to be read."""
+    found: Mixture | None = getattr(dataset, "mixture", None)
+    return found
+
+
+def order_of(loop: Loop, start: int, end: int, mixture: Mixture | None = None) -> Order:
     """The order of the samples from `start` to before `end`.
+
+    Args:
+        mixture: what an epoch takes of them where they are of several sources.
 
     Raises:
         ConfigurationError: nothing of them is left.
@@ -303,7 +313,7 @@ def order_of(loop: Loop, start: int, end: int) -> Order:
             f"dropLast leaves out all of the {end - start} samples, because globalBatchSize {loop.global_batch_size} "
             "is more"
         )
-    return Order(end - start, loop.global_batch_size, loop.seed, first=start, drop_last=loop.drop_last)
+    return Order(end - start, loop.global_batch_size, loop.seed, first=start, drop_last=loop.drop_last, mixture=mixture)
 
 
 def load_initial(model: nn.Module, path: Path) -> None:
