@@ -84,7 +84,7 @@ def test_a_checkpoint_of_other_shares_is_not_gone_on_with() -> None:
     one = Order(40, 4, seed=1, mixture=Mixture([20, 20], [1, 1]))
     other = dataclasses.replace(one, mixture=Mixture([20, 20], [3, 1]))
     check_position(one.position(7), Passes(one, 2), 7)
-    with pytest.raises(ConfigurationError, match="a mixture that takes 20 and 20 samples of its sources, now .* 30 and"):
+    with pytest.raises(ConfigurationError, match=r"takes 20 and 20 samples of its sources, now .* 30 and"):
         check_position(one.position(7), Passes(other, 2), 7)
     with pytest.raises(ConfigurationError, match="now no mixture of sources"):
         check_position(one.position(7), Passes(dataclasses.replace(one, mixture=None), 2), 7)
@@ -132,8 +132,11 @@ def test_sources_of_a_model_are_packed_apart_and_taken_by_weight(
 def test_the_mean_over_drawn_rows_is_the_mean_over_their_tokens(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "asked.jsonl"
     path.write_text('{"prompt": "What is it that you are asking me here?", "completion": "A."}\n' * 30)
-    task = tuning(model, {"path": str(path), "weight": 2}, {"path": written(tmp_path / "a.jsonl", "a", 30), "weight": 1})
+    task = tuning(
+        model, {"path": str(path), "weight": 2}, {"path": written(tmp_path / "a.jsonl", "a", 30), "weight": 1}
+    )
     rows = task.data("train")
+    assert rows.mixture is not None
     drawn = rows.mixture.ids(0, 0).tolist()
     targets = [int((rows[number][1] != -100).sum()) for number in range(len(rows))]
     network = torch.nn.Linear(1, 1).train()
@@ -166,7 +169,7 @@ def test_a_mixture_that_says_too_little_or_too_much_is_refused(model: Path, data
 def test_a_source_without_a_sample_is_named(model: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
-    with pytest.raises(UnusableInput, match="no sample of .*empty.jsonl is left to train with"):
+    with pytest.raises(UnusableInput, match=r"no sample of .*empty.jsonl is left to train with"):
         tuning(model, {"path": written(tmp_path / "a.jsonl", "a", 9)}, {"path": str(empty)}).data("train")
 
 
