@@ -145,7 +145,7 @@ class ExportOrder:
 def fields(entry: Entry, manifest: Manifest, inventory: Inventory) -> Fields:
     """What a name's pattern may use; None for what is not known of this checkpoint."""
     job = inventory.job
-    data = job.spec.trainer.settings.data if job and job.spec.trainer.is_built_in else None
+    start, end = _slice(job)
     metrics = {metric: entry.metrics.get(metric) for metric in ("loss", "accuracy", "macroF1")}
     return {
         "job": job.metadata.name if job else None,
@@ -153,11 +153,24 @@ def fields(entry: Entry, manifest: Manifest, inventory: Inventory) -> Fields:
         "step": entry.step,
         "epoch": manifest.data.epoch if manifest.data else None,
         "generation": manifest.generation,
-        "start": (data.start or 0) if data else None,
-        "end": data.end if data else None,
+        "start": start,
+        "end": end,
         **metrics,
         **{metric: value for metric, value in entry.metrics.items() if metric not in metrics},
     }
+
+
+def _slice(job: DistributedTrainingJob | None) -> tuple[int | None, int | None]:
+    """First sample of the training data, and the one after the last, as far as the job says them."""
+    if job is None:
+        return None, None
+    trainer = job.spec.trainer
+    if trainer.is_built_in:
+        return trainer.settings.data.start or 0, trainer.settings.data.end
+    data = (trainer.parameters or {}).get("data") if trainer.is_fine_tuning else None
+    if not isinstance(data, dict) or "mixture" in data:
+        return None, None
+    return data.get("start", 0), data.get("end")
 
 
 def target(to: Path, form: Format, name: str | None, default: str, rundir: Path) -> Path:

@@ -1,4 +1,4 @@
-"""`tandem checkpoints ls | show | verify | diff | export | prune`: the checkpoints of a run."""
+"""`tandem checkpoints ls | show | verify | diff | export | push | prune`: the checkpoints of a run."""
 
 import signal
 import sys
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -17,7 +18,7 @@ from tandem.errors import UserError
 from tandem.formatting import one_line, several, size
 from tandem.job import Checkpoint
 from tandem.rundir.checkpoint import Broken, Manifest
-from tandem_cli.checkpoints import description, listing, manifest_diff, pruning, verification, weights_export
+from tandem_cli.checkpoints import description, hub, listing, manifest_diff, pruning, verification, weights_export
 from tandem_cli.checkpoints.inventory import Entry, Inventory, look
 from tandem_cli.checkpoints.listing import plain
 from tandem_cli.checkpoints.manifest_diff import facts
@@ -29,7 +30,7 @@ from tandem_cli.runs import RunArgument, opened
 from tandem_cli.terminal.canvas import PrintableConsole
 
 checkpoints = typer.Typer(
-    help="List, verify, compare, export and delete the checkpoints of a run, also while it is running.",
+    help="List, verify, compare, export, publish and delete the checkpoints of a run, also while it is running.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -175,6 +176,57 @@ def export(
     )
     if written.note:
         echo(one_line(f"note      {written.note}"))
+
+
+@checkpoints.command()
+def push(
+    run: RunArgument,
+    name: NameArgument,
+    repo: Annotated[
+        str, typer.Argument(metavar="REPO", help="Repository on the hub: OWNER/MODEL.", show_default=False)
+    ],
+    revision: Annotated[
+        str, typer.Option("--revision", metavar="BRANCH", help="The branch; it is made if it is not there.")
+    ] = hub.MAIN,
+    private: Annotated[bool, typer.Option("--private", help="Make a repository that only you can see.")] = False,
+    dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Cast floating-point tensors to this.")] = None,
+    message: Annotated[
+        str | None, typer.Option("--message", "-m", help="Of the commit.", show_default="job, step, scores")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the files and their sizes; the hub is not asked.")
+    ] = False,
+) -> None:
+    """Push a checkpoint to a repository of a hub, as one commit: the folder that `export --format folder` writes.
+
+    The hub's client takes the token from HF_TOKEN, or from `hf auth login`, and the hub's address from HF_ENDPOINT.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    hub.refuse_without_client()
+    inventory = _inventory(run)
+    entry, manifest = sound(inventory, name)
+    with TemporaryDirectory(prefix="tandem-push-") as temporary:
+        folder = Path(temporary) / "model"
+        weights_export.copy(inventory, entry, manifest, ExportOrder(folder, Format.FOLDER, dtype))
+        files = hub.files_of(folder)
+        whole = sum(count for _, count in files)
+        what = f"{entry.name}: {several(len(files), 'file')}, {plain(size(whole))}"
+        if not dry_run:
+            said = message or _commit_message(entry, inventory)
+            done = hub.push(folder, hub.Destination(repo, revision, private), said, lambda line: echo(line, err=True))
+            echo(f"pushed  {one_line(done)}")
+            echo(f"        {what}, to the branch {revision}")
+            return
+    echo(f"would push to {repo}, the branch {revision}")
+    for file, count in files:
+        echo(f"  {plain(size(count)):>8}  {file}")
+    echo(f"  {what}")
+
+
+def _commit_message(entry: Entry, inventory: Inventory) -> str:
+    job = inventory.job
+    scores = ", ".join(f"{metric} {value:.4g}" for metric, value in entry.metrics.items())
+    return f"{job.metadata.name if job else entry.name}: step {entry.step}{f', {scores}' if scores else ''}"
 
 
 @checkpoints.command()

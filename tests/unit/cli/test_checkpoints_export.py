@@ -96,6 +96,20 @@ class TestNames:
         run.rundir.write_job(DistributedTrainingJob.parse(body))
         assert self.name(run, "qwen2_0.5B_{start}-{end}-epoch-{epoch}") == "qwen2_0.5B_200-900-epoch-2"
 
+    def test_have_the_slice_of_a_model_that_is_fine_tuned(self, run: SmallRun) -> None:
+        body = run.rundir.read_job().dump()
+        for data, name in (
+            ({"path": "a.jsonl", "start": 200, "end": 900}, "200-900"),
+            ({"path": "a.jsonl", "end": 900}, "0-900"),
+        ):
+            body["spec"]["trainer"] = {"task": "causal-lm", "parameters": {"pretrained": "model", "data": data}}
+            run.rundir.write_job(DistributedTrainingJob.parse(body))
+            assert self.name(run, "qwen2_0.5B_{start}-{end}-epoch-{epoch}") == f"qwen2_0.5B_{name}-epoch-2"
+        body["spec"]["trainer"]["parameters"]["data"] = {"mixture": [{"path": "a.jsonl"}, {"path": "b.jsonl"}]}
+        run.rundir.write_job(DistributedTrainingJob.parse(body))
+        with pytest.raises(UserError, match=r"\{start\} is not known of this checkpoint"):
+            self.name(run, "{start}")
+
     def test_a_score_that_is_not_known_is_refused_and_those_known_are_named(self, run: SmallRun) -> None:
         with pytest.raises(UserError) as error:
             self.name(run, "{accuracy}", "100")
