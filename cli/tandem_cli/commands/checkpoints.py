@@ -22,7 +22,7 @@ from tandem_cli.checkpoints import description, hub, listing, manifest_diff, pru
 from tandem_cli.checkpoints.inventory import Entry, Inventory, look
 from tandem_cli.checkpoints.listing import plain
 from tandem_cli.checkpoints.manifest_diff import facts
-from tandem_cli.checkpoints.selector import choose, sound
+from tandem_cli.checkpoints.selector import choose, counting, sound
 from tandem_cli.checkpoints.weights_export import Dtype, ExportOrder, Format
 from tandem_cli.main import needing
 from tandem_cli.output import Output, OutputOption, echo, emit
@@ -40,6 +40,7 @@ NameArgument = Annotated[
 ]
 
 
+ALL = "all"
 WORTH_A_BAR = 256 * 2**20
 """Bytes that take long enough to read for somebody to wonder."""
 
@@ -156,26 +157,38 @@ def export(
 ) -> None:
     """Write a verified copy of a checkpoint's weights that knows nothing of Tandem.
 
-    Fields of PATTERN: job, name, step, epoch, generation, start and end of the slice of the data, loss, accuracy,
-    macroF1; each with a format if wanted, as in {step:06d}.
+    With `all` as NAME, each checkpoint that counts is copied.
+
+    Fields of PATTERN: job, name, step, epoch, generation, start and end of the slice of the data, loss, and the other
+    scores, such as accuracy, macroF1 or perplexity; each with a format if wanted, as in {step:06d}.
     """
     # What is half written is removed on Ctrl-C; it must be when a scheduler ends us, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     inventory = _inventory(run)
-    entry, manifest = sound(inventory, name)
-    known = weights_export.fields(entry, manifest, inventory)
-    filled = weights_export.filled(pattern, known) if pattern is not None else None
-    path = weights_export.target(
-        to, form, filled, f"{known['job'] or inventory.rundir.path.resolve().name}-{entry.name}", inventory.rundir.path
-    )
-    written = weights_export.copy(inventory, entry, manifest, ExportOrder(path, form, dtype, force))
-    echo(f"exported  {written.path}")
-    echo(
-        f"          {entry.name}, verified: {several(written.tensors, 'tensor')}, "
-        f"{several(written.parameters, 'element')}, {', '.join(written.dtypes)}, {plain(size(written.size))}"
-    )
-    if written.note:
-        echo(one_line(f"note      {written.note}"))
+    if name == ALL and pattern is None:
+        raise UserError("export all needs --name with a field that tells them apart, such as {job}-{step}")
+    chosen = counting(inventory) if name == ALL else [sound(inventory, name)]
+    orders: dict[Path, tuple[Entry, Manifest]] = {}
+    for entry, manifest in chosen:
+        known = weights_export.fields(entry, manifest, inventory)
+        filled = weights_export.filled(pattern, known) if pattern is not None else None
+        default = f"{known['job'] or inventory.rundir.path.resolve().name}-{entry.name}"
+        path = weights_export.target(to, form, filled, default, inventory.rundir.path)
+        if path in orders:
+            raise UserError(
+                f"--name {pattern} gives {path.name} for {orders[path][0].name} and {entry.name}; add {{step}} to it"
+            )
+        orders[path] = entry, manifest
+        weights_export.refuse_to_overwrite(ExportOrder(path, form, dtype, force))
+    for path, (entry, manifest) in orders.items():
+        written = weights_export.copy(inventory, entry, manifest, ExportOrder(path, form, dtype, force))
+        echo(f"exported  {written.path}")
+        echo(
+            f"          {entry.name}, verified: {several(written.tensors, 'tensor')}, "
+            f"{several(written.parameters, 'element')}, {', '.join(written.dtypes)}, {plain(size(written.size))}"
+        )
+        if written.note:
+            echo(one_line(f"note      {written.note}"))
 
 
 @checkpoints.command()

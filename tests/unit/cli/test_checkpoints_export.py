@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from tandem_cli.checkpoints.weights_export import (
     refuse_to_overwrite,
     target,
 )
+from tandem_cli.commands import checkpoints as command
 from tandem_trainer.export import CannotExport, cast, export
 from tests.support.worlds.small_run import SmallRun
 
@@ -285,6 +287,24 @@ class TestCopying:
         path = self.copied(run, tmp_path / "x", Format.FOLDER)
         assert sorted(file.name for file in path.iterdir()) == ["config.json", "model.safetensors"]
         assert json.loads((path / "config.json").read_text())["torch_dtype"] == "float32"
+
+    def test_all_that_count_are_copied_if_the_pattern_tells_them_apart(
+        self, run: SmallRun, tmp_path: Path, program: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+
+        def export_all(pattern: str | None) -> None:
+            command.export(run.rundir.path, "all", tmp_path / "out", pattern=pattern)
+
+        export_all("{job}-epoch-{epoch}")
+        assert {path.name for path in (tmp_path / "out").iterdir()} == {f"small-epoch-{n}.safetensors" for n in (1, 2)}
+        for pattern, message in (
+            ("{job}-epoch-{epoch}", "small-epoch-1.safetensors is already there"),
+            ("{job}", "gives small.safetensors for step-000000100 and step-000000250; add {step} to it"),
+            (None, "export all needs --name"),
+        ):
+            with pytest.raises(UserError, match=re.escape(message)):
+                export_all(pattern)
 
     @pytest.mark.parametrize("form", [Format.SAFETENSORS, Format.FOLDER])
     def test_an_earlier_copy_is_replaced_only_by_force(

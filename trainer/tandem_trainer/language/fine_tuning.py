@@ -6,6 +6,7 @@ ranks and in any micro-batch; over all rows it is the mean over tokens (docs/dec
 """
 
 import logging
+import math
 import os
 from collections.abc import Sequence
 from functools import cached_property
@@ -29,6 +30,7 @@ from tandem_trainer.language import reading
 from tandem_trainer.language.packing import mask, packed, positions
 from tandem_trainer.language.pretrained import Pretrained, is_installed, write_beside
 from tandem_trainer.language.reading import Data, Row, Source, format_of, whole_text
+from tandem_trainer.language.token_bytes import token_bytes
 from tandem_trainer.language.tokenized import Documents, Encoder, Part, columns_of, joined, parts_of, refuse_none
 from tandem_trainer.task import Split, Task
 
@@ -236,13 +238,22 @@ class FineTuning(Task[Config]):
         return torch.cat([losses.sum(dim=1) for losses, _ in self._judged(model, batch)]) / self._per_row(model)
 
     def metrics(self, model: nn.Module, batch: Any) -> dict[str, Value]:
-        """Perplexity, and the share that was predicted, of the tokens that are learned."""
+        """Of the tokens that are learned: perplexity, the share that was predicted, and bits for each byte of text."""
         nats, right, count = 0.0, 0, 0
         for losses, hits in self._judged(model, batch):
             nats += losses.double().sum().item()
             right += int(hits.sum())
         count = int((batch["targets"] != NO_TARGET).sum())
-        return {"perplexity": GeometricMean(nats, count), "accuracy": Mean(right, count)}
+        found: dict[str, Value] = {"perplexity": GeometricMean(nats, count), "accuracy": Mean(right, count)}
+        if self._token_bytes is not None:
+            learned = batch["targets"][batch["targets"] != NO_TARGET]
+            found["bitsPerByte"] = Mean(nats / math.log(2), int(self._token_bytes[learned.cpu()].sum()))
+        return found
+
+    @cached_property
+    def _token_bytes(self) -> Tensor | None:
+        """[vocabulary]: bytes of each token; None: the tokenizer does not say them."""
+        return token_bytes(self.tokenizer, self.shape.vocab_size)
 
     def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, str]:
         """The model's own, of the matrices inside its blocks."""
