@@ -34,6 +34,7 @@ from tandem.rundir import lease
 from tandem.rundir.checkpoint import WEIGHTS, Manifest
 from tandem.rundir.durable import encode, read_json_or_none, sync_file, sync_folder, temporary_beside
 from tandem.rundir.layout import FOLDERS
+from tandem.rundir.lineage import GenerationRecord, origin_of
 from tandem_cli.checkpoints.inventory import Entry, Inventory
 from tandem_cli.checkpoints.listing import plain
 
@@ -216,11 +217,19 @@ def refuse_to_overwrite(order: ExportOrder) -> None:
         raise UserError(f"{path} is not a file, and --force replaces nothing else")
 
 
-def config(entry: Entry, manifest: Manifest, job: DistributedTrainingJob | None, rundir: Path) -> dict[str, Any]:
+def config(
+    entry: Entry,
+    manifest: Manifest,
+    job: DistributedTrainingJob | None,
+    rundir: Path,
+    records: Sequence[GenerationRecord] = (),
+) -> dict[str, Any]:
     """config.json of an exported folder: enough to find the checkpoint again and to build its model."""
     found: dict[str, Any] = {"model_type": "tandem", "checkpoint": entry.name, "step": manifest.step}
     found |= {"generation": manifest.generation, "versions": manifest.versions, "metrics": dict(entry.metrics)}
     found |= {"epoch": manifest.data.epoch} if manifest.data else {}
+    origin = origin_of(manifest.generation, records)
+    found |= {"initial_weights": origin.dump()} if origin else {}
     if job is None:
         return found
     found["job"] = job.metadata.name
@@ -302,11 +311,11 @@ def _written(inventory: Inventory, entry: Entry, manifest: Manifest, order: Expo
         answer = _converted(rundir.checkpoint(entry.name), manifest, file, order, held, beside)
     if is_pretrained:
         # The model's own configuration, as transformers reads it; ours is a part of it.
-        known = config(entry, manifest, job, rundir.path)
+        known = config(entry, manifest, job, rundir.path, inventory.records)
         theirs = json.loads((aside / CONFIG).read_bytes())
         (aside / CONFIG).write_bytes(encode(theirs | {"tandem": known}))
     elif order.form is Format.FOLDER:
-        known = config(entry, manifest, job, rundir.path)
+        known = config(entry, manifest, job, rundir.path, inventory.records)
         (aside / CONFIG).write_bytes(encode(known | {"torch_dtype": next(iter(answer["dtypes"]), None)}))
     for path in aside.iterdir():
         sync_file(path)

@@ -75,6 +75,16 @@ def chain(records: Iterable[GenerationRecord]) -> Chain:
         generation, limit = parent.generation, parent.step
 
 
+def origin_of(generation: int, records: Iterable[GenerationRecord]) -> Origin | None:
+    """Where the weights come from that the history of a generation began with; None: from its task, or not known."""
+    known = {record.generation: record for record in records}
+    while (record := known.get(generation)) is not None and record.resumed_from is not None:
+        if record.resumed_from.generation >= generation:
+            return None
+        generation = record.resumed_from.generation
+    return record.origin if record is not None else None
+
+
 FOREIGN = 0
 """The generation of a checkpoint that a script has written in its own way: nobody knows whose it was."""
 

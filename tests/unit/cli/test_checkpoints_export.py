@@ -306,6 +306,21 @@ class TestCopying:
             with pytest.raises(UserError, match=re.escape(message)):
                 export_all(pattern)
 
+    def test_a_dry_run_lists_what_would_be_pushed_and_asks_no_hub(
+        self,
+        run: SmallRun,
+        program: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+        monkeypatch.setattr(command.hub, "push", lambda *_: pytest.fail("it was pushed"))
+        command.push(run.rundir.path, "best", "me/digits", dry_run=True)
+        first, *files, last = capsys.readouterr().out.splitlines()
+        assert first == "would push to me/digits, the branch main"
+        assert [line.split()[-1] for line in files] == ["config.json", "model.safetensors"]
+        assert "step-000000250: 2 files" in last
+
     @pytest.mark.parametrize("form", [Format.SAFETENSORS, Format.FOLDER])
     def test_an_earlier_copy_is_replaced_only_by_force(
         self, run: SmallRun, tmp_path: Path, program: list[str], form: Format
