@@ -295,8 +295,8 @@ def averaged(model: nn.Module, decay: float | None) -> AveragedModel | None:
 
 def mixture_of(dataset: Any) -> Mixture | None:
     """In which shares a data set of several sources is to be read."""
-    found: Mixture | None = getattr(dataset, "mixture", None)
-    return found
+    found = getattr(dataset, "mixture", None)
+    return found if isinstance(found, Mixture) else None
 
 
 def order_of(loop: Loop, start: int, end: int, mixture: Mixture | None = None) -> Order:
@@ -308,6 +308,7 @@ def order_of(loop: Loop, start: int, end: int, mixture: Mixture | None = None) -
     Raises:
         ConfigurationError: nothing of them is left.
     """
+    assert mixture is None or (start, end) == (0, sum(mixture.taken)), "a mixture is read as a whole"
     if loop.drop_last and end - start < loop.global_batch_size:
         raise ConfigurationError(
             f"dropLast leaves out all of the {end - start} samples, because globalBatchSize {loop.global_batch_size} "
