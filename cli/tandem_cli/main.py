@@ -32,7 +32,7 @@ COMMANDS = {
     "report": "Write an HTML report about a run.",
     "compare": "Compare runs: their jobs, scores and times.",
     "export": "Export the numbers of a run as CSV, or for TensorBoard.",
-    "checkpoints": "List, verify, compare, export and delete the checkpoints of a run.",
+    "checkpoints": "List, verify, compare, export, publish and delete the checkpoints of a run.",
     "submit": "Submit jobs to a cluster, or change existing ones.",
     "status": "Show the status of a run, or of jobs on a cluster.",
     "logs": "Print the logs of all processes of a run or pods of a job, in order of time.",

@@ -244,8 +244,9 @@ class Loop(Model):
     """Options of `pipeline`."""
 
     initial_weights: FilePath | None = None
-    """A safetensors file with weights to begin with, as `tandem checkpoints export` writes it: for instance of a run on
-    another slice of the data. Default: random ones."""
+    """Weights to begin with, for instance of a run on another slice of the data: a run directory, whose newest
+    checkpoint is taken; a checkpoint in it; a folder with `model.safetensors`; a safetensors file; or a state_dict of
+    torch.save. Default: random ones, or those of `pretrained`."""
     epochs: Positive = 5
     """Passes over the training data."""
     max_steps: Positive | None = None

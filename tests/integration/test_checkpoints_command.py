@@ -207,7 +207,7 @@ class TestWhatItLooksLike:
 
     def test_help_names_every_subcommand(self) -> None:
         text = checkpoints("--help").stdout
-        assert all(f" {name} " in text for name in ("ls", "show", "verify", "diff", "export", "prune"))
+        assert all(f" {name} " in text for name in ("ls", "show", "verify", "diff", "export", "push", "prune"))
         code = "from tandem_cli.main import main; main()"
         command = [sys.executable, "-c", code, "--help"]
         whole = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout

@@ -2,6 +2,8 @@
 
 import json
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,10 +19,10 @@ pytestmark = pytest.mark.timeout(600)
 LONG = pytest.mark.full("examples", "trainer")
 VARIANTS = (
     *("queued", "synthetic-resnet", "own-task", "minigpt-fsdp", "minigpt-tensor"),
-    *("digits-dp", "minigpt-model", "minigpt-pipeline"),
+    *("digits-dp", "minigpt-model", "minigpt-pipeline", "fine-tune"),
 )
-"""Those that differ in little from what is trained elsewhere: digits, fashion-mnist, the task of test_task, minigpt and
-the strategies of test_strategies."""
+"""Those that differ in little from what is trained elsewhere: digits, fashion-mnist, the task of test_task, minigpt,
+the strategies of test_strategies and the model of test_language."""
 ELSEWHERE = {
     "digits": "test_run.py",
     "digits-hogwild": "test_hogwild.py",
@@ -54,7 +56,16 @@ def shorter_minigpt(folder: Path) -> list[str]:
     return ["trainer.loop.maxSteps=20", "checkpoint.everySteps=10"]
 
 
+def shorter_fine_tune(folder: Path) -> list[str]:
+    """The model and the documents are those that its script writes."""
+    subprocess.run([sys.executable, EXAMPLES / "small_qwen2.py", folder / "model"], check=True, timeout=120)
+    parameters = [f"pretrained={folder / 'model'}", f"data.path={folder / 'model' / 'documents.jsonl'}"]
+    shorter = ["trainer.loop.maxSteps=20", "workers.replicas=1", "checkpoint.everySteps=20"]
+    return [*(f"trainer.parameters.{one}" for one in parameters), *shorter]
+
+
 SHORTER: dict[str, Callable[[Path], list[str]]] = {
+    "fine-tune": shorter_fine_tune,
     "minigpt-fsdp": shorter_minigpt,
     "minigpt-tensor": shorter_minigpt,
     "minigpt-model": shorter_minigpt,

@@ -1,5 +1,5 @@
-"""A pretrained model is fine-tuned by `tandem run` on conversations, evaluated, resumed without its weights' files, and
-exported as a folder that transformers opens."""
+"""A pretrained model is fine-tuned by `tandem run` on conversations, evaluated, resumed without its weights' files,
+exported as a folder that transformers opens, and pushed to a hub."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.hub import environment, local_hub
 from tests.support.language import pretrained
 from tests.support.local_run import LocalRun, evaluations
 from tests.support.manifests import manifest
@@ -62,3 +63,12 @@ def test_it_is_tuned_on_conversations_resumed_from_checkpoints_alone_and_exporte
     asks = asks if isinstance(asks, torch.Tensor) else asks["input_ids"]
     written_on = opened.generate(asks, max_new_tokens=2, do_sample=False, pad_token_id=0)
     assert words_of.decode(written_on[0, asks.shape[1] :]).startswith("It")
+
+    with local_hub() as hub:
+        where = ("me/tuned", "--private", "--revision", "tuned")
+        answer = tandem("checkpoints", "push", str(run.path), "final", *where, variables=environment(hub))
+        assert answer.returncode == 0, answer.stderr
+        assert f"pushed  {hub.url}/me/tuned/commit/" in answer.stdout
+        made = hub.repositories["me/tuned"]
+        assert made.branches["tuned"] == {path.name: path.read_bytes() for path in folder.iterdir()}
+        assert made.messages[0].startswith("tuned: step 20, accuracy 0.")

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from tandem.exitcode import ExitCode
-from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import MOST_REWINDS, decide
 from tandem_trainer.checkpoint.reader import read_contents, read_full_weights, read_weights
@@ -252,14 +251,16 @@ def test_a_slice_of_the_data_and_then_another_one_from_its_weights(tmp_path: Pat
     first = make_rundir(tmp_path / "first", PLAIN | {"data": {"name": "digits", "end": 700}, "epochs": 10})
     run(first, 2)
     assert len(losses(first)) == 70
-    exported = first.checkpoint(first.committed()[0].name) / WEIGHTS
-    rest = {"data": {"name": "digits", "start": 700}, "initialWeights": str(exported)}
+    rest = {"data": {"name": "digits", "start": 700}, "initialWeights": str(first.path)}
     second = make_rundir(tmp_path / "second", PLAIN | rest)
     run(second, 2)
     untrained = make_rundir(tmp_path / "untrained", PLAIN | {"data": {"name": "digits", "start": 700}})
     run(untrained, 1)
     assert sample_ids(second) == sample_ids(untrained)
     assert losses(second)[1] < 0.7 * losses(untrained)[1], "it begins where the first run ended"
+    origin = second.generation_records()[0].origin
+    assert origin is not None
+    assert origin.checkpoint == first.committed()[0].reference
 
 
 MNIST = {"name": "mnist", "download": False}

@@ -185,6 +185,11 @@ def _folder_of_weights(folder: Path) -> Manifest:
     return _digits(initialWeights="step")
 
 
+def _run_without_checkpoints(folder: Path) -> Manifest:
+    (folder / "first/checkpoints").mkdir(parents=True)
+    return _digits(initialWeights="first")
+
+
 def _runs_is_a_file(folder: Path) -> Manifest:
     written(folder, {"runs": ""})
     return _digits()
@@ -400,11 +405,9 @@ CASES = (
         "w.safetensors cannot be read: Permission denied",
     ),
     BadSurroundings(
-        "weights-in-a-folder", _folder_of_weights, _WEIGHTS, "step is a folder", "step/weights.safetensors"
+        "weights-in-a-folder", _folder_of_weights, _WEIGHTS, "step is no run directory, no checkpoint, and no folder"
     ),
-    BadSurroundings(
-        "weights-of-torch-save", _initial(b"PK\x03\x04" + bytes(100), "w.pt"), _WEIGHTS, "a file of torch.save"
-    ),
+    BadSurroundings("weights-of-no-run", _run_without_checkpoints, _WEIGHTS, "first has no checkpoint that counts"),
     BadSurroundings("weights-of-pickle", _initial(b"\x80\x04" + bytes(100), "w.pkl"), _WEIGHTS, "a file of pickle"),
     BadSurroundings("weights-not-fetched", _initial(b"version https://git-lfs"), _WEIGHTS, "Git LFS"),
     BadSurroundings("weights-empty", _initial(b""), _WEIGHTS, "it has 0 bytes"),

@@ -27,7 +27,7 @@ from tandem.rundir import records
 from tandem.rundir.checkpoint import DataPosition, Manifest
 from tandem.rundir.durable import lacks
 from tandem.rundir.layout import RunDir
-from tandem.rundir.lineage import Rewind, data_step, decide, steps_left_out, windows
+from tandem.rundir.lineage import Origin, Rewind, data_step, decide, steps_left_out, windows
 from tandem.rundir.log import LogWriter
 from tandem.tasks import RewindOn
 from tandem_trainer.checkpoint.restoring import compare, record_start, restore
@@ -182,7 +182,7 @@ class ElasticRun:
         self,
         kept: TrainState,
         data: DataSteps,
-        fresh: Callable[[], None] = lambda: None,
+        fresh: Callable[[], Origin | None] = lambda: None,
         cost: Cost = NO_COST,
         mesh: Mapping[str, int] | None = None,
         is_shared: bool = False,
@@ -190,7 +190,8 @@ class ElasticRun:
         """Find out where to start, put the state there, and write it down. Collective.
 
         Args:
-            fresh: called when there is no checkpoint to start from.
+            fresh: called when there is no checkpoint to start from; returns where the weights come from, if from
+                elsewhere.
             cost: of a sample, for the log (tandem_trainer.meter).
             mesh: ranks in each of its dimensions, for the manifests; None: all replicate.
             is_shared: all ranks write into one copy of the weights. Rank 0 saves for all of them.
@@ -207,13 +208,14 @@ class ElasticRun:
         manifest = restored.loaded.manifest if restored.loaded else None
         if manifest is not None:
             check_position(manifest.data, data, self.step_before(manifest))
+        origin = None
         if restored.loaded is None:
-            fresh()
+            origin = fresh()
         else:
             kept.load(restored.loaded.contents)
             restored.loaded = None
         compare(group, kept.replicated())
-        record_start(context.rundir, group, context.generation, context.members, manifest)
+        record_start(context.rundir, group, context.generation, context.members, manifest, origin)
         restored.release()
         self.step = manifest.step if manifest else 0
         self._loss_spikes = LossSpikes(manifest.loop.get("health") if manifest else None, self._rewind_on)

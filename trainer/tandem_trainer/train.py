@@ -25,19 +25,18 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
-from tandem.rundir.checkpoint import Broken
-from tandem.rundir.durable import may_pass
+from tandem.rundir.lineage import Origin
 from tandem.tasks import Loop, Schedule, TaskLoop
-from tandem_trainer.checkpoint.format import parse
-from tandem_trainer.checkpoint.state import load_weights
 from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.data.feeding import Reading
 from tandem_trainer.data.keyed import mixed, seed_torch
+from tandem_trainer.data.mixture import Mixture
 from tandem_trainer.data.order import Order, Passes, pieces
 from tandem_trainer.data.sampling import has_indices
 from tandem_trainer.data.supply import Read, Resident, Share, Supply, whole_and_slice
 from tandem_trainer.elastic_run import ElasticRun, RankContext, StopRequest
-from tandem_trainer.failure import ConfigurationError, UnusableInput
+from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.initial_weights import load_initial
 from tandem_trainer.meter import Busy, GradientNorm, cost_of
 from tandem_trainer.micro_batch import MicroBatch, PassDidNotFit, is_out_of_memory
 from tandem_trainer.models.dropout import Draws, key_dropout
@@ -183,7 +182,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     dataset, start, end = samples_of(task)
     elastic = ElasticRun(context, job.spec.checkpoint, stop, loop.rewind_on)
     micro_batch = MicroBatch(job, context)
-    passes = Passes(order_of(loop, start, end), loop.epochs, loop.max_steps)
+    passes = Passes(order_of(loop, start, end, mixture_of(dataset)), loop.epochs, loop.max_steps)
     cost = cost_of(loop.precision, task.flops_per_sample, group.device)
     cost = cost._replace(tokens_per_sample=task.tokens_per_sample())
     torch.manual_seed(mixed(loop.seed))
@@ -202,13 +201,15 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     peaks = [float(parameters["lr"]) for parameters in optimizer.param_groups]
     scaler = torch.amp.GradScaler(group.device.type, enabled=loop.precision == "float16")
 
-    def begin() -> None:
+    def begin() -> Origin | None:
+        origin = None
         if loop.initial_weights is not None:
-            load_initial(model, Path(loop.initial_weights))
+            origin = load_initial(model, Path(loop.initial_weights), group)
         else:
             task.initialize(model)
         if average is not None:
             average.module.load_state_dict(model.state_dict())
+        return origin
 
     # Where to start
     scaling = {"scaler": scaler} if scaler.is_enabled() else {}
@@ -292,33 +293,25 @@ def averaged(model: nn.Module, decay: float | None) -> AveragedModel | None:
     return average
 
 
-def order_of(loop: Loop, start: int, end: int) -> Order:
+def mixture_of(dataset: Any) -> Mixture | None:
+    """In which shares a data set of several sources is to be read."""
+    found = getattr(dataset, "mixture", None)
+    return found if isinstance(found, Mixture) else None
+
+
+def order_of(loop: Loop, start: int, end: int, mixture: Mixture | None = None) -> Order:
     """The order of the samples from `start` to before `end`.
+
+    Args:
+        mixture: what an epoch takes of them where they are of several sources.
 
     Raises:
         ConfigurationError: nothing of them is left.
     """
+    assert mixture is None or (start, end) == (0, sum(mixture.taken)), "a mixture is read as a whole"
     if loop.drop_last and end - start < loop.global_batch_size:
         raise ConfigurationError(
             f"dropLast leaves out all of the {end - start} samples, because globalBatchSize {loop.global_batch_size} "
             "is more"
         )
-    return Order(end - start, loop.global_batch_size, loop.seed, first=start, drop_last=loop.drop_last)
-
-
-def load_initial(model: nn.Module, path: Path) -> None:
-    """Put weights from a file into a model.
-
-    Raises:
-        UnusableInput: the file is not there, or is no safetensors file.
-        ConfigurationError: it holds other weights.
-        OSError: the disk fails.
-    """
-    try:
-        load_weights(model, parse(memoryview(bytearray(path.read_bytes()))))
-    except OSError as error:
-        if may_pass(error):
-            raise
-        raise UnusableInput(f"initialWeights {path} cannot be read: {error.strerror}") from error
-    except Broken as error:
-        raise UnusableInput(f"initialWeights {path}: {error}") from error
+    return Order(end - start, loop.global_batch_size, loop.seed, first=start, drop_last=loop.drop_last, mixture=mixture)

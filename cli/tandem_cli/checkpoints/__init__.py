@@ -7,6 +7,7 @@
     verification    every byte of a checkpoint against its checksums, chunk by chunk
     manifest_diff   the differences between two checkpoints, from their manifests
     tensor_diff     the differences between their tensors (needs numpy)
+    hub             a checkpoint in a repository of a hub
     weights_export  an exported copy: its name, its destination, its config.json (torch writes it, in another process)
     pruning         what may be deleted, and its deletion during the run
 

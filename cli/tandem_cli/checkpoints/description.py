@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.text import Text
 
-from tandem.formatting import metric_name, moment, score, several, size
+from tandem.formatting import metric_name, moment, printable, score, several, size
 from tandem.rundir.checkpoint import Manifest
-from tandem.rundir.lineage import GenerationRecord
+from tandem.rundir.lineage import GenerationRecord, Origin
 from tandem_cli.checkpoints.inventory import Entry, Inventory
 from tandem_cli.checkpoints.listing import STATES, Column, age, entry_json, paragraph, plain, state, table
 from tandem_cli.checkpoints.pruning import Doomed, Pruning
@@ -66,7 +66,7 @@ def lineage(manifest: Manifest, records: Sequence[GenerationRecord]) -> list[str
             return [*found, f"step {step:,} by generation {generation}{parent}; its record is not there"]
         parent_ref = record.resumed_from
         if parent_ref is None or parent_ref.generation >= generation:
-            begin = "the beginning"
+            begin = _beginning(record.origin)
         else:
             begin = f"{parent_ref.name} of generation {parent_ref.generation}"
         ranks = several(record.world_size, "rank")
@@ -74,6 +74,15 @@ def lineage(manifest: Manifest, records: Sequence[GenerationRecord]) -> list[str
         if parent_ref is None or parent_ref.generation >= generation:
             return found
         step, generation = parent_ref.step, parent_ref.generation
+
+
+def _beginning(origin: Origin | None) -> str:
+    if origin is None:
+        return "the beginning"
+    if origin.checkpoint is None:
+        return f"the weights of {printable(origin.path)}"
+    of = f"step {origin.checkpoint.step:,}{f' of {origin.job}' if origin.job else ''}"
+    return f"the weights of {of} ({printable(origin.path)})"
 
 
 def as_json(entry: Entry, inventory: Inventory) -> dict[str, Any]:

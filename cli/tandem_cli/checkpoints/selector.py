@@ -41,6 +41,19 @@ def sound(inventory: Inventory, word: str) -> tuple[Entry, Manifest]:
     return entry, entry.manifest
 
 
+def counting(inventory: Inventory) -> list[tuple[Entry, Manifest]]:
+    """All checkpoints that count, oldest first, with their manifests.
+
+    Raises:
+        UserError: there are none.
+    """
+    found = [(entry, entry.manifest) for entry in inventory.entries if entry.state == "counts"]
+    sound = [(entry, manifest) for entry, manifest in found if manifest is not None]
+    if not sound:
+        raise UserError(f"{inventory.rundir.path} has no checkpoint that counts. {known(inventory)}")
+    return sorted(sound, key=lambda one: one[0].step)
+
+
 def known(inventory: Inventory, most: int = 5) -> str:
     """The checkpoints there are, as a sentence."""
     names = [entry.name for entry in inventory.entries if entry.manifest]

@@ -34,6 +34,7 @@ from tandem.rundir import lease
 from tandem.rundir.checkpoint import WEIGHTS, Manifest
 from tandem.rundir.durable import encode, read_json_or_none, sync_file, sync_folder, temporary_beside
 from tandem.rundir.layout import FOLDERS
+from tandem.rundir.lineage import GenerationRecord, origin_of
 from tandem_cli.checkpoints.inventory import Entry, Inventory
 from tandem_cli.checkpoints.listing import plain
 
@@ -145,7 +146,7 @@ class ExportOrder:
 def fields(entry: Entry, manifest: Manifest, inventory: Inventory) -> Fields:
     """What a name's pattern may use; None for what is not known of this checkpoint."""
     job = inventory.job
-    data = job.spec.trainer.settings.data if job and job.spec.trainer.is_built_in else None
+    start, end = _slice(job)
     metrics = {metric: entry.metrics.get(metric) for metric in ("loss", "accuracy", "macroF1")}
     return {
         "job": job.metadata.name if job else None,
@@ -153,11 +154,24 @@ def fields(entry: Entry, manifest: Manifest, inventory: Inventory) -> Fields:
         "step": entry.step,
         "epoch": manifest.data.epoch if manifest.data else None,
         "generation": manifest.generation,
-        "start": (data.start or 0) if data else None,
-        "end": data.end if data else None,
+        "start": start,
+        "end": end,
         **metrics,
         **{metric: value for metric, value in entry.metrics.items() if metric not in metrics},
     }
+
+
+def _slice(job: DistributedTrainingJob | None) -> tuple[int | None, int | None]:
+    """First sample of the training data, and the one after the last, as far as the job says them."""
+    if job is None:
+        return None, None
+    trainer = job.spec.trainer
+    if trainer.is_built_in:
+        return trainer.settings.data.start or 0, trainer.settings.data.end
+    data = (trainer.parameters or {}).get("data") if trainer.is_fine_tuning else None
+    if not isinstance(data, dict) or "mixture" in data:
+        return None, None
+    return data.get("start", 0), data.get("end")
 
 
 def target(to: Path, form: Format, name: str | None, default: str, rundir: Path) -> Path:
@@ -203,11 +217,19 @@ def refuse_to_overwrite(order: ExportOrder) -> None:
         raise UserError(f"{path} is not a file, and --force replaces nothing else")
 
 
-def config(entry: Entry, manifest: Manifest, job: DistributedTrainingJob | None, rundir: Path) -> dict[str, Any]:
+def config(
+    entry: Entry,
+    manifest: Manifest,
+    job: DistributedTrainingJob | None,
+    rundir: Path,
+    records: Sequence[GenerationRecord] = (),
+) -> dict[str, Any]:
     """config.json of an exported folder: enough to find the checkpoint again and to build its model."""
     found: dict[str, Any] = {"model_type": "tandem", "checkpoint": entry.name, "step": manifest.step}
     found |= {"generation": manifest.generation, "versions": manifest.versions, "metrics": dict(entry.metrics)}
     found |= {"epoch": manifest.data.epoch} if manifest.data else {}
+    origin = origin_of(manifest.generation, records)
+    found |= {"initial_weights": origin.dump()} if origin else {}
     if job is None:
         return found
     found["job"] = job.metadata.name
@@ -289,11 +311,11 @@ def _written(inventory: Inventory, entry: Entry, manifest: Manifest, order: Expo
         answer = _converted(rundir.checkpoint(entry.name), manifest, file, order, held, beside)
     if is_pretrained:
         # The model's own configuration, as transformers reads it; ours is a part of it.
-        known = config(entry, manifest, job, rundir.path)
+        known = config(entry, manifest, job, rundir.path, inventory.records)
         theirs = json.loads((aside / CONFIG).read_bytes())
         (aside / CONFIG).write_bytes(encode(theirs | {"tandem": known}))
     elif order.form is Format.FOLDER:
-        known = config(entry, manifest, job, rundir.path)
+        known = config(entry, manifest, job, rundir.path, inventory.records)
         (aside / CONFIG).write_bytes(encode(known | {"torch_dtype": next(iter(answer["dtypes"]), None)}))
     for path in aside.iterdir():
         sync_file(path)

@@ -1,4 +1,4 @@
-"""`tandem checkpoints ls | show | verify | diff | export | prune`: the checkpoints of a run."""
+"""`tandem checkpoints ls | show | verify | diff | export | push | prune`: the checkpoints of a run."""
 
 import signal
 import sys
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -17,11 +18,11 @@ from tandem.errors import UserError
 from tandem.formatting import one_line, several, size
 from tandem.job import Checkpoint
 from tandem.rundir.checkpoint import Broken, Manifest
-from tandem_cli.checkpoints import description, listing, manifest_diff, pruning, verification, weights_export
+from tandem_cli.checkpoints import description, hub, listing, manifest_diff, pruning, verification, weights_export
 from tandem_cli.checkpoints.inventory import Entry, Inventory, look
 from tandem_cli.checkpoints.listing import plain
 from tandem_cli.checkpoints.manifest_diff import facts
-from tandem_cli.checkpoints.selector import choose, sound
+from tandem_cli.checkpoints.selector import choose, counting, sound
 from tandem_cli.checkpoints.weights_export import Dtype, ExportOrder, Format
 from tandem_cli.main import needing
 from tandem_cli.output import Output, OutputOption, echo, emit
@@ -29,7 +30,7 @@ from tandem_cli.runs import RunArgument, opened
 from tandem_cli.terminal.canvas import PrintableConsole
 
 checkpoints = typer.Typer(
-    help="List, verify, compare, export and delete the checkpoints of a run, also while it is running.",
+    help="List, verify, compare, export, publish and delete the checkpoints of a run, also while it is running.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -39,6 +40,7 @@ NameArgument = Annotated[
 ]
 
 
+ALL = "all"
 WORTH_A_BAR = 256 * 2**20
 """Bytes that take long enough to read for somebody to wonder."""
 
@@ -155,26 +157,89 @@ def export(
 ) -> None:
     """Write a verified copy of a checkpoint's weights that knows nothing of Tandem.
 
-    Fields of PATTERN: job, name, step, epoch, generation, start and end of the slice of the data, loss, accuracy,
-    macroF1; each with a format if wanted, as in {step:06d}.
+    With `all` as NAME, each checkpoint that counts is copied.
+
+    Fields of PATTERN: job, name, step, epoch, generation, start and end of the slice of the data, loss, and the other
+    scores, such as accuracy, macroF1 or perplexity; each with a format if wanted, as in {step:06d}.
     """
     # What is half written is removed on Ctrl-C; it must be when a scheduler ends us, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     inventory = _inventory(run)
+    if name == ALL and pattern is None:
+        raise UserError("export all needs --name with a field that tells them apart, such as {job}-{step}")
+    chosen = counting(inventory) if name == ALL else [sound(inventory, name)]
+    orders: dict[Path, tuple[Entry, Manifest]] = {}
+    for entry, manifest in chosen:
+        known = weights_export.fields(entry, manifest, inventory)
+        filled = weights_export.filled(pattern, known) if pattern is not None else None
+        default = f"{known['job'] or inventory.rundir.path.resolve().name}-{entry.name}"
+        path = weights_export.target(to, form, filled, default, inventory.rundir.path)
+        if path in orders:
+            raise UserError(
+                f"--name {pattern} gives {path.name} for {orders[path][0].name} and {entry.name}; add {{step}} to it"
+            )
+        orders[path] = entry, manifest
+        weights_export.refuse_to_overwrite(ExportOrder(path, form, dtype, force))
+    for path, (entry, manifest) in orders.items():
+        written = weights_export.copy(inventory, entry, manifest, ExportOrder(path, form, dtype, force))
+        echo(f"exported  {written.path}")
+        echo(
+            f"          {entry.name}, verified: {several(written.tensors, 'tensor')}, "
+            f"{several(written.parameters, 'element')}, {', '.join(written.dtypes)}, {plain(size(written.size))}"
+        )
+        if written.note:
+            echo(one_line(f"note      {written.note}"))
+
+
+@checkpoints.command()
+def push(
+    run: RunArgument,
+    name: NameArgument,
+    repo: Annotated[
+        str, typer.Argument(metavar="REPO", help="Repository on the hub: OWNER/MODEL.", show_default=False)
+    ],
+    revision: Annotated[
+        str, typer.Option("--revision", metavar="BRANCH", help="The branch; it is made if it is not there.")
+    ] = hub.MAIN,
+    private: Annotated[bool, typer.Option("--private", help="Make a repository that only you can see.")] = False,
+    dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Cast floating-point tensors to this.")] = None,
+    message: Annotated[
+        str | None, typer.Option("--message", "-m", help="Of the commit.", show_default="job, step, scores")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the files and their sizes; the hub is not asked.")
+    ] = False,
+) -> None:
+    """Push a checkpoint to a repository of a hub, as one commit: the folder that `export --format folder` writes.
+
+    The hub's client takes the token from HF_TOKEN, or from `hf auth login`, and the hub's address from HF_ENDPOINT.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    hub.refuse_without_client()
+    inventory = _inventory(run)
     entry, manifest = sound(inventory, name)
-    known = weights_export.fields(entry, manifest, inventory)
-    filled = weights_export.filled(pattern, known) if pattern is not None else None
-    path = weights_export.target(
-        to, form, filled, f"{known['job'] or inventory.rundir.path.resolve().name}-{entry.name}", inventory.rundir.path
-    )
-    written = weights_export.copy(inventory, entry, manifest, ExportOrder(path, form, dtype, force))
-    echo(f"exported  {written.path}")
-    echo(
-        f"          {entry.name}, verified: {several(written.tensors, 'tensor')}, "
-        f"{several(written.parameters, 'element')}, {', '.join(written.dtypes)}, {plain(size(written.size))}"
-    )
-    if written.note:
-        echo(one_line(f"note      {written.note}"))
+    with TemporaryDirectory(prefix="tandem-push-") as temporary:
+        folder = Path(temporary) / "model"
+        weights_export.copy(inventory, entry, manifest, ExportOrder(folder, Format.FOLDER, dtype))
+        files = hub.files_of(folder)
+        whole = sum(count for _, count in files)
+        what = f"{entry.name}: {several(len(files), 'file')}, {plain(size(whole))}"
+        if not dry_run:
+            said = message or _commit_message(entry, inventory)
+            done = hub.push(folder, hub.Destination(repo, revision, private), said, lambda line: echo(line, err=True))
+            echo(f"pushed  {one_line(done)}")
+            echo(f"        {what}, to the branch {revision}")
+            return
+    echo(f"would push to {repo}, the branch {revision}")
+    for file, count in files:
+        echo(f"  {plain(size(count)):>8}  {file}")
+    echo(f"  {what}")
+
+
+def _commit_message(entry: Entry, inventory: Inventory) -> str:
+    job = inventory.job
+    scores = ", ".join(f"{metric} {value:.4g}" for metric, value in entry.metrics.items())
+    return f"{job.metadata.name if job else entry.name}: step {entry.step}{f', {scores}' if scores else ''}"
 
 
 @checkpoints.command()

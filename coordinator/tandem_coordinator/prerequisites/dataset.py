@@ -22,8 +22,9 @@ from tandem.datasets import FILES, NotIdx, Split, find, opened, raw_folder, shap
 from tandem.errors import Unmet, enumerated
 from tandem.job import DistributedTrainingJob
 from tandem.rundir.durable import may_pass
+from tandem.rundir.initial_weights import is_of_torch, locate
 from tandem.tasks import CLASSES, LEAST_FOR_CNN, SYNTHETIC_SIZE, ImageClassification
-from tandem_coordinator.prerequisites.site import CONFIG, LOOP, Site, fault_of_file, fault_of_folder, is_folder
+from tandem_coordinator.prerequisites.site import CONFIG, LOOP, Site, fault_of_file, fault_of_folder
 
 READING_SECONDS = 0.5
 """For reading through files; what is not known by then is left to the ranks."""
@@ -238,8 +239,6 @@ def _read(path: Path, size: int, deadline: float, wants_largest: bool) -> tuple[
 
 FIELD = (*CONFIG, "initialWeights")
 FORMS = {
-    b"PK\x03\x04": "a file of torch.save",
-    b"\x80\x02": "a file of torch.save",
     b"\x80\x04": "a file of pickle",
     b"\x89HDF": "an HDF5 file",
     b"\x93NUM": "a file of NumPy",
@@ -259,15 +258,25 @@ def weights(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
     path = site.look(text) if text is not None else None
     if text is None or path is None:
         return
-    fault, near = fault_of_file(path, text)
-    if is_folder(path):
-        inside = path / "weights.safetensors"
-        near = str(inside) if inside.is_file() else ""
-    if fault:
-        yield Unmet(field, fault, suggestion=near)
-        return
     try:
-        there = _there(path)
+        files = locate(path).files
+        for file in files:
+            fault, near = fault_of_file(file, text if file == path else str(file))
+            if fault:
+                yield Unmet(field, fault, suggestion=near)
+                return
+    except ValueError as error:
+        yield Unmet(field, str(error).replace(str(path), text, 1))
+        return
+    except OSError as error:
+        if may_pass(error):
+            raise
+        yield Unmet(field, f"{text} cannot be read: {error.strerror}")
+        return
+    if is_of_torch(files[0]):
+        return  # Only torch can look into it.
+    try:
+        there = {name: shape for file in files for name, shape in _there(file).items()}
     except ValueError as error:
         yield Unmet(field, f"{text} is no safetensors file: {error}")
         return

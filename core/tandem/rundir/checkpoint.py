@@ -78,6 +78,8 @@ class DataPosition(Model):
     """Global batch size; None likewise."""
     drop_last: bool | None = None
     """Whether the last partial batch of an epoch is left out; None likewise."""
+    taken: list[int] | None = None
+    """Samples that an epoch takes of each source of a mixture; None where there is one source."""
 
 
 class Manifest(Model):

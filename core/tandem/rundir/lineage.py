@@ -23,6 +23,19 @@ from tandem.model import Model
 from tandem.status import CheckpointRef
 
 
+class Origin(Model):
+    """Where the weights come from that a run began with (`initialWeights`)."""
+
+    path: str
+    """The file or folder; of a checkpoint its folder."""
+    checkpoint: CheckpointRef | None = None
+    """The checkpoint; None where it was none."""
+    job: str | None = None
+    """The job that had written it, as far as that is known."""
+    digest: str | None = None
+    """That of the checkpoint's manifest, or of the files."""
+
+
 class GenerationRecord(Model):
     """Who trained from which checkpoint on. Written once, by the first rank, before the generation's first step."""
 
@@ -30,6 +43,8 @@ class GenerationRecord(Model):
     """The generation's number."""
     resumed_from: CheckpointRef | None = None
     """The checkpoint it started from; None: from the beginning."""
+    origin: Origin | None = None
+    """Where the weights of the beginning come from, if not from the task."""
     world_size: int
     """Ranks in the group."""
     members: list[str] = []
@@ -58,6 +73,16 @@ def chain(records: Iterable[GenerationRecord]) -> Chain:
         if parent.generation >= generation:
             raise ValueError(f"generation {generation} says it resumed from the later generation {parent.generation}")
         generation, limit = parent.generation, parent.step
+
+
+def origin_of(generation: int, records: Iterable[GenerationRecord]) -> Origin | None:
+    """Where the weights come from that the history of a generation began with; None: from its task, or not known."""
+    known = {record.generation: record for record in records}
+    while (record := known.get(generation)) is not None and record.resumed_from is not None:
+        if record.resumed_from.generation >= generation:
+            return None
+        generation = record.resumed_from.generation
+    return record.origin if record is not None else None
 
 
 FOREIGN = 0

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from tandem_cli.checkpoints.weights_export import (
     refuse_to_overwrite,
     target,
 )
+from tandem_cli.commands import checkpoints as command
 from tandem_trainer.export import CannotExport, cast, export
 from tests.support.worlds.small_run import SmallRun
 
@@ -95,6 +97,20 @@ class TestNames:
         body["spec"]["trainer"]["config"]["data"] |= {"start": 200, "end": 900}
         run.rundir.write_job(DistributedTrainingJob.parse(body))
         assert self.name(run, "qwen2_0.5B_{start}-{end}-epoch-{epoch}") == "qwen2_0.5B_200-900-epoch-2"
+
+    def test_have_the_slice_of_a_model_that_is_fine_tuned(self, run: SmallRun) -> None:
+        body = run.rundir.read_job().dump()
+        for data, name in (
+            ({"path": "a.jsonl", "start": 200, "end": 900}, "200-900"),
+            ({"path": "a.jsonl", "end": 900}, "0-900"),
+        ):
+            body["spec"]["trainer"] = {"task": "causal-lm", "parameters": {"pretrained": "model", "data": data}}
+            run.rundir.write_job(DistributedTrainingJob.parse(body))
+            assert self.name(run, "qwen2_0.5B_{start}-{end}-epoch-{epoch}") == f"qwen2_0.5B_{name}-epoch-2"
+        body["spec"]["trainer"]["parameters"]["data"] = {"mixture": [{"path": "a.jsonl"}, {"path": "b.jsonl"}]}
+        run.rundir.write_job(DistributedTrainingJob.parse(body))
+        with pytest.raises(UserError, match=r"\{start\} is not known of this checkpoint"):
+            self.name(run, "{start}")
 
     def test_a_score_that_is_not_known_is_refused_and_those_known_are_named(self, run: SmallRun) -> None:
         with pytest.raises(UserError) as error:
@@ -271,6 +287,39 @@ class TestCopying:
         path = self.copied(run, tmp_path / "x", Format.FOLDER)
         assert sorted(file.name for file in path.iterdir()) == ["config.json", "model.safetensors"]
         assert json.loads((path / "config.json").read_text())["torch_dtype"] == "float32"
+
+    def test_all_that_count_are_copied_if_the_pattern_tells_them_apart(
+        self, run: SmallRun, tmp_path: Path, program: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+
+        def export_all(pattern: str | None) -> None:
+            command.export(run.rundir.path, "all", tmp_path / "out", pattern=pattern)
+
+        export_all("{job}-epoch-{epoch}")
+        assert {path.name for path in (tmp_path / "out").iterdir()} == {f"small-epoch-{n}.safetensors" for n in (1, 2)}
+        for pattern, message in (
+            ("{job}-epoch-{epoch}", "small-epoch-1.safetensors is already there"),
+            ("{job}", "gives small.safetensors for step-000000100 and step-000000250; add {step} to it"),
+            (None, "export all needs --name"),
+        ):
+            with pytest.raises(UserError, match=re.escape(message)):
+                export_all(pattern)
+
+    def test_a_dry_run_lists_what_would_be_pushed_and_asks_no_hub(
+        self,
+        run: SmallRun,
+        program: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+        monkeypatch.setattr(command.hub, "push", lambda *_: pytest.fail("it was pushed"))
+        command.push(run.rundir.path, "best", "me/digits", dry_run=True)
+        first, *files, last = capsys.readouterr().out.splitlines()
+        assert first == "would push to me/digits, the branch main"
+        assert [line.split()[-1] for line in files] == ["config.json", "model.safetensors"]
+        assert "step-000000250: 2 files" in last
 
     @pytest.mark.parametrize("form", [Format.SAFETENSORS, Format.FOLDER])
     def test_an_earlier_copy_is_replaced_only_by_force(

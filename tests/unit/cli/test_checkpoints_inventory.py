@@ -10,7 +10,7 @@ from rich.text import Text
 from tandem.errors import UserError
 from tandem.rundir.checkpoint import FILE
 from tandem.rundir.durable import replace_json
-from tandem.rundir.lineage import Rewind
+from tandem.rundir.lineage import GenerationRecord, Origin, Rewind
 from tandem_cli.checkpoints import description, listing
 from tandem_cli.checkpoints.inventory import Entry, Inventory, look
 from tandem_cli.checkpoints.selector import choose, sound
@@ -318,6 +318,18 @@ class TestTheStory:
         assert "validation" not in text(description.lines(choose(inventory, "300"), inventory, None))
         shown = {one["step"]: one["validation"] for one in listing.as_json(inventory)["checkpoints"]}
         assert shown == {100: {"accuracy": 0.6, "loss": 1.0}, 200: {"accuracy": 0.8, "loss": 1.0}, 300: None}
+
+    def test_the_lineage_tells_where_the_weights_of_the_beginning_come_from(self, run: SmallRun) -> None:
+        reference = run.save(100)
+        for origin, told in (
+            (
+                Origin(path="/runs/first/checkpoints/step-000000007", job="first", checkpoint=reference),
+                "step 100 of first",
+            ),
+            (Origin(path="/data/w.pt"), "from the weights of /data/w.pt"),
+        ):
+            record = GenerationRecord(generation=1, origin=origin, world_size=2, started_at=1.0)
+            assert told in description.lineage(run.rundir.manifest(reference.name), [record])[0]
 
     def test_a_lost_record_ends_the_lineage_where_it_is_lost(self, tmp_path: Path) -> None:
         run = messy(tmp_path)

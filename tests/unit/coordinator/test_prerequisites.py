@@ -28,6 +28,7 @@ from tests.support.bad_surroundings import CASES, BadSurroundings, idx, safetens
 from tests.support.failing_disk import unreadable
 from tests.support.manifests import job, run_directory
 from tests.support.rights import as_any_user
+from tests.support.worlds.small_run import SmallRun
 
 LAPTOP = Machine(cores=2, memory=16 * 2**30, processes=32_768, has_gpu=False)
 TASK = {"task": "image-classification"}
@@ -253,6 +254,18 @@ def test_without_evaluators_nobody_needs_test_data(folder: Path) -> None:
 def test_weights_of_the_same_model_fit(folder: Path, model: str) -> None:
     written(folder, {"w": weights(model)})
     assert found(trains(model=model, initialWeights="w")) == []
+
+
+def test_weights_of_a_run_and_of_a_file_of_torch_are_found_as_the_ranks_find_them(folder: Path) -> None:
+    written(folder, {"w.pt": b"PK\x03\x04" + bytes(100), "model/model.safetensors": weights("cnn")})
+    first = SmallRun(folder / "first")
+    first.begin(1)
+    first.save(100)
+    assert found(trains(initialWeights="w.pt")) == []
+    assert found(trains(initialWeights="model")) == []
+    for path in ("first", "first/checkpoints/step-000000100"):
+        (one,) = found(trains(initialWeights=path))
+        assert one.message.startswith(f"{path} does not fit model cnn on images of 8×8: it lacks")
 
 
 def test_what_the_compiler_puts_into_names_is_no_difference(folder: Path) -> None:

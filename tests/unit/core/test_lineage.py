@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.rundir.layout import checkpoint_name
-from tandem.rundir.lineage import Chain, GenerationRecord, chain, counts
+from tandem.rundir.lineage import Chain, GenerationRecord, Origin, chain, counts, origin_of
 from tandem.status import CheckpointRef
 
 
@@ -39,6 +39,16 @@ def test_of_a_superseded_generation_the_steps_count_up_to_where_its_successor_be
 def test_a_generation_that_was_passed_over_does_not_count_at_all() -> None:
     links = chain([record(7), record(8, ref(7, 400)), record(9, ref(7, 500))])
     assert not counts(links, ref(8, 450))
+
+
+def test_the_origin_is_that_of_the_first_generation_of_a_history() -> None:
+    first = ref(1, 10)
+    origin = Origin(path="/runs/earlier/checkpoints/step-000000007")
+    began = GenerationRecord(generation=1, origin=origin, world_size=1, started_at=0.0)
+    resumed, anew = record(2, first), record(3)
+    records = [began, resumed, anew]
+    assert [origin_of(generation, records) for generation in (1, 2, 3, 4)] == [origin, origin, None, None]
+    assert origin_of(2, [resumed]) is None
 
 
 def test_a_start_from_the_beginning_forgets_all_before() -> None:

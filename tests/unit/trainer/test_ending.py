@@ -5,6 +5,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -13,10 +14,12 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.ending import code_of
 from tandem_trainer.failure import UnusableInput
-from tandem_trainer.train import load_initial
+from tandem_trainer.initial_weights import load_initial
+from tandem_trainer.process_group import Group
 from tests.support.failing_disk import unreadable
 from tests.support.ports import reserved_port
 
+ALONE = Group(0, 1, 0, torch.device("cpu"))
 GLOO = (
     "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:441. "
     "This is typically caused by a remote worker crashing.",
@@ -119,8 +122,8 @@ def test_who_cannot_read_the_run_directory_ends_no_job(tmp_path: Path, monkeypat
 
 def test_weights_on_a_disk_that_fails_end_no_job(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="Input/output error") as caught:
-        load_initial(nn.Linear(1, 1), unreadable(tmp_path / "weights.safetensors"))
+        load_initial(nn.Linear(1, 1), unreadable(tmp_path / "weights.safetensors"), ALONE)
     assert code(caught.value, tmp_path) == ExitCode.FAILED
     assert RunDir(tmp_path).failed() is None
     with pytest.raises(UnusableInput, match="No such file"):
-        load_initial(nn.Linear(1, 1), tmp_path / "nowhere.safetensors")
+        load_initial(nn.Linear(1, 1), tmp_path / "nowhere.safetensors", ALONE)

@@ -14,6 +14,7 @@ from tandem_trainer.causal_lm import CausalLM
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.language.fine_tuning import NO_TARGET, Config, FineTuning
 from tandem_trainer.language.packing import mask, packed, positions
+from tandem_trainer.language.token_bytes import token_bytes
 from tandem_trainer.task import class_of, configured
 from tests.support.language import config, pretrained, tokenizer
 
@@ -95,6 +96,38 @@ def test_losses_of_packed_rows_and_of_padded_ones_have_one_mean(model: Path, tmp
         assert losses.double().mean().item() == pytest.approx(mean, rel=1e-5)
         means[packing] = mean
     assert means[True] == pytest.approx(means[False], rel=1e-5)
+
+
+def test_bits_per_byte_are_of_the_text_that_is_learned(model: Path, tmp_path: Path) -> None:
+    texts = ["It costs 5 €, naïve 漢字.\n", "plain"]
+    path = lines(tmp_path / "a.jsonl", *({"prompt": "asked", "completion": text} for text in texts))
+    made = task(model, data={"path": path, "test": path})
+    network = made.model().eval()
+    made.initialize(network)
+    rows = made.data("test")
+    with torch.inference_mode():
+        metrics = made.metrics(network, made.collate([rows[number] for number in range(len(rows))]))
+    bits, perplexity = metrics["bitsPerByte"], metrics["perplexity"]
+    assert isinstance(bits, Mean)
+    assert isinstance(perplexity, GeometricMean)
+    assert bits.count == sum(len(text.encode()) for text in texts)
+    assert bits.total == pytest.approx(float(perplexity.log_total) / math.log(2))
+
+
+def test_bytes_of_tokens_that_are_written_as_sentencepiece_does() -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = {"<s>": 0, "▁": 1, "▁été": 2, "<0xE6>": 3, "<0xBC>": 4, "<0xA2>": 5, "s": 6}
+    made = Tokenizer(models.BPE(pieces, [], byte_fallback=True))
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    words = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>")
+    found = token_bytes(words, 9)
+    assert found is not None
+    assert found.tolist() == [0, 1, 6, 1, 1, 1, 1, 0, 0]
+    made.decoder = decoders.WordPiece()
+    assert token_bytes(PreTrainedTokenizerFast(tokenizer_object=made), 9) is None
 
 
 def test_gradients_do_not_depend_on_the_micro_batches(model: Path) -> None:

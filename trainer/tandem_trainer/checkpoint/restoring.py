@@ -42,7 +42,7 @@ from torch.nn.parameter import is_lazy
 from tandem.rundir.checkpoint import Broken, Manifest, OtherFormat, is_damaged
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lease import Lease, acquire, default_holder
-from tandem.rundir.lineage import GenerationRecord
+from tandem.rundir.lineage import GenerationRecord, Origin
 from tandem_trainer.checkpoint.node_memory import FileMemory, shared_memory_of
 from tandem_trainer.checkpoint.reader import contents_in
 from tandem_trainer.checkpoint.sharding import here, place_of
@@ -242,8 +242,19 @@ def _sentence(verdict: Verdict) -> str:
     return str(next(verdict[kind] for kind in ("misfit", "broken", "vanished", "unreadable") if kind in verdict))
 
 
-def record_start(rundir: RunDir, group: Group, generation: int, members: list[str], parent: Manifest | None) -> None:
+def record_start(
+    rundir: RunDir,
+    group: Group,
+    generation: int,
+    members: list[str],
+    parent: Manifest | None,
+    origin: Origin | None = None,
+) -> None:
     """Write this generation's record. Collective.
+
+    Args:
+        parent: the checkpoint that it resumes from.
+        origin: where the weights come from that it begins with.
 
     Raises:
         Superseded: another group has this number already, or a newer generation exists.
@@ -253,6 +264,7 @@ def record_start(rundir: RunDir, group: Group, generation: int, members: list[st
         record = GenerationRecord(
             generation=generation,
             resumed_from=parent.reference if parent else None,
+            origin=origin,
             world_size=group.world_size,
             members=members,
             started_at=time.time(),

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from tandem.rundir.checkpoint import DataPosition
 from tandem_trainer.data.keyed import Permutation, mixed
+from tandem_trainer.data.mixture import Mixture
 from tandem_trainer.failure import ConfigurationError
 
 MOST_LISTED = 2**22
@@ -46,6 +47,8 @@ class Order:
     """Id of the first sample of the slice."""
     drop_last: bool = False
     """Whether the last batch of an epoch is left out where it is a partial one."""
+    mixture: Mixture | None = None
+    """What an epoch takes of several sources; None: each sample once."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -64,6 +67,7 @@ class Order:
             samples=self.samples,
             batch=self.global_batch_size,
             drop_last=self.drop_last,
+            taken=list(self.mixture.taken) if self.mixture else None,
         )
 
     def seed_of(self, epoch: int) -> int:
@@ -97,13 +101,19 @@ class Batches:
         """Sample ids of the global batch of a step (counted from 0). [at most global_batch_size], int64."""
         order, position = self._order, self._order.position(step)
         end = min(position.cursor + order.global_batch_size, order.samples)
-        if order.samples > MOST_LISTED:
+        if order.samples > MOST_LISTED and order.mixture is None:
             return Permutation(order.samples, order.seed_of(position.epoch)).at(position.cursor, end) + order.first
         if position.epoch != self._epoch:
-            generator = torch.Generator().manual_seed(order.seed_of(position.epoch))
-            self._listed = torch.randperm(order.samples, generator=generator) + order.first
+            self._listed = self._ids_of(position.epoch)
             self._epoch = position.epoch
         return self._listed[position.cursor : end]
+
+    def _ids_of(self, epoch: int) -> Tensor:
+        order = self._order
+        if order.mixture is not None:
+            return order.mixture.ids(order.seed, epoch)
+        generator = torch.Generator().manual_seed(order.seed_of(epoch))
+        return torch.randperm(order.samples, generator=generator) + order.first
 
 
 def share(ids: Tensor, rank: int, world_size: int) -> Tensor:
@@ -166,12 +176,20 @@ def check_position(found: DataPosition | None, data: Positions, step: int) -> No
         )
         if before is not None and after is not None and before != after
     ]
+    if found.taken != now.taken and not changes:
+        changes = [f"{_shares(found)}, now {_shares(now)}"]
     if changes:
         raise ConfigurationError(
             f"the checkpoint was written with {'; '.join(changes)}: going on would leave samples out or take them "
             "twice. Set it back, or begin a new run from the checkpoint's weights, in a folder of its own "
             "(tandem checkpoints export)"
         )
+
+
+def _shares(position: DataPosition) -> str:
+    if position.taken is None:
+        return "no mixture of sources"
+    return f"a mixture that takes {' and '.join(f'{count:,}' for count in position.taken)} samples of its sources"
 
 
 def _bare(position: DataPosition) -> DataPosition:

@@ -6,12 +6,15 @@ ranks and in any micro-batch; over all rows it is the mean over tokens (docs/dec
 """
 
 import logging
+import math
 import os
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field, field_validator, model_validator
@@ -20,13 +23,15 @@ from torch.utils.data import Dataset
 
 from tandem.evaluation import GeometricMean, Mean, Value
 from tandem.model import Model
+from tandem_trainer.data.mixture import Mixture
 from tandem_trainer.data.tokenizer import EXTRA
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.language import reading
 from tandem_trainer.language.packing import mask, packed, positions
 from tandem_trainer.language.pretrained import Pretrained, is_installed, write_beside
-from tandem_trainer.language.reading import Data, Row, format_of, whole_text
-from tandem_trainer.language.tokenized import Documents, Encoder, Part, columns_of, parts_of, refuse_none
+from tandem_trainer.language.reading import Data, Row, Source, format_of, whole_text
+from tandem_trainer.language.token_bytes import token_bytes
+from tandem_trainer.language.tokenized import Documents, Encoder, Part, columns_of, joined, parts_of, refuse_none
 from tandem_trainer.task import Split, Task
 
 if TYPE_CHECKING:
@@ -140,27 +145,54 @@ class FineTuning(Task[Config]):
             UnusableInput: a file cannot be read, or nothing is left.
             ConfigurationError: a library is missing, or the chat template does not suit.
         """
-        encoder = Encoder(self.tokenizer, self.config.length)
-        documents = self._documents(split, encoder)
-        refuse_none(documents, "train" if split == "train" else "evaluate")
-        if (largest := int(documents.tokens.max())) >= self.shape.vocab_size:
-            raise ConfigurationError(
-                f"{PARAMETERS}.pretrained: the tokenizer has a token {largest}, and the model knows only "
-                f"{self.shape.vocab_size}; they do not belong together"
-            )
-        found = Rows(documents, self.config.length if self.config.packing else None)
-        self._targets_per_row[split == "train"] = documents.targets / len(found)
+        purpose = "train" if split == "train" else "evaluate"
+        sources = self.config.data.sources if self.config.data else [None]
+        names = [source.name if source and len(sources) > 1 else "" for source in sources]
+        parts, losses = [], []
+        for source, name in zip(sources, names, strict=True):
+            encoder = Encoder(self.tokenizer, self.config.length)
+            documents = self._documents(source, split, encoder)
+            refuse_none(documents, purpose, name)
+            if (largest := int(documents.tokens.max())) >= self.shape.vocab_size:
+                raise ConfigurationError(
+                    f"{PARAMETERS}.pretrained: the tokenizer has a token {largest}, and the model knows only "
+                    f"{self.shape.vocab_size}; they do not belong together"
+                )
+            parts.append(documents)
+            losses.append(encoder.lost)
+        found = Rows(parts, self.config.length if self.config.packing else None)
+        if split == "train":
+            found.mixture = self._mixture(found.counts)
+        taken = found.mixture.taken if found.mixture else found.counts
+        # Of one row as it is drawn: a source that is taken more often counts for more.
+        targets = [one.targets / count for one, count in zip(parts, found.counts, strict=True)]
+        self._targets_per_row[split == "train"] = float(np.average(targets, weights=taken))
         if split == "train" and os.environ.get("RANK", "0") == "0":
-            lost, tokens = encoder.lost, len(documents.tokens)
-            log.info(
-                "documents=%d rows=%d tokens=%d learned=%d padding=%d truncated=%d cut_off=%d nothing_to_learn=%d",
-                *(len(documents), len(found), tokens, documents.targets, found.padding),
-                *(lost.truncated, lost.tokens, lost.empty),
-            )
+            for name, documents, lost, rows, epoch in zip(names, parts, losses, found.counts, taken, strict=True):
+                tokens = len(documents.tokens)
+                padding = rows * self.config.length - tokens if self.config.packing else 0
+                log.info(
+                    "%sdocuments=%d rows=%d tokens=%d learned=%d padding=%d truncated=%d cut_off=%d "
+                    "nothing_to_learn=%d%s",
+                    f"source={name} " if name else "",
+                    *(len(documents), rows, tokens, documents.targets, padding),
+                    *(lost.truncated, lost.tokens, lost.empty),
+                    f" rows_per_epoch={epoch}" if name else "",
+                )
         return found
 
-    def _documents(self, split: Split, encoder: Encoder) -> Documents:
-        data = self.config.data
+    def _mixture(self, counts: Sequence[int]) -> Mixture | None:
+        """What an epoch takes of sources with so many rows; None: each row once."""
+        sources = (self.config.data and self.config.data.mixture) or []
+        weights = [one.weight for one in sources if one.weight is not None]
+        if not weights:
+            return None
+        try:
+            return Mixture(counts, weights)
+        except ValueError as error:
+            raise ConfigurationError(f"{PARAMETERS}.data.mixture: {error}") from error
+
+    def _documents(self, data: Source | None, split: Split, encoder: Encoder) -> Documents:
         if data is None:
             texts = [Part(topics[name], True, begins=True, ends=True) for name in sorted(topics)]
             return _share(encoder.documents(([part], True) for part in texts), split, 0.1)
@@ -178,13 +210,11 @@ class FineTuning(Task[Config]):
         if share is not None:
             first = len(rows) - max(1, round(len(rows) * share))
             rows = rows[:first] if split == "train" else rows[max(0, first) :]
-        return encoder.documents(self._parts(rows))
+        return encoder.documents(self._parts(data, rows))
 
-    def _parts(self, rows: list[Row]) -> Any:
+    def _parts(self, data: Source, rows: list[Row]) -> Any:
         if not rows:
             return
-        data = self.config.data
-        assert data is not None
         columns = columns_of(rows[0], data.text, data.prompt, data.completion, data.messages)
         for row in rows:
             yield parts_of(row, columns, self.tokenizer), columns.text is not None
@@ -208,13 +238,22 @@ class FineTuning(Task[Config]):
         return torch.cat([losses.sum(dim=1) for losses, _ in self._judged(model, batch)]) / self._per_row(model)
 
     def metrics(self, model: nn.Module, batch: Any) -> dict[str, Value]:
-        """Perplexity, and the share that was predicted, of the tokens that are learned."""
+        """Of the tokens that are learned: perplexity, the share that was predicted, and bits for each byte of text."""
         nats, right, count = 0.0, 0, 0
         for losses, hits in self._judged(model, batch):
             nats += losses.double().sum().item()
             right += int(hits.sum())
         count = int((batch["targets"] != NO_TARGET).sum())
-        return {"perplexity": GeometricMean(nats, count), "accuracy": Mean(right, count)}
+        found: dict[str, Value] = {"perplexity": GeometricMean(nats, count), "accuracy": Mean(right, count)}
+        if self._token_bytes is not None:
+            learned = batch["targets"][batch["targets"] != NO_TARGET]
+            found["bitsPerByte"] = Mean(nats / math.log(2), int(self._token_bytes[learned.cpu()].sum()))
+        return found
+
+    @cached_property
+    def _token_bytes(self) -> Tensor | None:
+        """[vocabulary]: bytes of each token; None: the tokenizer does not say them."""
+        return token_bytes(self.tokenizer, self.shape.vocab_size)
 
     def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, str]:
         """The model's own, of the matrices inside its blocks."""
@@ -274,17 +313,25 @@ class FineTuning(Task[Config]):
 class Rows(Dataset[tuple[Tensor, Tensor, Tensor]]):
     """Rows that documents are packed into, or one document each."""
 
-    def __init__(self, documents: Documents, length: int | None) -> None:
+    def __init__(self, sources: Sequence[Documents], length: int | None) -> None:
         """
         Args:
+            sources: documents of each; a row has documents of one source alone.
             length: tokens of a row; None: a document is a row.
         """
-        self._documents = documents
-        self._rows = (
-            [[number] for number in range(len(documents))] if length is None else packed(documents.lengths, length)
-        )
-        self.padding = 0 if length is None else len(self._rows) * length - len(documents.tokens)
-        """Tokens of packed rows that stand for nothing."""
+        self._documents = joined(sources)
+        self._rows: list[list[int]] = []
+        self.counts: list[int] = []
+        """Rows of each source."""
+        self.mixture: Mixture | None = None
+        """What an epoch takes of each source; None: each row once."""
+        first = 0
+        for documents in sources:
+            count = len(documents)
+            rows = [[number] for number in range(count)] if length is None else packed(documents.lengths, length)
+            self._rows += [[first + number for number in row] for row in rows]
+            self.counts.append(len(rows))
+            first += count
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -6,10 +6,10 @@ sample that is passed over would be missed by nobody.
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -45,8 +45,8 @@ class HubDataset(Model):
     """Branch, tag or commit."""
 
 
-class Data(Model):
-    """What to learn from, and what to evaluate with."""
+class Source(Model):
+    """One source: what to learn from, and what to evaluate with."""
 
     path: str | None = None
     """A file: plain text, JSON lines or Parquet."""
@@ -71,8 +71,16 @@ class Data(Model):
     """What to evaluate with: a share of the samples, the last ones; or a file of its own; or, of a data set on the hub,
     the name of a split."""
 
-    @model_validator(mode="after")
-    def _fits(self) -> "Data":
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return self.path or (self.dataset.id if self.dataset else "")
+
+    def check(self) -> None:
+        """
+        Raises:
+            ValueError: fields contradict each other.
+        """
         if (self.path is None) == (self.dataset is None):
             raise ValueError("give exactly one of path and dataset")
         if self.format is not None and self.path is None:
@@ -83,6 +91,41 @@ class Data(Model):
             raise ValueError("give only one of text, prompt with completion, and messages")
         if self.end is not None and self.end <= self.start:
             raise ValueError("end must be greater than start")
+
+
+class MixtureSource(Source):
+    """One source of a mixture."""
+
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Its part of the rows that are trained on; the ratios of weights count. Default: by its own number of rows, so
+    that each is taken once in an epoch."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        self.check()
+        return self
+
+
+class Data(Source):
+    """What to learn from, and what to evaluate with."""
+
+    mixture: Annotated[list[MixtureSource], Field(min_length=2, max_length=256)] | None = None
+    """Several sources, in place of `path` or `dataset`. Each has all that is said of one here."""
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """All there are."""
+        return self.mixture or [self]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.mixture is None:
+            self.check()
+            return self
+        if others := sorted(self.model_fields_set - {"mixture"}):
+            raise ValueError(f"with mixture, {others[0]} is said of each of its sources")
+        if len({one.weight is None for one in self.mixture}) > 1:
+            raise ValueError("give a weight to each source of the mixture, or to none")
         return self
 
 
@@ -159,7 +202,7 @@ def whole_text(path: str) -> str:
         raise UnusableInput(f"{FIELD}: {path}, line {line}: this is no text in UTF-8") from error
 
 
-def rows(data: Data, source: str | None, start: int = 0, end: int | None = None) -> Iterator[Row]:
+def rows(data: Source, source: str | None, start: int = 0, end: int | None = None) -> Iterator[Row]:
     """Samples, one after the other.
 
     Args:

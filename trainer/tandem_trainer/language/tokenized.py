@@ -163,6 +163,19 @@ class Documents:
         return Documents(self.tokens[first:last], self.learned[first:last], self.begins[start : end + 1] - first)
 
 
+def joined(parts: Sequence[Documents]) -> Documents:
+    """Documents of several sources, one source after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    starts = np.cumsum([0, *(len(one.tokens) for one in parts)], dtype=np.int64)
+    begins = [one.begins[:-1] + start for one, start in zip(parts, starts[:-1], strict=True)]
+    return Documents(
+        np.concatenate([one.tokens for one in parts]),
+        np.concatenate([one.learned for one in parts]),
+        np.concatenate([*begins, starts[-1:]]),
+    )
+
+
 @dataclass
 class Losses:
     """What of the samples is not trained on."""
@@ -249,13 +262,15 @@ class Encoder:
                 yield tokens[part], learned[part]
 
 
-def refuse_none(documents: Documents, what: str) -> None:
+def refuse_none(documents: Documents, what: str, source: str = "") -> None:
     """
     Args:
         what: they are for, in words.
+        source: which they are of, where there are several.
 
     Raises:
         UnusableInput: there are none.
     """
     if not len(documents):
-        raise UnusableInput(f"{FIELD}: no sample is left to {what} with, of which a token could be learned")
+        of = f" of {source}" if source else ""
+        raise UnusableInput(f"{FIELD}: no sample{of} is left to {what} with, of which a token could be learned")

@@ -1,0 +1,206 @@
+"""A hub on this machine that speaks as much of its protocol as huggingface_hub needs to make a repository, push a
+commit with small and large files, and download it again."""
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+TOKEN = "hf_of_this_test"
+
+
+@dataclass
+class Repository:
+    private: bool
+    branches: dict[str, dict[str, bytes]] = field(default_factory=lambda: {"main": {}})
+    messages: list[str] = field(default_factory=list)
+
+
+class Hub:
+    """What the server holds."""
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, Repository] = {}
+        self.objects: dict[str, bytes] = {}
+        """Large files by digest."""
+        self.failures: list[tuple[str, int]] = []
+        """The next request whose path has the text gets the status, once each."""
+        self.requests: list[str] = []
+        self.url = ""
+        self.lock = threading.Lock()
+
+
+def _commit_of(files: dict[str, bytes]) -> str:
+    digest = hashlib.sha1()
+    for name in sorted(files):
+        digest.update(name.encode() + files[name])
+    return digest.hexdigest()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: Hub
+
+    def log_message(self, format: str, *args: Any) -> None:
+        return
+
+    def do_HEAD(self) -> None:
+        self._handle()
+
+    def do_GET(self) -> None:
+        self._handle()
+
+    def do_POST(self) -> None:
+        self._handle()
+
+    def do_PUT(self) -> None:
+        self._handle()
+
+    def _handle(self) -> None:
+        body = self._body()
+        path = unquote(urlsplit(self.path).path)
+        with self.hub.lock:
+            self.hub.requests.append(f"{self.command} {path}")
+            for failure in self.hub.failures:
+                if failure[0] in path:
+                    self.hub.failures.remove(failure)
+                    return self._answer(failure[1], {"error": "as the test wants it"})
+            if self.command == "PUT" and path.startswith("/objects/"):
+                assert hashlib.sha256(body).hexdigest() == path.removeprefix("/objects/")
+                self.hub.objects[path.removeprefix("/objects/")] = body
+                return self._answer(200, {})
+            if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+                return self._answer(401, {"error": "Invalid username or password."})
+            return self._answered(path, body)
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            found = b""
+            while size := int(self.rfile.readline(), 16):
+                found += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+            return found
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def _answered(self, path: str, body: bytes) -> None:
+        hub = self.hub
+        if path == "/api/repos/create":
+            given = json.loads(body)
+            repo = f"{given['organization']}/{given['name']}"
+            if repo in hub.repositories:
+                return self._answer(409, {"error": "You already created this model repo", "url": f"{hub.url}/{repo}"})
+            hub.repositories[repo] = Repository(given.get("visibility") == "private")
+            return self._answer(200, {"url": f"{hub.url}/{repo}", "name": repo})
+        words = path.strip("/").split("/")
+        if path.endswith(".git/info/lfs/objects/batch"):
+            objects = [self._object(one) for one in json.loads(body)["objects"]]
+            return self._answer(200, {"transfer": "basic", "objects": objects})
+        at = 2 if words[0] == "api" else 0
+        repo, rest = "/".join(words[at : at + 2]), words[at + 2 :]
+        found = hub.repositories.get(repo)
+        if found is None:
+            return self._answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+        if not rest or rest[0] == "revision":
+            files = found.branches[rest[1] if rest else "main"]
+            siblings = [{"rfilename": name} for name in files]
+            known = {"id": repo, "private": found.private, "sha": _commit_of(files), "siblings": siblings}
+            return self._answer(200, known)
+        if rest[0] == "branch":
+            if rest[1] in found.branches:
+                return self._answer(409, {"error": "Reference already exists"})
+            found.branches[rest[1]] = dict(found.branches["main"])
+            return self._answer(200, {})
+        if rest[0] == "preupload":
+            files = found.branches[rest[1]]
+            modes = [
+                {
+                    "path": one["path"],
+                    "uploadMode": "lfs" if one["path"].endswith(".safetensors") else "regular",
+                    "shouldIgnore": False,
+                    "oid": self._oid(one["path"], files),
+                }
+                for one in json.loads(body)["files"]
+            ]
+            return self._answer(200, {"files": modes})
+        if rest[0] == "commit":
+            files = found.branches[rest[1]]
+            for line in map(json.loads, body.splitlines()):
+                value = line["value"]
+                if line["key"] == "header":
+                    found.messages.append(value["summary"])
+                elif line["key"] == "file":
+                    files[value["path"]] = base64.b64decode(value["content"])
+                else:
+                    assert line["key"] == "lfsFile"
+                    files[value["path"]] = hub.objects[value["oid"]]
+            oid = _commit_of(files)
+            url = f"{hub.url}/{repo}/commit/{oid}"
+            return self._answer(200, {"commitUrl": url, "commitOid": oid, "pullRequestUrl": None})
+        assert rest[0] in ("resolve", "tree"), path
+        by_name = found.branches | {_commit_of(files): files for files in found.branches.values()}
+        if rest[0] == "tree" and len(rest) == 2:
+            files = by_name[rest[1]]
+            listed = [
+                {"type": "file", "path": name, "size": len(files[name]), "oid": self._oid(name, files)}
+                for name in sorted(files)
+            ]
+            return self._answer(200, listed)
+        content = by_name[rest[1]].get("/".join(rest[2:])) if rest[0] == "resolve" else None
+        if content is None:
+            return self._answer(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
+        headers = {"X-Repo-Commit": _commit_of(by_name[rest[1]]), "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
+        return self._send(200, content, headers)
+
+    def _object(self, one: dict[str, Any]) -> dict[str, Any]:
+        known = {"oid": one["oid"], "size": one["size"]}
+        if one["oid"] in self.hub.objects:
+            return known
+        return known | {"actions": {"upload": {"href": f"{self.hub.url}/objects/{one['oid']}"}}}
+
+    def _oid(self, name: str, files: dict[str, bytes]) -> str | None:
+        content = files.get(name)
+        if content is None:
+            return None
+        if name.endswith(".safetensors"):
+            return hashlib.sha256(content).hexdigest()
+        return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
+
+    def _answer(self, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
+        self._send(status, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
+
+    def _send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+
+@contextmanager
+def local_hub() -> Iterator[Hub]:
+    """A hub that answers on the loopback device."""
+    hub = Hub()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
+    server.daemon_threads = True
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def environment(hub: Hub, token: str = TOKEN) -> dict[str, str]:
+    """For processes whose hub it is. Large files travel by the older protocol, which it speaks."""
+    return {"HF_ENDPOINT": hub.url, "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1"}
