@@ -13,7 +13,7 @@ from tests.support.local_run import LocalRun, evaluations
 from tests.support.manifests import manifest
 from tests.support.processes import tandem
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.full("trainer", "evaluator", "cli")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full("trainer", "evaluator", "cli")]
 
 
 def test_it_is_tuned_on_conversations_resumed_from_checkpoints_alone_and_exported(tmp_path: Path) -> None:
