@@ -23,6 +23,7 @@ from tandem.model import Model
 from tandem_trainer.data.tokenizer import EXTRA
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.language import reading
+from tandem_trainer.language.head import MOST_LOGITS, NO_TARGET, judged, opened
 from tandem_trainer.language.packing import mask, packed, positions
 from tandem_trainer.language.pretrained import Pretrained, is_installed, write_beside
 from tandem_trainer.language.reading import Data, Row, format_of, whole_text
@@ -35,10 +36,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PARAMETERS = "spec.trainer.parameters"
-NO_TARGET = -100
-"""In the place of a token that is not learned, as torch's cross_entropy has it."""
-MOST_LOGITS = 2**26
-"""Numbers that an evaluation has in memory at once: 256 MiB."""
 MINIGPT = ("text", "tokenizer", "vocabulary", "tokenizerFile", "heldOut", "layers", "heads", "width", "positions")
 """Parameters of the other kind of causal-lm."""
 LAYERS = {"full_attention", "sliding_attention"}
@@ -60,6 +57,8 @@ class Config(Model):
     """Tokens of a row: a longer text is cut into pieces, a longer conversation is cut off."""
     packing: bool = True
     """Put several samples into a row. Otherwise each is a row of its own, padded to the longest of its batch."""
+    loss_chunk: Annotated[int, Field(ge=0)] | None = None
+    """Tokens whose logits are in memory at once. 0: those of a whole micro-batch. Default: as many as take 256 MiB."""
 
     @model_validator(mode="before")
     @classmethod
@@ -87,6 +86,7 @@ class FineTuning(Task[Config]):
         super().__init__(config)
         self._source = Pretrained(config.pretrained, config.revision, config.dtype)
         self._targets_per_row: dict[bool, float] = {}
+        self._is_chunked = False
 
     @cached_property
     def shape(self) -> "PretrainedConfig":
@@ -127,6 +127,11 @@ class FineTuning(Task[Config]):
                 f"{PARAMETERS}.packing: a mask does not separate documents in {type(found).__name__}; say packing: "
                 "false"
             )
+        if self.config.loss_chunk != 0:
+            why_not = opened(found, self.config.loss_chunk)
+            self._is_chunked = not why_not
+            if why_not and os.environ.get("RANK", "0") == "0":
+                log.warning("setting=lossChunk ignored for a %s: %s", type(found).__name__, why_not)
         return found
 
     def initialize(self, model: nn.Module) -> None:
@@ -207,9 +212,16 @@ class FineTuning(Task[Config]):
         """[samples], float32: the sum over the tokens of each that are learned, in nats, by their mean number."""
         return torch.cat([losses.sum(dim=1) for losses, _ in self._judged(model, batch)]) / self._per_row(model)
 
+    def loss_sum(self, model: nn.Module, batch: Any, samples: int) -> Tensor:
+        """The same, added up over the samples; where it is learned from, chunk by chunk."""
+        if not self._is_chunked or not torch.is_grad_enabled():
+            return super().loss_sum(model, batch, samples)
+        found: Tensor = model(**self._inputs(batch["tokens"], batch["documents"]), targets=batch["targets"])
+        return found.sum() / self._per_row(model)
+
     def metrics(self, model: nn.Module, batch: Any) -> dict[str, Value]:
         """Perplexity, and the share that was predicted, of the tokens that are learned."""
-        nats, right, count = 0.0, 0, 0
+        nats, right = 0.0, 0
         for losses, hits in self._judged(model, batch):
             nats += losses.double().sum().item()
             right += int(hits.sum())
@@ -252,23 +264,29 @@ class FineTuning(Task[Config]):
 
         Where nothing is learned of them, the logits of a batch are not in memory all at once.
         """
-        size = len(batch["tokens"])
+        tokens, targets, documents = batch["tokens"], batch["targets"], batch["documents"]
+        if self._is_chunked and not torch.is_grad_enabled():
+            yield judged(model, self._inputs(tokens, documents), targets)
+            return
+        size = len(tokens)
         if not torch.is_grad_enabled():
-            size = max(1, MOST_LOGITS // (batch["tokens"].shape[1] * self.shape.vocab_size))
-        for first in range(0, len(batch["tokens"]), size):
-            targets = batch["targets"][first : first + size]
-            logits = self._logits(
-                model, batch["tokens"][first : first + size], batch["documents"][first : first + size]
-            )
-            losses = F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=NO_TARGET, reduction="none")
-            yield losses, logits.argmax(dim=-1) == targets
+            size = max(1, MOST_LOGITS // (tokens.shape[1] * self.shape.vocab_size))
+        for first in range(0, len(tokens), size):
+            rows = slice(first, first + size)
+            logits = self._logits(model, tokens[rows], documents[rows])
+            losses = F.cross_entropy(logits.transpose(1, 2), targets[rows], ignore_index=NO_TARGET, reduction="none")
+            yield losses, logits.argmax(dim=-1) == targets[rows]
 
     def _logits(self, model: nn.Module, tokens: Tensor, documents: Tensor) -> Tensor:
         """[rows, tokens, vocabulary], float32."""
+        found: Tensor = model(**self._inputs(tokens, documents)).logits
+        return found.float()
+
+    def _inputs(self, tokens: Tensor, documents: Tensor) -> dict[str, Any]:
+        """What the model is called with."""
         # Padding follows the text, and a token sees only those before it: without packing no mask is needed.
         separated = {"position_ids": positions(documents), "attention_mask": mask(documents)}
-        found: Tensor = model(input_ids=tokens, use_cache=False, **(separated if self.config.packing else {})).logits
-        return found.float()
+        return {"input_ids": tokens, "use_cache": False, **(separated if self.config.packing else {})}
 
 
 class Rows(Dataset[tuple[Tensor, Tensor, Tensor]]):
