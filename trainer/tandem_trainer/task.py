@@ -94,6 +94,15 @@ class Task(ABC, Generic[C]):
         """
         return
 
+    def load_frozen(self, model: nn.Module) -> None:
+        """Put in the weights that never change and are left out of checkpoints, such as those under adapters. Asked by
+        every rank and every evaluator, before weights of a checkpoint are put in. Asked again, it does nothing.
+
+        Args:
+            model: on its device, and split as it will be trained.
+        """
+        return
+
     @abstractmethod
     def data(self, split: Split) -> Any:
         """The samples of a split: a data set with `__len__` and `__getitem__`, the same in every process.

@@ -196,8 +196,10 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     strategy = strategy_of(loop, group, job.spec.workers.processes)
     examples = partial(examples_of, task, dataset, start)
     strategy.shard(model, task, examples)
+    task.load_frozen(model)
     if average is not None:
         strategy.shard(average.module, task, examples)
+        task.load_frozen(average.module)
     optimizer = task.optimizer(model, loop.optimizer)
     peaks = [float(parameters["lr"]) for parameters in optimizer.param_groups]
     scaler = torch.amp.GradScaler(group.device.type, enabled=loop.precision == "float16")

@@ -7,6 +7,7 @@ ranks and in any micro-batch; over all rows it is the mean over tokens (docs/dec
 
 import logging
 import os
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -20,10 +21,12 @@ from torch.utils.data import Dataset
 
 from tandem.evaluation import GeometricMean, Mean, Value
 from tandem.model import Model
+from tandem_trainer.checkpoint.state import load_weights
 from tandem_trainer.data.tokenizer import EXTRA
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.language import reading
 from tandem_trainer.language.head import MOST_LOGITS, NO_TARGET, judged, opened
+from tandem_trainer.language.lora import Lora, adapt, as_peft, has_base, load_base, merged, tensor_plan
 from tandem_trainer.language.packing import mask, packed, positions
 from tandem_trainer.language.pretrained import Pretrained, is_installed, write_beside
 from tandem_trainer.language.reading import Data, Row, format_of, whole_text
@@ -57,6 +60,8 @@ class Config(Model):
     """Tokens of a row: a longer text is cut into pieces, a longer conversation is cut off."""
     packing: bool = True
     """Put several samples into a row. Otherwise each is a row of its own, padded to the longest of its batch."""
+    lora: Lora | None = None
+    """Train adapters instead of the weights themselves."""
     loss_chunk: Annotated[int, Field(ge=0)] | None = None
     """Tokens whose logits are in memory at once. 0: those of a whole micro-batch. Default: as many as take 256 MiB."""
 
@@ -127,6 +132,8 @@ class FineTuning(Task[Config]):
                 f"{PARAMETERS}.packing: a mask does not separate documents in {type(found).__name__}; say packing: "
                 "false"
             )
+        if self.config.lora is not None:
+            adapt(found, self.config.lora)
         if self.config.loss_chunk != 0:
             why_not = opened(found, self.config.loss_chunk)
             self._is_chunked = not why_not
@@ -135,8 +142,16 @@ class FineTuning(Task[Config]):
         return found
 
     def initialize(self, model: nn.Module) -> None:
-        """The pretrained weights."""
-        self._source.load(model)
+        """The pretrained weights. Adapters begin as they were made, and change nothing yet."""
+        if self.config.lora is None:
+            self._source.load(model)
+        else:
+            self.load_frozen(model)
+
+    def load_frozen(self, model: nn.Module) -> None:
+        """The pretrained weights, where adapters are trained beside them."""
+        if self.config.lora is not None and not has_base(model):
+            load_base(model, self._source.weights())
 
     def data(self, split: Split) -> "Rows":
         """Rows of documents.
@@ -236,7 +251,8 @@ class FineTuning(Task[Config]):
             if count % ranks:
                 raise ConfigurationError(f"tensorParallel: {ranks} does not divide the {count} heads of the model")
         plan = super().tensor_plan(model, ranks)
-        return {name: style for name, style in plan.items() if style in ("colwise", "rowwise")}
+        plan = {name: style for name, style in plan.items() if style in ("colwise", "rowwise")}
+        return plan if self.config.lora is None else tensor_plan(model, self.config.lora, plan)
 
     def flops_per_sample(self) -> float | None:
         """Of a whole row, where rows are packed."""
@@ -248,12 +264,52 @@ class FineTuning(Task[Config]):
             weights = sum(parameter.numel() for parameter in model.parameters())
             # The table of an embedding that is not the last layer's, too, is looked up and not multiplied with.
             weights -= 0 if shape.tie_word_embeddings else shape.vocab_size * shape.hidden_size
+            products = 6.0 * weights
+            if self.config.lora is not None:
+                # No gradient of a frozen weight is computed.
+                adapt(model, self.config.lora)
+                adapters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+                products = 4.0 * weights + 6.0 * adapters
         attention = 12.0 * float(shape.num_hidden_layers * shape.hidden_size) * length
-        return length * (6.0 * weights + attention)
+        return length * (products + attention)
+
+    def exported(self, weights: dict[str, Tensor], dtype: str | None) -> dict[str, Tensor]:
+        """The weights of a checkpoint as transformers knows them: adapters are added to what lies under them.
+
+        Args:
+            dtype: in which they are added; None: that of the pretrained weights.
+
+        Raises:
+            ConfigurationError: they are of another model.
+        """
+        if self.config.lora is None:
+            return weights
+        source = self._source if dtype is None else replace(self._source, dtype=dtype)
+        model = source.model(self.shape)
+        adapt(model, self.config.lora)
+        load_base(model, source.weights())
+        load_weights(model, weights)
+        return merged(model)
 
     def write_beside(self, folder: Path, dtype: str | None) -> list[str]:
         """What makes a folder with exported weights one that transformers opens; names of the files."""
         return write_beside(self._source, folder, dtype)
+
+    def adapter(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The adapters of a checkpoint by the names that they have in peft's files.
+
+        Raises:
+            ConfigurationError: there are none.
+        """
+        if self.config.lora is None:
+            raise ConfigurationError("the job trains no adapters: its parameters have no lora")
+        return as_peft(weights)
+
+    def write_adapter_config(self, folder: Path) -> list[str]:
+        """Write what peft reads beside an adapter; names of the files."""
+        assert self.config.lora is not None
+        self.config.lora.peft(self.config.pretrained).save_pretrained(str(folder))
+        return ["adapter_config.json"]
 
     def _per_row(self, model: nn.Module) -> float:
         return self._targets_per_row[model.training]
