@@ -50,10 +50,11 @@ class Head(nn.Linear):
         """
         if targets is None:
             return super().forward(input)
-        return self._loss_sum(input, targets).reshape(1)
+        total: Tensor = self._loss_sum(input, targets)
+        return total.reshape(1)
 
     # Its loop would be unrolled, for one number of tokens that are learned.
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _loss_sum(self, hidden: Tensor, targets: Tensor) -> Tensor:
         hidden, targets = learned(hidden, targets)
         kind = hidden.device.type
@@ -111,7 +112,7 @@ class _LossSum(torch.autograd.Function):
         return total
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> Any:
         """Scale the gradients, in place: they are as large as the weights."""
         if ctx.gradients is None:
@@ -152,7 +153,9 @@ def judged(model: nn.Module, inputs: dict[str, Any], targets: Tensor) -> tuple[T
     right = torch.zeros(targets.shape, dtype=torch.bool, device=targets.device)
     chosen = targets != NO_TARGET
     found_losses, found_right = [], []
-    for states, mine in zip(hidden[chosen].split(head.chunk), targets[chosen].split(head.chunk), strict=True):
+    for states, mine in zip(
+        torch.split(hidden[chosen], head.chunk), torch.split(targets[chosen], head.chunk), strict=True
+    ):
         logits = head(states).float()
         found_losses.append(F.cross_entropy(logits, mine, reduction="none"))
         found_right.append(logits.argmax(dim=1) == mine)
@@ -170,7 +173,7 @@ def opened(model: "PreTrainedModel", chunk: int | None) -> str:
     Returns:
         Why the model is left as it is; empty where it is not.
     """
-    head = model.get_output_embeddings()
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if type(head) is not nn.Linear:
         return f"its last layer is a {type(head).__name__}"
     if not _is_last(model, head):
@@ -179,7 +182,7 @@ def opened(model: "PreTrainedModel", chunk: int | None) -> str:
     head.__class__ = Head
     assert isinstance(head, Head)
     head.chunk = chunk or max(1, MOST_LOGITS // head.out_features)
-    model.__class__ = _with_targets(type(model))
+    model.__class__ = _with_targets(type(model))  # type: ignore[assignment, arg-type]
     return ""
 
 
@@ -193,7 +196,7 @@ def _with_targets(kind: type[nn.Module]) -> type[nn.Module]:
     def forward(self: "PreTrainedModel", *given: Any, targets: Tensor | None = None, **named: Any) -> Any:
         if targets is None:
             return logits(self, *given, **named)
-        head = self.get_output_embeddings()
+        head: nn.Module = self.get_output_embeddings()  # type: ignore[no-untyped-call]
         assert isinstance(head, Head)
         return head(self.base_model(*given, **named)[0], targets=targets)
 

@@ -6,6 +6,8 @@ whichever files they are. Whoever resumes a checkpoint or evaluates it reads the
 belongs to another base is refused before anything of it is used (docs/decisions/0044-lora.md).
 """
 
+import math
+import warnings
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +16,7 @@ import torch
 import xxhash
 from pydantic import Field, field_validator
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from tandem.formatting import one_line
 from tandem.model import Model
@@ -115,19 +118,35 @@ def adapt(model: "PreTrainedModel", lora: Lora) -> None:
     from peft import inject_adapter_in_model
 
     try:
-        inject_adapter_in_model(lora.peft(), model, adapter_name=NAME)
+        # A step may be traced without values, and peft moves what it does not find on the meta device.
+        with unset_fake_temporarily(), warnings.catch_warnings():
+            # Of layers that are refused below.
+            warnings.simplefilter("ignore")
+            inject_adapter_in_model(lora.peft(), model, adapter_name=NAME, low_cpu_mem_usage=True)
     except ValueError as error:
         raise ConfigurationError(f"{FIELD}.targets: {one_line(str(error).splitlines()[0])[:300]}") from error
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(_learns(name))
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     for layer in _layers(model):
-        if not isinstance(layer.get_base_layer(), nn.Linear) or layer is model.get_output_embeddings():
+        if not isinstance(layer.get_base_layer(), nn.Linear) or layer is head:
             name = next(name for name, module in model.named_modules() if module is layer)
             raise ConfigurationError(
                 f"{FIELD}.targets: {name} is no linear layer inside of the model; only those can have adapters"
             )
+        _begin(*(getattr(layer, part)[NAME] for part in PARTS))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(_learns(name))
     model.add_module(BASE, Base())
-    _leave_out(model, [name for name in model.state_dict() if not (_learns(name) or name.startswith(f"{BASE}."))])
+    # Tied weights have several names.
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+    _leave_out(model, [name for name, _ in named if not (_learns(name) or name.startswith(f"{BASE}."))])
+
+
+def _begin(first: nn.Linear, second: nn.Linear) -> None:
+    """Give an adapter weights to begin with, as peft does, that add nothing yet. In float32, whatever the base has:
+    small steps are lost in other types."""
+    first.weight = nn.Parameter(torch.empty(first.weight.shape, dtype=torch.float32))
+    second.weight = nn.Parameter(torch.zeros(second.weight.shape, dtype=torch.float32))
+    nn.init.kaiming_uniform_(first.weight, a=math.sqrt(5))
 
 
 def _leave_out(model: nn.Module, names: Iterable[str]) -> None:
@@ -142,7 +161,7 @@ def _leave_out(model: nn.Module, names: Iterable[str]) -> None:
         incompatible.missing_keys[:] = [name for name in incompatible.missing_keys if name not in left_out]
 
     model.register_state_dict_post_hook(drop)  # type: ignore[no-untyped-call]
-    model.register_load_state_dict_post_hook(forgive)
+    model.register_load_state_dict_post_hook(forgive)  # type: ignore[no-untyped-call]
 
 
 def load_base(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
