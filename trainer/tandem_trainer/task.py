@@ -193,9 +193,14 @@ class Task(ABC, Generic[C]):
         Called before random numbers are seeded."""
         return None
 
-    def tokens_per_sample(self) -> int | None:
-        """Tokens that a sample has, for a speed in tokens a second; None: samples are no text."""
+    def tokens_per_sample(self) -> float | None:
+        """Tokens that a sample of the training data has on average, without padding, for a speed in tokens a second;
+        None: samples are no text."""
         return None
+
+    def learned_per_sample(self) -> float | None:
+        """Tokens of these that the loss is over; None: not known."""
+        return self.tokens_per_sample()
 
     shares_tensors: ClassVar[bool] = True
     """Whether a `TensorDataset` may lie on the device as a whole. Set it to False if it does not fit there."""

@@ -185,7 +185,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     micro_batch = MicroBatch(job, context)
     passes = Passes(order_of(loop, start, end), loop.epochs, loop.max_steps)
     cost = cost_of(loop.precision, task.flops_per_sample, group.device)
-    cost = cost._replace(tokens_per_sample=task.tokens_per_sample())
+    cost = cost._replace(tokens_per_sample=task.tokens_per_sample(), learned_per_sample=task.learned_per_sample())
     torch.manual_seed(mixed(loop.seed))
     model = task.model()
     if not isinstance(model, nn.Module):

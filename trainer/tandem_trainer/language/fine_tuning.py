@@ -90,7 +90,9 @@ class FineTuning(Task[Config]):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._source = Pretrained(config.pretrained, config.revision, config.dtype)
+        # Of the training data and of the test data.
         self._targets_per_row: dict[bool, float] = {}
+        self._tokens_per_row: dict[bool, float] = {}
         self._is_chunked = False
 
     @cached_property
@@ -170,6 +172,7 @@ class FineTuning(Task[Config]):
             )
         found = Rows(documents, self.config.length if self.config.packing else None)
         self._targets_per_row[split == "train"] = documents.targets / len(found)
+        self._tokens_per_row[split == "train"] = len(documents.tokens) / len(found)
         if split == "train" and os.environ.get("RANK", "0") == "0":
             lost, tokens = encoder.lost, len(documents.tokens)
             log.info(
@@ -272,6 +275,14 @@ class FineTuning(Task[Config]):
                 products = 4.0 * weights + 6.0 * adapters
         attention = 12.0 * float(shape.num_hidden_layers * shape.hidden_size) * length
         return length * (products + attention)
+
+    def tokens_per_sample(self) -> float | None:
+        """Of a row of the training data, once that was read."""
+        return self._tokens_per_row.get(True)
+
+    def learned_per_sample(self) -> float | None:
+        """Those that are predicted."""
+        return self._targets_per_row.get(True)
 
     def exported(self, weights: dict[str, Tensor], dtype: str | None) -> dict[str, Tensor]:
         """The weights of a checkpoint as transformers knows them: adapters are added to what lies under them.
