@@ -174,6 +174,16 @@ def test_tandem_plan_counts_frozen_weights_without_gradients_and_moments(base: P
     assert frozen.passes[0].flops < full.passes[0].flops
 
 
+def test_operations_leave_out_the_gradients_of_frozen_weights(base: Path) -> None:
+    made, full = task(base), FineTuning(Config.model_validate({"pretrained": str(base), "length": 64}))
+    adapters = sum(one.numel() for one in made.model().parameters() if one.requires_grad)
+    weights = sum(one.numel() for one in full.model().parameters())
+    mine, others = made.flops_per_sample(), full.flops_per_sample()
+    assert mine is not None
+    assert others is not None
+    assert others - mine == 64 * (2 * weights - 6 * adapters)
+
+
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
 def test_exported_as_a_folder_adapters_are_merged_and_exported_for_peft_they_are_not(tmp_path: Path, kind: str) -> None:
     from peft import PeftModel

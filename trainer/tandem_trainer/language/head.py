@@ -93,7 +93,8 @@ class _LossSum(torch.autograd.Function):
             logs = F.log_softmax(F.linear(part, matrix, offset), dim=1, dtype=torch.float32)
             total -= logs.gather(1, mine).sum()
             # The gradient of a loss by its logits: what was predicted, less what is true.
-            errors = logs.exp_().scatter_add_(1, mine, torch.full_like(mine, -1, dtype=torch.float32))
+            errors = logs.exp_()
+            errors.scatter_(1, mine, errors.gather(1, mine) - 1)
             if of_bias is not None:
                 of_bias += errors.sum(dim=0)
             errors = errors.to(dtype)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import xxhash
-from pydantic import Field, field_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -54,12 +54,11 @@ class Lora(Model):
     """Names of the layers that have adapters, or the ends of names, such as `q_proj`. Default: all linear layers but
     the last one."""
 
-    @field_validator("rank")
-    @classmethod
-    def _is_there(cls, rank: int) -> int:
+    @model_validator(mode="after")
+    def _is_there(self) -> "Lora":
         if find_spec("peft") is None:
             raise ValueError(f"needs the package peft, which is not installed (pip install 'tandem[{EXTRA}]')")
-        return rank
+        return self
 
     def peft(self, base: str | None = None) -> "LoraConfig":
         """The same for peft.
