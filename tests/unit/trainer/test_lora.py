@@ -18,7 +18,7 @@ from tandem_trainer.export import export, task_of_run, write_beside
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.footprint import footprint
 from tandem_trainer.language.fine_tuning import Config, FineTuning
-from tandem_trainer.language.lora import digest
+from tandem_trainer.language.lora import Lora, adapt, digest, merged
 from tests.support import manifests
 from tests.support.language import pretrained
 from tests.support.worlds.small_run import SmallRun
@@ -143,6 +143,24 @@ def test_named_layers_alone_have_adapters(base: Path) -> None:
     assert model.get_submodule("model.layers.0.self_attn.q_proj").scaling == {"default": 1.5}
 
 
+def test_the_layers_of_gpt_2_have_adapters_too_and_merge() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    size = {"vocab_size": 60, "n_embd": 32, "n_layer": 1, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(**size)).eval()
+    names, before = {name for name, _ in model.named_parameters()}, logits(model)
+    adapt(model, Lora(rank=2))
+    assert logits(model).equal(before)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.1)
+    applied = logits(model)
+    assert not torch.allclose(applied, before, atol=1e-2)
+    assert merged(model).keys() == names
+    torch.testing.assert_close(logits(model), applied, rtol=1e-5, atol=1e-5)
+
+
 def test_inputs_that_are_dropped_do_not_go_together_with_matrices_that_are_split(base: Path) -> None:
     made = task(base, {"rank": 4, "dropout": 0.1})
     with pytest.raises(ConfigurationError, match="dropout does not go together with tensorParallel"):
@@ -206,8 +224,8 @@ def test_exported_as_a_folder_adapters_are_merged_and_exported_for_peft_they_are
         answer = export(checkpoint, manifest.digest, folder / f"{name}.safetensors", form, None, made)
         write_beside(made, form, folder, answer["dtypes"])
         found[form] = folder
-    merged = AutoModelForCausalLM.from_pretrained(found["safetensors"])
-    torch.testing.assert_close(logits(merged), applied, rtol=1e-5, atol=1e-5)
+    opened = AutoModelForCausalLM.from_pretrained(found["safetensors"])
+    torch.testing.assert_close(logits(opened), applied, rtol=1e-5, atol=1e-5)
     assert load_file(found["safetensors"] / "model.safetensors").keys() == load_file(base / "model.safetensors").keys()
 
     config = json.loads((found["peft"] / "adapter_config.json").read_text())

@@ -115,6 +115,7 @@ def adapt(model: "PreTrainedModel", lora: Lora) -> None:
         ConfigurationError: it has no such layers, or they cannot have adapters.
     """
     from peft import inject_adapter_in_model
+    from transformers.pytorch_utils import Conv1D
 
     try:
         # A step may be traced without values, and peft moves what it does not find on the meta device.
@@ -126,7 +127,7 @@ def adapt(model: "PreTrainedModel", lora: Lora) -> None:
         raise ConfigurationError(f"{FIELD}.targets: {one_line(str(error).splitlines()[0])[:300]}") from error
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     for layer in _layers(model):
-        if not isinstance(layer.get_base_layer(), nn.Linear) or layer is head:
+        if not isinstance(layer.get_base_layer(), nn.Linear | Conv1D) or layer is head:
             name = next(name for name, module in model.named_modules() if module is layer)
             raise ConfigurationError(
                 f"{FIELD}.targets: {name} is no linear layer inside of the model; only those can have adapters"
