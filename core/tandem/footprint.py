@@ -98,6 +98,8 @@ class Footprint(Model):
     blocks: tuple[Bytes, ...] | None = None
     """Parameters of each block of the model, which FSDP gathers one after the other. None where only the size of a
     model is known."""
+    block_gradients: tuple[Bytes, ...] | None = None
+    """Gradients of each block: of the parameters in it that learn. None: all do."""
     passes: tuple[Pass, ...] = ()
     """In the order of the question; none where the step could not be traced."""
     untraced: str = ""

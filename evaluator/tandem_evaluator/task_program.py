@@ -62,6 +62,7 @@ class TaskEvaluation:
         if not has_indices(self._data) or not len(self._data):
             raise Unusable(f'{self._name}.data("test") returned no samples to evaluate with')
         self._model: nn.Module = task.model().eval()
+        task.load_frozen(self._model)
         self._tensors = tensors_of(task, self._data)
         self._batch = min(MOST_SAMPLES, loop.micro_batch_size or loop.global_batch_size)
         self._reading = Reading(0, 1, loop.seed, collate=task.collate)

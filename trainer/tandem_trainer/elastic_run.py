@@ -245,6 +245,7 @@ class ElasticRun:
                     flops_per_sample=cost.flops_per_sample,
                     peak_flops=cost.peak_flops,
                     tokens_per_sample=cost.tokens_per_sample,
+                    learned_per_sample=cost.learned_per_sample,
                 )
             )
             log.info(

@@ -10,9 +10,10 @@ the user.
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -24,7 +25,10 @@ from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint.reader import read_full_weights, read_weights
 from tandem_trainer.failure import ConfigurationError
 
-FORMS = ("safetensors", "state-dict")
+if TYPE_CHECKING:
+    from tandem_trainer.language.fine_tuning import FineTuning
+
+FORMS = ("safetensors", "state-dict", "peft")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -32,13 +36,16 @@ class CannotExport(Exception):  # noqa: N818 - it is what happened
     """The weights cannot be written like that; says why."""
 
 
-def export(checkpoint: Path, digest: str, to: Path, form: str, dtype: torch.dtype | None) -> dict[str, Any]:
+def export(
+    checkpoint: Path, digest: str, to: Path, form: str, dtype: torch.dtype | None, task: "FineTuning | None" = None
+) -> dict[str, Any]:
     """Read, cast, write.
 
     Args:
         digest: of the manifest that was meant: a name may have been given to another checkpoint meanwhile.
         form: one of FORMS.
         dtype: what floating-point tensors are cast to; None: as they are.
+        task: knows the weights as transformers or peft does; None: they are written as they are in the checkpoint.
 
     Raises:
         Refused: the checkpoint is gone or damaged, a value does not fit the dtype, or the disk does not take the file.
@@ -56,6 +63,9 @@ def export(checkpoint: Path, digest: str, to: Path, form: str, dtype: torch.dtyp
         raise CannotExport(f"{checkpoint.name} is damaged and was not exported: {error}") from error
     except OSError as error:
         raise CannotExport(f"{checkpoint.name} cannot be read: {error.strerror or error}") from error
+    if task is not None:
+        with _told("the weights cannot be written as those of the model"):
+            weights = task.adapter(weights) if form == "peft" else task.exported(weights, _name(dtype))
     if dtype is not None:
         weights = {name: cast(name, tensor, dtype) for name, tensor in weights.items()}
     try:
@@ -67,7 +77,7 @@ def export(checkpoint: Path, digest: str, to: Path, form: str, dtype: torch.dtyp
         "tensors": len(weights),
         "parameters": sum(tensor.numel() for tensor in weights.values()),
         "dtypes": sorted(
-            {str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()},
+            {str(_name(tensor.dtype)) for tensor in weights.values()},
             key=lambda name: (not name.endswith(("16", "32", "64")) or name.startswith("int"), name),
         ),
     }
@@ -89,15 +99,13 @@ def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     converted = tensor.to(dtype)
     if not torch.equal(tensor.isfinite(), converted.isfinite()):
         largest = tensor[tensor.isfinite()].abs().max().item()
-        raise CannotExport(
-            f"{name} holds {largest:.4g}, which {str(dtype).removeprefix('torch.')} cannot; take bfloat16"
-        )
+        raise CannotExport(f"{name} holds {largest:.4g}, which {_name(dtype)} cannot; take bfloat16")
     return converted
 
 
 def write(weights: dict[str, Tensor], to: Path, form: str) -> None:
     """Write a file that is not there yet; not synced."""
-    if form == "safetensors":
+    if form != "state-dict":
         # transformers refuses a file that does not say which framework it is for.
         save_file(weights, to, metadata={"format": "pt"})
         # The library makes files that nobody else may read, whatever the user's umask says.
@@ -108,11 +116,25 @@ def write(weights: dict[str, Tensor], to: Path, form: str) -> None:
         torch.save(weights, to)
 
 
-def write_beside(run: Path, folder: Path, dtypes: list[str]) -> list[str]:
-    """Write what transformers needs to open a folder with the weights of a pretrained model.
+def task_of_run(run: Path) -> "FineTuning":
+    """The task of a run that fine-tunes a pretrained model.
+
+    Raises:
+        CannotExport: the pretrained model is not there any more.
+    """
+    from tandem_trainer.language.fine_tuning import FineTuning
+    from tandem_trainer.task import task_of
+
+    with _told("the job of the run cannot be read"):
+        task = task_of(RunDir(run).read_job().spec.trainer)
+    assert isinstance(task, FineTuning)
+    return task
+
+
+def write_beside(task: "FineTuning", form: str, folder: Path, dtypes: list[str]) -> list[str]:
+    """Write what transformers or peft needs to open a folder with exported weights.
 
     Args:
-        run: the run directory of a job that fine-tunes it.
         dtypes: of the weights that were written, that of most of them first.
 
     Returns:
@@ -121,15 +143,26 @@ def write_beside(run: Path, folder: Path, dtypes: list[str]) -> list[str]:
     Raises:
         CannotExport: the pretrained model is not there any more, or the disk does not take the files.
     """
-    from tandem_trainer.language.fine_tuning import FineTuning
-    from tandem_trainer.task import task_of
-
-    try:
-        task = task_of(RunDir(run).read_job().spec.trainer)
-        assert isinstance(task, FineTuning)
+    with _told("the configuration and the tokenizer of the model cannot be written"):
+        if form == "peft":
+            return task.write_adapter_config(folder)
         return task.write_beside(folder, next(iter(dtypes), None))
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """
+    Raises:
+        CannotExport: the block fails.
+    """
+    try:
+        yield
     except (ConfigurationError, OSError, ValueError) as error:
-        raise CannotExport(f"the configuration and the tokenizer of the model cannot be written: {error}") from error
+        raise CannotExport(f"{what}: {error}") from error
+
+
+def _name(dtype: torch.dtype | None) -> str | None:
+    return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def main() -> None:
@@ -144,9 +177,10 @@ def main() -> None:
     given = parser.parse_args()
     try:
         dtype = DTYPES[given.dtype] if given.dtype else None
-        answer = export(given.checkpoint, given.digest, given.to, given.form, dtype)
-        if given.beside is not None:
-            answer["beside"] = write_beside(given.beside, given.to.parent, answer["dtypes"])
+        task = None if given.beside is None else task_of_run(given.beside)
+        answer = export(given.checkpoint, given.digest, given.to, given.form, dtype, task)
+        if task is not None:
+            answer["beside"] = write_beside(task, given.form, given.to.parent, answer["dtypes"])
     except CannotExport as error:
         answer = {"refused": str(error)}
     print(json.dumps(answer), flush=True)

@@ -22,6 +22,7 @@ import itertools
 import os
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +33,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.hooks import RemovableHandle
 
 from tandem.footprint import Answer, Footprint, Mistake, Pass, Question, Stage
 from tandem.formatting import one_line
@@ -279,6 +281,13 @@ class _Step:
         from torch.distributed._tools.mem_tracker import MemTracker
 
         tracker = MemTracker()
+        for parameter in self._model.parameters():
+            if not parameter.requires_grad:
+                # It would put hooks for gradients on all parameters, which torch refuses of those without (torch 2.15).
+                tracker._param_to_grad_hook_handles[parameter] = (
+                    RemovableHandle(OrderedDict()),
+                    RemovableHandle(OrderedDict()),
+                )
         tracker.track_external(self._whole, self._optimizer, *(one for one in tree_leaves(batch) if _is_tensor(one)))
         with tracker:
             self._run(batch, samples)
@@ -321,6 +330,7 @@ class _Step:
             # Without a step there is no state yet.
             numbers = {"adam": 2, "adamw": 2, "sgd": 1 if self._loop.optimizer.momentum else 0}
             optimizer = self._gradients() * numbers[self._loop.optimizer.name]
+        blocks = list(_blocks(blocks_of(self._model, (self._loop.fsdp or Fsdp()).wrap_parameters)))
         return Footprint(
             parameters=parameters,
             parameter_count=sum(parameter.numel() for parameter in self._model.parameters()),
@@ -331,7 +341,8 @@ class _Step:
             casts=self._casts,
             data=data,
             samples=samples,
-            blocks=tuple(_sizes_of_blocks(blocks_of(self._model, (self._loop.fsdp or Fsdp()).wrap_parameters))),
+            blocks=tuple(sum(one.nbytes for one in block) for block in blocks),
+            block_gradients=tuple(sum(one.nbytes for one in block if one.requires_grad) for block in blocks),
             passes=passes,
             stages=stages,
             untraced=untraced,
@@ -347,13 +358,13 @@ class _Step:
         return _size(itertools.chain(self._model.parameters(), self._model.buffers())) + self._optimizer_size()
 
 
-def _sizes_of_blocks(blocks: Iterable[nn.Module]) -> Iterator[int]:
-    """Bytes of the parameters of each block that are in none before it."""
+def _blocks(blocks: Iterable[nn.Module]) -> Iterator[list[nn.Parameter]]:
+    """The parameters of each block that are in none before it."""
     seen: set[int] = set()
     for block in blocks:
         own = [parameter for parameter in block.parameters() if id(parameter) not in seen]
         seen.update(map(id, own))
-        yield _size(own)
+        yield own
 
 
 def _part(parameter: Tensor, dimension: int, rows: int) -> nn.Parameter:

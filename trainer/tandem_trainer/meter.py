@@ -376,8 +376,10 @@ class Cost(NamedTuple):
     """Of a training step."""
     peak_flops: float | None = None
     """Of one GPU, a second."""
-    tokens_per_sample: int | None = None
+    tokens_per_sample: float | None = None
     """As the task says it."""
+    learned_per_sample: float | None = None
+    """Tokens of these that the loss is over."""
 
 
 def cost_of(precision: str, flops_per_sample: Callable[[], float | None], device: torch.device) -> Cost:

@@ -94,6 +94,15 @@ class Task(ABC, Generic[C]):
         """
         return
 
+    def load_frozen(self, model: nn.Module) -> None:
+        """Put in the weights that never change and are left out of checkpoints, such as those under adapters. Asked by
+        every rank and every evaluator, before weights of a checkpoint are put in. Asked again, it does nothing.
+
+        Args:
+            model: on its device, and split as it will be trained.
+        """
+        return
+
     @abstractmethod
     def data(self, split: Split) -> Any:
         """The samples of a split: a data set with `__len__` and `__getitem__`, the same in every process.
@@ -184,9 +193,14 @@ class Task(ABC, Generic[C]):
         Called before random numbers are seeded."""
         return None
 
-    def tokens_per_sample(self) -> int | None:
-        """Tokens that a sample has, for a speed in tokens a second; None: samples are no text."""
+    def tokens_per_sample(self) -> float | None:
+        """Tokens that a sample of the training data has on average, without padding, for a speed in tokens a second;
+        None: samples are no text."""
         return None
+
+    def learned_per_sample(self) -> float | None:
+        """Tokens of these that the loss is over; None: not known."""
+        return self.tokens_per_sample()
 
     shares_tensors: ClassVar[bool] = True
     """Whether a `TensorDataset` may lie on the device as a whole. Set it to False if it does not fit there."""

@@ -184,7 +184,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     micro_batch = MicroBatch(job, context)
     passes = Passes(order_of(loop, start, end, mixture_of(dataset)), loop.epochs, loop.max_steps)
     cost = cost_of(loop.precision, task.flops_per_sample, group.device)
-    cost = cost._replace(tokens_per_sample=task.tokens_per_sample())
+    cost = cost._replace(tokens_per_sample=task.tokens_per_sample(), learned_per_sample=task.learned_per_sample())
     torch.manual_seed(mixed(loop.seed))
     model = task.model()
     if not isinstance(model, nn.Module):
@@ -195,8 +195,10 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     strategy = strategy_of(loop, group, job.spec.workers.processes)
     examples = partial(examples_of, task, dataset, start)
     strategy.shard(model, task, examples)
+    task.load_frozen(model)
     if average is not None:
         strategy.shard(average.module, task, examples)
+        task.load_frozen(average.module)
     optimizer = task.optimizer(model, loop.optimizer)
     peaks = [float(parameters["lr"]) for parameters in optimizer.param_groups]
     scaler = torch.amp.GradScaler(group.device.type, enabled=loop.precision == "float16")

@@ -95,7 +95,10 @@ def _value(pattern: str, field: str, form: str, conversion: str | None, fields: 
 
 MODEL = "model.safetensors"
 CONFIG = "config.json"
+ADAPTER = "adapter_model.safetensors"
 BESIDE = {
+    ADAPTER,
+    "adapter_config.json",
     "added_tokens.json",
     "chat_template.jinja",
     "generation_config.json",
@@ -107,7 +110,7 @@ BESIDE = {
     "tokenizer_config.json",
     "vocab.json",
 }
-"""What else stands in the folder of a pretrained model."""
+"""What else stands in the folder of a pretrained model, or of its adapter."""
 
 
 class Format(StrEnum):
@@ -116,6 +119,12 @@ class Format(StrEnum):
     SAFETENSORS = "safetensors"
     STATE_DICT = "state-dict"
     FOLDER = "folder"
+    PEFT = "peft"
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder, and not a file."""
+        return self in (Format.FOLDER, Format.PEFT)
 
 
 class Dtype(StrEnum):
@@ -126,7 +135,7 @@ class Dtype(StrEnum):
     FLOAT16 = "float16"
 
 
-SUFFIXES = {Format.SAFETENSORS: ".safetensors", Format.STATE_DICT: ".pt", Format.FOLDER: ""}
+SUFFIXES = {Format.SAFETENSORS: ".safetensors", Format.STATE_DICT: ".pt", Format.FOLDER: "", Format.PEFT: ""}
 
 
 @dataclass(frozen=True)
@@ -189,7 +198,7 @@ def target(to: Path, form: Format, name: str | None, default: str, rundir: Path)
         if to.exists() and not to.is_dir():
             raise UserError(f"--to {to} is a file; with --name it is the folder that the copy goes into")
         found = to / (name if name.endswith(SUFFIXES[form]) else name + SUFFIXES[form])
-    elif form is not Format.FOLDER and to.is_dir():
+    elif not form.is_folder and to.is_dir():
         found = to / (default + SUFFIXES[form])
     else:
         found = to
@@ -208,7 +217,7 @@ def refuse_to_overwrite(order: ExportOrder) -> None:
         return
     if not order.force:
         raise UserError(f"{path} is already there; --force replaces it")
-    if order.form is Format.FOLDER:
+    if order.form.is_folder:
         names = {entry.name for entry in path.iterdir()} if path.is_dir() else {path.name}
         if strange := names - {MODEL, CONFIG} - BESIDE:
             some = ", ".join(sorted(strange)[:3])
@@ -303,13 +312,15 @@ def copy(inventory: Inventory, entry: Entry, manifest: Manifest, order: ExportOr
 
 def _written(inventory: Inventory, entry: Entry, manifest: Manifest, order: ExportOrder, aside: Path) -> Exported:
     """Write everything aside, synced."""
-    rundir, file = inventory.rundir, aside / MODEL
+    rundir, file = inventory.rundir, aside / (ADAPTER if order.form is Format.PEFT else MODEL)
     job = inventory.job
-    is_pretrained = order.form is Format.FOLDER and job is not None and job.spec.trainer.is_fine_tuning
+    is_pretrained = order.form.is_folder and job is not None and job.spec.trainer.is_fine_tuning
+    if order.form is Format.PEFT and not is_pretrained:
+        raise UserError("--format peft is for runs of causal-lm with parameters.lora")
     with _leased(rundir.leases / f"export-{entry.name}-{lease.default_holder()}.json") as held:
         beside = ["--beside", str(rundir.path)] if is_pretrained else []
         answer = _converted(rundir.checkpoint(entry.name), manifest, file, order, held, beside)
-    if is_pretrained:
+    if is_pretrained and order.form is Format.FOLDER:
         # The model's own configuration, as transformers reads it; ours is a part of it.
         known = config(entry, manifest, job, rundir.path, inventory.records)
         theirs = json.loads((aside / CONFIG).read_bytes())
@@ -329,7 +340,7 @@ def _written(inventory: Inventory, entry: Entry, manifest: Manifest, order: Expo
 def _place(aside: Path, order: ExportOrder) -> None:
     """Give the copy its name."""
     refuse_to_overwrite(order)
-    if order.form is not Format.FOLDER:
+    if not order.form.is_folder:
         (aside / MODEL).replace(order.path)
     elif order.path.exists():
         _replace_folder(aside, order.path)
@@ -352,7 +363,7 @@ def _converted(
         more: further words for the program that writes them.
     """
     command = [sys.executable, "-m", "tandem_trainer.export", "--checkpoint", str(folder), "--digest", manifest.digest]
-    command += ["--to", str(file), "--form", "state-dict" if order.form is Format.STATE_DICT else "safetensors"]
+    command += ["--to", str(file), "--form", "safetensors" if order.form is Format.FOLDER else order.form]
     command += ["--dtype", order.dtype] if order.dtype else []
     command += more
     process = subprocess.Popen(

@@ -144,7 +144,10 @@ def export(
     to: Annotated[Path, typer.Option("--to", metavar="PATH", help="Where to write, or with --name the folder.")],
     form: Annotated[
         Format,
-        typer.Option("--format", help="A safetensors file, a state_dict for torch.load, or a folder with config.json."),
+        typer.Option(
+            "--format",
+            help="A safetensors file, a state_dict for torch.load, a folder with config.json, or an adapter.",
+        ),
     ] = Format.SAFETENSORS,
     pattern: Annotated[
         str | None,

@@ -171,10 +171,14 @@ def gathered(footprint: Footprint, options: Fsdp) -> int:
         return 0
     blocks = sorted(footprint.blocks)
     outside = footprint.parameters - sum(blocks)
+    gradients, gradients_outside = blocks, outside
+    if footprint.block_gradients is not None:
+        gradients = sorted(footprint.block_gradients)
+        gradients_outside = footprint.gradients - sum(gradients)
     together = blocks[-1 - options.prefetch :] if options.reshard_after_forward else blocks
     # Gradients before they are reduced, and the flat copy of them that is sent: of the largest block, or, at the end of
     # the backward pass, of what is in no block.
-    return outside + max(sum(together) + 2 * max(blocks, default=0), 2 * outside)
+    return outside + max(sum(together) + 2 * max(gradients, default=0), 2 * gradients_outside)
 
 
 def bytes_of(text: str, what: str) -> int:

@@ -46,6 +46,9 @@ class TrainLog:
     start_step: int | None
     total_steps: int | None
     world_size: int | None
+    tokens_per_sample: float | None
+    learned_per_sample: float | None
+    """Tokens of these that the loss is over."""
     ended: str
     first_at: float | None
     last_at: float | None
@@ -167,6 +170,8 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
         start_step=start.step if start else None,
         total_steps=start.total_steps if start else None,
         world_size=start.world_size if start else None,
+        tokens_per_sample=start.tokens_per_sample if start else None,
+        learned_per_sample=start.learned_per_sample if start else None,
         ended=ended,
         first_at=first,
         last_at=last,

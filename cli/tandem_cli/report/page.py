@@ -159,6 +159,9 @@ def _tiles(run: Run, summary: Summary) -> Iterable[tuple[str, str, str, str]]:
     yield "", "Steps", f"{summary.steps:,}", " · ".join(part for part in (total, redone) if part)
     yield "", "Duration", duration(summary.seconds), "pauses left out" if summary.pauses else ""
     yield "", "Throughput", number(summary.throughput), "samples a second, median"
+    if summary.tokens is not None:
+        learned = f", {number(summary.learned)} of them learned" if summary.learned is not None else ""
+        yield "", "Tokens", number(summary.tokens), f"a second without padding{learned}"
     yield "", "Restarts", f"{summary.restarts:,}", several(len(run.generations), "generation")
     lost = f"longest {duration(summary.stall_most)} · {share(summary.stall_share)} of the run"
     yield (

@@ -217,6 +217,10 @@ class Run:
     """[N] Ascending times at which something was logged, at most a few a second: where there is none, nothing ran."""
     total_steps: int | None
     """Steps that were to be done."""
+    tokens_per_sample: float | None
+    """On average, without padding; None where the task does not say."""
+    learned_per_sample: float | None
+    """Tokens of these that the loss is over."""
     counted: Steps
     """The steps that made the model, each once, by the latest generation that did it; ascending."""
     superseded: tuple[Steps, ...]

@@ -24,6 +24,10 @@ class Summary:
     """Steps that were done again after restarts."""
     throughput: float | None
     """Median of the measured samples a second."""
+    tokens: float | None
+    """Tokens a second at that pace, without padding."""
+    learned: float | None
+    """Those that the loss is over."""
     restarts: int
     """Memberships that were formed because something had failed or was lost."""
     checkpoints: int
@@ -54,12 +58,15 @@ def summarize(run: Run, clock: Clock) -> Summary:
     lags = [lag for c in run.checkpoints if (lag := _lag(c, run)) is not None]
     rate = run.rates.throughput if len(run.rates) else run.world.throughput
     rate = rate[np.isfinite(rate)]
+    pace = float(np.median(rate)) if len(rate) else None
     return Summary(
         seconds=clock.seconds,
         pauses=len(clock.pauses),
         steps=int(run.counted.step[-1]) if len(run.counted) else 0,
         redone=sum(len(steps) for steps in run.superseded),
-        throughput=float(np.median(rate)) if len(rate) else None,
+        throughput=pace,
+        tokens=_times(pace, run.tokens_per_sample),
+        learned=_times(pace, run.learned_per_sample),
         restarts=restarts(run.generations),
         checkpoints=sum(c.counts for c in run.checkpoints),
         evaluated=sum(c.counts and c.evaluation is not None for c in run.checkpoints),
@@ -72,6 +79,10 @@ def summarize(run: Run, clock: Clock) -> Summary:
         trainer_busy=_busy(run, "trainer"),
         evaluator_busy=_busy(run, "evaluator"),
     )
+
+
+def _times(pace: float | None, each: float | None) -> float | None:
+    return None if pace is None or each is None else pace * each
 
 
 def time_by_phase(run: Run) -> dict[str, float]:

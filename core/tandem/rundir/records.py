@@ -86,8 +86,10 @@ class Start(Record):
     """Floating-point operations of a training step for one sample; absent where that is not well defined."""
     peak_flops: Amount = None
     """Floating-point operations a second that the data sheet of a rank's GPU names; absent as above."""
-    tokens_per_sample: Count = None
-    """Tokens that a sample has; absent where the task does not say."""
+    tokens_per_sample: Amount = None
+    """Tokens that a sample has on average, without padding; absent where the task does not say."""
+    learned_per_sample: Amount = None
+    """Tokens of these that the loss is over, such as those of answers; absent likewise."""
 
 
 class Step(Record):

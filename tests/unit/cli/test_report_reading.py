@@ -425,6 +425,20 @@ def values_line(step: int, values: str) -> str:
     return f'{{"kind": "values", "time": 5.0, "step": {step}, "values": {values}}}'
 
 
+def test_tokens_a_second_follow_from_the_tokens_of_a_sample(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", steps=60)
+    file = path / "log" / "train-g000001.jsonl"
+    first, *rest = file.read_text().splitlines()
+    told = {**json.loads(first), "tokensPerSample": 60.5, "learnedPerSample": 20}
+    file.write_text("".join(f"{line}\n" for line in (json.dumps(told), *rest)))
+    run = read(path)
+    summary = summarize(run, clock.of(run.marks))
+    assert summary.throughput is not None
+    assert (summary.tokens, summary.learned) == (60.5 * summary.throughput, 20 * summary.throughput)
+    other = read(make_run(tmp_path / "other", steps=60))
+    assert summarize(other, clock.of(other.marks)).tokens is None
+
+
 def test_what_a_script_logs_beside_its_loss_stands_with_its_steps(tmp_path: Path) -> None:
     run = script_run(
         tmp_path / "run", values_line(1, '{"accuracy": 0.1, "reward": NaN}'), values_line(2, '{"reward": -2.5}')

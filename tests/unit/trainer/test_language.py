@@ -130,6 +130,16 @@ def test_bytes_of_tokens_that_are_written_as_sentencepiece_does() -> None:
     assert token_bytes(PreTrainedTokenizerFast(tokenizer_object=made), 9) is None
 
 
+def test_tokens_of_a_row_are_counted_without_padding_and_those_that_are_learned(model: Path, tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", *({"prompt": "ask " * n, "completion": "say " * (9 - n)} for n in range(8)))
+    made = task(model, data={"path": path, "test": path})
+    assert made.tokens_per_sample() is None
+    batch = made.collate(list(made.data("train")))
+    rows = len(batch["tokens"])
+    assert made.tokens_per_sample() == pytest.approx(int((batch["documents"] > 0).sum()) / rows)
+    assert made.learned_per_sample() == pytest.approx(int((batch["targets"] != NO_TARGET).sum()) / rows)
+
+
 def test_gradients_do_not_depend_on_the_micro_batches(model: Path) -> None:
     made = task(model)
     rows = made.data("train")

@@ -24,7 +24,7 @@ that belong to no parameter) goes into a tree of JSON and tensors (tandem_traine
 import math
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -45,6 +45,14 @@ class DoesNotFit(ConfigurationError):  # noqa: N818 - it is what is the case
     """A sound checkpoint and the script that is to go on from it do not belong together; says in what they differ."""
 
     reason = "CheckpointDoesNotFit"
+
+
+@runtime_checkable
+class Selective(Protocol):
+    """A module that refuses weights whose names and shapes fit."""
+
+    def refusal(self, state: Mapping[str, Tensor]) -> str:
+        """Why it does not take its part of a state; empty if it does."""
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -88,6 +96,12 @@ def check_weights(model: nn.Module, state: Mapping[str, Tensor], extra: Iterable
     ]
     known = here.keys() | extra_state(model).keys()
     refuse("the weights do not fit the model", there.keys() | set(extra), known, shapes)
+    for path, module in model.named_modules():
+        if isinstance(module, Selective):
+            prefix = f"{plain(path)}."
+            own_state = {name.removeprefix(prefix): one for name, one in there.items() if name.startswith(prefix)}
+            if why := module.refusal(own_state):
+                raise DoesNotFit(why)
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], extra: Mapping[str, Any] | None = None) -> None:

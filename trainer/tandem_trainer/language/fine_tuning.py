@@ -9,6 +9,7 @@ import logging
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -23,10 +24,13 @@ from torch.utils.data import Dataset
 
 from tandem.evaluation import GeometricMean, Mean, Value
 from tandem.model import Model
+from tandem_trainer.checkpoint.state import load_weights
 from tandem_trainer.data.mixture import Mixture
 from tandem_trainer.data.tokenizer import EXTRA
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.language import reading
+from tandem_trainer.language.head import MOST_LOGITS, NO_TARGET, judged, opened
+from tandem_trainer.language.lora import Lora, adapt, as_peft, has_base, load_base, merged, tensor_plan
 from tandem_trainer.language.packing import mask, packed, positions
 from tandem_trainer.language.pretrained import Pretrained, is_installed, write_beside
 from tandem_trainer.language.reading import Data, Row, Source, format_of, whole_text
@@ -40,10 +44,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PARAMETERS = "spec.trainer.parameters"
-NO_TARGET = -100
-"""In the place of a token that is not learned, as torch's cross_entropy has it."""
-MOST_LOGITS = 2**26
-"""Numbers that an evaluation has in memory at once: 256 MiB."""
 MINIGPT = ("text", "tokenizer", "vocabulary", "tokenizerFile", "heldOut", "layers", "heads", "width", "positions")
 """Parameters of the other kind of causal-lm."""
 LAYERS = {"full_attention", "sliding_attention"}
@@ -65,6 +65,10 @@ class Config(Model):
     """Tokens of a row: a longer text is cut into pieces, a longer conversation is cut off."""
     packing: bool = True
     """Put several samples into a row. Otherwise each is a row of its own, padded to the longest of its batch."""
+    lora: Lora | None = None
+    """Train adapters instead of the weights themselves."""
+    loss_chunk: Annotated[int, Field(ge=0)] | None = None
+    """Tokens whose logits are in memory at once. 0: those of a whole micro-batch. Default: as many as take 256 MiB."""
 
     @model_validator(mode="before")
     @classmethod
@@ -91,7 +95,10 @@ class FineTuning(Task[Config]):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._source = Pretrained(config.pretrained, config.revision, config.dtype)
+        # Of the training data and of the test data.
         self._targets_per_row: dict[bool, float] = {}
+        self._tokens_per_row: dict[bool, float] = {}
+        self._is_chunked = False
 
     @cached_property
     def shape(self) -> "PretrainedConfig":
@@ -132,11 +139,26 @@ class FineTuning(Task[Config]):
                 f"{PARAMETERS}.packing: a mask does not separate documents in {type(found).__name__}; say packing: "
                 "false"
             )
+        if self.config.lora is not None:
+            adapt(found, self.config.lora)
+        if self.config.loss_chunk != 0:
+            why_not = opened(found, self.config.loss_chunk)
+            self._is_chunked = not why_not
+            if why_not and os.environ.get("RANK", "0") == "0":
+                log.warning("setting=lossChunk ignored for a %s: %s", type(found).__name__, why_not)
         return found
 
     def initialize(self, model: nn.Module) -> None:
-        """The pretrained weights."""
-        self._source.load(model)
+        """The pretrained weights. Adapters begin as they were made, and change nothing yet."""
+        if self.config.lora is None:
+            self._source.load(model)
+        else:
+            self.load_frozen(model)
+
+    def load_frozen(self, model: nn.Module) -> None:
+        """The pretrained weights, where adapters are trained beside them."""
+        if self.config.lora is not None and not has_base(model):
+            load_base(model, self._source.weights())
 
     def data(self, split: Split) -> "Rows":
         """Rows of documents.
@@ -167,6 +189,8 @@ class FineTuning(Task[Config]):
         # Of one row as it is drawn: a source that is taken more often counts for more.
         targets = [one.targets / count for one, count in zip(parts, found.counts, strict=True)]
         self._targets_per_row[split == "train"] = float(np.average(targets, weights=taken))
+        tokens_per_row = [len(one.tokens) / count for one, count in zip(parts, found.counts, strict=True)]
+        self._tokens_per_row[split == "train"] = float(np.average(tokens_per_row, weights=taken))
         if split == "train" and os.environ.get("RANK", "0") == "0":
             for name, documents, lost, rows, epoch in zip(names, parts, losses, found.counts, taken, strict=True):
                 tokens = len(documents.tokens)
@@ -237,9 +261,16 @@ class FineTuning(Task[Config]):
         """[samples], float32: the sum over the tokens of each that are learned, in nats, by their mean number."""
         return torch.cat([losses.sum(dim=1) for losses, _ in self._judged(model, batch)]) / self._per_row(model)
 
+    def loss_sum(self, model: nn.Module, batch: Any, samples: int) -> Tensor:
+        """The same, added up over the samples; where it is learned from, chunk by chunk."""
+        if not self._is_chunked or not torch.is_grad_enabled():
+            return super().loss_sum(model, batch, samples)
+        found: Tensor = model(**self._inputs(batch["tokens"], batch["documents"]), targets=batch["targets"])
+        return found.sum() / self._per_row(model)
+
     def metrics(self, model: nn.Module, batch: Any) -> dict[str, Value]:
         """Of the tokens that are learned: perplexity, the share that was predicted, and bits for each byte of text."""
-        nats, right, count = 0.0, 0, 0
+        nats, right = 0.0, 0
         for losses, hits in self._judged(model, batch):
             nats += losses.double().sum().item()
             right += int(hits.sum())
@@ -263,7 +294,8 @@ class FineTuning(Task[Config]):
             if count % ranks:
                 raise ConfigurationError(f"tensorParallel: {ranks} does not divide the {count} heads of the model")
         plan = super().tensor_plan(model, ranks)
-        return {name: style for name, style in plan.items() if style in ("colwise", "rowwise")}
+        plan = {name: style for name, style in plan.items() if style in ("colwise", "rowwise")}
+        return plan if self.config.lora is None else tensor_plan(model, self.config.lora, plan)
 
     def flops_per_sample(self) -> float | None:
         """Of a whole row, where rows are packed."""
@@ -275,12 +307,60 @@ class FineTuning(Task[Config]):
             weights = sum(parameter.numel() for parameter in model.parameters())
             # The table of an embedding that is not the last layer's, too, is looked up and not multiplied with.
             weights -= 0 if shape.tie_word_embeddings else shape.vocab_size * shape.hidden_size
+            products = 6.0 * weights
+            if self.config.lora is not None:
+                # No gradient of a frozen weight is computed.
+                adapt(model, self.config.lora)
+                adapters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+                products = 4.0 * weights + 6.0 * adapters
         attention = 12.0 * float(shape.num_hidden_layers * shape.hidden_size) * length
-        return length * (6.0 * weights + attention)
+        return length * (products + attention)
+
+    def tokens_per_sample(self) -> float | None:
+        """Of a row of the training data, once that was read."""
+        return self._tokens_per_row.get(True)
+
+    def learned_per_sample(self) -> float | None:
+        """Those that are predicted."""
+        return self._targets_per_row.get(True)
+
+    def exported(self, weights: dict[str, Tensor], dtype: str | None) -> dict[str, Tensor]:
+        """The weights of a checkpoint as transformers knows them: adapters are added to what lies under them.
+
+        Args:
+            dtype: in which they are added; None: that of the pretrained weights.
+
+        Raises:
+            ConfigurationError: they are of another model.
+        """
+        if self.config.lora is None:
+            return weights
+        source = self._source if dtype is None else replace(self._source, dtype=dtype)
+        model = source.model(self.shape)
+        adapt(model, self.config.lora)
+        load_base(model, source.weights())
+        load_weights(model, weights)
+        return merged(model)
 
     def write_beside(self, folder: Path, dtype: str | None) -> list[str]:
         """What makes a folder with exported weights one that transformers opens; names of the files."""
         return write_beside(self._source, folder, dtype)
+
+    def adapter(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The adapters of a checkpoint by the names that they have in peft's files.
+
+        Raises:
+            ConfigurationError: there are none.
+        """
+        if self.config.lora is None:
+            raise ConfigurationError("the job trains no adapters: its parameters have no lora")
+        return as_peft(weights)
+
+    def write_adapter_config(self, folder: Path) -> list[str]:
+        """Write what peft reads beside an adapter; names of the files."""
+        assert self.config.lora is not None
+        self.config.lora.peft(self.config.pretrained).save_pretrained(str(folder))
+        return ["adapter_config.json"]
 
     def _per_row(self, model: nn.Module) -> float:
         return self._targets_per_row[model.training]
@@ -291,23 +371,29 @@ class FineTuning(Task[Config]):
 
         Where nothing is learned of them, the logits of a batch are not in memory all at once.
         """
-        size = len(batch["tokens"])
+        tokens, targets, documents = batch["tokens"], batch["targets"], batch["documents"]
+        if self._is_chunked and not torch.is_grad_enabled():
+            yield judged(model, self._inputs(tokens, documents), targets)
+            return
+        size = len(tokens)
         if not torch.is_grad_enabled():
-            size = max(1, MOST_LOGITS // (batch["tokens"].shape[1] * self.shape.vocab_size))
-        for first in range(0, len(batch["tokens"]), size):
-            targets = batch["targets"][first : first + size]
-            logits = self._logits(
-                model, batch["tokens"][first : first + size], batch["documents"][first : first + size]
-            )
-            losses = F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=NO_TARGET, reduction="none")
-            yield losses, logits.argmax(dim=-1) == targets
+            size = max(1, MOST_LOGITS // (tokens.shape[1] * self.shape.vocab_size))
+        for first in range(0, len(tokens), size):
+            rows = slice(first, first + size)
+            logits = self._logits(model, tokens[rows], documents[rows])
+            losses = F.cross_entropy(logits.transpose(1, 2), targets[rows], ignore_index=NO_TARGET, reduction="none")
+            yield losses, logits.argmax(dim=-1) == targets[rows]
 
     def _logits(self, model: nn.Module, tokens: Tensor, documents: Tensor) -> Tensor:
         """[rows, tokens, vocabulary], float32."""
+        found: Tensor = model(**self._inputs(tokens, documents)).logits
+        return found.float()
+
+    def _inputs(self, tokens: Tensor, documents: Tensor) -> dict[str, Any]:
+        """What the model is called with."""
         # Padding follows the text, and a token sees only those before it: without packing no mask is needed.
         separated = {"position_ids": positions(documents), "attention_mask": mask(documents)}
-        found: Tensor = model(input_ids=tokens, use_cache=False, **(separated if self.config.packing else {})).logits
-        return found.float()
+        return {"input_ids": tokens, "use_cache": False, **(separated if self.config.packing else {})}
 
 
 class Rows(Dataset[tuple[Tensor, Tensor, Tensor]]):

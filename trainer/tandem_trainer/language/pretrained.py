@@ -105,12 +105,22 @@ class Pretrained:
         Raises:
             UnusableInput: they cannot be read, or are not all of the model's.
         """
-        from transformers import AutoModelForCausalLM
-
         from tandem_trainer.checkpoint.state import load_weights
 
+        load_weights(model, self.weights(next(model.parameters()).dtype))
+
+    def weights(self, dtype: torch.dtype | str = "auto") -> dict[str, Tensor]:
+        """The pretrained weights.
+
+        Args:
+            dtype: of the tensors; `auto`: the model's own.
+
+        Raises:
+            UnusableInput: they cannot be read, or are not all of the model's.
+        """
+        from transformers import AutoModelForCausalLM
+
         self._quiet()
-        dtype = next(model.parameters()).dtype
         loaded, info = self._asked(
             "has no weights that can be read, as safetensors files",
             AutoModelForCausalLM.from_pretrained,
@@ -127,9 +137,7 @@ class Pretrained:
                 + " of its causal language model; they are those of another model"
             )
         name_shared_once(loaded)
-        load_weights(
-            model, {name: tensor for name, tensor in loaded.state_dict().items() if isinstance(tensor, Tensor)}
-        )
+        return {name: tensor for name, tensor in loaded.state_dict().items() if isinstance(tensor, Tensor)}
 
     def generation(self) -> "GenerationConfig | None":
         """How the model writes by default; None if that is not told."""
