@@ -134,6 +134,10 @@ def fate(rundir: RunDir, reference: CheckpointRef) -> Fate:
     return "begun" if any(int(match[1]) == reference.generation for match in parts) else "waits"
 
 
+BASE = CheckpointRef(name="base", step=0, generation=0)
+"""The model that training began with (`parameters.pretrained`), evaluated as checkpoints are. It is none: nothing is
+resumed from it, and it never becomes the best."""
+
 Goal = Literal["Maximize", "Minimize"]
 
 METRICS, VALIDATION = "metrics", "validation"
