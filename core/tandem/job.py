@@ -32,6 +32,7 @@ from tandem.pod_template import (
     is_whole,
     processes_in_cel,
 )
+from tandem.prompts import Generate
 from tandem.status import Status
 from tandem.strategies import RULES
 from tandem.tasks import (
@@ -358,6 +359,8 @@ class Evaluators(Model):
     """Arguments that follow `command`."""
     env: Annotated[list[EnvVar], Field(max_length=256)] = []
     """Environment variables of the evaluators, besides those of `trainer.env`."""
+    generate: Generate | None = None
+    """`causal-lm` only: prompts that the model completes under each checkpoint."""
     watch: WatchPattern | None = None
     """Which files or folders of the run directory are checkpoints that your script writes in its own way, such as
     `checkpoint-*` or `out/*.pt`. `command` gets each one once it is complete. Default: the checkpoints of a built-in
@@ -618,6 +621,17 @@ class Spec(Model):
             f"{SCORED_BY_TASK} || ({OWN_TASK.format('self.trainer')}) || !has(self.evaluators.timeoutSeconds)",
             "timeoutSeconds belongs to a command, causal-lm or a task of your own",
             "evaluators.timeoutSeconds",
+        ),
+        Rule(
+            lambda s: (
+                s.evaluators is None
+                or s.evaluators.generate is None
+                or (s.trainer.task == CAUSAL_LM and s.is_scored_by_task)
+            ),
+            "!has(self.evaluators) || !has(self.evaluators.generate) || (has(self.trainer.task)"
+            f" && self.trainer.task == '{CAUSAL_LM}' && !has(self.evaluators.command))",
+            "generate belongs to causal-lm; a command of yours reports Completions itself",
+            "evaluators.generate",
         ),
         Rule(
             lambda s: s.trainer.loop is None or s.workers.processes % s.trainer.loop.tensor_parallel == 0,

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from tandem.evaluation import (
     MOST_METRICS,
     Checkpoint,
+    Completions,
     Confusion,
     GeometricMean,
     Histogram,
@@ -32,15 +33,17 @@ from tandem.evaluation import (
     checkpoints,
 )
 from tandem.launch import RUN_DIR
+from tandem.prompts import Generate
 from tandem.rundir.layout import RunDir
 from tandem.tasks import Loop
 from tandem_trainer.checkpoint.state import DoesNotFit, load_weights
 from tandem_trainer.data.feeding import Reading
 from tandem_trainer.data.sampling import has_indices
 from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.language.completing import Completer, prompts_of
 from tandem_trainer.task import Task, name_of, task_of, tensors_of
 
-LOSS = "loss"
+LOSS, COMPLETIONS = "loss", "completions"
 MOST_SAMPLES = 256
 """Of a batch, unless the job's micro-batches are smaller."""
 
@@ -56,7 +59,7 @@ class TaskEvaluation:
         Unusable: there is no test data.
     """
 
-    def __init__(self, task: Task[Any], loop: Loop) -> None:
+    def __init__(self, task: Task[Any], loop: Loop, generate: Generate | None = None) -> None:
         self._task, self._name = task, name_of(type(task))
         self._data = task.data("test")
         if not has_indices(self._data) or not len(self._data):
@@ -65,6 +68,7 @@ class TaskEvaluation:
         self._tensors = tensors_of(task, self._data)
         self._batch = min(MOST_SAMPLES, loop.micro_batch_size or loop.global_batch_size)
         self._reading = Reading(0, 1, loop.seed, collate=task.collate)
+        self._generate, self._prompts = generate, [] if generate is None else prompts_of(generate)
 
     def run(self, checkpoint: Checkpoint) -> dict[str, Value]:
         """What one shard adds to the metrics of a checkpoint.
@@ -84,7 +88,19 @@ class TaskEvaluation:
                 count += samples
         if len(totals) >= MOST_METRICS:
             raise Unusable(f"{self._name}.metrics returned {len(totals)} metrics; at most {MOST_METRICS - 1} are kept")
-        return {**totals, LOSS: Mean(loss, count)}
+        written = self._completions(checkpoint.shard, checkpoint.shards)
+        return {**totals, LOSS: Mean(loss, count), **({COMPLETIONS: written} if written.texts else {})}
+
+    def _completions(self, shard: int, shards: int) -> Completions:
+        """What the model writes for the prompts `shard`, `shard + shards`, …"""
+        task, options = self._task, self._generate
+        if options is None:
+            return Completions([])
+        assert isinstance(task, Completer), "only causal-lm takes prompts"
+        mine = range(shard, len(self._prompts), shards)
+        with torch.inference_mode():
+            texts = [task.complete(self._model, self._prompts[number], number, options) for number in mine]
+        return Completions([(number, self._prompts[number], text) for number, text in zip(mine, texts, strict=True)])
 
     def _batches(self, shard: int, shards: int) -> Iterator[tuple[Any, int]]:
         numbers = range(len(self._data))[shard::shards]
@@ -168,7 +184,7 @@ def main() -> int:
     """Evaluate shards until there are no more. Returns the exit code; the last line printed says what is wrong."""
     try:
         job = RunDir(os.environ[RUN_DIR]).read_job()
-        evaluation = TaskEvaluation(task_of(job.spec.trainer), job.spec.trainer.settings_of_loop)
+        evaluation = TaskEvaluation(task_of(job.spec.trainer), job.spec.trainer.settings_of_loop, job.spec.evaluation.generate)
         for checkpoint in checkpoints():
             checkpoint.report(**evaluation.run(checkpoint))
     except (Unusable, ConfigurationError, DoesNotFit) as error:

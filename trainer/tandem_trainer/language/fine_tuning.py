@@ -20,9 +20,11 @@ from torch.utils.data import Dataset
 
 from tandem.evaluation import GeometricMean, Mean, Value
 from tandem.model import Model
+from tandem.prompts import Generate
 from tandem_trainer.data.tokenizer import EXTRA
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.language import reading
+from tandem_trainer.language.completing import complete
 from tandem_trainer.language.packing import mask, packed, positions
 from tandem_trainer.language.pretrained import Pretrained, is_installed, write_beside
 from tandem_trainer.language.reading import Data, Row, format_of, whole_text
@@ -215,6 +217,18 @@ class FineTuning(Task[Config]):
             right += int(hits.sum())
         count = int((batch["targets"] != NO_TARGET).sum())
         return {"perplexity": GeometricMean(nats, count), "accuracy": Mean(right, count)}
+
+    def complete(self, model: nn.Module, prompt: str, number: int, options: Generate) -> str:
+        """What the model writes for a prompt."""
+        return complete(model, self.tokenizer, self._ends, prompt, number, options)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """Tokens after which the model has nothing more to say."""
+        told = getattr(self._source.generation(), "eos_token_id", None)
+        found = [told] if isinstance(told, int) else list(told or [])
+        end = self.tokenizer.eos_token_id
+        return list(dict.fromkeys([*found, *([end] if end is not None else [])]))
 
     def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, str]:
         """The model's own, of the matrices inside its blocks."""
