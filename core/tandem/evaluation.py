@@ -28,8 +28,8 @@ of JSON from one pipe, and writes its reports to another. The end of the first p
     TANDEM_CHANNEL              descriptors of the two pipes, of further shards and of reports
 
 **Metrics are sums that add up.** A shard reports no score but what scores are made of, with the way to put the shards
-together (`Mean`, `GeometricMean`, `Sum`, `Max`, `Min`, `Confusion`, `Histogram`, `Completions`). A plain number is the mean of the
-shards. `added` is that way: batches of a shard and shards of a checkpoint are put together by it alone.
+together (`Mean`, `GeometricMean`, `Sum`, `Max`, `Min`, `Confusion`, `Histogram`, `Completions`). A plain number is the
+mean of the shards. `added` is that way: batches of a shard and shards of a checkpoint are put together by it alone.
 
 Rejected: a function of the user's that is called (its imports, its device and its memory would be the evaluator's, and
 its crash, too), a server that the program asks over HTTP (a port and a client for what two pipes do), standard output

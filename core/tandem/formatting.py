@@ -136,6 +136,20 @@ def score(metric: str, value: float) -> str:
     return f"{100 * value:.2f} %" if metric in SHARES else number(float(value))
 
 
+def change(metric: str, before: float, after: float) -> str:
+    """How a score has changed: `−12.3 %` of what it was, or `+4.2 points` of one that is read in percent."""
+    difference = after - before
+    if metric in SHARES:
+        return f"{_signed(100 * difference, 2)} points"
+    if not before:
+        return _signed(difference, 4)
+    return f"{_signed(100 * difference / abs(before), 1)} %"
+
+
+def _signed(value: float, digits: int) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−") if math.isfinite(value) else UNKNOWN
+
+
 def on_validation(metric: str, scores: Mapping[str, float]) -> str:
     """The score by which the best was chosen, to be put behind other words: ` · 98.10 % on validation data`; nothing
     where no data is held out."""

@@ -115,9 +115,7 @@ def write(rundir: RunDir, task: "Task[Any]") -> None:
         model = task.model()
         task.initialize(model)
         save_file({name: tensor.contiguous() for name, tensor in weights(model).items()}, aside / WEIGHTS)
-        manifest = Manifest(
-            **BASE.model_dump(), created_at=time.time(), world_size=1, files=[_entry(aside / WEIGHTS)]
-        )
+        manifest = Manifest(**BASE.model_dump(), created_at=time.time(), world_size=1, files=[_entry(aside / WEIGHTS)])
         (aside / FILE).write_bytes(encode(manifest.sealed()))
         for name in (WEIGHTS, FILE):
             sync_file(aside / name)

@@ -375,9 +375,11 @@ def merge_program(results: Sequence[ProgramShard], metric: str) -> ProgramResult
 def _completions(results: Sequence[ProgramShard], notes: list[str]) -> list[Completion]:
     """Those of all shards, by their numbers."""
     found: dict[int, Completion] = {}
-    for one in (one for result in results for one in result.completions):
-        if found.setdefault(one.number, one) is not one:
-            notes.append(f"prompt {one.number} was completed by two shards; one of them is left out")
+    for result in results:
+        for one in result.completions:
+            found.setdefault(one.number, one)
+    if (count := sum(len(result.completions) for result in results)) > len(found):
+        notes.append(f"{count - len(found)} prompts were completed by two shards; one text of each is left out")
     if len(found) > MOST_COMPLETIONS:
         notes.append(f"{len(found)} prompts were completed; {MOST_COMPLETIONS} are kept")
     return [found[number] for number in sorted(found)[:MOST_COMPLETIONS]]

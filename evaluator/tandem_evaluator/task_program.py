@@ -184,7 +184,9 @@ def main() -> int:
     """Evaluate shards until there are no more. Returns the exit code; the last line printed says what is wrong."""
     try:
         job = RunDir(os.environ[RUN_DIR]).read_job()
-        evaluation = TaskEvaluation(task_of(job.spec.trainer), job.spec.trainer.settings_of_loop, job.spec.evaluation.generate)
+        evaluation = TaskEvaluation(
+            task_of(job.spec.trainer), job.spec.trainer.settings_of_loop, job.spec.evaluation.generate
+        )
         for checkpoint in checkpoints():
             checkpoint.report(**evaluation.run(checkpoint))
     except (Unusable, ConfigurationError, DoesNotFit) as error:

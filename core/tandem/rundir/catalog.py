@@ -18,8 +18,20 @@ from typing import Any
 from pydantic import ValidationError
 
 from tandem.model import finite
+from tandem.rundir import evaluations
 from tandem.rundir.durable import listed, read_json_or_none
-from tandem.rundir.evaluations import METRICS, Goal, LastWord, Rank, deciding, held_out, last_word, rank, scores
+from tandem.rundir.evaluations import (
+    BASE,
+    METRICS,
+    Goal,
+    LastWord,
+    Rank,
+    deciding,
+    held_out,
+    last_word,
+    rank,
+    scores,
+)
 from tandem.rundir.layout import RunDir, step_of
 from tandem.rundir.lineage import Chain, Rewind, chain, counts
 from tandem.status import CheckpointRef
@@ -61,7 +73,7 @@ def read_result(word: LastWord) -> tuple[Result, Mapping[str, Any]] | None:
     content = read_json_or_none(word.path, MOST_RESULT_BYTES)
     content = content if isinstance(content, dict) else {}
     name = word.path.parent.name
-    step = step_of(name)
+    step = BASE.step if name == BASE.name else step_of(name)
     if step is None:
         return None
     try:
@@ -82,6 +94,14 @@ def read_result(word: LastWord) -> tuple[Result, Mapping[str, Any]] | None:
         validation=held_out(content),
         finished_at=finite(content.get("finishedAt")),
     ), content
+
+
+def base(rundir: RunDir) -> tuple[Result, Mapping[str, Any]] | None:
+    """The result of the base model, and the whole content of its file; None while it is not evaluated."""
+    words = sorted(
+        filter(None, map(last_word, listed(evaluations.folder(rundir, BASE)))), key=lambda word: word.is_note
+    )
+    return read_result(words[0]) if words else None
 
 
 class Rarely:

@@ -124,7 +124,7 @@ def complete(
         tokens = tokens[-(positions - options.max_tokens) :]
     draws = options.temperature > 0
     # All of it is said here: what the model's own file says of sampling or penalties must not change what is compared.
-    how = GenerationConfig(
+    how = GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=options.max_tokens,
         do_sample=draws,
         eos_token_id=list(ends) or None,
