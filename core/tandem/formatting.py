@@ -119,16 +119,18 @@ MOST_METRICS = 4
 """Metrics of the user's own, besides the one that decides, that a table has room for."""
 
 
-def metric_columns(metric: str, reported: Iterable[Iterable[str]]) -> list[str]:
+def metric_columns(metric: str, reported: Iterable[Iterable[str]], compared: Iterable[str] = ()) -> list[str]:
     """The metrics that a table of checkpoints shows: the one that decides, the loss, and some of the user's own.
 
     Args:
         reported: the names of the metrics of each checkpoint.
+        compared: those of the base model, where checkpoints are compared with one.
     """
     names = dict.fromkeys(name for one in reported for name in one)
     own = [name for name in names if name not in NAMES and name != metric]
     has_loss = not names or "loss" in names
-    return list(dict.fromkeys([metric, *(["loss"] if has_loss else []), *own[:MOST_METRICS]]))
+    beside = [name for name in compared if name in NAMES]
+    return list(dict.fromkeys([metric, *(["loss"] if has_loss else []), *beside, *own[:MOST_METRICS]]))
 
 
 def score(metric: str, value: float) -> str:

@@ -22,6 +22,7 @@ from tandem.rundir import evaluations
 from tandem.rundir.durable import listed, read_json_or_none
 from tandem.rundir.evaluations import (
     BASE,
+    COMPLETIONS,
     METRICS,
     Goal,
     LastWord,
@@ -62,6 +63,8 @@ class Result:
     """The scores on the validation data; empty where none is held out."""
     finished_at: float | None = None
     """Seconds since the epoch."""
+    has_completions: bool = False
+    """Whether its file has what a language model wrote for prompts."""
 
     def rank(self, metric: str, goal: Goal) -> Rank | None:
         """Its rank among others; None where it cannot become the best."""
@@ -93,6 +96,7 @@ def read_result(word: LastWord) -> tuple[Result, Mapping[str, Any]] | None:
         deciding=deciding(content),
         validation=held_out(content),
         finished_at=finite(content.get("finishedAt")),
+        has_completions=bool(content.get(COMPLETIONS)),
     ), content
 
 
