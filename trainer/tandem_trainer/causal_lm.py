@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from tandem.evaluation import GeometricMean, Mean, Value
+from tandem.language_evaluation import Generate
 from tandem.model import Model
-from tandem.prompts import Generate
 from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest, verified_bytes
 from tandem.rundir.durable import may_pass
 from tandem.rundir.layout import RunDir, step_of

@@ -14,7 +14,7 @@ from torch import nn
 
 from tandem.evaluation import MOST_COMPLETIONS, MOST_PROMPT
 from tandem.evaluation import cut as shortened
-from tandem.prompts import Generate
+from tandem.language_evaluation import Generate
 from tandem.rundir.durable import may_pass
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 

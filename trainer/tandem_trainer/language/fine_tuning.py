@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from tandem.evaluation import GeometricMean, Mean, Value
+from tandem.language_evaluation import Generate
 from tandem.model import Model
-from tandem.prompts import Generate
 from tandem_trainer.data.tokenizer import EXTRA
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.language import reading
