@@ -10,7 +10,7 @@ evaluated count, be they fewer.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from tandem.formatting import change, metric_name, score, several
+from tandem.formatting import change, metric_name, score
 from tandem.rundir import catalog, evaluations
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.evaluations import Best, Goal
@@ -81,8 +81,8 @@ def _told(one: Compared) -> str:
 def sentence(base: Mapping[str, float], newest: Sequence[Score]) -> str:
     """What is said of the checkpoints that are worse: the metric of the newest, and of the base model."""
     last = max(newest, key=lambda one: one.step)
-    who = "checkpoint is" if len(newest) == 1 else f"{several(len(newest), 'checkpoint')} are"
+    who = "evaluated checkpoint is" if len(newest) == 1 else f"{len(newest)} evaluated checkpoints are"
     return (
-        f"the last evaluated {who} worse than the base model: {metric_name(last.metric)} "
+        f"the last {who} worse than the base model: {metric_name(last.metric)} "
         f"{score(last.metric, last.value)} at step {last.step:,}, {score(last.metric, base[last.metric])} of the base"
     )
