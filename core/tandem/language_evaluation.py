@@ -59,7 +59,7 @@ class Harness(Model):
     """A folder with your own tasks, as YAML files. With it, only those are known."""
     fewshot: Annotated[int, Field(ge=0, le=64)] | None = None
     """Number of solved examples before each question. Default: that of the task."""
-    limit: Annotated[int, Field(ge=1)] | None = None
+    max_samples: Annotated[int, Field(ge=1)] | None = None
     """Only this many samples of each task, the first ones."""
     chat: bool = False
     """Whether questions are put into the chat template of the model's tokenizer."""

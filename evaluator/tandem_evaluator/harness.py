@@ -98,7 +98,7 @@ class HarnessTasks:
 
     def _samples(self, task: Any) -> range:
         count = len(task.eval_docs)
-        return range(count if self._settings.limit is None else min(count, self._settings.limit))
+        return range(count if self._settings.max_samples is None else min(count, self._settings.max_samples))
 
 
 def metric_of(task: str, metric: str, kind: str) -> str:

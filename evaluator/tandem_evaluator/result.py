@@ -31,6 +31,7 @@ from tandem.evaluation import (
     Value,
     added,
 )
+from tandem.formatting import several
 from tandem.model import MetricName, Model, Whole
 from tandem.rundir.evaluations import LOSS, METRICS, VALIDATION
 from tandem.status import CheckpointRef
@@ -379,9 +380,9 @@ def _completions(results: Sequence[ProgramShard], notes: list[str]) -> list[Comp
         for one in result.completions:
             found.setdefault(one.number, one)
     if (count := sum(len(result.completions) for result in results)) > len(found):
-        notes.append(f"{count - len(found)} prompts were completed by two shards; one text of each is left out")
+        notes.append(f"two shards completed {several(count - len(found), 'prompt')}; one text of each is left out")
     if len(found) > MOST_COMPLETIONS:
-        notes.append(f"{len(found)} prompts were completed; {MOST_COMPLETIONS} are kept")
+        notes.append(f"{several(len(found), 'prompt')} were completed; {MOST_COMPLETIONS} are kept")
     return [found[number] for number in sorted(found)[:MOST_COMPLETIONS]]
 
 
