@@ -7,7 +7,9 @@ number of evaluators; what is no mean over samples cannot be split, and needs on
 
 import logging
 import re
+from contextlib import AbstractContextManager, redirect_stderr
 from importlib.util import find_spec
+from io import StringIO
 from typing import Any
 
 from torch import nn
@@ -50,7 +52,8 @@ class HarnessTasks:
         self._settings = settings
         try:
             known = TaskManager(include_path=settings.include, include_defaults=settings.include is None)
-            self._tasks: dict[str, Any] = known.load(list(settings.tasks))["tasks"]
+            with _quiet():
+                self._tasks: dict[str, Any] = known.load(list(settings.tasks))["tasks"]
         except Exception as error:
             # Tasks load their data, from a disk or a hub, by code of their own.
             why = one_line(f"{type(error).__name__}: {error}")[:MOST_WHY]
@@ -73,14 +76,15 @@ class HarnessTasks:
         mine = {name: self._tasks[name] for name, samples in chosen.items() if samples}
         if not mine:
             return {}
-        found: Any = lm_eval.evaluate(
-            self._model,
-            {"tasks": mine, "groups": {}, "group_map": {}},
-            samples={name: chosen[name] for name in mine},
-            bootstrap_iters=0,
-            log_samples=False,
-            apply_chat_template=self._settings.chat,
-        )
+        with _quiet():
+            found: Any = lm_eval.evaluate(
+                self._model,
+                {"tasks": mine, "groups": {}, "group_map": {}},
+                samples={name: chosen[name] for name in mine},
+                bootstrap_iters=0,
+                log_samples=False,
+                apply_chat_template=self._settings.chat,
+            )
         metrics: dict[str, Mean] = {}
         for name, task in mine.items():
             is_mean = {metric for metric, how in task.aggregation().items() if getattr(how, "__name__", "") == "mean"}
@@ -99,6 +103,11 @@ class HarnessTasks:
     def _samples(self, task: Any) -> range:
         count = len(task.eval_docs)
         return range(count if self._settings.max_samples is None else min(count, self._settings.max_samples))
+
+
+def _quiet() -> AbstractContextManager[Any]:
+    """Without bars of progress, which the library draws whatever it is told; what it logs is still there."""
+    return redirect_stderr(StringIO())
 
 
 def metric_of(task: str, metric: str, kind: str) -> str:

@@ -13,13 +13,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tandem.exitcode import ExitCode
-from tandem.rundir import evaluations
+from tandem.rundir import evaluations, lease
 from tandem.rundir.checkpoint import WEIGHTS, Manifest, verified_bytes
 from tandem.rundir.durable import read_json
 from tandem.rundir.evaluations import BASE
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem_evaluator.base_model import BaseWeights, write
+from tandem_evaluator.claim import claim_file
 from tandem_evaluator.loop import Evaluator
 from tandem_evaluator.program import ProgramScoring
 from tandem_evaluator.scoring import ProgramFailed
@@ -172,3 +173,26 @@ def test_a_result_that_is_there_is_not_made_again(rundir: RunDir) -> None:
     assert subject.run() == ExitCode.DONE
     scoring.close()
     assert not (rundir.path.parent / "prepared").exists()
+
+
+def test_what_a_killed_evaluator_leaves_does_not_hold_up_the_next(rundir: RunDir) -> None:
+    rundir.mark_failed("Diverged", "there is no checkpoint", 65)
+    assert lease.acquire(rundir.leases / "evaluate-base-weights.json", "evaluator-0", 600.0)
+    assert lease.acquire(claim_file(rundir, BASE, 1, 2), "evaluator-0", 600.0)
+    (rundir.checkpoints / ".tmp-base-77-killed").mkdir()
+    subject, scoring = evaluator(rundir, 0, preparing(rundir))
+    assert subject.run() == ExitCode.DONE
+    scoring.close()
+    assert evaluations.fate(rundir, BASE) == "merged"
+
+
+def test_weights_that_are_damaged_are_set_aside_and_written_again(rundir: RunDir) -> None:
+    rundir.mark_failed("Diverged", "there is no checkpoint", 65)
+    base = preparing(rundir)
+    base.prepare("evaluator-0", lambda: True)
+    (rundir.checkpoint(BASE.name) / WEIGHTS).write_bytes(b"WEIGHTS")
+    subject, scoring = evaluator(rundir, 0, base)
+    assert subject.run() == ExitCode.DONE
+    scoring.close()
+    assert evaluations.fate(rundir, BASE) == "merged"
+    assert (rundir.path.parent / "prepared").read_text() == "xx"
