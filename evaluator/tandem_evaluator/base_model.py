@@ -108,12 +108,13 @@ def write(rundir: RunDir, task: "Task[Any]") -> None:
 
     from tandem_trainer.checkpoint.state import weights
 
+    # Which may be a download of hours: what is written aside and then rests is swept away as a leftover.
+    model = task.model()
+    task.initialize(model)
     final = rundir.checkpoint(BASE.name)
     aside = temporary_beside(final)
     aside.mkdir(parents=True)
     try:
-        model = task.model()
-        task.initialize(model)
         save_file({name: tensor.contiguous() for name, tensor in weights(model).items()}, aside / WEIGHTS)
         manifest = Manifest(**BASE.model_dump(), created_at=time.time(), world_size=1, files=[_entry(aside / WEIGHTS)])
         (aside / FILE).write_bytes(encode(manifest.sealed()))
