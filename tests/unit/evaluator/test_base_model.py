@@ -26,7 +26,6 @@ from tandem_evaluator.program import ProgramScoring
 from tandem_evaluator.scoring import ProgramFailed
 from tandem_trainer.task import Split, Task
 from tests.support import manifests
-from tests.unit.evaluator.test_interleaving import Silence
 
 SCRIPT = """
     from tandem.evaluation import Completions, Mean, checkpoints
@@ -53,6 +52,14 @@ PREPARES = """
     (aside / FILE).write_bytes(encode(manifest.sealed()))
     commit_folder(aside, folder)
 """
+
+
+class Silence:
+    """Stands for the log."""
+
+    def event(self, record: Any) -> None: ...
+
+    def doing(self, state: str, checkpoint: str | None = None) -> None: ...
 
 
 class Pretrained(Task[None]):
