@@ -16,7 +16,7 @@ from tests.support.language import pretrained
 
 pytestmark = [
     pytest.mark.timeout(300),
-    pytest.mark.full("evaluator"),
+    pytest.mark.full("evaluator", "trainer"),
     # The library's and those of what it imports.
     pytest.mark.filterwarnings("ignore"),
 ]
