@@ -151,6 +151,15 @@ JOBS = (
         "An evaluator could not read it, or its weights are not those of the job's model. Others may have more luck.",
     ),
     Alert(
+        "TandemWorseThanBase",
+        f"{_each(metrics.WORSE_THAN_BASE)} > 0",
+        "0m",
+        "warning",
+        f"{JOB} makes its model worse than the one it began with",
+        "The checkpoints that were evaluated last, three at least, are all worse than the base model, by the metric "
+        "that decides. Training goes on.",
+    ),
+    Alert(
         "TandemLogLinesLost",
         f"max by (namespace, job) (increase({metrics.LINES_LOST.name}[1h])) > 0",
         "0m",

@@ -119,7 +119,12 @@ class Coordinator:
         self._loop = asyncio.get_running_loop()
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="state-store")
         self._run_watcher = RunWatcher(
-            RunDirectory(rundir, job.spec.evaluation, own_script=job.spec.trainer.command is not None),
+            RunDirectory(
+                rundir,
+                job.spec.evaluation,
+                own_script=job.spec.trainer.command is not None,
+                has_base=job.spec.trainer.is_fine_tuning,
+            ),
             lambda observed: self._from_thread(self._observe, observed),
             lambda complaint: self._from_thread(self._history.say, complaint, "warning"),
         )

@@ -20,6 +20,7 @@ from tandem.status import (
     REWOUND,
     SAVES_FAIL,
     SKIPPED,
+    WORSE_THAN_BASE,
     CheckpointRef,
     Event,
     GenerationView,
@@ -195,20 +196,30 @@ class TroubleWatch:
             lines_lost=self._lines + own_lines_lost + observed.lines_lost,
             rewinds=observed.rewinds,
             batches_left_out=observed.batches_left_out,
+            worse_than_base=observed.against_base.worse,
+            base_message=observed.against_base.message,
         )
         before, self._known = self._known, found
         if before is None:
             # What was there before this process was said by the one before it.
-            self._told = {REWOUND: found.rewinds, SKIPPED: found.evaluations_skipped}
+            self._told = {
+                REWOUND: found.rewinds,
+                SKIPPED: found.evaluations_skipped,
+                WORSE_THAN_BASE: found.worse_than_base,
+            }
         elif before.saves_failed_in_a_row and not row:
             self._told.pop(SAVES_FAIL, None)
             self._say("a save has gone well again", "info")
+        if before is not None and before.worse_than_base and not found.worse_than_base:
+            self._told.pop(WORSE_THAN_BASE, None)
+            self._say("the newest evaluated checkpoint is no worse than the base model", "info")
         counts = {
             SAVES_FAIL: row,
             EVALUATION_FAILED: found.evaluations_failed,
             LINES_LOST: found.lines_lost,
             REWOUND: found.rewinds,
             SKIPPED: found.evaluations_skipped,
+            WORSE_THAN_BASE: found.worse_than_base,
         }
         for one in told(found):
             count, said = counts[one.reason], self._told.get(one.reason, 0)

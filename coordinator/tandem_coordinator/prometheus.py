@@ -220,6 +220,11 @@ def _history(figures: Figures) -> Iterator[Sample]:
     scores = figures.observed.latest_metrics
     for name in sorted(scores, key=lambda name: decides is None or name != decides.metric)[:MOST_METRICS]:
         yield metrics.EVALUATION_METRIC, (name,), scores[name]
+    against_base = figures.observed.against_base
+    for one in against_base.compared:
+        yield metrics.BASE_METRIC, (one.metric,), one.base
+    if against_base.compared:
+        yield metrics.WORSE_THAN_BASE, (), against_base.worse
     training = figures.observed.training
     for reason, count in sorted((dict.fromkeys(REASONS, 0) | dict(figures.restarts)).items()):
         yield metrics.RESTARTS, (reason,), count

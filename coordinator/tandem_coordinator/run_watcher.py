@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from operator import itemgetter
+from heapq import nlargest
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from tandem.against_base import CHECKPOINTS
 from tandem.job import Evaluators
 from tandem.model import amount
 from tandem.rundir.catalog import Lineage, Rarely, Result, Results
@@ -27,6 +28,7 @@ from tandem.rundir.layout import EARLIER, FOLDERS, RunDir, evaluator_of_log
 from tandem.rundir.lineage import batches_left_out
 from tandem.rundir.watched import WATCHED, Finder
 from tandem.status import CheckpointRef, EvaluatorView, Score
+from tandem_coordinator.base_watch import AgainstBase, BaseWatch
 from tandem_coordinator.foreign_checkpoints import ForeignCheckpoints
 from tandem_coordinator.log_followers import EvaluatorFollower, Training, TrainingLogs
 
@@ -109,6 +111,8 @@ class Observed:
     latest_metrics: Mapping[str, float] = field(default_factory=dict)
     """All scores of the checkpoint that was evaluated last, by metric."""
     best: Score | None = None
+    against_base: AgainstBase = field(default_factory=AgainstBase)
+    """What is evaluated beside the base model."""
     evaluators: tuple[EvaluatorView, ...] = ()
     final_is_evaluated: bool = False
     training: Training = field(default_factory=Training)
@@ -141,9 +145,12 @@ class RunDirectory:
 
     Args:
         own_script: a script of the user's own trains, and may save in a way of its own.
+        has_base: the model that training begins with is evaluated, too.
     """
 
-    def __init__(self, rundir: RunDir, evaluation: Evaluators, own_script: bool = False) -> None:
+    def __init__(
+        self, rundir: RunDir, evaluation: Evaluators, own_script: bool = False, has_base: bool = False
+    ) -> None:
         self._rundir, self._evaluation = rundir, evaluation
         self._foreign = (
             ForeignCheckpoints(rundir.path, frozenset({*FOLDERS, *EARLIER, WATCHED})) if own_script else None
@@ -153,6 +160,7 @@ class RunDirectory:
         self._saved: dict[CheckpointRef, SavedCheckpoint] = {}
         watch = evaluation.watch
         self._finder = None if watch is None else Finder(rundir, watch, evaluation.settle_seconds)
+        self._base = BaseWatch(rundir, evaluation) if has_base else None
         self._scores: dict[CheckpointRef, tuple[Rank, Score]] = {}
         self._skipped: set[tuple[str, int]] = set()
         self._merged: set[CheckpointRef] = set()
@@ -183,6 +191,8 @@ class RunDirectory:
         self._find_scores(checkpoints, (final, latest), now)
         scores = [(ref, score) for ref, score in self._scores.items() if self._lineage.counts(ref)]
         evaluated, (_, score) = max(scores, key=lambda entry: self._age(entry[0]), default=(None, (None, None)))
+        best, (_, best_score) = min(scores, key=lambda entry: entry[1][0], default=(None, (None, None)))
+        newest = [found for _, (_, found) in nlargest(CHECKPOINTS, scores, key=lambda entry: self._age(entry[0]))]
         evaluators = tuple(self._evaluators(logs, now))
         foreign = self._foreign
         return Observed(
@@ -193,7 +203,8 @@ class RunDirectory:
             foreign_looked=float("inf") if foreign is None else foreign.looked,
             latest_evaluation=score,
             latest_metrics=self._metrics if evaluated is not None and evaluated == self._measured else {},
-            best=min((found for _, found in scores), key=itemgetter(0), default=(None, None))[1],
+            best=best_score,
+            against_base=AgainstBase() if self._base is None else self._base.look(best, newest, ending is not None),
             evaluators=evaluators,
             final_is_evaluated=final is not None and final in self._merged | self._failed,
             training=self._training.follow(logs),

@@ -131,6 +131,7 @@ def status(
         latest_checkpoint=observed.latest_checkpoint,
         latest_evaluation=observed.latest_evaluation,
         best_checkpoint=observed.best,
+        against_base=list(observed.against_base.compared),
         evaluation_lag_steps=observed.lag_steps,
         evaluated_at=None if observed.evaluated_at is None else rfc3339(observed.evaluated_at),
         start_time=None if started_at is None else rfc3339(started_at),

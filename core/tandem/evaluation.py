@@ -28,8 +28,8 @@ of JSON from one pipe, and writes its reports to another. The end of the first p
     TANDEM_CHANNEL              descriptors of the two pipes, of further shards and of reports
 
 **Metrics are sums that add up.** A shard reports no score but what scores are made of, with the way to put the shards
-together (`Mean`, `GeometricMean`, `Sum`, `Max`, `Min`, `Confusion`, `Histogram`). A plain number is the mean of the
-shards. `added` is that way: batches of a shard and shards of a checkpoint are put together by it alone.
+together (`Mean`, `GeometricMean`, `Sum`, `Max`, `Min`, `Confusion`, `Histogram`, `Completions`). A plain number is the
+mean of the shards. `added` is that way: batches of a shard and shards of a checkpoint are put together by it alone.
 
 Rejected: a function of the user's that is called (its imports, its device and its memory would be the evaluator's, and
 its crash, too), a server that the program asks over HTTP (a port and a client for what two pipes do), standard output
@@ -61,6 +61,10 @@ MOST_BINS = 256
 """Of a histogram."""
 MOST_COUNT = 2**63
 """Of a bin."""
+MOST_COMPLETIONS = 64
+"""Prompts of a report."""
+MOST_PROMPT, MOST_COMPLETION = 2_000, 8_000
+"""Characters of a prompt and of what a model wrote for it; a longer one is cut."""
 MOST_REPORT_BYTES = 2**23
 """Of a report in JSON: a confusion matrix of a thousand classes takes up to 7 MB."""
 
@@ -170,7 +174,41 @@ class Histogram:
         return {"histogram": {"counts": list(self.counts), "edges": list(self.edges)}}
 
 
-Value = Mean | GeometricMean | Sum | Max | Min | Confusion | Histogram
+@dataclass(frozen=True)
+class Completions:
+    """What a language model wrote for prompts. The report and the live page show it beside what other checkpoints
+    wrote for the same ones. It has no score, so it decides nothing. At most one in a report.
+
+    Raises:
+        ValueError: there are too many, or two have the same number.
+    """
+
+    texts: Sequence[tuple[int, str, str]]
+    """For each prompt: its number among all prompts, from 0; the prompt; and what the model wrote. Of all shards
+    together at most 64."""
+
+    def __post_init__(self) -> None:
+        if len(self.texts) > MOST_COMPLETIONS:
+            raise ValueError(f"a report has at most {MOST_COMPLETIONS} completions, not {len(self.texts)}")
+        found: dict[int, tuple[int, str, str]] = {}
+        for number, prompt, text in self.texts:
+            if number in found:
+                raise ValueError(f"prompt {number} was completed twice")
+            found[number] = int(number), cut(prompt, MOST_PROMPT), cut(text, MOST_COMPLETION)
+        object.__setattr__(self, "texts", tuple(found[number] for number in sorted(found)))
+
+    def wire(self) -> dict[str, Any]:
+        """Its form in JSON."""
+        return {"completions": [list(one) for one in self.texts]}
+
+
+def cut(text: str, most: int) -> str:
+    """A text of at most so many characters, each one that UTF-8 has."""
+    whole = text if len(text) <= most else text[: most - 1] + "…"
+    return whole.encode(errors="replace").decode()
+
+
+Value = Mean | GeometricMean | Sum | Max | Min | Confusion | Histogram | Completions
 
 
 def added(values: Sequence[Value]) -> Value:
@@ -205,6 +243,8 @@ def added(values: Sequence[Value]) -> Value:
             return Confusion([[sum(cell) for cell in zip(*rows, strict=True)] for rows in zip(*matrices, strict=True)])
         case Histogram():
             return _histogram(values)  # type: ignore[arg-type]
+        case Completions():
+            return Completions([one for value in values for one in value.texts])  # type: ignore[union-attr]
     raise AssertionError
 
 
@@ -252,8 +292,8 @@ class Checkpoint:
         """Report what this shard adds to the checkpoint's metrics. Once for each checkpoint.
 
         Args:
-            metrics: by name: `Mean`, `GeometricMean`, `Sum`, `Max`, `Min`, `Confusion` or `Histogram`; a plain number
-                is the mean of the shards.
+            metrics: by name: `Mean`, `GeometricMean`, `Sum`, `Max`, `Min`, `Confusion`, `Histogram` or `Completions`;
+                a plain number is the mean of the shards.
 
         Raises:
             TypeError: a value is no number.

@@ -119,21 +119,37 @@ MOST_METRICS = 4
 """Metrics of the user's own, besides the one that decides, that a table has room for."""
 
 
-def metric_columns(metric: str, reported: Iterable[Iterable[str]]) -> list[str]:
+def metric_columns(metric: str, reported: Iterable[Iterable[str]], compared: Iterable[str] = ()) -> list[str]:
     """The metrics that a table of checkpoints shows: the one that decides, the loss, and some of the user's own.
 
     Args:
         reported: the names of the metrics of each checkpoint.
+        compared: those of the base model, where checkpoints are compared with one.
     """
     names = dict.fromkeys(name for one in reported for name in one)
     own = [name for name in names if name not in NAMES and name != metric]
     has_loss = not names or "loss" in names
-    return list(dict.fromkeys([metric, *(["loss"] if has_loss else []), *own[:MOST_METRICS]]))
+    beside = [name for name in compared if name in NAMES]
+    return list(dict.fromkeys([metric, *(["loss"] if has_loss else []), *beside, *own[:MOST_METRICS]]))
 
 
 def score(metric: str, value: float) -> str:
     """A score: `98.61 %`, or `0.0493`."""
     return f"{100 * value:.2f} %" if metric in SHARES else number(float(value))
+
+
+def change(metric: str, before: float, after: float) -> str:
+    """How a score has changed: `−12.3 %` of what it was, or `+4.2 points` of one that is read in percent."""
+    difference = after - before
+    if metric in SHARES:
+        return f"{_signed(100 * difference, 2)} points"
+    if not before:
+        return _signed(difference, 4)
+    return f"{_signed(100 * difference / abs(before), 1)} %"
+
+
+def _signed(value: float, digits: int) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−") if math.isfinite(value) else UNKNOWN
 
 
 def on_validation(metric: str, scores: Mapping[str, float]) -> str:

@@ -8,6 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
+from tandem.language_evaluation import RULES as LANGUAGE_RULES
+from tandem.language_evaluation import Generate, Harness
 from tandem.model import (
     WORD,
     Image,
@@ -358,6 +360,10 @@ class Evaluators(Model):
     """Arguments that follow `command`."""
     env: Annotated[list[EnvVar], Field(max_length=256)] = []
     """Environment variables of the evaluators, besides those of `trainer.env`."""
+    generate: Generate | None = None
+    """`causal-lm` only: prompts that the model completes under each checkpoint."""
+    harness: Harness | None = None
+    """`causal-lm` with `pretrained` only: tasks of lm-evaluation-harness that are run under each checkpoint."""
     watch: WatchPattern | None = None
     """Which files or folders of the run directory are checkpoints that your script writes in its own way, such as
     `checkpoint-*` or `out/*.pt`. `command` gets each one once it is complete. Default: the checkpoints of a built-in
@@ -592,9 +598,11 @@ class Spec(Model):
             lambda s: (
                 s.trainer.task != CAUSAL_LM
                 or not s.is_scored_by_task
+                or s.evaluators.harness is not None
                 or s.evaluators.named_metric in (None, *METRICS[CAUSAL_LM])
             ),
             f"{SCORED_BY_TASK} || !has(self.trainer.task) || self.trainer.task != '{CAUSAL_LM}'"
+            " || has(self.evaluators.harness)"
             f" || !has(self.evaluators.metric) || self.evaluators.metric in {list(METRICS[CAUSAL_LM])}",
             f"metric of {CAUSAL_LM} must be one of {', '.join(METRICS[CAUSAL_LM])}; others are reported by a command",
             "evaluators.metric",
@@ -627,6 +635,7 @@ class Spec(Model):
             "any number of workers can train",
             "trainer.loop.tensorParallel",
         ),
+        *LANGUAGE_RULES,
         *RULES,
     )
 

@@ -178,6 +178,18 @@ EVALUATIONS = Metric(
     "Checkpoints by what evaluators did with them: merged, skipped (a newer one was there), or failed.",
     ("result",),
 )
+BASE_METRIC = Metric(
+    "tandem_evaluation_base_metric",
+    "gauge",
+    "Each metric of the base model that a fine-tuned one began with, at most 16 of them.",
+    ("metric",),
+)
+WORSE_THAN_BASE = Metric(
+    "tandem_evaluation_worse_than_base",
+    "gauge",
+    "Checkpoints that were evaluated last and are all worse than the base model; 0 unless they are three, or, after "
+    "training, all that were evaluated.",
+)
 BEST_SCORE = Metric("tandem_best_score", "gauge", "Score of the best checkpoint.", ("metric",))
 BEST_STEP = Metric("tandem_best_step", "gauge", "Step of the best checkpoint.")
 EVALUATORS_DESIRED = Metric("tandem_evaluators_desired", "gauge", "Desired number of evaluator processes.")

@@ -125,6 +125,10 @@ class Troubles(Model):
     """Times the loss became useless and training went back, over the whole run."""
     batches_left_out: Whole = 0
     """Batches that are left out because of that."""
+    worse_than_base: Whole = 0
+    """Checkpoints that were evaluated last and are all worse than the base model; 0 unless they are enough to tell."""
+    base_message: Annotated[str, cut(300)] = ""
+    """In what they are worse."""
 
 
 class CheckpointRef(Model):
@@ -149,6 +153,17 @@ class Score(Model):
     """The metric of `value`."""
     value: float
     """The score."""
+
+
+class Compared(Model):
+    """A metric of the base model, beside that of a checkpoint."""
+
+    metric: Word
+    """The metric."""
+    base: float
+    """Of the model that training began with."""
+    value: float | None = None
+    """Of the best checkpoint; absent while there is none."""
 
 
 class Status(Model):
@@ -196,6 +211,8 @@ class Status(Model):
     """The evaluation of the newest evaluated checkpoint."""
     best_checkpoint: Score | None = None
     """The checkpoint with the best score."""
+    against_base: Annotated[list[Compared], cut(16)] = []
+    """Fine-tuning: the metrics of the base model beside those of the best checkpoint, the one that decides first."""
     evaluation_lag_steps: Whole | None = None
     """Steps between the newest checkpoint and the newest evaluated one."""
     evaluated_at: Word | None = None
@@ -325,9 +342,9 @@ class Snapshot(Model):
     """The last events, oldest first; at most 200."""
 
 
-SAVES_FAIL, EVALUATION_FAILED, LINES_LOST, REWOUND, SKIPPED = (
+SAVES_FAIL, EVALUATION_FAILED, LINES_LOST, REWOUND, SKIPPED, WORSE_THAN_BASE = (
     *("SavesFail", "EvaluationFailed", "LogLinesLost", "Rewound"),
-    "EvaluationsSkipped",
+    *("EvaluationsSkipped", "WorseThanBase"),
 )
 """The kinds of trouble, as reasons of conditions and Events."""
 FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
@@ -366,6 +383,8 @@ def told(troubles: Troubles | None) -> Iterator[Sentence]:
         times = "once" if troubles.rewinds == 1 else f"{troubles.rewinds} times"
         left = several(troubles.batches_left_out, "batch", "batches")
         yield Sentence(REWOUND, "warning", f"the loss became useless: training went back {times} and left out {left}")
+    if troubles.worse_than_base:
+        yield Sentence(WORSE_THAN_BASE, "warning", troubles.base_message, lasts=True)
     if troubles.evaluations_skipped:
         yield Sentence(SKIPPED, "info", _have(troubles.evaluations_skipped, "checkpoint", "been skipped by evaluators"))
 

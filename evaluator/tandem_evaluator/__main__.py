@@ -108,11 +108,13 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
         if job.spec.trainer.code is not None and not _enter(rundir, job.spec.trainer.code, job):
             return ExitCode.DONE
         _wait_for_training(rundir)
+        from tandem_evaluator.base_model import BaseWeights
         from tandem_evaluator.loop import Evaluator
 
         scoring = _scoring(job)
         log.others = scoring.cpu_seconds
-        evaluator = Evaluator(rundir, job.spec.evaluation, name, scoring, log)
+        base = BaseWeights(rundir) if job.spec.trainer.is_fine_tuning else None
+        evaluator = Evaluator(rundir, job.spec.evaluation, name, scoring, log, base)
         interrupted = False
 
         def leave(number: int, _: FrameType | None) -> None:

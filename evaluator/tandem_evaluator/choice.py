@@ -5,6 +5,9 @@ looks again. Whatever one of them has seen may be old by the time it acts, so th
 mixture of old and new: work done twice gives the same result (see `publication`), and work left undone is found by
 the next look.
 
+The base model, where there is one, comes before all checkpoints: it is evaluated once, and what is trained is compared
+with it from the first checkpoint on.
+
 `Latest` begins nothing but the newest checkpoint. Older ones that somebody began are finished first, because a
 half-evaluated checkpoint is worth nothing; older ones that nobody began are skipped, and that is recorded. `Every`
 works through all checkpoints from the oldest on. When training is over, the checkpoint named by DONE, or the newest
@@ -54,6 +57,13 @@ class View:
     """The last checkpoint, if DONE names it."""
     unsure: bool = False
     """Whether a checkpoint is left out that a second look may find sound."""
+    base: Standing | None = None
+    """The base model, where the job has one that this process can use."""
+
+    def standing(self, reference: CheckpointRef) -> Standing | None:
+        """How far the evaluation of a checkpoint, or of the base model, is; None for one that is not there."""
+        every = self.standings if self.base is None else (self.base, *self.standings)
+        return next((one for one in every if one.reference == reference), None)
 
     @property
     def needed(self) -> Standing | None:
@@ -111,13 +121,15 @@ def choose(view: View, policy: Policy, shards: int) -> Action:
         return Wait()
     everything = frozenset(range(shards))
     unmerged = [standing for standing in view.standings if not standing.merged]
-    for standing in unmerged:
+    base = [view.base] if view.base is not None and not view.base.merged else []
+    for standing in [*base, *unmerged]:
         if standing.finished >= everything:
             return Merge(standing.reference)
 
     wanted = _every(unmerged) if policy == "Every" else _latest(view, unmerged)
     if policy == "Latest" and (passed_over := _passed_over(view, unmerged)):
         return Skip(passed_over)
+    wanted = [*base, *wanted]
     for standing in wanted:
         if free := everything - standing.finished - standing.claimed:
             return Evaluate(standing.reference, tuple(sorted(free)))

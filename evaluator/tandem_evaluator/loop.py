@@ -17,10 +17,12 @@ from typing import Any
 from tandem.exitcode import ExitCode
 from tandem.job import Evaluators
 from tandem.rundir.checkpoint import Broken
+from tandem.rundir.evaluations import BASE
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import FOREIGN
 from tandem.rundir.records import Evaluated, NotEvaluated, Unusable
 from tandem.status import CheckpointRef
+from tandem_evaluator.base_model import BaseWeights
 from tandem_evaluator.choice import Action, Evaluate, Finished, Merge, Skip, View, Wait, choose, worth_doing
 from tandem_evaluator.claim import Claim, claim, claim_file, give_back_leftovers
 from tandem_evaluator.evaluator_log import EvaluatorLog, say
@@ -39,25 +41,38 @@ SLICE_SECONDS = 0.1
 """A signal handler may only set a flag, so pauses are cut into slices after which the flag is looked at."""
 
 
-def survey_of(rundir: RunDir, evaluators: Evaluators) -> Survey:
-    """Looks for the checkpoints that are evaluated: Tandem's own, or those that the script writes in its own way."""
+def survey_of(rundir: RunDir, evaluators: Evaluators, has_base: bool = False) -> Survey:
+    """Looks for the checkpoints that are evaluated: Tandem's own, or those that the script writes in its own way.
+
+    Args:
+        has_base: whether the model that training begins with is evaluated, too.
+    """
     if evaluators.watch is None:
-        return Survey(rundir, evaluators.processes)
+        return Survey(rundir, evaluators.processes, has_base)
     return WatchSurvey(rundir, evaluators.processes, evaluators.watch, evaluators.settle_seconds)
 
 
 class Evaluator:
     """One evaluator process at work on one run directory."""
 
-    def __init__(self, rundir: RunDir, evaluators: Evaluators, name: str, scoring: Scoring, log: EvaluatorLog) -> None:
+    def __init__(
+        self,
+        rundir: RunDir,
+        evaluators: Evaluators,
+        name: str,
+        scoring: Scoring,
+        log: EvaluatorLog,
+        base: BaseWeights | None = None,
+    ) -> None:
         """
         Args:
             name: of this process; no other living process of the run has it.
             scoring: how a shard is evaluated.
+            base: the model that training begins with, where that is evaluated, too.
         """
         self._rundir, self._policy, self._shards = rundir, evaluators.policy, evaluators.processes
         self._name, self._scoring, self._log = name, scoring, log
-        self._survey = survey_of(rundir, evaluators)
+        self._base, self._survey = base, survey_of(rundir, evaluators, has_base=base is not None)
         self._publication = Publication(rundir, evaluators, scoring)
         self._unusable: dict[CheckpointRef, str] = {}
         self._signature: object = None
@@ -135,6 +150,9 @@ class Evaluator:
             self._publication.update_best()
             self._scoring.best_changed(self._rundir)
             self._signature = signature
+        if self._base is not None and view.base is not None and view.base.merged:
+            self._base.remove()
+            self._base = None
         return view
 
     def claim(self, reference: CheckpointRef, shard: int) -> Claim | None:
@@ -144,7 +162,7 @@ class Evaluator:
             return None
         try:
             view = self._survey.look(self._unusable)
-            now = next((one for one in view.standings if one.reference == reference), None)
+            now = view.standing(reference)
             if now is not None and worth_doing(now, shard, view, self._policy):
                 return held
         except BaseException:
@@ -156,10 +174,10 @@ class Evaluator:
     def evaluate(self, reference: CheckpointRef, shard: int) -> None:
         """Evaluate a shard that is claimed, publish its result, and merge if it was the last one."""
         work = Work(reference, shard, self._shards, self._name, time.time())
-        found = self._read(reference)
-        if found is None:
-            return
         try:
+            found = self._read(reference)
+            if found is None:
+                return
             result = self._scoring.score(found, work, lambda: not self._stopped)
         except Misfit as error:
             self._pass_over(reference, str(error))
@@ -202,7 +220,13 @@ class Evaluator:
                 yield shard, held
 
     def _read(self, reference: CheckpointRef) -> Any:
-        """What is scored; None if it is gone, broken, unreadable, or we are asked to leave."""
+        """What is scored; None if it is gone, broken, unreadable, or we are asked to leave.
+
+        Raises:
+            ProgramFailed: it is the base model, and that cannot be loaded.
+        """
+        if reference == BASE and self._base is not None:
+            self._base.prepare(self._name, lambda: not self._stopped)
         doubt: Broken | None = None
         failure: OSError | None = None
         for pause in (0.0, *READ_AGAIN_SECONDS):
@@ -226,7 +250,7 @@ class Evaluator:
     def _is_still_there(self, reference: CheckpointRef) -> bool:
         """Whether what was evaluated is what was found: a script may overwrite its own checkpoints meanwhile. Tandem's
         are never written again, and one that was deleted meanwhile has its result all the same."""
-        if reference.generation != FOREIGN:
+        if reference.generation != FOREIGN or reference == BASE:
             return True
         try:
             self._survey.open(reference)

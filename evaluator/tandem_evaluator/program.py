@@ -184,6 +184,7 @@ def _parts(report: Any) -> dict[str, Any]:
     parts: dict[str, Any] = {}
     histograms: dict[str, Any] = {}
     confusion = None
+    completions: list[Any] | None = None
     for name, value in report.items():
         if isinstance(value, Mapping) and len(value) == 1:
             ((reducer, content),) = value.items()
@@ -195,6 +196,10 @@ def _parts(report: Any) -> dict[str, Any]:
             confusion = content
         elif reducer == "histogram":
             histograms[name] = content
+        elif reducer == "completions":
+            if completions is not None:
+                raise ValueError("it has completions twice")
+            completions = _completions(name, content)
         elif reducer in ("mean", "geometricMean") and isinstance(content, list) and len(content) == 2:
             parts[name] = {"reducer": reducer, "value": _number(name, content[0]), "count": _number(name, content[1])}
         elif reducer in ("sum", "max", "min"):
@@ -202,9 +207,16 @@ def _parts(report: Any) -> dict[str, Any]:
         else:
             raise ValueError(
                 f'{name} is {value!r}; give a number, or {{"mean": [total, count]}}, geometricMean, sum, max, min, '
-                "confusion or histogram"
+                "confusion, histogram or completions"
             )
-    return {"metrics": parts, "confusion": confusion, "histograms": histograms}
+    return {"metrics": parts, "confusion": confusion, "histograms": histograms, "completions": completions or []}
+
+
+def _completions(name: str, content: Any) -> list[dict[str, Any]]:
+    if not isinstance(content, list) or not all(isinstance(one, list) and len(one) == 3 for one in content):
+        raise ValueError(f"{name} has to be a list of [number, prompt, text]")
+    fields = ("number", "prompt", "text")
+    return [dict(zip(fields, one, strict=True)) for one in content]
 
 
 def _number(name: str, value: Any) -> float | None:

@@ -17,7 +17,10 @@ from pydantic import Field, model_validator
 from tandem.evaluation import (
     MOST_BINS,
     MOST_CLASSES,
+    MOST_COMPLETION,
+    MOST_COMPLETIONS,
     MOST_METRICS,
+    MOST_PROMPT,
     Confusion,
     GeometricMean,
     Histogram,
@@ -28,6 +31,7 @@ from tandem.evaluation import (
     Value,
     added,
 )
+from tandem.formatting import several
 from tandem.model import MetricName, Model, Whole
 from tandem.rundir.evaluations import LOSS, METRICS, VALIDATION
 from tandem.status import CheckpointRef
@@ -220,6 +224,17 @@ class Part(Model):
                 return Min(value)
 
 
+class Completion(Model):
+    """What a language model wrote for a prompt."""
+
+    number: Count
+    """Of the prompt among all prompts, from 0."""
+    prompt: Annotated[str, Field(max_length=MOST_PROMPT)]
+    """The prompt."""
+    text: Annotated[str, Field(max_length=MOST_COMPLETION)]
+    """What was written, without the prompt."""
+
+
 class ProgramShard(Shard):
     """A shard under a checkpoint, as the user's program has reported it."""
 
@@ -229,13 +244,16 @@ class ProgramShard(Shard):
     """Samples of class i (row) that were taken for class j (column), where the program reports them."""
     histograms: Annotated[dict[MetricName, Bins], Field(max_length=MOST_METRICS)] = {}
     """By name, where the program reports them."""
+    completions: Annotated[list[Completion], Field(max_length=MOST_COMPLETIONS)] = []
+    """What a language model wrote for prompts, where the program reports that."""
 
     @model_validator(mode="after")
     def _is_square(self) -> Self:
         if self.confusion and any(len(row) != len(self.confusion) for row in self.confusion):
             raise ValueError("a confusion matrix has as many columns as rows")
         if not self.metrics and not self.confusion:
-            beside = " beside its histograms, which have no score" if self.histograms else ""
+            scoreless = [name for name in ("histograms", "completions") if getattr(self, name)]
+            beside = f" beside its {' and '.join(scoreless)}, which have no score" if scoreless else ""
             raise ValueError(f"a report has at least one metric{beside}")
         return self
 
@@ -256,6 +274,8 @@ class ProgramResult(Merged):
     """F1 of each class, likewise."""
     histograms: dict[MetricName, Bins] | None = None
     """How many values lie in each bin (`counts`) between which edges (`edges`), by name, likewise."""
+    completions: list[Completion] | None = None
+    """What a language model wrote for each prompt, in the order of the prompts, likewise."""
 
 
 def shard_samples(total: int, shard: int, shards: int) -> int:
@@ -346,10 +366,24 @@ def merge_program(results: Sequence[ProgramShard], metric: str) -> ProgramResult
         confusion=confusion,
         per_class_f1=per_class_f1,
         histograms=histograms or None,
+        completions=_completions(results, notes) or None,
         note="; ".join(notes),
         started_at=min(result.at - result.seconds for result in results),
         finished_at=max(result.at for result in results),
     )
+
+
+def _completions(results: Sequence[ProgramShard], notes: list[str]) -> list[Completion]:
+    """Those of all shards, by their numbers."""
+    found: dict[int, Completion] = {}
+    for result in results:
+        for one in result.completions:
+            found.setdefault(one.number, one)
+    if (count := sum(len(result.completions) for result in results)) > len(found):
+        notes.append(f"two shards completed {several(count - len(found), 'prompt')}; one text of each is left out")
+    if len(found) > MOST_COMPLETIONS:
+        notes.append(f"{several(len(found), 'prompt')} were completed; {MOST_COMPLETIONS} are kept")
+    return [found[number] for number in sorted(found)[:MOST_COMPLETIONS]]
 
 
 def _together(name: str, values: Sequence[Value], notes: list[str]) -> Value | None:

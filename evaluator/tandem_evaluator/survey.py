@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from tandem.rundir import lease
 from tandem.rundir.checkpoint import FILE, Broken, Manifest, OtherFormat
-from tandem.rundir.evaluations import failed_name, folder, merged_name, shard_name, skipped_name
+from tandem.rundir.evaluations import BASE, failed_name, folder, merged_name, shard_name, skipped_name
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import Chain, chain, counts
 from tandem.status import CheckpointRef
@@ -38,8 +38,12 @@ _RECORD = re.compile(r"^\d{6,}\.json$")
 class Survey:
     """Looks at one run directory."""
 
-    def __init__(self, rundir: RunDir, shards: int) -> None:
-        self._rundir, self._shards = rundir, shards
+    def __init__(self, rundir: RunDir, shards: int, has_base: bool = False) -> None:
+        """
+        Args:
+            has_base: whether the model that training begins with is evaluated, too.
+        """
+        self._rundir, self._shards, self._has_base = rundir, shards, has_base
         self._manifests: dict[tuple[str, int, int, int], CheckpointRef] = {}
         self._suspects: dict[str, float] = {}
         self._merged: set[CheckpointRef] = set()
@@ -75,7 +79,8 @@ class Survey:
             if reference not in unusable and (counts(links, reference) or reference == final)
         ]
         counted.sort(key=lambda reference: (order.get(reference.generation, -1), -reference.step))
-        return View(tuple(self._standing(reference) for reference in counted), ended, final, self._unsure)
+        base = self._standing(BASE) if self._has_base and BASE not in unusable else None
+        return View(tuple(self._standing(reference) for reference in counted), ended, final, self._unsure, base)
 
     def open(self, reference: CheckpointRef) -> tuple[Path, Manifest | None]:
         """A checkpoint's folder and manifest.

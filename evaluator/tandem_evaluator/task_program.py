@@ -11,7 +11,7 @@ what the batches add up to.
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from tandem.evaluation import (
     MOST_METRICS,
     Checkpoint,
+    Completions,
     Confusion,
     GeometricMean,
     Histogram,
@@ -31,6 +32,8 @@ from tandem.evaluation import (
     added,
     checkpoints,
 )
+from tandem.job import Evaluators
+from tandem.language_evaluation import Harness
 from tandem.launch import RUN_DIR
 from tandem.rundir.layout import RunDir
 from tandem.tasks import Loop
@@ -38,9 +41,13 @@ from tandem_trainer.checkpoint.state import DoesNotFit, load_weights
 from tandem_trainer.data.feeding import Reading
 from tandem_trainer.data.sampling import has_indices
 from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.language.completing import Completer, prompts_of
 from tandem_trainer.task import Task, name_of, task_of, tensors_of
 
-LOSS = "loss"
+if TYPE_CHECKING:
+    from tandem_evaluator.harness import HarnessTasks
+
+LOSS, COMPLETIONS = "loss", "completions"
 MOST_SAMPLES = 256
 """Of a batch, unless the job's micro-batches are smaller."""
 
@@ -56,7 +63,7 @@ class TaskEvaluation:
         Unusable: there is no test data.
     """
 
-    def __init__(self, task: Task[Any], loop: Loop) -> None:
+    def __init__(self, task: Task[Any], loop: Loop, evaluators: Evaluators | None = None) -> None:
         self._task, self._name = task, name_of(type(task))
         self._data = task.data("test")
         if not has_indices(self._data) or not len(self._data):
@@ -66,6 +73,9 @@ class TaskEvaluation:
         self._tensors = tensors_of(task, self._data)
         self._batch = min(MOST_SAMPLES, loop.micro_batch_size or loop.global_batch_size)
         self._reading = Reading(0, 1, loop.seed, collate=task.collate)
+        generate = None if evaluators is None else evaluators.generate
+        self._generate, self._prompts = generate, [] if generate is None else prompts_of(generate)
+        self._harness = None if evaluators is None or evaluators.harness is None else self._tasks(evaluators.harness)
 
     def run(self, checkpoint: Checkpoint) -> dict[str, Value]:
         """What one shard adds to the metrics of a checkpoint.
@@ -85,7 +95,35 @@ class TaskEvaluation:
                 count += samples
         if len(totals) >= MOST_METRICS:
             raise Unusable(f"{self._name}.metrics returned {len(totals)} metrics; at most {MOST_METRICS - 1} are kept")
-        return {**totals, LOSS: Mean(loss, count)}
+        if self._harness is not None:
+            totals |= self._harness.run(checkpoint.shard, checkpoint.shards)
+            if len(totals) >= MOST_METRICS:
+                raise Unusable(
+                    f"{len(totals)} metrics with those of evaluators.harness.tasks; at most {MOST_METRICS - 1} are "
+                    "kept, so name fewer tasks, or run a group of many in a command of yours"
+                )
+        written = self._completions(checkpoint.shard, checkpoint.shards)
+        return {**totals, LOSS: Mean(loss, count), **({COMPLETIONS: written} if written.texts else {})}
+
+    def _tasks(self, settings: Harness) -> "HarnessTasks":
+        # Imports a library for seconds.
+        from tandem_evaluator.harness import FIELD, HarnessTasks
+        from tandem_trainer.language.fine_tuning import FineTuning
+
+        if not isinstance(self._task, FineTuning):
+            raise ConfigurationError(f"{FIELD}: takes models of transformers; set trainer.parameters.pretrained")
+        return HarnessTasks(settings, self._model, self._task.tokenizer)
+
+    def _completions(self, shard: int, shards: int) -> Completions:
+        """What the model writes for the prompts `shard`, `shard + shards`, …"""
+        task, options = self._task, self._generate
+        if options is None:
+            return Completions([])
+        assert isinstance(task, Completer), "only causal-lm takes prompts"
+        mine = range(shard, len(self._prompts), shards)
+        with torch.inference_mode():
+            texts = [task.complete(self._model, self._prompts[number], number, options) for number in mine]
+        return Completions([(number, self._prompts[number], text) for number, text in zip(mine, texts, strict=True)])
 
     def _batches(self, shard: int, shards: int) -> Iterator[tuple[Any, int]]:
         numbers = range(len(self._data))[shard::shards]
@@ -169,7 +207,7 @@ def main() -> int:
     """Evaluate shards until there are no more. Returns the exit code; the last line printed says what is wrong."""
     try:
         job = RunDir(os.environ[RUN_DIR]).read_job()
-        evaluation = TaskEvaluation(task_of(job.spec.trainer), job.spec.trainer.settings_of_loop)
+        evaluation = TaskEvaluation(task_of(job.spec.trainer), job.spec.trainer.settings_of_loop, job.spec.evaluation)
         for checkpoint in checkpoints():
             checkpoint.report(**evaluation.run(checkpoint))
     except (Unusable, ConfigurationError, DoesNotFit) as error:

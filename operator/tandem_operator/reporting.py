@@ -127,6 +127,7 @@ def status(
         "evaluated_at": base.evaluated_at or old.evaluated_at,
         "latest_evaluation": _shown(base.latest_evaluation or old.latest_evaluation),
         "best_checkpoint": _shown(base.best_checkpoint or old.best_checkpoint),
+        "against_base": base.against_base or old.against_base,
     }
     if over or heard is None:
         changes |= {"throughput": None, "utilization": None, "stragglers": []}

@@ -1,7 +1,8 @@
-"""A pretrained model is fine-tuned by `tandem run` on conversations, evaluated, resumed without its weights' files,
-exported as a folder that transformers opens, and pushed to a hub."""
+"""A pretrained model is fine-tuned by `tandem run` on conversations, evaluated beside the base model, resumed without
+its weights' files, exported as a folder that transformers opens, and pushed to a hub."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,13 +34,20 @@ def test_it_is_tuned_on_conversations_resumed_from_checkpoints_alone_and_exporte
         "tuned",
         trainer={"task": "causal-lm", "parameters": parameters, "loop": loop},
         workers={"replicas": 2},
-        evaluators={"policy": "Every"},
+        evaluators={
+            "policy": "Every",
+            "generate": {"prompts": ["What follows 7?", "What follows 8?"], "chat": True, "maxTokens": 2},
+        },
         checkpoint={"everySteps": 10},
     )
     path = tmp_path / "job.yaml"
     path.write_text(json.dumps(job))
     with LocalRun(tmp_path, manifest=path) as run:
         assert run.ends(200) == 0, run.output
+
+    of_base = run.path / "evaluations/base/g000000.json"
+    base, written_at = json.loads(of_base.read_text()), of_base.stat().st_mtime_ns
+    assert not (run.path / "checkpoints/base").exists()
 
     # Who goes on from a checkpoint, and who evaluates it, needs none of these.
     (model / "model.safetensors").unlink()
@@ -48,6 +56,14 @@ def test_it_is_tuned_on_conversations_resumed_from_checkpoints_alone_and_exporte
     scores = {one["step"]: one["metrics"] for one in evaluations(run.path)}
     assert scores[20]["perplexity"] < scores[10]["perplexity"] < 300
     assert scores[20]["accuracy"] > scores[10]["accuracy"]
+    assert base["metrics"]["perplexity"] > 2 * scores[10]["perplexity"]
+    assert of_base.stat().st_mtime_ns == written_at, "it is evaluated once"
+    last = next(one for one in evaluations(run.path) if one["step"] == 20)
+    assert [one["prompt"] for one in last["completions"]] == ["What follows 7?", "What follows 8?"]
+    assert all(one["text"].startswith("It") for one in last["completions"])
+    assert not any(one["text"].startswith("It") for one in base["completions"])
+    told = tandem("status", str(run.path)).stdout
+    assert re.search(r"base model +loss \d\.\d+ → \d\.\d+ \(−\d+\.\d %\), accuracy", told), told
 
     folder = tmp_path / "exported"
     for words in (), ("--force",):

@@ -103,10 +103,11 @@ def _learning() -> list[Panel]:
     return [
         graph(
             "Loss and evaluation over time",
-            "Training loss on the left; scores of checkpoints, newest and best, on the right.",
+            "Training loss on the left; scores of checkpoints, newest and best, and of the base model, on the right.",
             loss,
             Query(of(metrics.EVALUATION_METRIC), "{{metric}}", right=True),
             Query(of(metrics.BEST_SCORE), "best {{metric}}", right=True),
+            Query(of(metrics.BASE_METRIC), "base model's {{metric}}", right=True),
             width=6,
         ),
         scatter(

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from tandem.evaluation import GeometricMean, Mean, Value
+from tandem.language_evaluation import Generate
 from tandem.model import Model
 from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest, verified_bytes
 from tandem.rundir.durable import may_pass
@@ -31,6 +32,7 @@ from tandem.rundir.layout import RunDir, step_of
 from tandem_trainer.checkpoint.state import load_weights
 from tandem_trainer.data.tokenizer import EXTRA, BytePairs, Bytes, Tokenizer, is_installed
 from tandem_trainer.failure import ConfigurationError, UnusableInput
+from tandem_trainer.language.completing import FIELD
 from tandem_trainer.models.minigpt import TENSOR_PLAN, MiniGPT, Shape, flops_per_token
 from tandem_trainer.task import Split, Task, task_of
 
@@ -157,6 +159,15 @@ class CausalLM(Task[Config]):
             "perplexity": GeometricMean(nats, following.numel()),
             "accuracy": Mean(right, following.numel()),
         }
+
+    def complete(self, model: nn.Module, prompt: str, number: int, options: Generate) -> str:
+        """What the model writes for a prompt."""
+        if options.chat:
+            raise ConfigurationError(f"{FIELD}.chat: a model that is trained from the beginning has no chat template")
+        assert isinstance(model, MiniGPT)
+        seed = options.seed + number
+        written = write(model, self.tokenizer, prompt.encode(), options.max_tokens, options.temperature, seed)
+        return written.decode(errors="replace")
 
     def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, str]:
         """Attention is split by heads."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from tandem import formatting
+from tandem import against_base, formatting
 from tandem.formatting import elapsed, metric_name, number, seconds, several
 from tandem.status import KSTATUS, Members, Phase, Score, Status, told
 from tandem_cli.checkpoints.listing import Column, listing, paragraph, plain, table
@@ -175,6 +175,8 @@ def _facts(status: Status) -> Iterator[tuple[str, str]]:
         yield "evaluated", _score(status.latest_evaluation)
     if status.best_checkpoint is not None:
         yield "best", _score(status.best_checkpoint)
+    if status.against_base:
+        yield "base model", against_base.told(status.against_base)
 
 
 def _workers(status: Status, workers: Members) -> Iterator[str]:

@@ -113,6 +113,7 @@ def _read_status(path: Path, alive: bool) -> Status:
             loss=found.loss,
             latest_checkpoint=newest,
             best_checkpoint=_best(rundir),
+            against_base=found.against_base,
             troubles=found.troubles if found.troubles != Troubles() else None,
             completion_time=rfc3339(at) if isinstance(at, int | float) else None,
         )

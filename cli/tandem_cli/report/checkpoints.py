@@ -8,11 +8,15 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tandem.evaluation import Completions
 from tandem.model import whole
-from tandem.rundir.catalog import Result, read_result
+from tandem.rundir import catalog, evaluations
+from tandem.rundir.catalog import MOST_RESULT_BYTES, Result, read_result
 from tandem.rundir.checkpoint import Broken
-from tandem.rundir.evaluations import METRICS, histograms, last_word, rank
+from tandem.rundir.durable import read_json_or_none
+from tandem.rundir.evaluations import BASE, METRICS, histograms, last_word, rank
 from tandem.rundir.layout import RunDir, step_of
+from tandem.status import CheckpointRef
 from tandem_cli.report.folder import folders, listed
 from tandem_cli.report.generations import Limits, counts
 from tandem_cli.report.logs import ReadEvaluatorLog, TrainLog
@@ -63,6 +67,41 @@ def best(found: Sequence[RunCheckpoint], metric: str, goal: Literal["Maximize", 
         if c.counts and c.evaluation and (place := rank(c.evaluation.deciding, metric, goal, c.step, c.generation))
     ]
     return min(ranked, key=itemgetter(0), default=(None, None))[1]
+
+
+def base_model(rundir: RunDir) -> RunCheckpoint | None:
+    """The base model with its scores; None where it was not evaluated."""
+    found = catalog.base(rundir)
+    if found is None:
+        return None
+    result, content = found
+    evaluation = None if result.skipped else _evaluation(result, content)
+    return RunCheckpoint(BASE.name, BASE.step, BASE.generation, evaluation=evaluation, skipped=result.skipped or None)
+
+
+def written(
+    rundir: RunDir, base: RunCheckpoint | None, found: Sequence[RunCheckpoint], best: RunCheckpoint | None
+) -> tuple[tuple[str, Completions], ...]:
+    """What language models wrote for prompts: the base model, the first checkpoint, the best and the newest, each with
+    what it is. Read of these alone."""
+    counting = [one for one in found if one.counts and one.evaluation and one.evaluation.has_completions]
+    ends = {id(one) for one in (*counting[:1], *counting[-1:])}
+    chosen = [one for one in counting if id(one) in ends or one is best]
+    if base is not None and base.evaluation is not None and base.evaluation.has_completions:
+        chosen.insert(0, base)
+    return tuple((_words(one, base, best), _completions(rundir, one)) for one in chosen)
+
+
+def _words(checkpoint: RunCheckpoint, base: RunCheckpoint | None, best: RunCheckpoint | None) -> str:
+    if checkpoint is base:
+        return "Base model"
+    return f"Step {checkpoint.step:,}" + (", the best" if checkpoint is best else "")
+
+
+def _completions(rundir: RunDir, checkpoint: RunCheckpoint) -> Completions:
+    reference = CheckpointRef(name=checkpoint.name, step=checkpoint.step, generation=checkpoint.generation or 0)
+    path = evaluations.folder(rundir, reference) / evaluations.merged_name(reference)
+    return evaluations.completions(mapping(read_json_or_none(path, MOST_RESULT_BYTES)))
 
 
 def _add_folders(found: Found, rundir: RunDir) -> None:
@@ -137,6 +176,7 @@ def _evaluation(result: Result, content: Mapping[str, Any]) -> RunEvaluation:
         per_class_f1=_column(content.get("perClassF1")),
         confusion=_matrix(content.get("confusion")),
         histograms=histograms(content),
+        has_completions=result.has_completions,
         started_at=moment(content.get("startedAt")),
         finished_at=moment(content.get("finishedAt")),
     )

@@ -41,6 +41,8 @@ class Outcome:
     """Its step."""
     score: float | None
     """Its score on the test data."""
+    base: float | None
+    """The base model's, where it was evaluated."""
     evaluated: int
     """Checkpoints that have a score."""
     seconds: float
@@ -66,6 +68,7 @@ def outcome(run: Run, path: str) -> Outcome:
         best=run.best.name if run.best else "",
         best_step=run.best.step if run.best else None,
         score=found,
+        base=run.base.evaluation.metrics.get(run.metric) if run.base and run.base.evaluation else None,
         evaluated=summary.evaluated,
         seconds=summary.seconds,
         throughput=summary.throughput,
@@ -92,6 +95,8 @@ def rows(runs: Sequence[Run], outcomes: Sequence[Outcome]) -> list[Row]:
     for metric in dict.fromkeys(one.metric for one in outcomes):
         own = [one if one.metric == metric else None for one in outcomes]
         found.append((f"best {metric_name(metric)}", tuple(_score(one) for one in own)))
+        if any(one is not None and one.base is not None for one in own):
+            found.append((f"base model's {metric_name(metric)}", tuple(_base(one) for one in own)))
     found.append(("at step", tuple(NOT_SET if one.best_step is None else f"{one.best_step:,}" for one in outcomes)))
     found.append(("evaluated", tuple(f"{one.evaluated:,}" for one in outcomes)))
     found.append(("duration", tuple(duration(one.seconds) for one in outcomes)))
@@ -127,6 +132,10 @@ def _steps(one: Outcome) -> str:
 
 def _score(one: Outcome | None) -> str:
     return NOT_SET if one is None or one.score is None else score(one.metric, one.score)
+
+
+def _base(one: Outcome | None) -> str:
+    return NOT_SET if one is None or one.base is None else score(one.metric, one.base)
 
 
 def _shown(value: Any) -> str:

@@ -15,6 +15,7 @@ from html import escape
 from typing import NamedTuple, TypeVar
 
 from tandem.formatting import (
+    change,
     duration,
     metric_columns,
     metric_name,
@@ -33,13 +34,16 @@ from tandem.status import told
 from tandem_cli.report.run import Run, RunCheckpoint
 from tandem_cli.report.summary import Summary
 from tandem_coordinator import charts
-from tandem_coordinator.charts import chart
+from tandem_coordinator.charts import chart, completions
 
 MOST_ROWS = 100
 """Rows of a table; of more the last are shown, with those that stand out."""
 
 MOST_EVENTS = 200
 """Lines of the coordinator; of more the last are shown."""
+
+MOST_PROMPTS, MOST_CHARACTERS = 64, 2_000
+"""Prompts with what was written for them, and the length of each."""
 
 
 Entry = TypeVar("Entry")
@@ -68,6 +72,7 @@ def page(run: Run, summary: Summary, pictures: Sequence[DrawnPicture], source: s
         "<main>",
         *(figure(picture) for picture in pictures),
         _nothing_yet(run, pictures),
+        _completions(run),
         _checkpoints(run),
         _generations(run),
         _details(run),
@@ -199,8 +204,11 @@ def _checkpoints(run: Run) -> str:
     best = run.best
     shown = _last(run.checkpoints, [c for c in run.checkpoints if c is best or c.bad])
     holds_out = any(c.evaluation and c.evaluation.validation for c in run.checkpoints)
-    metric, *others = metric_columns(run.metric, (c.evaluation.metrics for c in run.checkpoints if c.evaluation))
-    rows = "".join(_checkpoint(checkpoint, run, others, checkpoint is best, holds_out) for checkpoint in shown)
+    known = [*run.checkpoints, *([run.base] if run.base is not None else [])]
+    compared = run.base.evaluation.metrics if run.base is not None and run.base.evaluation else ()
+    metric, *others = metric_columns(run.metric, (c.evaluation.metrics for c in known if c.evaluation), compared)
+    rows = _base_model(run.base, run.metric, others, holds_out) if run.base is not None else ""
+    rows += "".join(_checkpoint(checkpoint, run, others, checkpoint is best, holds_out) for checkpoint in shown)
     heads = _heads(
         ("Step", True), ("Generation", True), ("At", True), ("Size", True), ("Stall", True), ("Commit", True),
         (metric_title(metric), True), *([("Validation", True)] if holds_out else []),
@@ -215,6 +223,7 @@ def _checkpoints(run: Run) -> str:
 def _checkpoint(checkpoint: RunCheckpoint, run: Run, others: Sequence[str], best: bool, holds_out: bool) -> str:
     metrics = checkpoint.evaluation.metrics if checkpoint.evaluation else {}
     validation = checkpoint.evaluation.validation if checkpoint.evaluation else {}
+    base = run.base.evaluation.metrics if run.base is not None and run.base.evaluation else {}
     at = duration(checkpoint.at - run.started_at) if checkpoint.at is not None else "–"
     kind = "best" if best else "off" if not checkpoint.counts else ""
     return (
@@ -226,17 +235,34 @@ def _checkpoint(checkpoint: RunCheckpoint, run: Run, others: Sequence[str], best
             size(checkpoint.size),
             duration(checkpoint.stall_seconds),
             duration(checkpoint.commit_seconds),
-            _score(run.metric, metrics),
+            _score(run.metric, metrics, base),
             *([score(run.metric, validation[run.metric]) if run.metric in validation else "–"] if holds_out else []),
-            *(_score(other, metrics) for other in others),
+            *(_score(other, metrics, base) for other in others),
         )
         + f'<td class="long">{_fate(checkpoint)}</td></tr>'
     )
 
 
-def _score(metric: str, metrics: Mapping[str, float]) -> str:
+def _base_model(base: RunCheckpoint, metric: str, others: Sequence[str], holds_out: bool) -> str:
+    """The row of the model that training began with."""
+    metrics = base.evaluation.metrics if base.evaluation else {}
+    scores = [_score(metric, metrics, {}), *["–"] * holds_out, *(_score(other, metrics, {}) for other in others)]
+    fate = "evaluated" if base.evaluation else base.skipped or ""
+    return "<tr>" + _cells("base model", *["–"] * 5, *scores) + f'<td class="long">{escape(fate)}</td></tr>'
+
+
+def _score(metric: str, metrics: Mapping[str, float], base: Mapping[str, float]) -> str:
+    """A score, and how it differs from that of the base model."""
     value = metrics.get(metric)
-    return "–" if value is None or value != value else score(metric, float(value))
+    if value is None or value != value:
+        return "–"
+    found, before = score(metric, float(value)), base.get(metric)
+    return found if before is None or before != before else f"{found} ({change(metric, before, float(value))})"
+
+
+def _completions(run: Run) -> str:
+    table = completions.draw(run.completions, MOST_PROMPTS, MOST_CHARACTERS)
+    return f"<section><h2>What the model writes</h2>{table}</section>" if table else ""
 
 
 def _fate(checkpoint: RunCheckpoint) -> str:

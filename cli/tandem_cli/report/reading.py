@@ -70,6 +70,7 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
     told = evaluations.best(rundir)
     metric = (job.spec.evaluation.metric if job else told and told.metric) or "accuracy"
     written = checkpoints.collect(rundir, train, evaluators, bounds, faults)
+    best, base = checkpoints.best(written, metric, direction(job, metric)), checkpoints.base_model(rundir)
     memberships = generations.collect(records, train, coordinator)
 
     marks = _marks(train, coordinator, evaluators)
@@ -101,7 +102,9 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
         memory=coordinator.memory,
         works=tuple(sorted((work for log in evaluators for work in log.works), key=lambda work: work.end)),
         checkpoints=written,
-        best=checkpoints.best(written, metric, direction(job, metric)),
+        best=best,
+        base=base,
+        completions=checkpoints.written(rundir, base, written, best),
         wrong=_wrong(rundir),
         metric=metric,
         generations=memberships,
@@ -215,6 +218,8 @@ def _troubles(
         lines_lost=max(one.lines_lost for one in heard),
         rewinds=len(rewinds),
         batches_left_out=batches_left_out(rewinds),
+        worse_than_base=heard[-1].worse_than_base,
+        base_message=heard[-1].base_message,
     )
 
 

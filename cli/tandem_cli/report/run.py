@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tandem.evaluation import Histogram
+from tandem.evaluation import Completions, Histogram
 from tandem.job import DistributedTrainingJob
 from tandem.measures import Generation
 from tandem.model import LATEST
@@ -147,6 +147,8 @@ class RunEvaluation:
     """[true class, predicted class], counts; (0, 0) when there is none."""
     histograms: dict[str, Histogram] = field(default_factory=dict)
     """By name, where a program reports them."""
+    has_completions: bool = False
+    """Whether its file has what a language model wrote for prompts."""
     started_at: float | None = None
     """When the first shard was begun."""
     finished_at: float | None = None
@@ -241,6 +243,10 @@ class Run:
     """All that were written, by step and generation."""
     best: RunCheckpoint | None
     """The best that was evaluated."""
+    base: RunCheckpoint | None
+    """The base model, where it was evaluated."""
+    completions: tuple[tuple[str, Completions], ...]
+    """What the base model and some checkpoints wrote for prompts; of which, in words."""
     wrong: tuple[Tile, ...]
     """Samples that the best takes for something else."""
     metric: str

@@ -4,12 +4,13 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Group
 from rich.text import Text
 
+from tandem import against_base
 from tandem.formatting import elapsed, metric_name, number, one_line, score, several
 from tandem.model import whole
 from tandem.rundir import evaluations
@@ -19,7 +20,7 @@ from tandem.rundir.lineage import batches_left_out
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, TRAINING, Sample, Start, Step, Troubled
 from tandem.rundir.watched import path_of
-from tandem.status import Troubles, told
+from tandem.status import Compared, Troubles, told
 
 LABEL = 12
 TAIL_BYTES = 4 * 2**20
@@ -58,6 +59,8 @@ class RunResult:
     """Checkpoints that the program of `evaluators.command` could not evaluate."""
     left: int = 0
     """Committed checkpoints that were neither."""
+    against_base: list[Compared] = field(default_factory=list)
+    """The metrics of the base model beside those of the best checkpoint; empty where none is evaluated."""
     troubles: Troubles | None = None
     """What went wrong and did not end it."""
     restarts: int = 0
@@ -87,6 +90,7 @@ def result(run_dir: RunDir) -> RunResult:
         skipped=sum(word.is_note and not word.is_failure for word in words),
         failed=sum(word.is_failure for word in words),
         left=sum(evaluations.fate(run_dir, manifest.reference) in ("waits", "begun") for manifest in saved),
+        against_base=against_base.of_run(run_dir, best, (best and best.metric) or ""),
         troubles=troubles_of(run_dir),
         restarts=_restarts(run_dir),
     )
@@ -180,6 +184,8 @@ def complete(
     if found.value is not None:
         rows.append(("best", f"{shown}/{found.best_path}"))
         rows.append(("", f"{metric_name(found.metric)} {score(found.metric, found.value)}"))
+    if found.against_base:
+        rows.append(("base model", against_base.told(found.against_base)))
     if evaluates:
         left = f", {found.left} not evaluated" if found.left else ""
         failed = f", {found.failed} failed" if found.failed else ""

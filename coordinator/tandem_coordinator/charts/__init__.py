@@ -7,6 +7,7 @@
     rows       processor use as rows over time, as SVG text
     bars       histograms as bars, as SVG text
     gallery    small grey-scale pictures in a grid, as SVG text
+    completions  what a language model wrote under several checkpoints, as an HTML table
     page.css   the style sheet of a page with charts
     charts.js  reads values off these drawings in a browser, and enlarges a part of them
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from html import escape
 
 from tandem.formatting import (
+    change,
     cores,
     duration,
     elapsed,
@@ -28,6 +29,7 @@ from tandem.formatting import (
 from tandem.measures import Generation
 from tandem.rundir.catalog import Result
 from tandem.status import MemberView, Snapshot, Status, told
+from tandem_coordinator.charts import completions
 from tandem_coordinator.charts.chart import Look
 from tandem_coordinator.page import pictures
 from tandem_coordinator.page.timeline import Key, Timeline
@@ -36,6 +38,7 @@ MOST_ROWS = 30
 """Rows of a table; of more the newest are shown."""
 MOST_CHECKPOINTS = 12
 MOST_EVENTS = 60
+MOST_PROMPTS = 16
 FAILED = '<p class="why bad">The page cannot be drawn; the log of the coordinator says why.</p>'
 LONGEST = 500
 """Characters of a text that comes from a run."""
@@ -66,6 +69,7 @@ def words(glance: Glance, timeline: Timeline | None, complaint: str = "") -> dic
         "tiles": _tiles(snapshot.status, timeline),
         "members": _members(glance),
         "generations": _generations(snapshot, timeline),
+        "completions": _completions(timeline),
         "checkpoints": _checkpoints(snapshot.status, timeline),
         "events": _events(snapshot, timeline),
     }
@@ -262,8 +266,11 @@ def _checkpoints(status: Status, timeline: Timeline | None) -> str:
     shown = keys[:MOST_CHECKPOINTS]
     shown += [key for key in keys[MOST_CHECKPOINTS:] if _is_best(key, status, timeline)][:1]
     holds_out = any(one.validation for one in timeline.results.values())
-    metric, *others = metric_columns(metric, (result.metrics for result in timeline.results.values()))
+    base = timeline.base
+    known = [*timeline.results.values(), *([base] if base is not None else [])]
+    metric, *others = metric_columns(metric, (result.metrics for result in known), base.metrics if base else ())
     rows = "".join(_checkpoint(key, metric, others, status, timeline, holds_out) for key in shown)
+    rows += _base_model(base, metric, others, holds_out) if base is not None else ""
     heads = _heads(("Step", True), ("At", True), (metric_title(metric), True),
                    *([("Validation", True)] if holds_out else []), *((metric_title(one), True) for one in others),
                    ("Size", True), ("Stall", True), ("Generation", True), ("Evaluation", False))  # fmt: skip
@@ -283,15 +290,16 @@ def _checkpoint(
     assert reference is not None, "a key is of one of the two"
     counting = timeline.counts(reference)
     metrics = result.metrics if result else {}
+    base = timeline.base.metrics if timeline.base is not None else {}
     validation = result.validation.get(metric) if result else None
     kind = "best" if _is_best(key, status, timeline) else "" if counting else "off"
     return (
         f'<tr class="{kind}">'
         + _number(f"{reference.step:,}")
         + f'<td class="n">{_time(save.at) if save else "–"}</td>'
-        + _number(_score(metric, metrics))
+        + _number(_score(metric, metrics, base))
         + (_number("–" if validation is None else score(metric, validation)) if holds_out else "")
-        + "".join(_number(_score(other, metrics)) for other in others)
+        + "".join(_number(_score(other, metrics, base)) for other in others)
         + _number(size(save.size if save else None))
         + _number(duration(save.stall_seconds if save else None))
         + _number(str(reference.generation))
@@ -300,8 +308,32 @@ def _checkpoint(
     )
 
 
-def _score(metric: str, metrics: Mapping[str, float]) -> str:
-    return score(metric, metrics[metric]) if metric in metrics else "–"
+def _base_model(result: Result, metric: str, others: Sequence[str], holds_out: bool) -> str:
+    """The row of the model that training began with."""
+    unknown = _number("–")
+    return (
+        "<tr>"
+        + _cell("base model")
+        + unknown
+        + _number(_score(metric, result.metrics, {}))
+        + unknown * holds_out
+        + "".join(_number(_score(other, result.metrics, {})) for other in others)
+        + unknown * 3
+        + _cell(result.skipped or "evaluated")
+        + "</tr>"
+    )
+
+
+def _score(metric: str, metrics: Mapping[str, float], base: Mapping[str, float]) -> str:
+    """A score, and how it differs from that of the base model."""
+    if metric not in metrics:
+        return "–"
+    found = score(metric, metrics[metric])
+    return f"{found} ({change(metric, base[metric], metrics[metric])})" if metric in base else found
+
+
+def _completions(timeline: Timeline | None) -> str:
+    return completions.draw(timeline.completions, MOST_PROMPTS, LONGEST) if timeline is not None else ""
 
 
 def _fate(result: Result | None, counting: bool, status: Status) -> str:

@@ -32,6 +32,9 @@ def losses(timeline: Timeline, status: Status, look: Look) -> str:
     metric = (status.best_checkpoint or status.latest_evaluation or _NO_SCORE).metric
     counting = [result for result in results if timeline.counts(result.checkpoint) and not result.skipped]
     off = [result for result in results if not timeline.counts(result.checkpoint)]
+    if timeline.base is not None:
+        # What training began with stands at step 0.
+        counting = [timeline.base, *counting]
     if not len(found) and not counting:
         return ""
     best = status.best_checkpoint

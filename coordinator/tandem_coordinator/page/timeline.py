@@ -13,10 +13,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
-from tandem.evaluation import Histogram
+from tandem.evaluation import Completions, Histogram
 from tandem.measures import Generation
-from tandem.rundir import evaluations, records
+from tandem.rundir import catalog, evaluations, records
 from tandem.rundir.catalog import MOST_RESULT_BYTES, Lineage, Result, Results
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
@@ -110,6 +111,12 @@ class Timeline:
         self.shown_histograms: tuple[Result, dict[str, Histogram]] | None = None
         """Of the best checkpoint, or of the newest that counts while none is the best. Read of that one alone: those of
         all checkpoints would take too much memory."""
+        self.base: Result | None = None
+        """The evaluation of the base model."""
+        self.completions: list[tuple[str, Completions]] = []
+        """What the base model, the best checkpoint and the newest wrote for prompts; of which, in words."""
+        self._written: list[Result] = []
+        """Whose these are."""
 
     def follow(self, seconds: float, rest: float = REST) -> bool:
         """Read what was logged since, for at most so long; whether that was all.
@@ -131,6 +138,7 @@ class Timeline:
         self._look_at_gallery()
         self._lineage.look()
         self._look_at_histograms()
+        self._look_at_completions()
         return True
 
     def _read(self, log: LogReader[AnyRecord], take: Callable[[AnyRecord], None], until: float, rest: float) -> bool:
@@ -202,6 +210,26 @@ class Timeline:
         path = evaluations.folder(self.rundir, shown.checkpoint) / evaluations.merged_name(shown.checkpoint)
         content = read_json_or_none(path, MOST_RESULT_BYTES)
         self.shown_histograms = shown, evaluations.histograms(content if isinstance(content, dict) else {})
+
+    def _look_at_completions(self) -> None:
+        if self.base is None and (found := catalog.base(self.rundir)) is not None:
+            self.base = found[0]
+        best = evaluations.best(self.rundir)
+        counting = [one for one in self.results.values() if not one.skipped and self.counts(one.checkpoint)]
+        newest = max(counting, key=lambda one: one.checkpoint.step, default=None)
+        the_best = self.results.get((best.name, best.generation)) if best and best.generation is not None else None
+        wanted = [one for one in (self.base, the_best, newest) if one is not None and one.has_completions]
+        wanted = [one for place, one in enumerate(wanted) if one not in wanted[:place]]
+        if all(one is other for one, other in zip_longest(wanted, self._written)):
+            return
+        self.completions = []
+        for one in wanted:
+            path = evaluations.folder(self.rundir, one.checkpoint) / evaluations.merged_name(one.checkpoint)
+            content = read_json_or_none(path, MOST_RESULT_BYTES)
+            words = "Base model" if one is self.base else f"Step {one.checkpoint.step:,}"
+            words += ", the best" if one is the_best else ""
+            self.completions.append((words, evaluations.completions(content if isinstance(content, dict) else {})))
+        self._written = wanted
 
     def _find_logs(self) -> None:
         for number, path in self.rundir.training_logs().items():

@@ -196,7 +196,8 @@ class Live:
     async def _last(self) -> bool:
         """One more look at the run directory: the end of a job is a file there, and the newest news."""
         await self._on_the_thread(self._take_time)
-        directory = RunDirectory(self._rundir, self._coordinator.job.spec.evaluation)
+        spec = self._coordinator.job.spec
+        directory = RunDirectory(self._rundir, spec.evaluation, has_base=spec.trainer.is_fine_tuning)
         observed = await self._on_the_thread(lambda: directory.look(time.time()))
         glance = Glance(*self._coordinator.glance(MOST_MEMBERS, observed))
         looks = self.viewers.looks

@@ -18,8 +18,21 @@ from typing import Any
 from pydantic import ValidationError
 
 from tandem.model import finite
+from tandem.rundir import evaluations
 from tandem.rundir.durable import listed, read_json_or_none
-from tandem.rundir.evaluations import METRICS, Goal, LastWord, Rank, deciding, held_out, last_word, rank, scores
+from tandem.rundir.evaluations import (
+    BASE,
+    COMPLETIONS,
+    METRICS,
+    Goal,
+    LastWord,
+    Rank,
+    deciding,
+    held_out,
+    last_word,
+    rank,
+    scores,
+)
 from tandem.rundir.layout import RunDir, step_of
 from tandem.rundir.lineage import Chain, Rewind, chain, counts
 from tandem.status import CheckpointRef
@@ -50,6 +63,8 @@ class Result:
     """The scores on the validation data; empty where none is held out."""
     finished_at: float | None = None
     """Seconds since the epoch."""
+    has_completions: bool = False
+    """Whether its file has what a language model wrote for prompts."""
 
     def rank(self, metric: str, goal: Goal) -> Rank | None:
         """Its rank among others; None where it cannot become the best."""
@@ -61,7 +76,7 @@ def read_result(word: LastWord) -> tuple[Result, Mapping[str, Any]] | None:
     content = read_json_or_none(word.path, MOST_RESULT_BYTES)
     content = content if isinstance(content, dict) else {}
     name = word.path.parent.name
-    step = step_of(name)
+    step = BASE.step if name == BASE.name else step_of(name)
     if step is None:
         return None
     try:
@@ -81,7 +96,16 @@ def read_result(word: LastWord) -> tuple[Result, Mapping[str, Any]] | None:
         deciding=deciding(content),
         validation=held_out(content),
         finished_at=finite(content.get("finishedAt")),
+        has_completions=bool(content.get(COMPLETIONS)),
     ), content
+
+
+def base(rundir: RunDir) -> tuple[Result, Mapping[str, Any]] | None:
+    """The result of the base model, and the whole content of its file; None while it is not evaluated."""
+    words = sorted(
+        filter(None, map(last_word, listed(evaluations.folder(rundir, BASE)))), key=lambda word: word.is_note
+    )
+    return read_result(words[0]) if words else None
 
 
 class Rarely:

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from tandem.evaluation import Histogram
+from tandem.evaluation import Completions, Histogram
 from tandem.job import DistributedTrainingJob
 from tandem.model import Count, Model, Number, PlainName, Text, finite
 from tandem.rundir.durable import create_json, listed, read_json_or_none
@@ -134,12 +134,18 @@ def fate(rundir: RunDir, reference: CheckpointRef) -> Fate:
     return "begun" if any(int(match[1]) == reference.generation for match in parts) else "waits"
 
 
+BASE = CheckpointRef(name="base", step=0, generation=0)
+"""The model that training began with (`parameters.pretrained`), evaluated as checkpoints are. It is none: nothing is
+resumed from it, and it never becomes the best."""
+
 Goal = Literal["Maximize", "Minimize"]
 
 METRICS, VALIDATION = "metrics", "validation"
 """In a merged result: the scores on the test data; and what is known of the validation data, with scores of its own."""
 HISTOGRAMS = "histograms"
 """In a merged result of a program: how often values lie in which bin, for people alone."""
+COMPLETIONS = "completions"
+"""In a merged result: what a language model wrote for prompts, for people alone."""
 LOSS = "loss"
 
 
@@ -194,6 +200,19 @@ def histograms(result: Mapping[str, Any]) -> dict[str, Histogram]:
         with suppress(ValueError, TypeError, KeyError):
             found[str(name)] = Histogram(bins["counts"], bins["edges"])
     return found
+
+
+def completions(result: Mapping[str, Any]) -> Completions:
+    """What a language model wrote for prompts, of a merged result; what is damaged is none."""
+    source = result.get(COMPLETIONS)
+    texts = []
+    for one in source if isinstance(source, list) else ():
+        with suppress(TypeError, KeyError):
+            if isinstance(one["prompt"], str) and isinstance(one["text"], str) and isinstance(one["number"], int):
+                texts.append((one["number"], one["prompt"], one["text"]))
+    with suppress(ValueError):
+        return Completions(texts)
+    return Completions([])
 
 
 def _metrics(part: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -334,6 +334,25 @@ def make_run(path: Path, **script: Any) -> Path:
     return Simulation(path, Script(**script)).write()
 
 
+def add_base(path: Path, metrics: Mapping[str, float], texts: Mapping[str, str] | None = None) -> None:
+    """Evaluate the base model of a run.
+
+    Args:
+        texts: what it writes, by prompt; checkpoints write the same with their step in front of it.
+    """
+
+    def completions(before: str) -> list[dict[str, Any]]:
+        told = enumerate((texts or {}).items())
+        return [{"number": number, "prompt": prompt, "text": before + text} for number, (prompt, text) in told]
+
+    folder = path / "evaluations/base"
+    folder.mkdir()
+    replace_json(folder / "g000000.json", {"metrics": dict(metrics), "completions": completions("")}, durable=False)
+    for file in (path / "evaluations").glob("step-*/g??????.json"):
+        result = json.loads(file.read_text())
+        replace_json(file, {**result, "completions": completions(f"{result['step']}: ")}, durable=False)
+
+
 def add_histograms(path: Path, histograms: Mapping[str, Any]) -> None:
     """Put histograms into each result of a run, as a program reports them."""
     for file in (path / "evaluations").glob("step-*/g??????.json"):

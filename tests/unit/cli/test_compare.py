@@ -24,7 +24,7 @@ from tandem_cli.report.figures.compared import compared, labels
 from tandem_cli.report.reading import read
 from tandem_cli.report.summary import summarize
 from tandem_coordinator.charts.chart import LIGHT
-from tests.support.worlds.simulated_run import make_run
+from tests.support.worlds.simulated_run import add_base, make_run
 
 
 @pytest.fixture(scope="module")
@@ -260,3 +260,11 @@ def test_a_file_that_cannot_be_written_is_told(runs: list[Path], tmp_path: Path)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot be written: "):
         said(*runs, "--png", tmp_path / "file" / "x.png")
+
+
+def test_the_base_models_score_stands_below_the_best_where_one_was_evaluated(runs: list[Path], tmp_path: Path) -> None:
+    tuned = make_run(tmp_path / "tuned", steps=40, every=20)
+    add_base(tuned, {"accuracy": 0.25})
+    (line,) = (line for line in said(runs[0], tuned).splitlines() if "base model's accuracy" in line)
+    assert line.split()[-2:] == ["25.00", "%"]
+    assert "base model" not in said(*runs)

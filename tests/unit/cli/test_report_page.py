@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tandem.rundir import evaluations
+from tandem.rundir.layout import RunDir
 from tandem_cli.commands.report import report as report_command
 from tandem_cli.report import clock, raster
 from tandem_cli.report.figures import curves, pictures, processors
@@ -24,7 +26,7 @@ from tandem_cli.report.writing import Report, write
 from tandem_coordinator import charts
 from tandem_coordinator.charts import chart, drawing
 from tandem_coordinator.charts.chart import DARK, LIGHT
-from tests.support.worlds.simulated_run import T0, add_histograms, make_run
+from tests.support.worlds.simulated_run import T0, add_base, add_histograms, make_run
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,11 @@ def text(report: Report) -> str:
 def tree(page: str) -> ElementTree.Element:
     """The page as a tree; it is written so that it is XML as well."""
     return ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
+
+
+def cells(page: str) -> list[list[str]]:
+    """The rows of all tables."""
+    return [["".join(cell.itertext()) for cell in row.iter("td")] for row in tree(page).iter("tr")]
 
 
 def said(page: str) -> str:
@@ -312,3 +319,26 @@ class TestLongRuns:
         assert window is not None
         inside = [c for c in run.checkpoints if c.at is not None and window[0] <= c.at <= window[1]]
         assert processors.CLOSE_CHECKPOINTS <= len(inside) <= processors.CLOSE_CHECKPOINTS + 2
+
+
+def test_scores_and_texts_stand_beside_those_of_the_base_model(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=200, every=50)
+    evil = '</td><script>alert(1)</script> & "quoted"\x00\x1b[31m'
+    add_base(run, {"accuracy": 0.5, "loss": 2.0}, {"What is <this>?": evil})
+    text = write(run, png=False).page.read_text("utf-8")
+    told = cells(text)
+    assert ["base model", *["–"] * 5, "50.00 %", "2.000", "evaluated"] in told
+    assert len(re.findall(r"% \([+−]\d+\.\d\d points\)", said(text))) == 4
+    (row,) = (one for one in told if one[:1] == ["What is <this>?"])
+    harmless = evil.replace("\x00", "\ufffd").replace("\x1b", "\ufffd")
+    assert row == ["What is <this>?", harmless, f"50: {harmless}", f"200: {harmless}"]
+    assert "the best" in said(text)
+    assert "\x1b" not in text
+    assert "<script>alert" not in text
+
+
+def test_a_base_model_that_could_not_be_evaluated_says_why(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=100, every=50)
+    evaluations.fail(RunDir(run), evaluations.BASE, "the hub is away")
+    told = cells(write(run, png=False).page.read_text("utf-8"))
+    assert ["base model", *["–"] * 7, "its evaluation failed: the hub is away"] in told

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir
 from tandem.status import (
     CheckpointRef,
@@ -25,7 +26,7 @@ from tandem_coordinator.charts.chart import NARROW, WIDE
 from tandem_coordinator.page import parts
 from tandem_coordinator.page.parts import Glance
 from tandem_coordinator.page.timeline import Timeline
-from tests.support.worlds.simulated_run import T0, make_run
+from tests.support.worlds.simulated_run import T0, add_base, make_run
 
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
 
@@ -230,3 +231,52 @@ def test_times_say_the_second_they_mean_and_are_read_in_utc_without_the_script(t
     )
     assert found is not None
     assert found[2].endswith(found[3])
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    path = make_run(tmp_path_factory.mktemp("run") / "run", steps=150, every=50)
+    add_base(path, {"accuracy": 0.5, "loss": 2.0, "macroF1": 0.25}, {"What?": f"This {EVIL}\x1b[2J", EVIL: "a\nb"})
+    replace_json(path / "best.json", {"name": "step-000000100", "step": 100, "generation": 1}, durable=False)
+    timeline = Timeline(RunDir(path))
+    timeline.follow(60.0, rest=0.0)
+    best = Score(name="step-000000100", step=100, metric="accuracy", value=0.9)
+    return parts.words(Glance(snapshot(best_checkpoint=best), 1), timeline) | {
+        "losses": parts.charts(Glance(snapshot(best_checkpoint=best), 1), timeline, WIDE)["losses"]
+    }
+
+
+class TestBesideTheBaseModel:
+    def test_scores_stand_beside_their_change(self, told: dict[str, str]) -> None:
+        table = " ".join(Elements(told["checkpoints"]).words.split())
+        assert re.search(r"base model – 50\.00 % 2\.000 25\.00 % – – – evaluated$", table)
+        assert len(re.findall(r"\d % \([+−]\d+\.\d\d points\)", table)) == 2 * 3
+        assert len(re.findall(r"\d \([+−]\d+\.\d %\)", table)) == 3
+
+    def test_texts_of_base_best_and_newest_stand_side_by_side_and_do_no_harm(self, told: dict[str, str]) -> None:
+        found = Elements(told["completions"])
+        words = " ".join(found.words.split())
+        assert words.startswith("Prompt Base model Step 100, the best Step 150 What? This")
+        assert found.names == {"div", "table", "thead", "tbody", "tr", "th", "td"}
+        assert found.attributes == {"class"}
+        assert "100: This" in words
+        assert "150: This" in words
+        assert "\x1b" not in told["completions"]
+        assert "\ufffd[2J" in told["completions"]
+
+    def test_the_curves_begin_with_it(self, told: dict[str, str]) -> None:
+        assert "Training loss" in told["losses"]
+
+    def test_a_run_without_one_has_no_row_and_no_texts(self, timeline: Timeline) -> None:
+        said = parts.words(Glance(snapshot(), 1), timeline)
+        assert "base model" not in said["checkpoints"]
+        assert said["completions"] == ""
+
+    def test_long_texts_and_many_prompts_are_cut(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path / "run", steps=50, every=50)
+        add_base(path, {"accuracy": 0.5}, {f"{number} {'p' * 1900}": "t" * 8000 for number in range(60)})
+        timeline = Timeline(RunDir(path))
+        timeline.follow(60.0, rest=0.0)
+        drawn = parts.words(Glance(snapshot(), 1), timeline)["completions"]
+        assert len(drawn) < 16 * 3 * parts.LONGEST + 5000
+        assert "And 44 more prompts" in drawn

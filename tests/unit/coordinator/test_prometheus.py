@@ -11,6 +11,7 @@ from tandem import metrics
 from tandem.job import Checkpoint
 from tandem.status import (
     CheckpointRef,
+    Compared,
     EvaluatorView,
     Members,
     MemberView,
@@ -21,6 +22,7 @@ from tandem.status import (
     Status,
     Straggler,
 )
+from tandem_coordinator.base_watch import AgainstBase
 from tandem_coordinator.log_followers import Training
 from tandem_coordinator.prometheus import REASONS, Figures, Scrapes, prometheus_text
 from tandem_coordinator.run_watcher import MOST_EVALUATORS, Evaluations, Observed, SavedCheckpoint, Volume
@@ -83,6 +85,7 @@ ALL_KNOWN: dict[str, Any] = {
         saved=SavedCheckpoint(at=940.0, size=4_096),
         volume=Volume(size=10_000, free=4_000),
         latest_evaluation=Score(name="step-000000090", step=90, metric="accuracy", value=0.6),
+        against_base=AgainstBase((Compared(metric="accuracy", base=0.5, value=0.7),), worse=0),
         latest_metrics={**{f"m{number}": float(number) for number in range(40)}, "accuracy": 0.6},
     ),
 }
@@ -331,3 +334,14 @@ def test_a_script_that_logs_steps_tells_their_age_and_is_owed_no_checkpoint() ->
     assert not names & {"tandem_checkpoint_age_seconds", "tandem_checkpoint_interval_seconds"}
     names = {name for name, *_ in scraped(stepped_at=499.0, started_at=700.0)}
     assert names >= {"tandem_checkpoint_age_seconds", "tandem_checkpoint_interval_seconds"}
+
+
+def test_the_base_model_is_told_where_there_is_one() -> None:
+    assert not [key for key in scraped() if "base" in key[0]]
+    compared = (Compared(metric="perplexity", base=8.0, value=6.0), Compared(metric="loss", base=2.0))
+    found = scraped(observed=Observed(against_base=AgainstBase(compared=compared, worse=3)))
+    assert {key: value for key, value in found.items() if "base" in key[0]} == {
+        ("tandem_evaluation_base_metric", "perplexity"): 8.0,
+        ("tandem_evaluation_base_metric", "loss"): 2.0,
+        ("tandem_evaluation_worse_than_base",): 3.0,
+    }

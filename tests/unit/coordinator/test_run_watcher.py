@@ -282,3 +282,65 @@ def test_a_disk_that_takes_no_record_blinds_nobody(run: SmallRun) -> None:
     saved = run.save(10)
     for _ in range(3):
         assert directory.look(time.time()).latest_checkpoint == saved
+
+
+class TestBesideTheBaseModel:
+    """Accuracy of 0.5 to begin with."""
+
+    @pytest.fixture
+    def directory(self, run: SmallRun) -> RunDirectory:
+        evaluate_base(run, accuracy=0.5, loss=2.0)
+        return RunDirectory(run.rundir, run.rundir.read_job().spec.evaluation, has_base=True)
+
+    def test_its_scores_are_there_before_any_checkpoint(self, directory: RunDirectory) -> None:
+        seen = directory.look(time.time())
+        assert [(one.metric, one.base, one.value) for one in seen.against_base.compared] == [
+            ("accuracy", 0.5, None),
+            ("loss", 2.0, None),
+        ]
+        assert (seen.best, seen.latest_evaluation, seen.evaluations.merged) == (None, None, 0)
+
+    def test_the_best_checkpoint_stands_beside_it_and_becomes_another_one(
+        self, run: SmallRun, directory: RunDirectory
+    ) -> None:
+        run.save(50, accuracy=0.7)
+        assert directory.look(time.time()).against_base.compared[0].value == 0.7
+        run.save(100, accuracy=0.9)
+        seen = directory.look(time.time())
+        assert [(one.base, one.value) for one in seen.against_base.compared] == [(0.5, 0.9), (2.0, 0.5)]
+        assert seen.against_base.worse == 0
+
+    def test_three_that_are_worse_are_told_until_one_is_no_worse(self, run: SmallRun, directory: RunDirectory) -> None:
+        run.save(50, accuracy=0.9)
+        for step in (100, 150):
+            run.save(step, accuracy=0.4)
+        assert directory.look(time.time()).against_base.worse == 0
+        run.save(200, accuracy=0.3)
+        told = directory.look(time.time()).against_base
+        assert (told.worse, told.compared[0].value) == (3, 0.9)
+        assert told.message == (
+            "the last 3 evaluated checkpoints are worse than the base model: accuracy 30.00 % at step 200, 50.00 % of "
+            "the base"
+        )
+        run.save(250, accuracy=0.5)
+        assert directory.look(time.time()).against_base.worse == 0
+
+    def test_at_the_end_of_training_one_is_enough(self, run: SmallRun, directory: RunDirectory) -> None:
+        final = run.save(50, accuracy=0.4)
+        assert directory.look(time.time()).against_base.worse == 0
+        run.rundir.mark_done(final)
+        assert directory.look(time.time()).against_base.worse == 1
+
+    def test_one_that_could_not_be_evaluated_is_compared_with_nothing(self, run: SmallRun) -> None:
+        evaluations.fail(run.rundir, evaluations.BASE, "it is not there")
+        directory = RunDirectory(run.rundir, run.rundir.read_job().spec.evaluation, has_base=True)
+        for step in (50, 100, 150):
+            run.save(step, accuracy=0.1)
+        seen = directory.look(time.time()).against_base
+        assert (seen.compared, seen.worse, seen.message) == ((), 0, "")
+
+
+def evaluate_base(run: SmallRun, **metrics: float) -> None:
+    folder = evaluations.folder(run.rundir, evaluations.BASE)
+    folder.mkdir()
+    replace_json(folder / evaluations.merged_name(evaluations.BASE), {"metrics": metrics}, durable=False)

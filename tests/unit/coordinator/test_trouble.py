@@ -2,6 +2,7 @@
 
 from tandem.protocol import RankReport, Trouble
 from tandem.status import CheckpointRef, Troubles
+from tandem_coordinator.base_watch import AgainstBase
 from tandem_coordinator.history import TroubleWatch
 from tandem_coordinator.log_followers import Training
 from tandem_coordinator.run_watcher import Evaluations, Observed
@@ -127,3 +128,26 @@ def test_an_evaluation_that_failed_is_an_error_and_one_that_was_skipped_is_not()
         ("error", "1 checkpoint could not be evaluated: step-000000250: it cannot be read"),
         ("info", "3 checkpoints have been skipped by evaluators"),
     ]
+
+
+def test_checkpoints_that_are_worse_than_the_base_model_are_said_once_and_so_is_the_end_of_it() -> None:
+    world = World()
+    worse = AgainstBase(worse=3, message="the last 3 are worse")
+    for _ in range(3):
+        assert world.look(against_base=worse) == Troubles(worse_than_base=3, base_message="the last 3 are worse")
+    assert world.look() is None
+    world.look(against_base=worse)
+    better = "the newest evaluated checkpoint is no worse than the base model"
+    assert world.said == [
+        ("warning", "the last 3 are worse"),
+        ("info", better),
+        ("warning", "the last 3 are worse"),
+    ]
+
+
+def test_what_a_coordinator_before_this_one_has_said_is_not_said_again() -> None:
+    said: list[str] = []
+    watch = TroubleWatch(lambda text, level: said.append(text), 1.0)
+    for _ in range(2):
+        watch.look(Observed(against_base=AgainstBase(worse=3, message="worse")), 0, 0.0)
+    assert said == []

@@ -41,6 +41,13 @@ def test_a_status_holds_them_and_an_older_reader_passes_over_them() -> None:
 
 def test_the_glossary_names_each_kind_of_trouble_and_metrics_that_there_are() -> None:
     page = (ROOT / "docs/numbers.md").read_text()
-    every = Troubles(saves_failed_in_a_row=1, evaluations_failed=1, lines_lost=1, rewinds=1, evaluations_skipped=1)
+    every = Troubles(
+        saves_failed_in_a_row=1,
+        evaluations_failed=1,
+        lines_lost=1,
+        rewinds=1,
+        worse_than_base=3,
+        evaluations_skipped=1,
+    )
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [one.reason for one in told(every)]
     assert set(re.findall(r"`(tandem_\w+)", page)) <= {metric.name for metric in metrics.ALL}

@@ -1,7 +1,10 @@
 """What an evaluator process does next."""
 
+from dataclasses import replace
+
 import pytest
 
+from tandem.rundir.evaluations import BASE
 from tandem.rundir.layout import checkpoint_name
 from tandem.status import CheckpointRef
 from tandem_evaluator.choice import Evaluate, Finished, Merge, Policy, Skip, Standing, View, Wait, choose, worth_doing
@@ -115,3 +118,29 @@ def test_a_won_claim_is_worth_its_work_only_if_the_work_is_still_to_do(
     why: str, standing: Standing, view: View, policy: Policy, worth: bool
 ) -> None:
     assert worth_doing(standing, 0, view, policy) is worth, why
+
+
+BASES = [
+    ("before any checkpoint", "", "", running(), Evaluate(BASE, (0, 1))),
+    ("before a checkpoint that is there", "1", "", running(stands(10)), Evaluate(BASE, (0,))),
+    ("checkpoints go on while others work on it", "", "01", running(stands(10)), work(10, 0, 1)),
+    ("all of its shards are there", "01", "", running(stands(10)), Merge(BASE)),
+    ("before the final one, which ends the job", "", "", done(stands(20), final=20), Evaluate(BASE, (0, 1))),
+    ("nobody leaves before it", "0", "1", done(stands(20, merged=True), final=20), Wait()),
+]
+
+
+@pytest.mark.parametrize("policy", ["Latest", "Every"])
+@pytest.mark.parametrize(
+    ("finished", "claimed", "view", "action"), [case[1:] for case in BASES], ids=[case[0] for case in BASES]
+)
+def test_the_base_model_comes_first_and_is_never_passed_over(
+    policy: Policy, finished: str, claimed: str, view: View, action: object
+) -> None:
+    base = Standing(BASE, frozenset(map(int, finished)), frozenset(map(int, claimed)))
+    assert choose(replace(view, base=base), policy, 2) == action
+
+
+def test_once_the_base_model_is_evaluated_all_is_as_without_one() -> None:
+    for _, view, action in LATEST:
+        assert choose(replace(view, base=Standing(BASE, merged=True)), "Latest", 2) == action

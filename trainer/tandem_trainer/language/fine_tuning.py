@@ -23,12 +23,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from tandem.evaluation import GeometricMean, Mean, Value
+from tandem.language_evaluation import Generate
 from tandem.model import Model
 from tandem_trainer.checkpoint.state import load_weights
 from tandem_trainer.data.mixture import Mixture
 from tandem_trainer.data.tokenizer import EXTRA
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.language import reading
+from tandem_trainer.language.completing import complete
 from tandem_trainer.language.head import MOST_LOGITS, NO_TARGET, judged, opened
 from tandem_trainer.language.lora import Lora, adapt, as_peft, has_base, load_base, merged, tensor_plan
 from tandem_trainer.language.packing import mask, packed, positions
@@ -285,6 +287,18 @@ class FineTuning(Task[Config]):
     def _token_bytes(self) -> Tensor | None:
         """[vocabulary]: bytes of each token; None: the tokenizer does not say them."""
         return token_bytes(self.tokenizer, self.shape.vocab_size)
+
+    def complete(self, model: nn.Module, prompt: str, number: int, options: Generate) -> str:
+        """What the model writes for a prompt."""
+        return complete(model, self.tokenizer, self._ends, prompt, number, options)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """Tokens after which the model has nothing more to say."""
+        told = getattr(self._source.generation(), "eos_token_id", None)
+        found = [told] if isinstance(told, int) else list(told or [])
+        end = self.tokenizer.eos_token_id
+        return list(dict.fromkeys([*found, *([end] if end is not None else [])]))
 
     def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, str]:
         """The model's own, of the matrices inside its blocks."""

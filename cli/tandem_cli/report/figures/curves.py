@@ -38,6 +38,10 @@ def training(run: Run, clock: Clock) -> tuple[Chart, ...]:
 
 def _losses(run: Run, scored: Sequence[RunCheckpoint], clock: Clock, over: str) -> Losses:
     each, mean, width, broken = counted(run, clock, over)
+    counting = [c for c in scored if c.counts]
+    if run.base is not None and over == "steps":
+        # What training began with stands at step 0.
+        counting.insert(0, run.base)
     best = run.best.evaluation if run.best else None
     return Losses(
         each=each,
@@ -46,8 +50,8 @@ def _losses(run: Run, scored: Sequence[RunCheckpoint], clock: Clock, over: str) 
         redone=[
             points(*envelope(_x(lost, clock, over), lost.loss, COLUMNS // 4)) for lost in run.superseded if len(lost)
         ],
-        tested=scores([c for c in scored if c.counts], "loss", clock, over),
-        scored=scores([c for c in scored if c.counts], run.metric, clock, over),
+        tested=scores(counting, "loss", clock, over),
+        scored=scores(counting, run.metric, clock, over),
         off=scores([c for c in scored if not c.counts], run.metric, clock, over),
         best=scores([run.best], run.metric, clock, over)[0] if best and run.best else None,
         best_at=f"at step {run.best.step:,}" if run.best else "",
