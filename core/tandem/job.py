@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
+from tandem.ledger import Prices
 from tandem.model import (
     WORD,
     Image,
@@ -563,6 +564,8 @@ class Spec(Model):
     """Reaction to lost workers, hangs and new workers."""
     run_policy: RunPolicy = RunPolicy()
     """Suspension, deadlines, queues."""
+    prices: Prices | None = None
+    """What a GPU and a CPU cost for an hour. Default: status and report show hours alone."""
 
     immutable: ClassVar[tuple[str, ...]] = ("trainer",)
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -210,6 +210,12 @@ class Sync(Model):
     """What its pre-flight found, said by a running agent until it is told what follows from it."""
     ranks: Annotated[list[RankReport], Field(max_length=64)] = []
     """Its training processes."""
+    age: Amount | None = None
+    """For how long this agent's process has existed, in seconds; said with the first message of a connection."""
+    cpus: Amount | None = None
+    """CPUs that its ranks may use; said as `age` is."""
+    gpus: Annotated[int, Field(ge=0, le=1_024)] | None = None
+    """GPUs that its ranks see, where it knows; said as `age` is."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

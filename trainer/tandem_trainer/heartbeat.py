@@ -31,6 +31,7 @@ from types import FrameType
 
 from tandem.coordinator_client import CoordinatorClient, GivenUp, Refused, Unreachable, readable
 from tandem.exitcode import ExitCode
+from tandem.process_age import process_age, usable_cpus
 from tandem.protocol import MOST_BODY_BYTES, Answer, Failure, Membership, PreflightReport, Sync
 from tandem.rundir.layout import RunDir
 from tandem_trainer.failure import aged
@@ -381,9 +382,18 @@ class Heartbeat(threading.Thread):
                 "state": state,
                 "generation": self._wish.generation,
                 "node": self._node,
+                **({} if self._client.connected else self._existence()),
                 **more,
             }
         )
+
+    def _existence(self) -> dict[str, object]:
+        """For the ledger, which counts what nobody saw."""
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+        seen = None if gpus is None else len([name for name in gpus.split(",") if name.strip() not in ("", "-1")])
+        threads = os.environ.get("OMP_NUM_THREADS", "")
+        cpus = self._processes * int(threads) if threads.isdecimal() else usable_cpus()
+        return {"age": process_age(), "cpus": float(cpus), "gpus": seen}
 
     def _finish(self, end: End) -> None:
         self._end, self._ended_at = end, time.monotonic()

@@ -1,0 +1,294 @@
+"""The ledger of a run: the seconds of workers and evaluators, by what they were for (docs/decisions/0042-ledger.md).
+
+`WorkerSeconds` counts for how long workers exist, in units of one worker, and puts each second into exactly one of the
+purposes of tandem.ledger, or into what is unsettled: its group steps, and what it did stands in the training log a
+little later. So the parts and the unsettled rest add up to the whole, whatever events come. `RunLedger` adds
+evaluators, what earlier coordinators have counted, and the GPUs and CPUs of each.
+"""
+
+from collections.abc import Mapping, Set
+from math import inf
+
+from tandem.job import DistributedTrainingJob
+from tandem.ledger import PURPOSES, Ledger, Purpose, Spent, priced
+from tandem.pod_template import asked_in, cpus
+from tandem.protocol import Sync
+from tandem.rundir import records
+from tandem_coordinator.goodput import OVER, SILENT, STEPPING
+from tandem_coordinator.group_state import State
+from tandem_coordinator.log_followers import Counted
+from tandem_coordinator.run_watcher import Observed
+from tandem_coordinator.snapshots import Instant
+
+UNSETTLED = "unsettled"
+"""In place of a purpose: what the group does, its first rank has yet to write down."""
+SETTLE_SECONDS = 3.0
+"""After the end of a group, its last lines are read within a second on a disk that answers."""
+RECORD_SECONDS = 10.0
+"""Between two records."""
+MOST_GONE = 1_000
+"""So many workers that are gone are remembered, in case they come back."""
+
+Worker = tuple[str, str]
+"""Replica and incarnation."""
+
+
+class WorkerSeconds:
+    """Counts worker-seconds.
+
+    Args:
+        now: seconds of any steady clock, as everywhere here.
+        counted_until: what was before that was counted by an earlier coordinator.
+        unsettled: worker-seconds that were unsettled then.
+    """
+
+    def __init__(self, now: float, counted_until: float = -inf, unsettled: float = 0.0) -> None:
+        self._since, self._counted_until = now, counted_until
+        self._workers: dict[str, str] = {}
+        self._gone: dict[Worker, float] = {}
+        self._members: Set[Worker] = frozenset()
+        self._inside = 0
+        self._doing: str = "waiting"
+        self._spent: dict[Purpose, float] = dict.fromkeys(PURPOSES, 0.0)
+        self._unsettled = unsettled
+        self._left_at: float | None = None
+        """When a group stopped to step, while what it left is not settled."""
+        self._told: dict[int, Mapping[Purpose, float]] = {}
+
+    def arrived(self, replica: str, incarnation: str, now: float, age: float | None = None) -> None:
+        """A worker is there, now at the latest.
+
+        Args:
+            age: for how long it has existed, if it says so.
+        """
+        if self._workers.get(replica) == incarnation:
+            return
+        self._count(now)
+        self.gone(replica, now)
+        since = now if age is None else now - age
+        since = self._gone.pop((replica, incarnation), max(since, self._counted_until))
+        is_inside = (replica, incarnation) in self._members
+        self._add(self._doing if is_inside else "waiting", max(0.0, now - since))
+        self._workers[replica] = incarnation
+        self._inside += is_inside
+
+    def gone(self, replica: str, now: float) -> None:
+        """A worker is not there any more. If it comes back, it was there all the time."""
+        if (incarnation := self._workers.get(replica)) is None:
+            return
+        self._count(now)
+        del self._workers[replica]
+        self._inside -= (replica, incarnation) in self._members
+        self._gone[replica, incarnation] = now
+        if len(self._gone) > MOST_GONE:
+            del self._gone[next(iter(self._gone))]
+
+    def look(
+        self,
+        now: float,
+        doing: str,
+        members: Set[Worker],
+        told: Mapping[int, Mapping[Purpose, float]],
+        sizes: Mapping[int, int],
+    ) -> None:
+        """What the members of the group are doing from now on. All others wait.
+
+        Args:
+            doing: a purpose, or UNSETTLED.
+            told: seconds by generation and purpose that first ranks have written down so far.
+            sizes: the workers of each of these generations.
+        """
+        self._count(now)
+        for generation, seconds in told.items():
+            before = self._told.get(generation, {})
+            for purpose, total in seconds.items():
+                worked = (total - before.get(purpose, 0.0)) * sizes.get(generation, max(1, self._inside))
+                self._spent[purpose] += worked
+                self._unsettled -= worked
+        self._told = dict(told)
+        if self._doing == UNSETTLED and (doing != UNSETTLED or members is not self._members):
+            self._left_at = now
+        if self._left_at is not None and (doing == UNSETTLED or now - self._left_at >= SETTLE_SECONDS):
+            self._settle()
+        if members is not self._members:
+            self._members = members
+            self._inside = sum(worker in members for worker in self._workers.items())
+        self._doing = doing
+
+    def close(self, now: float) -> None:
+        """Nothing follows: what nobody has written down by now was work that did not last."""
+        self._count(now)
+        self._settle()
+
+    @property
+    def settled(self) -> Mapping[Purpose, float]:
+        """By purpose. They only grow."""
+        return self._spent
+
+    @property
+    def unsettled(self) -> float:
+        """The rest; negative where first ranks have written down more than their groups were seen to step."""
+        return self._unsettled
+
+    @property
+    def seconds(self) -> dict[Purpose, float]:
+        """By purpose; what is unsettled counts as compute for the time being. They add up to the seconds for which
+        workers existed."""
+        found = dict(self._spent)
+        found["compute"] += max(0.0, self._unsettled)
+        lacking = max(0.0, -self._unsettled)
+        for purpose in ("waiting", "idle", "compute", "recomputed"):
+            taken = min(lacking, found[purpose])
+            found[purpose] -= taken
+            lacking -= taken
+        return found
+
+    def _count(self, now: float) -> None:
+        elapsed = max(0.0, now - self._since)
+        self._since = max(now, self._since)
+        self._add(self._doing, elapsed * self._inside)
+        self._add("waiting", elapsed * (len(self._workers) - self._inside))
+
+    def _add(self, doing: str, seconds: float) -> None:
+        for purpose in PURPOSES:
+            if purpose == doing:
+                self._spent[purpose] += seconds
+                return
+        self._unsettled += seconds
+
+    def _settle(self) -> None:
+        if self._unsettled > 0:
+            self._spent["idle"] += self._unsettled
+            self._unsettled = 0.0
+        self._left_at = None
+
+
+class RunLedger:
+    """The ledger of one run.
+
+    Args:
+        before: the last record of an earlier coordinator.
+        in_pod: workers are pods, which have what they ask for.
+    """
+
+    def __init__(
+        self, job: DistributedTrainingJob, clock: Instant, before: records.Accounted | None = None, in_pod: bool = False
+    ) -> None:
+        self._prices, self._before = job.spec.prices, before or records.Accounted(time=clock.wall)
+        workers, evaluators = job.spec.workers, job.spec.evaluation
+        self._processes = workers.processes
+        self._gpus, self._cpus = self._before.worker_gpus or 0.0, self._before.worker_cpus or 0.0
+        self._evaluator_cpus = 1.0
+        self._is_known = in_pod
+        if in_pod:
+            self._gpus, self._cpus = float(workers.gpus), cpus(workers.asked) or 0.0
+            asked = cpus(asked_in(evaluators.template, "evaluator")) or cpus(evaluators.resources)
+            self._evaluator_cpus = 1.0 if asked is None else asked / evaluators.processes_per_replica
+        unsettled = self._before.unsettled or 0.0
+        counted_until = -inf if before is None else clock.steady - max(0.0, clock.wall - before.time)
+        self._workers = WorkerSeconds(clock.steady, counted_until, unsettled)
+        self._base = {
+            "gpu": _less(self._before.gpu_seconds, unsettled * (self._before.worker_gpus or 0.0)),
+            "cpu": _less(self._before.cpu_seconds, unsettled * (self._before.worker_cpus or 0.0)),
+        }
+        self._sizes: dict[int, int] = {}
+        self._observed = Observed()
+        self._recorded_at = -inf
+
+    def heard(self, sync: Sync, now: float) -> None:
+        """An agent has spoken."""
+        if not self._is_known and (sync.gpus is not None or sync.cpus is not None):
+            self._gpus, self._cpus = float(sync.gpus or 0), float(sync.cpus or self._processes)
+        self._cpus = self._cpus or float(sync.cpus or self._processes)
+        self._workers.arrived(sync.replica, sync.incarnation, now, sync.age)
+
+    def gone(self, replica: str, now: float) -> None:
+        """An agent is not there any more."""
+        self._workers.gone(replica, now)
+        self._recorded_at = -inf
+
+    def look(self, now: float, state: State, about: str, finishing: bool, observed: Observed) -> None:
+        """What the job is about from now on, in the words of tandem_coordinator.goodput.
+
+        Args:
+            finishing: all steps are taken, and the code after the loop runs.
+        """
+        if state.latest is not None:
+            self._sizes[state.latest.generation] = len(state.latest.members)
+        told = observed.training.by_generation
+        for generation in self._sizes.keys() - told.keys() - {state.number}:
+            del self._sizes[generation]
+        # Members that a coordinator finds after its own restart step on meanwhile.
+        adopts = not state.open and state.adopting_until is not None
+        doing = UNSETTLED if adopts or about == STEPPING else DOING.get(about, "waiting")
+        if finishing or about == SILENT:
+            doing = "compute"
+        members = state.inside.keys() if state.open or adopts else frozenset()
+        self._workers.look(now, doing, members, told, self._sizes)
+        self._observed = observed
+
+    def close(self, now: float) -> None:
+        """Nothing follows."""
+        self._workers.close(now)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What the run has taken so far."""
+        return priced(*self._spent(self._workers.seconds), self._prices)
+
+    @property
+    def settled(self) -> Ledger:
+        """The same without what is unsettled. Its amounts only grow."""
+        return priced(*self._spent(self._workers.settled), self._prices)
+
+    def due(self, clock: Instant) -> records.Accounted | None:
+        """The record, if it is time for one."""
+        if clock.steady - self._recorded_at < RECORD_SECONDS:
+            return None
+        self._recorded_at = clock.steady
+        return self.record(clock.wall)
+
+    def record(self, time: float) -> records.Accounted:
+        """What a coordinator that starts again needs."""
+        training = self._observed.training
+        return records.Accounted(
+            time=time,
+            **dict(self.ledger),
+            unsettled=round(self._workers.unsettled, 3),
+            worker_gpus=self._gpus,
+            worker_cpus=self._cpus,
+            reached=training.reached,
+            offsets={str(generation): offset for generation, offset in training.offsets.items()},
+            evaluators_until=self._observed.looked_at,
+        )
+
+    def _spent(self, seconds: Mapping[Purpose, float]) -> tuple[Spent, Spent]:
+        evaluators = self._observed.evaluator_seconds
+        found = []
+        for name, each, of_evaluator in (("gpu", self._gpus, 0.0), ("cpu", self._cpus, self._evaluator_cpus)):
+            base = self._base[name]
+            amounts = {
+                purpose: base[purpose] + each * seconds[purpose] + of_evaluator * evaluators.get(purpose, 0.0)
+                for purpose in PURPOSES
+            }
+            found.append(Spent(**{purpose: round(max(0.0, amount), 3) for purpose, amount in amounts.items()}))
+        return found[0], found[1]
+
+
+def counted(before: records.Accounted | None) -> Counted:
+    """How far an earlier coordinator has counted the logs."""
+    if before is None:
+        return Counted()
+    offsets = {int(number): offset or 0 for number, offset in before.offsets.items() if number.isdecimal()}
+    return Counted(before.reached or 0, offsets, before.evaluators_until or before.time)
+
+
+DOING = {"idle": "idle", OVER: "idle"}
+"""Of what the job is about, what its workers do; otherwise they wait."""
+
+
+def _less(view: Spent, unsettled: float) -> dict[Purpose, float]:
+    """What was settled, of what was shown."""
+    found: dict[Purpose, float] = {purpose: getattr(view, purpose) for purpose in PURPOSES}
+    found["compute" if unsettled > 0 else "waiting"] -= unsettled
+    return found

@@ -1,0 +1,75 @@
+"""What a run takes, by what it was for, and what that costs (docs/decisions/0042-ledger.md)."""
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
+
+from tandem.model import Model
+
+HOUR = 3600.0
+
+Purpose = Literal["compute", "recomputed", "waiting", "idle", "evaluation"]
+PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
+
+NotNegative = Annotated[float, Field(ge=0)]
+Price = Annotated[float, Field(gt=0, le=1e9)]
+
+
+class Prices(Model):
+    """What an hour costs, as for `tandem plan --price-per-hour`."""
+
+    gpu_per_hour: Price | None = None
+    """Price of one GPU for an hour."""
+    cpu_per_hour: Price | None = None
+    """Price of one CPU for an hour."""
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] | None = None
+    """Three letters, such as `USD`. Shown beside amounts."""
+
+
+class Spent(Model):
+    """Amounts by what they were for."""
+
+    compute: NotNegative = 0.0
+    """Steps that were taken for the first time, and whatever a script does that says nothing of its steps."""
+    recomputed: NotNegative = 0.0
+    """Steps that were taken again after a restart."""
+    waiting: NotNegative = 0.0
+    """Start of processes, rendezvous, restoring, waiting for samples, and standing still for a save."""
+    idle: NotNegative = 0.0
+    """Work that did not last, a hang, evaluators without a checkpoint, and workers after the end of training."""
+    evaluation: NotNegative = 0.0
+    """Evaluators at work."""
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.compute + self.recomputed + self.waiting + self.idle + self.evaluation
+
+
+class Ledger(Model):
+    """GPU time and CPU time of workers and evaluators since the run began, and what they cost. It adds up to the
+    seconds for which these processes existed times their GPUs or CPUs."""
+
+    gpu_seconds: Spent = Spent()
+    """GPU-seconds."""
+    cpu_seconds: Spent = Spent()
+    """CPU-seconds."""
+    cost: Spent | None = None
+    """Money, of what has a price in the job's `prices`."""
+    currency: Annotated[str, Field(max_length=3)] | None = None
+    """Of `cost`."""
+
+
+def priced(gpu_seconds: Spent, cpu_seconds: Spent, prices: Prices | None) -> Ledger:
+    """The ledger with what it costs."""
+    found = Ledger(gpu_seconds=gpu_seconds, cpu_seconds=cpu_seconds)
+    if prices is None or (prices.gpu_per_hour is None and prices.cpu_per_hour is None):
+        return found
+    gpu, cpu = (prices.gpu_per_hour or 0.0) / HOUR, (prices.cpu_per_hour or 0.0) / HOUR
+    cost = Spent(
+        **{
+            purpose: round(gpu * getattr(gpu_seconds, purpose) + cpu * getattr(cpu_seconds, purpose), 6)
+            for purpose in PURPOSES
+        }
+    )
+    return found.model_copy(update={"cost": cost, "currency": prices.currency})
