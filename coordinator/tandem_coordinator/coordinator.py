@@ -96,7 +96,7 @@ class Coordinator:
         )
         self._goodput = Goodput(time.monotonic())
         clock = Instant(time.time(), time.monotonic())
-        self._ledger = RunLedger(job, clock, remembered.ledger, remembered.in_pod)
+        self._ledger = RunLedger(job, clock, remembered.ledger, remembered.generation, remembered.in_pod)
         self._rundir, self._state_store = rundir, state_store
         self._recorded = remembered.generation
         self._started_at = remembered.started_at

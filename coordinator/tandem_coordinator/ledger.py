@@ -39,47 +39,59 @@ class WorkerSeconds:
     Args:
         now: seconds of any steady clock, as everywhere here.
         counted_until: what was before that was counted by an earlier coordinator.
+        generation: the newest then.
         unsettled: worker-seconds that were unsettled then.
     """
 
-    def __init__(self, now: float, counted_until: float = -inf, unsettled: float = 0.0) -> None:
+    def __init__(self, now: float, counted_until: float = -inf, generation: int = 0, unsettled: float = 0.0) -> None:
         self._since, self._counted_until = now, counted_until
         self._workers: dict[str, str] = {}
+        self._unaged: dict[Worker, float] = {}
+        """Workers that have not said how old they are, and since when they are known."""
         self._gone: dict[Worker, float] = {}
         self._members: Set[Worker] = frozenset()
         self._inside = 0
-        self._doing: str = "waiting"
+        self._doing, self._generation = "waiting", generation
         self._spent: dict[Purpose, float] = dict.fromkeys(PURPOSES, 0.0)
-        self._unsettled = unsettled
-        self._left_at: float | None = None
-        """When a group stopped to step, while what it left is not settled."""
+        self._unsettled = {generation: unsettled} if unsettled > 0 else {}
+        self._debt = max(0.0, -unsettled)
+        """Of groups that were seen to step too late, and counted as waiting until then."""
+        self._left: dict[int, float] = {}
+        """When groups stopped to step, while what they left is not settled."""
         self._told: dict[int, Mapping[Purpose, float]] = {}
 
-    def arrived(self, replica: str, incarnation: str, now: float, age: float | None = None) -> None:
+    def heard(self, replica: str, incarnation: str, now: float, age: float | None = None) -> None:
         """A worker is there, now at the latest.
 
         Args:
             age: for how long it has existed, if it says so.
         """
-        if self._workers.get(replica) == incarnation:
-            return
-        self._count(now)
-        self.gone(replica, now)
-        since = now if age is None else now - age
-        since = self._gone.pop((replica, incarnation), max(since, self._counted_until))
-        is_inside = (replica, incarnation) in self._members
-        self._add(self._doing if is_inside else "waiting", max(0.0, now - since))
-        self._workers[replica] = incarnation
-        self._inside += is_inside
+        worker = replica, incarnation
+        if self._workers.get(replica) != incarnation:
+            self._count(now)
+            self.gone(replica, now)
+            if (left := self._gone.pop(worker, None)) is None:
+                self._unaged[worker] = now
+            else:
+                self._add(self._doing if worker in self._members else "waiting", now - left)
+            self._workers[replica] = incarnation
+            self._inside += worker in self._members
+        if age is not None and (seen := self._unaged.pop(worker, None)) is not None:
+            # One that an earlier coordinator counted, too, and that is in the group, has worked since.
+            worked = now - age < self._counted_until and worker in self._members
+            since = max(now - age, self._counted_until)
+            self._add(UNSETTLED if worked else "waiting", max(0.0, seen - since))
 
     def gone(self, replica: str, now: float) -> None:
         """A worker is not there any more. If it comes back, it was there all the time."""
         if (incarnation := self._workers.get(replica)) is None:
             return
         self._count(now)
+        worker = replica, incarnation
         del self._workers[replica]
-        self._inside -= (replica, incarnation) in self._members
-        self._gone[replica, incarnation] = now
+        self._unaged.pop(worker, None)
+        self._inside -= worker in self._members
+        self._gone[worker] = now
         if len(self._gone) > MOST_GONE:
             del self._gone[next(iter(self._gone))]
 
@@ -87,38 +99,45 @@ class WorkerSeconds:
         self,
         now: float,
         doing: str,
+        generation: int,
         members: Set[Worker],
         told: Mapping[int, Mapping[Purpose, float]],
         sizes: Mapping[int, int],
     ) -> None:
-        """What the members of the group are doing from now on. All others wait.
+        """What the group is doing from now on. All other workers wait.
 
         Args:
             doing: a purpose, or UNSETTLED.
+            generation: the number of the group.
+            members: its workers; none while there is no group.
             told: seconds by generation and purpose that first ranks have written down so far.
             sizes: the workers of each of these generations.
         """
         self._count(now)
-        for generation, seconds in told.items():
-            before = self._told.get(generation, {})
+        for number, seconds in told.items():
+            before = self._told.get(number, {})
             for purpose, total in seconds.items():
-                worked = (total - before.get(purpose, 0.0)) * sizes.get(generation, max(1, self._inside))
+                worked = (total - before.get(purpose, 0.0)) * sizes.get(number, max(1, self._inside))
                 self._spent[purpose] += worked
-                self._unsettled -= worked
+                self._unsettled[number] = self._unsettled.get(number, 0.0) - worked
         self._told = dict(told)
-        if self._doing == UNSETTLED and (doing != UNSETTLED or members is not self._members):
-            self._left_at = now
-        if self._left_at is not None and (doing == UNSETTLED or now - self._left_at >= SETTLE_SECONDS):
-            self._settle()
+        for number in self._unsettled.keys() - {generation if doing == UNSETTLED else None}:
+            self._left.setdefault(number, now)
+        if doing == UNSETTLED:
+            self._left.pop(generation, None)
+        for number, at in list(self._left.items()):
+            if now - at >= SETTLE_SECONDS:
+                self._settle(number)
         if members is not self._members:
             self._members = members
             self._inside = sum(worker in members for worker in self._workers.items())
-        self._doing = doing
+        self._doing, self._generation = doing, generation
 
     def close(self, now: float) -> None:
         """Nothing follows: what nobody has written down by now was work that did not last."""
         self._count(now)
-        self._settle()
+        for number in list(self._unsettled):
+            self._settle(number)
 
     @property
     def settled(self) -> Mapping[Purpose, float]:
@@ -127,21 +146,9 @@ class WorkerSeconds:
 
     @property
     def unsettled(self) -> float:
-        """The rest; negative where first ranks have written down more than their groups were seen to step."""
-        return self._unsettled
-
-    @property
-    def seconds(self) -> dict[Purpose, float]:
-        """By purpose; what is unsettled counts as compute for the time being. They add up to the seconds for which
-        workers existed."""
-        found = dict(self._spent)
-        found["compute"] += max(0.0, self._unsettled)
-        lacking = max(0.0, -self._unsettled)
-        for purpose in ("waiting", "idle", "compute", "recomputed"):
-            taken = min(lacking, found[purpose])
-            found[purpose] -= taken
-            lacking -= taken
-        return found
+        """The rest; negative where first ranks have written down more than their groups were seen to step. Together
+        they are the seconds for which workers existed."""
+        return sum(self._unsettled.values()) - self._debt
 
     def _count(self, now: float) -> None:
         elapsed = max(0.0, now - self._since)
@@ -150,17 +157,35 @@ class WorkerSeconds:
         self._add("waiting", elapsed * (len(self._workers) - self._inside))
 
     def _add(self, doing: str, seconds: float) -> None:
+        if doing == UNSETTLED:
+            self._unsettled[self._generation] = self._unsettled.get(self._generation, 0.0) + seconds
+            return
         for purpose in PURPOSES:
             if purpose == doing:
-                self._spent[purpose] += seconds
-                return
-        self._unsettled += seconds
+                paid = min(self._debt, seconds) if purpose == "waiting" else 0.0
+                self._debt -= paid
+                self._spent[purpose] += seconds - paid
 
-    def _settle(self) -> None:
-        if self._unsettled > 0:
-            self._spent["idle"] += self._unsettled
-            self._unsettled = 0.0
-        self._left_at = None
+    def _settle(self, generation: int) -> None:
+        self._left.pop(generation, None)
+        rest = self._unsettled.pop(generation, 0.0)
+        if rest > 0:
+            self._spent["idle"] += rest
+        else:
+            self._debt -= rest
+
+
+def shown(settled: Mapping[Purpose, float], unsettled: float) -> dict[Purpose, float]:
+    """What is settled with what is not: that counts as compute for the time being, and was waiting where it is
+    negative. The sum stays."""
+    found = dict(settled)
+    found["compute"] += max(0.0, unsettled)
+    lacking = max(0.0, -unsettled)
+    for purpose in ("waiting", "idle", "compute", "recomputed"):
+        taken = min(lacking, found[purpose])
+        found[purpose] -= taken
+        lacking -= taken
+    return found
 
 
 class RunLedger:
@@ -168,11 +193,17 @@ class RunLedger:
 
     Args:
         before: the last record of an earlier coordinator.
+        generation: the newest then.
         in_pod: workers are pods, which have what they ask for.
     """
 
     def __init__(
-        self, job: DistributedTrainingJob, clock: Instant, before: records.Accounted | None = None, in_pod: bool = False
+        self,
+        job: DistributedTrainingJob,
+        clock: Instant,
+        before: records.Accounted | None = None,
+        generation: int = 0,
+        in_pod: bool = False,
     ) -> None:
         self._prices, self._before = job.spec.prices, before or records.Accounted(time=clock.wall)
         workers, evaluators = job.spec.workers, job.spec.evaluation
@@ -186,12 +217,14 @@ class RunLedger:
             self._evaluator_cpus = 1.0 if asked is None else asked / evaluators.processes_per_replica
         unsettled = self._before.unsettled or 0.0
         counted_until = -inf if before is None else clock.steady - max(0.0, clock.wall - before.time)
-        self._workers = WorkerSeconds(clock.steady, counted_until, unsettled)
+        self._workers = WorkerSeconds(clock.steady, counted_until, generation, unsettled)
         self._base = {
             "gpu": _less(self._before.gpu_seconds, unsettled * (self._before.worker_gpus or 0.0)),
             "cpu": _less(self._before.cpu_seconds, unsettled * (self._before.worker_cpus or 0.0)),
         }
         self._sizes: dict[int, int] = {}
+        self._inside: Mapping[Worker, object] = {}
+        self._members: Set[Worker] = frozenset()
         self._observed = Observed()
         self._recorded_at = -inf
 
@@ -200,7 +233,7 @@ class RunLedger:
         if not self._is_known and (sync.gpus is not None or sync.cpus is not None):
             self._gpus, self._cpus = float(sync.gpus or 0), float(sync.cpus or self._processes)
         self._cpus = self._cpus or float(sync.cpus or self._processes)
-        self._workers.arrived(sync.replica, sync.incarnation, now, sync.age)
+        self._workers.heard(sync.replica, sync.incarnation, now, sync.age)
 
     def gone(self, replica: str, now: float) -> None:
         """An agent is not there any more."""
@@ -223,8 +256,10 @@ class RunLedger:
         doing = UNSETTLED if adopts or about == STEPPING else DOING.get(about, "waiting")
         if finishing or about == SILENT:
             doing = "compute"
-        members = state.inside.keys() if state.open or adopts else frozenset()
-        self._workers.look(now, doing, members, told, self._sizes)
+        if (state.open or adopts) and state.inside is not self._inside:
+            self._inside, self._members = state.inside, state.inside.keys()
+        members = self._members if state.open or adopts else frozenset()
+        self._workers.look(now, doing, state.number, members, told, self._sizes)
         self._observed = observed
 
     def close(self, now: float) -> None:
@@ -234,12 +269,12 @@ class RunLedger:
     @property
     def ledger(self) -> Ledger:
         """What the run has taken so far."""
-        return priced(*self._spent(self._workers.seconds), self._prices)
+        return priced(*self._spent(self._workers.unsettled), self._prices)
 
     @property
     def settled(self) -> Ledger:
         """The same without what is unsettled. Its amounts only grow."""
-        return priced(*self._spent(self._workers.settled), self._prices)
+        return priced(*self._spent(0.0), self._prices)
 
     def due(self, clock: Instant) -> records.Accounted | None:
         """The record, if it is time for one."""
@@ -262,15 +297,15 @@ class RunLedger:
             evaluators_until=self._observed.looked_at,
         )
 
-    def _spent(self, seconds: Mapping[Purpose, float]) -> tuple[Spent, Spent]:
-        evaluators = self._observed.evaluator_seconds
+    def _spent(self, unsettled: float) -> tuple[Spent, Spent]:
+        settled, evaluators = self._workers.settled, self._observed.evaluator_seconds
         found = []
         for name, each, of_evaluator in (("gpu", self._gpus, 0.0), ("cpu", self._cpus, self._evaluator_cpus)):
             base = self._base[name]
-            amounts = {
-                purpose: base[purpose] + each * seconds[purpose] + of_evaluator * evaluators.get(purpose, 0.0)
-                for purpose in PURPOSES
-            }
+            workers = {purpose: base[purpose] + each * settled[purpose] for purpose in PURPOSES}
+            amounts = shown(workers, each * unsettled)
+            for purpose, seconds in evaluators.items():
+                amounts[purpose] += of_evaluator * seconds
             found.append(Spent(**{purpose: round(max(0.0, amount), 3) for purpose, amount in amounts.items()}))
         return found[0], found[1]
 

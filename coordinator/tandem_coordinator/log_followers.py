@@ -278,6 +278,9 @@ def _logs(paths: Iterable[Path]) -> list[tuple[int, Path]]:
 MOST_FAILED, MOST_WORDS = 10_000, 200
 SILENT_SECONDS = 3_600.0
 """After so long without a line the evaluator is hardly there any more."""
+REPLACED_SECONDS = 10.0
+"""Two signs of life of an idle evaluator. A process that begins within so much of another's last one has replaced it
+at once."""
 _LAST_BYTES = 64 * 2**10
 """A coordinator that finds a long log begins so far before its end."""
 
@@ -337,13 +340,15 @@ class EvaluatorFollower:
         before, shards, self._shards = self._newest, self._shards, 0.0
         if sign.age is None or sign.time <= self._counted_until:
             return
-        age = sign.age
-        if before is not None and before.age is not None and before.age <= age:
-            age -= before.age
-        else:
-            before = None
-        seconds = min(age, sign.time - self._counted_until)
-        state = "starting" if before is None else before.state
+        seconds, state = sign.age, "starting"
+        if before is not None and before.age is not None:
+            if before.age <= sign.age:
+                seconds, state = sign.age - before.age, before.state or "idle"
+            else:
+                # The process before it has lived on after its last sign of life, and was replaced when it had died.
+                gap = sign.time - sign.age - before.time
+                self.seconds["idle"] += gap if 0.0 < gap <= REPLACED_SECONDS else 0.0
+        seconds = min(seconds, sign.time - self._counted_until)
         evaluated = seconds if state == "evaluating" else min(seconds, shards)
         self.seconds["evaluation"] += evaluated
         self.seconds["waiting" if state == "starting" else "idle"] += seconds - evaluated

@@ -1,9 +1,11 @@
 """What a run takes, by what it was for, and what that costs (docs/decisions/0042-ledger.md)."""
 
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
+from tandem.formatting import hours, number, share
 from tandem.model import Model
 
 HOUR = 3600.0
@@ -58,6 +60,29 @@ class Ledger(Model):
     """Money, of what has a price in the job's `prices`."""
     currency: Annotated[str, Field(max_length=3)] | None = None
     """Of `cost`."""
+
+
+def amounts(ledger: Ledger | None) -> Iterator[tuple[str, Spent, Callable[[float], str]]]:
+    """What there is to show of a ledger: its name, the amounts, and how one is written."""
+    if ledger is None:
+        return
+    for name, spent in (("GPU-hours", ledger.gpu_seconds), ("CPU-hours", ledger.cpu_seconds)):
+        if spent.total > 0:
+            yield name, spent, hours
+    if ledger.cost is not None:
+        currency = f" {ledger.currency}" if ledger.currency else ""
+        yield "cost", ledger.cost, lambda amount: f"{number(float(amount))}{currency}"
+
+
+def parts(spent: Spent) -> Iterator[tuple[Purpose, float]]:
+    """What amounts were for, as far as there are any."""
+    return ((purpose, amount) for purpose in PURPOSES if (amount := getattr(spent, purpose)) > 0)
+
+
+def in_words(spent: Spent, written: Callable[[float], str]) -> str:
+    """The sum and its parts: `12.3 · compute 10.1 (82 %) · idle 2.2 (18 %)`."""
+    shares = [f"{purpose} {written(amount)} ({share(amount / spent.total)})" for purpose, amount in parts(spent)]
+    return " · ".join([written(spent.total), *shares])
 
 
 def priced(gpu_seconds: Spent, cpu_seconds: Spent, prices: Prices | None) -> Ledger:

@@ -211,11 +211,11 @@ class Sync(Model):
     ranks: Annotated[list[RankReport], Field(max_length=64)] = []
     """Its training processes."""
     age: Amount | None = None
-    """For how long this agent's process has existed, in seconds; said with the first message of a connection."""
+    """For how long this agent's process has existed, in seconds."""
     cpus: Amount | None = None
-    """CPUs that its ranks may use; said as `age` is."""
+    """CPUs that its ranks may use."""
     gpus: Annotated[int, Field(ge=0, le=1_024)] | None = None
-    """GPUs that its ranks see, where it knows; said as `age` is."""
+    """GPUs that its ranks see, where it knows."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

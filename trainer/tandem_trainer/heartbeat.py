@@ -107,6 +107,7 @@ class Heartbeat(threading.Thread):
         self.address = address
         self._client, self._rundir = client, rundir
         self._processes, self._node = processes, node
+        self._began, self._devices = time.monotonic() - process_age(), _devices(processes)
         self._changed = threading.Condition()
         self._wish = _Wish()
         self._membership: Membership | None = None
@@ -382,18 +383,11 @@ class Heartbeat(threading.Thread):
                 "state": state,
                 "generation": self._wish.generation,
                 "node": self._node,
-                **({} if self._client.connected else self._existence()),
+                "age": time.monotonic() - self._began,
+                **self._devices,
                 **more,
             }
         )
-
-    def _existence(self) -> dict[str, object]:
-        """For the ledger, which counts what nobody saw."""
-        gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
-        seen = None if gpus is None else len([name for name in gpus.split(",") if name.strip() not in ("", "-1")])
-        threads = os.environ.get("OMP_NUM_THREADS", "")
-        cpus = self._processes * int(threads) if threads.isdecimal() else usable_cpus()
-        return {"age": process_age(), "cpus": float(cpus), "gpus": seen}
 
     def _finish(self, end: End) -> None:
         self._end, self._ended_at = end, time.monotonic()
@@ -482,6 +476,13 @@ class Heartbeat(threading.Thread):
         if self._ranks is not None:
             self._ranks.close()
             self._ranks = None
+
+
+def _devices(processes: int) -> dict[str, object]:
+    """The CPUs and GPUs of so many ranks, for the ledger."""
+    gpus, threads = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("OMP_NUM_THREADS", "")
+    seen = None if gpus is None else len([name for name in gpus.split(",") if name.strip() not in ("", "-1")])
+    return {"cpus": float(processes * int(threads) if threads.isdecimal() else usable_cpus()), "gpus": seen}
 
 
 def _read(pipe: int) -> bytes:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from tandem import formatting
 from tandem.formatting import elapsed, metric_name, number, seconds, several
+from tandem.ledger import amounts, in_words
 from tandem.status import KSTATUS, Members, Phase, Score, Status, told
 from tandem_cli.checkpoints.listing import Column, listing, paragraph, plain, table
 from tandem_cli.kubernetes.job_view import JobEvent, JobSummary, JobView, Pod, State
@@ -167,6 +168,8 @@ def _facts(status: Status) -> Iterator[tuple[str, str]]:
         yield "slow", f"rank {slow.rank} of {slow.replica} takes {slow.ratio:.1f} times as long as the others"
     if status.utilization is not None:
         yield from _processors(status)
+    for name, spent, written in amounts(status.ledger):
+        yield name, in_words(spent, written)
     for one in told(status.troubles):
         yield "trouble", one.text
     if status.latest_checkpoint is not None:
