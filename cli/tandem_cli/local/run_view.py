@@ -14,7 +14,7 @@ from tandem.ledger import Ledger
 from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
-from tandem.rundir.ledger import newest_ledger
+from tandem.rundir.ledger import newest_ledger, of_record
 from tandem.rundir.log import LogReader
 from tandem.rundir.ownership import ENDPOINT
 from tandem.rundir.records import COORDINATOR, Sample, Told
@@ -124,7 +124,7 @@ def _read_status(path: Path, alive: bool) -> Status:
 
 def _ledger(rundir: RunDir) -> Ledger | None:
     record = newest_ledger(rundir)
-    return None if record is None else Ledger(**{name: getattr(record, name) for name in Ledger.model_fields})
+    return None if record is None else of_record(record)
 
 
 def _message(done: Any, failed: Any, alive: bool, newest: CheckpointRef | None, own_command: bool) -> str | None:

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 
+from tandem.ledger import Ledger
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, Accounted, Sample
@@ -21,3 +22,8 @@ def newest_ledger(rundir: RunDir) -> Accounted | None:
             if newest is not None:
                 return newest
     return None
+
+
+def of_record(record: Accounted) -> Ledger:
+    """What a record says to people."""
+    return Ledger(**{name: getattr(record, name) for name in Ledger.model_fields})
