@@ -131,6 +131,7 @@ class Coordinator:
             lambda observed: self._from_thread(self._observe, observed),
             lambda complaint: self._from_thread(self._history.say, complaint, "warning"),
         )
+        self._count_time()
 
     # What is asked of it
 

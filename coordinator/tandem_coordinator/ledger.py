@@ -39,7 +39,7 @@ class WorkerSeconds:
     Args:
         now: seconds of any steady clock, as everywhere here.
         counted_until: what was before that was counted by an earlier coordinator.
-        generation: the newest then.
+        generation: the newest that it formed.
         unsettled: worker-seconds that were unsettled then.
     """
 
@@ -51,7 +51,7 @@ class WorkerSeconds:
         self._gone: dict[Worker, float] = {}
         self._members: Set[Worker] = frozenset()
         self._inside = 0
-        self._doing, self._generation = "waiting", generation
+        self._doing, self._generation, self._first = "waiting", generation, generation
         self._spent: dict[Purpose, float] = dict.fromkeys(PURPOSES, 0.0)
         self._unsettled = {generation: unsettled} if unsettled > 0 else {}
         self._debt = max(0.0, -unsettled)
@@ -67,20 +67,24 @@ class WorkerSeconds:
             age: for how long it has existed, if it says so.
         """
         worker = replica, incarnation
+        # A member of the group that an earlier coordinator formed has worked since its last record.
+        adopted = self._counted_until > -inf and worker in self._members and self._generation == self._first
         if self._workers.get(replica) != incarnation:
             self._count(now)
             self.gone(replica, now)
-            if (left := self._gone.pop(worker, None)) is None:
-                self._unaged[worker] = now
-            else:
+            if (left := self._gone.pop(worker, None)) is not None:
                 self._add(self._doing if worker in self._members else "waiting", now - left)
+            else:
+                self._unaged[worker] = self._counted_until if adopted else now
+                self._add(UNSETTLED, now - self._unaged[worker])
             self._workers[replica] = incarnation
             self._inside += worker in self._members
-        if age is not None and (seen := self._unaged.pop(worker, None)) is not None:
-            # One that an earlier coordinator counted, too, and that is in the group, has worked since.
-            worked = now - age < self._counted_until and worker in self._members
+        if age is not None and (known := self._unaged.pop(worker, None)) is not None:
             since = max(now - age, self._counted_until)
-            self._add(UNSETTLED if worked else "waiting", max(0.0, seen - since))
+            if known == self._counted_until:
+                self._add(UNSETTLED, known - since)
+            else:
+                self._add("waiting", max(0.0, known - since))
 
     def gone(self, replica: str, now: float) -> None:
         """A worker is not there any more. If it comes back, it was there all the time."""
@@ -193,7 +197,7 @@ class RunLedger:
 
     Args:
         before: the last record of an earlier coordinator.
-        generation: the newest then.
+        generation: the newest that it formed.
         in_pod: workers are pods, which have what they ask for.
     """
 
@@ -207,7 +211,7 @@ class RunLedger:
     ) -> None:
         self._prices, self._before = job.spec.prices, before or records.Accounted(time=clock.wall)
         workers, evaluators = job.spec.workers, job.spec.evaluation
-        self._processes = workers.processes
+        self._processes, self._is_script = workers.processes, job.spec.trainer.command is not None
         self._gpus, self._cpus = self._before.worker_gpus or 0.0, self._before.worker_cpus or 0.0
         self._evaluator_cpus = 1.0
         self._is_known = in_pod
@@ -254,7 +258,7 @@ class RunLedger:
         # Members that a coordinator finds after its own restart step on meanwhile.
         adopts = not state.open and state.adopting_until is not None
         doing = UNSETTLED if adopts or about == STEPPING else DOING.get(about, "waiting")
-        if finishing or about == SILENT:
+        if finishing or (about == SILENT and self._is_script):
             doing = "compute"
         if (state.open or adopts) and state.inside is not self._inside:
             self._inside, self._members = state.inside, state.inside.keys()

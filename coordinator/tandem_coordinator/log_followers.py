@@ -342,7 +342,9 @@ class EvaluatorFollower:
             return
         seconds, state = sign.age, "starting"
         if before is not None and before.age is not None:
-            if before.age <= sign.age:
+            # On a busy machine a process may be older at its first sign of life than the one before at its last.
+            is_same = before.age <= sign.age and (before.cpu_seconds or 0.0) <= (sign.cpu_seconds or 0.0)
+            if is_same:
                 seconds, state = sign.age - before.age, before.state or "idle"
             else:
                 # The process before it has lived on after its last sign of life, and was replaced when it had died.

@@ -63,6 +63,8 @@ class LedgerWorld:
         """Processes that start again, and when."""
         self.existed = {"worker": 0.0, "evaluator": 0.0}
         """Seconds of processes, as somebody counts who sees everything."""
+        self.computed = 0.0
+        """Worker-seconds of compute that were written down."""
         self.step = self.saved = self.window = 0
         self.trains = 0
         self.state: State | None = None
@@ -103,6 +105,7 @@ class LedgerWorld:
         self.ledger = RunLedger(self.job, self.clock, before, self.number)
         self.directory = RunDirectory(self.rundir, self.job.spec.evaluation, counted=counted(before))
         self.looked = float("-inf")
+        self._account()
 
     def passes(self, seconds: float) -> None:
         until = self.now + seconds
@@ -215,6 +218,7 @@ class LedgerWorld:
         self.saved = self.step if self.step % STEPS_SAVED == 0 else self.saved
         if self.window == 5:
             seconds, self.window = 5 * STEP_SECONDS, 0
+            self.computed += 0.85 * seconds * len(inside)
             phases = {"data": 0.1 * seconds, "compute": 0.85 * seconds, "checkpoint": 0.05 * seconds}
             self._write(
                 log,
