@@ -297,7 +297,7 @@ class RunLedger:
             worker_gpus=self._gpus,
             worker_cpus=self._cpus,
             reached=training.reached,
-            offsets={str(generation): offset for generation, offset in training.offsets.items()},
+            offsets={str(generation): float(offset) for generation, offset in training.offsets.items()},
             evaluators_until=self._observed.looked_at,
         )
 
@@ -318,7 +318,7 @@ def counted(before: records.Accounted | None) -> Counted:
     """How far an earlier coordinator has counted the logs."""
     if before is None:
         return Counted()
-    offsets = {int(number): offset or 0 for number, offset in before.offsets.items() if number.isdecimal()}
+    offsets = {int(number): int(offset or 0) for number, offset in (before.offsets or {}).items() if number.isdecimal()}
     return Counted(before.reached or 0, offsets, before.evaluators_until or before.time)
 
 

@@ -12,7 +12,6 @@ line holds); one union for all logs (`skipped` and `end` say different things in
 """
 
 import json
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -306,7 +305,7 @@ class Accounted(Record, Ledger):
     """CPUs of a worker."""
     reached: Count = None
     """The highest step that was taken."""
-    offsets: Annotated[Mapping[str, Count], Field(max_length=16)] = {}
+    offsets: Amounts = None
     """Bytes of the newest training logs that are counted, by generation."""
     evaluators_until: Amount = None
     """Seconds since the epoch: up to then the logs of evaluators are counted."""
