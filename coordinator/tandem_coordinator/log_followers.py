@@ -341,16 +341,15 @@ class EvaluatorFollower:
         if sign.age is None or sign.time <= self._counted_until:
             return
         seconds, state = sign.age, "starting"
-        if before is not None and before.age is not None:
-            # On a busy machine a process may be older at its first sign of life than the one before at its last.
-            is_same = before.age <= sign.age and (before.cpu_seconds or 0.0) <= (sign.cpu_seconds or 0.0)
-            if is_same:
-                seconds, state = sign.age - before.age, before.state or "idle"
-            else:
-                # The process before it has lived on after its last sign of life, and was replaced when it had died.
-                gap = sign.time - sign.age - before.time
-                self.seconds["idle"] += gap if 0.0 < gap <= REPLACED_SECONDS else 0.0
-        seconds = min(seconds, sign.time - self._counted_until)
+        if before is None or before.age is None:
+            seconds = min(seconds, sign.time - self._counted_until)
+        # On a busy machine a process may be older at its first sign of life than the one before at its last.
+        elif before.age <= sign.age and (before.cpu_seconds or 0.0) <= (sign.cpu_seconds or 0.0):
+            seconds, state = sign.age - before.age, before.state or "idle"
+        else:
+            # The process before it has lived on after its last sign of life, and was replaced when it had died.
+            gap = sign.time - sign.age - before.time
+            self.seconds["idle"] += gap if 0.0 < gap <= REPLACED_SECONDS else 0.0
         evaluated = seconds if state == "evaluating" else min(seconds, shards)
         self.seconds["evaluation"] += evaluated
         self.seconds["waiting" if state == "starting" else "idle"] += seconds - evaluated

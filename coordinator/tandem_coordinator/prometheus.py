@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from tandem import metrics
 from tandem.job import Checkpoint
 from tandem.labels import place
-from tandem.ledger import PURPOSES, Ledger
+from tandem.ledger import PURPOSES, Ledger, Spent
 from tandem.metrics import STEP_BUCKETS, Metric
 from tandem.status import Phase, Snapshot, Troubles
 from tandem_coordinator.log_followers import Training
@@ -231,11 +231,13 @@ def _history(figures: Figures) -> Iterator[Sample]:
     for phase in metrics.DOINGS:
         yield metrics.TIME, (phase,), round(figures.seconds.get(phase, 0.0), 3)
     spent = figures.ledger
-    for metric, amounts in ((metrics.GPU_SECONDS, spent.gpu_seconds), (metrics.CPU_SECONDS, spent.cpu_seconds)):
+    for metric, amounts in (
+        (metrics.GPU_SECONDS, spent.gpu_seconds),
+        (metrics.CPU_SECONDS, spent.cpu_seconds),
+        (metrics.COST, spent.cost or Spent()),
+    ):
         for purpose in PURPOSES:
             yield metric, (purpose,), getattr(amounts, purpose)
-    for purpose in PURPOSES:
-        yield metrics.COST, (purpose,), None if spent.cost is None else getattr(spent.cost, purpose)
     yield metrics.STEPS_TAKEN, (), training.steps
     yield metrics.SAMPLES, (), training.samples
     yield metrics.STEPS_LOST, (), training.steps_lost

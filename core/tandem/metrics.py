@@ -99,7 +99,7 @@ CPU_SECONDS = Metric(
 COST = Metric(
     "tandem_cost_total",
     "counter",
-    "What these cost by the job's prices, in the currency that it names, by the same purposes.",
+    "What these cost by the job's prices, in the currency that it names, by the same purposes; 0 without prices.",
     ("purpose",),
 )
 MFU = Metric(

@@ -1,5 +1,6 @@
 """Whose seconds the ledger counts, and what they were for."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,9 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.formatting import number
 from tandem.ledger import PURPOSES, Ledger, Prices, Purpose, Spent, amounts, in_words, priced
+from tandem.rundir import records
+from tandem.rundir.durable import Lines
 from tandem.rundir.ledger import newest_ledger
+from tandem_cli.local.run_view import look_briefly
+from tandem_cli.report import clock
+from tandem_cli.report.comparison import outcome, rows
+from tandem_cli.report.page import page
+from tandem_cli.report.reading import read
+from tandem_cli.report.summary import summarize
 from tandem_coordinator.ledger import UNSETTLED, WorkerSeconds, shown
+from tandem_coordinator.log_followers import Counted, EvaluatorFollower, TrainingLogs
 from tests.support.worlds.ledger_world import T0, LedgerWorld
 
 # Worker-seconds
@@ -97,24 +108,24 @@ def test_the_parts_add_up_to_the_seconds_of_workers_whatever_events_come(
     seconds = WorkerSeconds(now, generation=0, unsettled=unsettled)
     written: dict[int, dict[Purpose, float]] = {}
     before = dict(seconds.settled)
-    for number, (kind, index, life, later) in enumerate(events):
+    for count, (kind, index, life, later) in enumerate(events):
         now += later
         name, incarnation = f"worker-{index}", f"life-{life}"
         if kind == "gone":
             seconds.gone(name, now)
             truth.gone(name, now)
         elif kind in ("heard", "aged"):
-            age = told[number % len(told)] if kind == "aged" else None
+            age = told[count % len(told)] if kind == "aged" else None
             seconds.heard(name, incarnation, now, age)
             truth.heard(name, incarnation, now, age)
         elif kind == "look":
-            generation = 1 + number // 7
+            generation = 1 + count // 7
             for purpose in ("compute", "recomputed", "waiting"):
                 of = written.setdefault(generation - life % 2, {})
-                of[purpose] = of.get(purpose, 0.0) + told[(number + index) % len(told)]
+                of[purpose] = of.get(purpose, 0.0) + told[(count + index) % len(told)]
             members = frozenset((f"worker-{one}", f"life-{life}") for one in range(index))
             sizes = {generation: index + 1}
-            seconds.look(now, doings[number % len(doings)], generation, members, written, sizes)
+            seconds.look(now, doings[count % len(doings)], generation, members, written, sizes)
         else:
             seconds.close(now)
         seconds.gone("nobody", now)
@@ -207,6 +218,87 @@ def test_steps_that_are_taken_again_are_recomputed(tmp_path: Path) -> None:
     ledger = world.ends()
     # Of the last lines before a kill, some steps are not written down.
     assert 0.85 * (lost - 5) * 0.1 * 2 - 1e-6 <= spent(ledger, "recomputed") <= 0.85 * lost * 0.1 * 2 + 1e-6
+
+
+def test_status_and_report_of_a_run_that_is_over_show_the_last_record(tmp_path: Path) -> None:
+    world = LedgerWorld(tmp_path / "run", prices={"cpuPerHour": 36.0, "currency": "EUR"})
+    world.passes(12.0)
+    ledger = world.ends()
+    assert ledger.cost is not None
+    assert ledger.cost.total == pytest.approx(0.01 * ledger.cpu_seconds.total)
+    assert look_briefly(world.rundir.path).status.ledger == ledger
+    run = read(world.rundir.path)
+    assert run.ledger == ledger
+    drawn = page(run, summarize(run, clock.of(run.marks)), [], "run", "1")
+    (table,) = [part for part in drawn.split("<section>") if "Hours and cost" in part]
+    assert re.findall(r"<tr><td>(\w+)</td>", table) == ["Compute", "Waiting", "Idle", "Evaluation", "Total"]
+    assert f"{number(ledger.cost.total)} EUR" in table
+    found = outcome(run, "run")
+    assert ("cost", (f"{number(ledger.cost.total)} EUR",)) in rows([run], [found])
+
+
+# Logs
+
+
+def logged(path: Path, *lines: records.Record) -> None:
+    log = Lines(path)
+    log.append(*(line.line() for line in lines))
+    log.close()
+
+
+def rate(step: int, steps: int, compute: float) -> records.Rate:
+    return records.Rate(time=T0, step=step, steps=steps, step_seconds=0.1, phases={"compute": compute, "pause": 1.0})
+
+
+def test_a_rate_of_which_some_steps_were_taken_before_is_divided(tmp_path: Path) -> None:
+    logs = TrainingLogs(tmp_path)
+    logged(tmp_path / "train-g000001.jsonl", rate(100, 100, 10.0))
+    logged(tmp_path / "train-g000002.jsonl", rate(110, 40, 4.0))
+    found = logs.follow(sorted(tmp_path.iterdir()))
+    assert found.reached == 110
+    assert found.by_generation[1] == {"compute": 11.0, "recomputed": 0.0, "waiting": 0.0}
+    assert found.by_generation[2] == {"compute": 2.0, "recomputed": 3.0, "waiting": 0.0}
+
+
+def test_what_was_written_while_the_coordinator_was_away_counts_and_what_it_had_counted_does_not(
+    tmp_path: Path,
+) -> None:
+    first, second = tmp_path / "train-g000001.jsonl", tmp_path / "train-g000002.jsonl"
+    logs = TrainingLogs(tmp_path)
+    logged(first, rate(100, 100, 10.0))
+    before = logs.follow([first])
+    logged(first, rate(150, 50, 5.0))
+    logged(second, rate(200, 50, 6.0))
+    again = TrainingLogs(tmp_path, Counted(before.reached, before.offsets))
+    logged(second, rate(210, 10, 1.0))
+    found = again.follow([first, second])
+    assert found.by_generation[1]["compute"] == 5.0 + 1.0
+    assert found.by_generation[2]["compute"] == 6.0 + 1.0 + 1.0 + 1.0
+    assert found.steps == 10, "Prometheus' counters begin with the process"
+
+
+def sign(at: float, age: float, cpu: float, state: str) -> records.Usage:
+    return records.Usage(time=T0 + at, age=age, cpu_seconds=cpu, state=state)
+
+
+def test_an_evaluator_existed_from_its_birth_to_its_last_sign_of_life(tmp_path: Path) -> None:
+    path = tmp_path / "evaluator-0.jsonl"
+    logged(
+        path,
+        sign(4.0, 4.0, 1.0, "starting"),
+        sign(9.0, 9.0, 2.0, "idle"),
+        records.Evaluated(time=T0 + 13.0, checkpoint="step-000000001", seconds=1.5),
+        sign(14.0, 14.0, 3.0, "evaluating"),
+        sign(20.0, 20.0, 9.0, "idle"),
+        # Another process, which was born 2 s later, and is older now than that one became.
+        sign(43.0, 21.0, 0.5, "starting"),
+    )
+    log = EvaluatorFollower(path)
+    log.follow(T0)
+    assert log.seconds == {"waiting": 9.0 + 21.0, "idle": 3.5 + 2.0, "evaluation": 1.5 + 6.0}
+    later = EvaluatorFollower(path, counted_until=T0 + 14.5)
+    later.follow(T0)
+    assert later.seconds == {"waiting": 21.0, "idle": 2.0, "evaluation": 6.0}
 
 
 # What is shown
