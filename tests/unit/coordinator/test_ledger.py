@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from tandem.formatting import number
 from tandem.ledger import PURPOSES, Ledger, Prices, Purpose, Spent, amounts, in_words, priced
+from tandem.protocol import Sync
 from tandem.rundir import records
 from tandem.rundir.durable import Lines
 from tandem.rundir.ledger import newest_ledger
@@ -19,8 +21,10 @@ from tandem_cli.report.comparison import outcome, rows
 from tandem_cli.report.page import page
 from tandem_cli.report.reading import read
 from tandem_cli.report.summary import summarize
-from tandem_coordinator.ledger import UNSETTLED, WorkerSeconds, shown
+from tandem_coordinator.ledger import UNSETTLED, RunLedger, WorkerSeconds, shown
 from tandem_coordinator.log_followers import Counted, EvaluatorFollower, TrainingLogs
+from tandem_coordinator.snapshots import Instant
+from tests.support import manifests
 from tests.support.worlds.ledger_world import T0, LedgerWorld
 
 # Worker-seconds
@@ -43,6 +47,18 @@ def test_members_do_what_the_group_does_and_all_others_wait() -> None:
     assert seconds.unsettled == 0.5
     seconds.look(19.0, "waiting", 1, frozenset(), {}, {})
     assert seconds.settled["idle"] == 0.5, "nobody has written it down since"
+
+
+def test_a_member_that_is_gone_does_nothing_any_more() -> None:
+    seconds = WorkerSeconds(0.0)
+    seconds.heard(*ONE, 0.0)
+    seconds.heard(*TWO, 0.0)
+    group = {ONE, TWO}
+    seconds.look(0.0, UNSETTLED, 1, group, {}, {})
+    seconds.gone("worker-1", 5.0)
+    seconds.look(10.0, UNSETTLED, 1, group, {}, {})
+    assert seconds.unsettled == 15.0
+    assert sum(seconds.settled.values()) == 0.0
 
 
 def test_lines_that_come_after_the_end_of_their_group_are_of_that_group() -> None:
@@ -235,6 +251,34 @@ def test_status_and_report_of_a_run_that_is_over_show_the_last_record(tmp_path: 
     assert f"{number(ledger.cost.total)} EUR" in table
     found = outcome(run, "run")
     assert ("cost", (f"{number(ledger.cost.total)} EUR",)) in rows([run], [found])
+
+
+def sync(incarnation: str, **more: Any) -> Sync:
+    fields = {"address": "10.0.0.1", "port": 4000, "processes": 2, "state": "joining"}
+    return Sync.model_validate({"replica": "worker-0", "incarnation": incarnation, **fields, **more})
+
+
+@pytest.mark.parametrize(
+    ("resources", "gpus", "cpus"),
+    [
+        ({"requests": {"nvidia.com/gpu": 2, "cpu": "1500m"}, "limits": {"cpu": 8}}, 2.0, 1.5),
+        ({"limits": {"cpu": 4}}, 0.0, 4.0),
+        ({}, 0.0, 6.0),
+    ],
+)
+def test_a_worker_in_a_pod_has_what_the_pod_asks_for_and_otherwise_what_its_agent_says(
+    resources: dict[str, Any], gpus: float, cpus: float
+) -> None:
+    job = manifests.job(workers={"processesPerReplica": 2, "resources": resources})
+    ledger = RunLedger(job, Instant(T0, 0.0), in_pod=True)
+    ledger.heard(sync("a", age=10.0, cpus=6.0, gpus=1), 0.0)
+    ledger.close(0.0)
+    found = ledger.ledger
+    assert (found.gpu_seconds.waiting, found.cpu_seconds.waiting) == (10.0 * gpus, 10.0 * cpus)
+    here = RunLedger(job, Instant(T0, 0.0))
+    here.heard(sync("a", age=10.0, cpus=6.0, gpus=1), 0.0)
+    here.close(0.0)
+    assert (here.ledger.gpu_seconds.waiting, here.ledger.cpu_seconds.waiting) == (10.0, 60.0)
 
 
 # Logs
