@@ -148,7 +148,6 @@ class Coordinator:
         if sync.generation == self._reports.generation:
             self._troubles.take(sync.ranks)
         self._hangs.take(sync.replica, sync.generation, sync.ranks, now)
-        self._ledger.heard(sync, now)
         if membership.says_nothing_new(self.state, sync):
             self._heard[sync.replica] = now
         else:
@@ -156,6 +155,7 @@ class Coordinator:
                 await self._ask_whether_over()
             self._apply(group_state.Synced(sync, preflights=protocol > FIRST))
             self._hurry.set()
+        self._ledger.heard(sync, time.monotonic(), self.state)
         try:
             hold = self.job.spec.elasticity.heartbeat_seconds * random.uniform(LEAST_HOLD, 1.0)  # noqa: S311
             told = await self._worth_saying(sync, request, now + hold)

@@ -86,10 +86,10 @@ class WorkerSeconds:
             else:
                 self._add("waiting", max(0.0, known - since))
 
-    def gone(self, replica: str, now: float) -> None:
-        """A worker is not there any more. If it comes back, it was there all the time."""
+    def gone(self, replica: str, now: float) -> bool:
+        """A worker is not there any more; whether it was. If it comes back, it was there all the time."""
         if (incarnation := self._workers.get(replica)) is None:
-            return
+            return False
         self._count(now)
         worker = replica, incarnation
         del self._workers[replica]
@@ -98,6 +98,7 @@ class WorkerSeconds:
         self._gone[worker] = now
         if len(self._gone) > MOST_GONE:
             del self._gone[next(iter(self._gone))]
+        return True
 
     def look(
         self,
@@ -166,7 +167,7 @@ class WorkerSeconds:
             return
         for purpose in PURPOSES:
             if purpose == doing:
-                paid = min(self._debt, seconds) if purpose == "waiting" else 0.0
+                paid = min(self._debt, seconds) if purpose == "waiting" and seconds > 0 else 0.0
                 self._debt -= paid
                 self._spent[purpose] += seconds - paid
 
@@ -232,17 +233,21 @@ class RunLedger:
         self._observed = Observed()
         self._recorded_at = -inf
 
-    def heard(self, sync: Sync, now: float) -> None:
-        """An agent has spoken."""
+    def heard(self, sync: Sync, now: float, state: State) -> None:
+        """An agent has spoken, and this came of it."""
         if not self._is_known and (sync.gpus is not None or sync.cpus is not None):
             self._gpus, self._cpus = float(sync.gpus or 0), float(sync.cpus or self._processes)
         self._cpus = self._cpus or float(sync.cpus or self._processes)
         self._workers.heard(sync.replica, sync.incarnation, now, sync.age)
+        agent = state.agents.get(sync.replica)
+        if agent is None or agent.member.incarnation != sync.incarnation:
+            # One that leaves, or is told to. If it speaks again, it was there until then.
+            self.gone(sync.replica, now)
 
     def gone(self, replica: str, now: float) -> None:
         """An agent is not there any more."""
-        self._workers.gone(replica, now)
-        self._recorded_at = -inf
+        if self._workers.gone(replica, now):
+            self._recorded_at = -inf
 
     def look(self, now: float, state: State, about: str, finishing: bool, observed: Observed) -> None:
         """What the job is about from now on, in the words of tandem_coordinator.goodput.

@@ -18,7 +18,7 @@ Price = Annotated[float, Field(gt=0, le=1e9)]
 
 
 class Prices(Model):
-    """What an hour costs, as for `tandem plan --price-per-hour`."""
+    """What an hour costs. `tandem plan` takes the price of a device from here, too."""
 
     gpu_per_hour: Price | None = None
     """Price of one GPU for an hour."""
@@ -69,7 +69,7 @@ def amounts(ledger: Ledger | None) -> Iterator[tuple[str, Spent, Callable[[float
     for name, spent in (("GPU-hours", ledger.gpu_seconds), ("CPU-hours", ledger.cpu_seconds)):
         if spent.total > 0:
             yield name, spent, hours
-    if ledger.cost is not None:
+    if ledger.cost is not None and ledger.cost.total > 0:
         currency = f" {ledger.currency}" if ledger.currency else ""
         yield "cost", ledger.cost, lambda amount: f"{number(float(amount))}{currency}"
 

@@ -174,8 +174,8 @@ class LedgerWorld:
             ranks=[RankReport(rank=0, step=self.step)] if trains else [],
         )
         self.reports.take(name, sync.generation, sync.ranks, self.now)
-        self.ledger.heard(sync, self.now)
         self.tell(Synced(sync))
+        self.ledger.heard(sync, self.now, self.state)
         told = membership.answer(self.state, sync, recorded=self.number)
         if told.order == "run" and told.membership is not None:
             worker.state, worker.generation, worker.since = "running", told.membership.generation, self.now

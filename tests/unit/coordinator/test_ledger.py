@@ -21,6 +21,8 @@ from tandem_cli.report.comparison import outcome, rows
 from tandem_cli.report.page import page
 from tandem_cli.report.reading import read
 from tandem_cli.report.summary import summarize
+from tandem_coordinator import membership
+from tandem_coordinator.group_state import Rules, Synced
 from tandem_coordinator.ledger import UNSETTLED, RunLedger, WorkerSeconds, shown
 from tandem_coordinator.log_followers import Counted, EvaluatorFollower, TrainingLogs
 from tandem_coordinator.snapshots import Instant
@@ -270,15 +272,13 @@ def test_a_worker_in_a_pod_has_what_the_pod_asks_for_and_otherwise_what_its_agen
     resources: dict[str, Any], gpus: float, cpus: float
 ) -> None:
     job = manifests.job(workers={"processesPerReplica": 2, "resources": resources})
-    ledger = RunLedger(job, Instant(T0, 0.0), in_pod=True)
-    ledger.heard(sync("a", age=10.0, cpus=6.0, gpus=1), 0.0)
-    ledger.close(0.0)
-    found = ledger.ledger
-    assert (found.gpu_seconds.waiting, found.cpu_seconds.waiting) == (10.0 * gpus, 10.0 * cpus)
-    here = RunLedger(job, Instant(T0, 0.0))
-    here.heard(sync("a", age=10.0, cpus=6.0, gpus=1), 0.0)
-    here.close(0.0)
-    assert (here.ledger.gpu_seconds.waiting, here.ledger.cpu_seconds.waiting) == (10.0, 60.0)
+    for in_pod, expected in ((True, (10.0 * gpus, 10.0 * cpus)), (False, (10.0, 60.0))):
+        ledger = RunLedger(job, Instant(T0, 0.0), in_pod=in_pod)
+        state = membership.start(Rules.of(job.spec), 1, 0.0)
+        said = sync("a", age=10.0, cpus=6.0, gpus=1)
+        ledger.heard(said, 0.0, membership.step(state, Synced(said), 0.0)[0])
+        found = ledger.ledger
+        assert (found.gpu_seconds.waiting, found.cpu_seconds.waiting) == expected
 
 
 # Logs
