@@ -268,17 +268,20 @@ class Coordinator:
             TakenOver: another coordinator has claimed the job.
         """
         self._run_watcher.start()
+        taken_over = False
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._tick())
                 tasks.create_task(self._record())
                 tasks.create_task(self._sample())
         except* TakenOver as error:
+            taken_over = True
             raise error.exceptions[0] from None
         finally:
-            await self._close_ledger()
-            self._run_watcher.stop()
             self._announce()
+            if not taken_over:
+                await self._close_ledger()
+            self._run_watcher.stop()
             self._disk.shutdown(wait=False, cancel_futures=True)
             self._history.close()
 

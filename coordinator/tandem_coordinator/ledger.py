@@ -139,9 +139,9 @@ class WorkerSeconds:
         self._doing, self._generation = doing, generation
 
     def close(self, now: float) -> None:
-        """Nothing follows: what nobody has written down by now was work that did not last."""
+        """Nothing follows here. Once all workers are gone, what nobody has written down was work that did not last."""
         self._count(now)
-        for number in list(self._unsettled):
+        for number in [] if self._workers else list(self._unsettled):
             self._settle(number)
 
     @property

@@ -95,6 +95,12 @@ class LedgerWorld:
     def coordinator_dies(self) -> None:
         self.state = None
 
+    def coordinator_stops(self) -> None:
+        """It leaves in good order while the group trains on."""
+        self.ledger.close(self.now)
+        self._write("coordinator", self.ledger.record(self.clock.wall))
+        self.state = None
+
     def coordinator_starts(self) -> None:
         before = newest_ledger(self.rundir)
         latest = self.latest if self.number else None

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from tandem_cli.report.page import page
 from tandem_cli.report.reading import read
 from tandem_cli.report.summary import summarize
 from tandem_coordinator import membership
+from tandem_coordinator.goodput import OVER, SILENT
 from tandem_coordinator.group_state import Rules, Synced
 from tandem_coordinator.ledger import UNSETTLED, RunLedger, WorkerSeconds, shown
 from tandem_coordinator.log_followers import Counted, EvaluatorFollower, TrainingLogs
+from tandem_coordinator.run_watcher import Observed
 from tandem_coordinator.snapshots import Instant
 from tests.support import manifests
 from tests.support.worlds.ledger_world import T0, LedgerWorld
@@ -211,7 +214,11 @@ def test_a_run_with_kills_and_restarts_of_its_coordinator_adds_up_within_one_per
     world.coordinator_dies()
     world.passes(4.0)
     world.coordinator_starts()
-    world.passes(40.0)
+    world.passes(20.3)
+    world.coordinator_stops()
+    world.passes(6.0)
+    world.coordinator_starts()
+    world.passes(20.0)
     ledger = world.ends()
     # A worker has two CPUs here, an evaluator one.
     truth = 2 * world.existed["worker"] + world.existed["evaluator"]
@@ -253,6 +260,19 @@ def test_status_and_report_of_a_run_that_is_over_show_the_last_record(tmp_path: 
     assert f"{number(ledger.cost.total)} EUR" in table
     found = outcome(run, "run")
     assert ("cost", (f"{number(ledger.cost.total)} EUR",)) in rows([run], [found])
+
+
+def test_a_script_that_says_nothing_of_its_steps_computes_and_a_task_waits_until_it_steps() -> None:
+    tasks = {"compute": {"command": ["train.py"]}, "waiting": {"task": "image-classification"}}
+    for purpose, trainer in tasks.items():
+        job = manifests.job(trainer=trainer)
+        ledger, said = RunLedger(job, Instant(T0, 0.0)), sync("a", age=0.0, cpus=1.0)
+        state = membership.step(membership.start(Rules.of(job.spec), 1, 0.0), Synced(said), 0.0)[0]
+        member = {("worker-0", "a"): said.member}
+        ledger.heard(said, 0.0, state)
+        ledger.look(0.0, replace(state, open=True, inside=member), SILENT, False, Observed())
+        ledger.look(10.0, state, OVER, False, Observed())
+        assert spent(ledger.ledger, purpose) == 10.0  # type: ignore[arg-type]
 
 
 def sync(incarnation: str, **more: Any) -> Sync:
