@@ -182,6 +182,8 @@ TYPES = {
     "Seconds": "seconds",
     "Moment": "time",
     "Amounts": "object: number by name",
+    "Spent": "object: number by purpose",
+    "Spent | None": "object: number by purpose",
     "Text": "text",
     "Texts": "list of text",
     "PlainName": "text",

@@ -40,6 +40,7 @@ from tandem_coordinator.group_state import (
 from tandem_coordinator.hang import HangWatch
 from tandem_coordinator.history import History, TroubleWatch
 from tandem_coordinator.history import now as log_time
+from tandem_coordinator.ledger import RunLedger, counted
 from tandem_coordinator.progress import Reports
 from tandem_coordinator.prometheus import Figures
 from tandem_coordinator.run_watcher import Observed, RunDirectory, RunWatcher
@@ -94,6 +95,8 @@ class Coordinator:
             finished=remembered.finished,
         )
         self._goodput = Goodput(time.monotonic())
+        clock = Instant(time.time(), time.monotonic())
+        self._ledger = RunLedger(job, clock, remembered.ledger, remembered.generation, remembered.in_pod)
         self._rundir, self._state_store = rundir, state_store
         self._recorded = remembered.generation
         self._started_at = remembered.started_at
@@ -124,10 +127,12 @@ class Coordinator:
                 job.spec.evaluation,
                 own_script=job.spec.trainer.command is not None,
                 has_base=job.spec.trainer.is_fine_tuning,
+                counted=counted(remembered.ledger),
             ),
             lambda observed: self._from_thread(self._observe, observed),
             lambda complaint: self._from_thread(self._history.say, complaint, "warning"),
         )
+        self._count_time()
 
     # What is asked of it
 
@@ -151,12 +156,14 @@ class Coordinator:
                 await self._ask_whether_over()
             self._apply(group_state.Synced(sync, preflights=protocol > FIRST))
             self._hurry.set()
+        self._ledger.heard(sync, time.monotonic(), self.state)
         try:
             hold = self.job.spec.elasticity.heartbeat_seconds * random.uniform(LEAST_HOLD, 1.0)  # noqa: S311
             told = await self._worth_saying(sync, request, now + hold)
         except asyncio.CancelledError:
             # The agent has hung up, unless this is an old request that a newer one has replaced.
             if self._requests.get(sync.replica) is request:
+                self._ledger.gone(sync.replica, time.monotonic())
                 self._apply(Disconnected(sync.replica, sync.incarnation))
             raise
         if told.order == "rejoin":
@@ -200,6 +207,7 @@ class Coordinator:
             failures=self.state.failures,
             budget=self.job.spec.elasticity.max_restarts,
             seconds=self._goodput.seconds,
+            ledger=self._ledger.settled,
             stepped_at=self._reports.stepped_at,
             idle_seconds=self._hangs.idle_seconds() if self.state.open else None,
             finishing=self._reports.finishing,
@@ -211,24 +219,31 @@ class Coordinator:
         )
 
     def _count_time(self) -> None:
-        worked = self._observed.training.seconds
-        self._goodput.look(time.monotonic(), about(self.state, self._reports, self._observed), worked)
+        now, doing = time.monotonic(), about(self.state, self._reports, self._observed)
+        self._goodput.look(now, doing, self._observed.training.seconds)
+        self._ledger.look(now, self.state, doing, self._reports.finishing, self._observed)
 
     def _status(self, clock: Instant, observed: Observed) -> Status:
         stragglers = self._stragglers.stragglers
         found = status(self.job, self.state, clock, self._reports, observed, self._started_at, stragglers)
         more: dict[str, object] = {"message": WAITS_FOR_CODE} if self._lacks_code and found.message is None else {}
         more |= {"troubles": self._troubles.troubles, "restarts": self._history.all_restarts}
+        more["ledger"] = self._ledger.ledger
         return found.model_copy(update=more)
 
     async def _ask_whether_over(self) -> None:
         """An agent that leaves because the job is over, or whose rank has ended it, may say so before we have seen the
         marker, and the rest would be called another generation for an instant. The second look has surely begun after
         the marker was written."""
+        if self.state.end is None:
+            await self._next_looks(lambda: self.state.end is not None)
+
+    async def _next_looks(self, enough: Callable[[], bool] = lambda: False) -> None:
+        """Wait for the run watcher's next two looks: the second has surely begun after now."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVING_SECONDS):
                 for _ in range(2):
-                    if self.state.end is not None:
+                    if enough():
                         return
                     looked = self._looked
                     self._run_watcher.look_again()
@@ -240,6 +255,7 @@ class Coordinator:
         if self._requests.get(sync.replica) is not request:
             return
         if hung_up():
+            self._ledger.gone(sync.replica, time.monotonic())
             self._apply(Disconnected(sync.replica, sync.incarnation))
         else:
             self._loop.call_later(HUNG_UP_SECONDS, self._look_for, sync, request, hung_up)
@@ -253,18 +269,29 @@ class Coordinator:
             TakenOver: another coordinator has claimed the job.
         """
         self._run_watcher.start()
+        taken_over = False
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._tick())
                 tasks.create_task(self._record())
                 tasks.create_task(self._sample())
         except* TakenOver as error:
+            taken_over = True
             raise error.exceptions[0] from None
         finally:
-            self._run_watcher.stop()
             self._announce()
+            if not taken_over:
+                await self._close_ledger()
+            self._run_watcher.stop()
             self._disk.shutdown(wait=False, cancel_futures=True)
             self._history.close()
+
+    async def _close_ledger(self) -> None:
+        """The last record, with what processes that have just ended wrote last."""
+        await self._next_looks()
+        self._count_time()
+        self._ledger.close(time.monotonic())
+        self._history.write(self._ledger.record(log_time()))
 
     async def _tick(self) -> None:
         while True:
@@ -329,6 +356,9 @@ class Coordinator:
             if worse and (found := self._troubles.troubles):
                 self._history.write(records.Troubled(time=log_time(), **found.model_dump()))
             clock, observed = Instant(time.time(), time.monotonic()), self._observed
+            self._count_time()
+            if (accounted := self._ledger.due(clock)) is not None:
+                self._history.write(accounted)
             now, evaluators = self._status(clock, observed), observed.evaluators
             owed -= RANKS_IN_SAMPLES
             trainer_cpu = self._reports.trainer_cpu() if owed <= 0 else {}
@@ -390,6 +420,7 @@ class Coordinator:
             for replica in before.agents.keys() - self.state.agents.keys():
                 self._reports.forget(replica)
                 self._hangs.forget(replica)
+                self._ledger.gone(replica, time.monotonic())
                 self._requests.pop(replica, None)
         if self.state.finished != before.finished:
             self._unrecorded.set()

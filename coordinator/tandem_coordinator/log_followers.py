@@ -11,12 +11,13 @@ Lines from before this process started are not counted: Prometheus' `rate` and `
 import os
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 
+from tandem.ledger import Purpose
 from tandem.metrics import STEP_BUCKETS
 from tandem.rundir.durable import listed
 from tandem.rundir.layout import evaluator_of_log, generation_of_log
@@ -24,6 +25,7 @@ from tandem.rundir.log import LogReader
 from tandem.rundir.records import (
     EVALUATOR,
     TRAINING,
+    Evaluated,
     EvaluatorEnd,
     Lost,
     NotSaved,
@@ -45,6 +47,29 @@ _FIRST_BYTES = 2**16
 _FOLLOWED = 2
 WORK = ("data", "compute", "checkpoint")
 """What a rate line divides time into."""
+
+
+LEDGERS = 4
+"""Of so many generations, the newest, it is said what their time was for."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What an earlier coordinator has counted for the ledger (tandem_coordinator.ledger)."""
+
+    reached: int = 0
+    """The highest step that was taken."""
+    offsets: Mapping[int, int] | None = None
+    """Bytes of training logs by generation; None where there was no ledger, so that logs that are there do not
+    count."""
+    evaluators_until: float = -inf
+    """Up to then, in seconds since the epoch, evaluators' logs."""
+
+    def offset(self, generation: int) -> int | None:
+        """How far a log that is there is counted; None: it does not count."""
+        if self.offsets is None:
+            return None
+        return self.offsets.get(generation, 0 if generation > max(self.offsets, default=0) else None)
 
 
 @dataclass(frozen=True)
@@ -78,12 +103,18 @@ class Training:
     """The last that was measured."""
     values: dict[str, float] = field(default_factory=dict)
     """By the names that the script has logged them by, the newest ones that are finite: MOST_VALUES at most."""
+    by_generation: Mapping[int, Mapping[Purpose, float]] = field(default_factory=dict)
+    """Seconds of the first rank by what they were for, since the last record of a ledger."""
+    reached: int = 0
+    """The highest step that was ever taken."""
+    offsets: Mapping[int, int] = field(default_factory=dict)
+    """Bytes of the newest logs that are in all this, by generation."""
 
 
 class TrainingLogs:
     """Follows the newest training logs. Used by one thread."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, counted: Counted | None = None) -> None:
         self._logs: dict[int, LogReader[TrainingRecord]] = {}
         self._seconds = dict.fromkeys(WORK, 0.0)
         self._saves: Counter[str] = Counter()
@@ -99,6 +130,9 @@ class TrainingLogs:
         self._learning_rate: float | None = None
         self._gradient_norm: float | None = None
         self._values: dict[str, float] = {}
+        self._counted = counted or Counted()
+        self._reached = self._counted.reached
+        self._purposes: dict[int, dict[Purpose, float]] = {}
         for generation, path in _logs(listed(folder))[-_FOLLOWED:]:
             self._skip(generation, path)
 
@@ -113,6 +147,7 @@ class TrainingLogs:
                 self._logs[generation] = _reader(path)
             for record in self._logs[generation].read() or ():
                 self._take(record)
+                self._account(generation, record)
         return Training(
             seconds=dict(self._seconds),
             steps=self._steps,
@@ -130,6 +165,9 @@ class TrainingLogs:
             learning_rate=self._learning_rate,
             gradient_norm=self._gradient_norm,
             values={name: value for name, value in self._values.items() if isfinite(value)},
+            by_generation={number: dict(self._purposes[number]) for number in sorted(self._purposes)[-LEDGERS:]},
+            reached=self._reached,
+            offsets={number: self._logs[number].offset for number in sorted(self._logs)[-_FOLLOWED:]},
         )
 
     def _skip(self, generation: int, path: Path) -> None:
@@ -148,6 +186,29 @@ class TrainingLogs:
                     self._saved(record)
                 case Values():
                     self._logged(record)
+        if (counted := self._counted.offset(generation)) is None:
+            self._reached = max(self._reached, self._step or 0)
+            return
+        # The ledger goes on where an earlier coordinator's ended.
+        self._logs[generation] = _reader(path, counted)
+        for record in self._logs[generation]:
+            self._account(generation, record)
+
+    def _account(self, generation: int, record: TrainingRecord) -> None:
+        """Take into the ledger what a log says."""
+        if not isinstance(record, Rate) or record.phases is None:
+            return
+        spent = {name: seconds or 0.0 for name, seconds in record.phases.items()}
+        again = 0.0
+        if record.step is not None and record.steps:
+            again = min(max(0, self._reached - (record.step - record.steps)), record.steps) / record.steps
+            self._reached = max(self._reached, record.step)
+        compute = spent.get("compute", 0.0)
+        purposes = self._purposes.setdefault(generation, {"compute": 0.0, "recomputed": 0.0, "waiting": 0.0})
+        purposes["recomputed"] += again * compute
+        # In a pause a script does what is no step, such as a validation of its own.
+        purposes["compute"] += (1 - again) * compute + spent.get("pause", 0.0)
+        purposes["waiting"] += spent.get("data", 0.0) + spent.get("checkpoint", 0.0)
 
     def _take(self, record: TrainingRecord) -> None:
         match record:
@@ -217,6 +278,9 @@ def _logs(paths: Iterable[Path]) -> list[tuple[int, Path]]:
 MOST_FAILED, MOST_WORDS = 10_000, 200
 SILENT_SECONDS = 3_600.0
 """After so long without a line the evaluator is hardly there any more."""
+REPLACED_SECONDS = 10.0
+"""Two signs of life of an idle evaluator. A process that begins within so much of another's last one has replaced it
+at once."""
 _LAST_BYTES = 64 * 2**10
 """A coordinator that finds a long log begins so far before its end."""
 
@@ -224,7 +288,11 @@ _LAST_BYTES = 64 * 2**10
 class EvaluatorFollower:
     """Follows one evaluator's log."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, counted_until: float = -inf) -> None:
+        """
+        Args:
+            counted_until: seconds since the epoch: what was before is in the ledger already.
+        """
         self._path = path
         status = os.stat(path)  # noqa: PTH116 - one system call
         # Beginning inside a line is harmless: what is left of it is no record and is passed over.
@@ -238,6 +306,10 @@ class EvaluatorFollower:
         """Checkpoints that it could not evaluate, since it is followed, and why."""
         self.lines_lost = 0
         """Lines that it could not write, since it is followed."""
+        self._counted_until = counted_until
+        self._shards = 0.0
+        self.seconds: dict[Purpose, float] = {"waiting": 0.0, "idle": 0.0, "evaluation": 0.0}
+        """For which its processes existed, up to the last sign of life, since it is followed, by what they did."""
 
     def is_quiet(self, now: float) -> bool:
         """Whether its evaluator has ended, or is silent for long. Another process may write on under the same name."""
@@ -253,12 +325,34 @@ class EvaluatorFollower:
         for record in records:
             match record:
                 case Usage():
+                    self._account(record)
                     self._before, self._newest = self._newest, record
+                case Evaluated():
+                    self._shards += record.seconds or 0.0
                 case Unusable() if len(self.failed) < MOST_FAILED:
                     self.failed[record.checkpoint[:MOST_WORDS]] = (record.why or "")[:MOST_WORDS]
                 case Lost():
                     self.lines_lost += record.lines or 0
             self._ended = isinstance(record, EvaluatorEnd)
+
+    def _account(self, sign: Usage) -> None:
+        """Take into the ledger what was since the sign of life before."""
+        before, shards, self._shards = self._newest, self._shards, 0.0
+        if sign.age is None or sign.time <= self._counted_until:
+            return
+        seconds, state = sign.age, "starting"
+        if before is None or before.age is None:
+            seconds = min(seconds, sign.time - self._counted_until)
+        # On a busy machine a process may be older at its first sign of life than the one before at its last.
+        elif before.age <= sign.age and (before.cpu_seconds or 0.0) <= (sign.cpu_seconds or 0.0):
+            seconds, state = sign.age - before.age, before.state or "idle"
+        else:
+            # The process before it has lived on after its last sign of life, and was replaced when it had died.
+            gap = sign.time - sign.age - before.time
+            self.seconds["idle"] += gap if 0.0 < gap <= REPLACED_SECONDS else 0.0
+        evaluated = seconds if state == "evaluating" else min(seconds, shards)
+        self.seconds["evaluation"] += evaluated
+        self.seconds["waiting" if state == "starting" else "idle"] += seconds - evaluated
 
     def view(self, now: float) -> EvaluatorView | None:
         """The evaluator as it is at `now`, seconds since the epoch; None before its first sign of life and after its

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from tandem import metrics
 from tandem.job import Checkpoint
 from tandem.labels import place
+from tandem.ledger import PURPOSES, Ledger, Spent
 from tandem.metrics import STEP_BUCKETS, Metric
 from tandem.status import Phase, Snapshot, Troubles
 from tandem_coordinator.log_followers import Training
@@ -59,6 +60,8 @@ class Figures:
     """How much there is."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Where time went (tandem_coordinator.goodput)."""
+    ledger: Ledger = field(default_factory=Ledger)
+    """GPU time, CPU time and cost, as far as they are settled."""
     stepped_at: float | None = None
     """When training was last heard to have made a step, on the steady clock."""
     idle_seconds: float | None = None
@@ -232,6 +235,14 @@ def _history(figures: Figures) -> Iterator[Sample]:
     yield metrics.BUDGET, (), figures.budget
     for phase in metrics.DOINGS:
         yield metrics.TIME, (phase,), round(figures.seconds.get(phase, 0.0), 3)
+    spent = figures.ledger
+    for metric, amounts in (
+        (metrics.GPU_SECONDS, spent.gpu_seconds),
+        (metrics.CPU_SECONDS, spent.cpu_seconds),
+        (metrics.COST, spent.cost or Spent()),
+    ):
+        for purpose in PURPOSES:
+            yield metric, (purpose,), getattr(amounts, purpose)
     yield metrics.STEPS_TAKEN, (), training.steps
     yield metrics.SAMPLES, (), training.samples
     yield metrics.STEPS_LOST, (), training.steps_lost

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from tandem.against_base import CHECKPOINTS
 from tandem.job import Evaluators
+from tandem.ledger import Purpose
 from tandem.model import amount
 from tandem.rundir.catalog import Lineage, Rarely, Result, Results
 from tandem.rundir.checkpoint import Broken
@@ -30,7 +31,7 @@ from tandem.rundir.watched import WATCHED, Finder
 from tandem.status import CheckpointRef, EvaluatorView, Score
 from tandem_coordinator.base_watch import AgainstBase, BaseWatch
 from tandem_coordinator.foreign_checkpoints import ForeignCheckpoints
-from tandem_coordinator.log_followers import EvaluatorFollower, Training, TrainingLogs
+from tandem_coordinator.log_followers import Counted, EvaluatorFollower, Training, TrainingLogs
 
 SECONDS = 0.5
 """Between two looks."""
@@ -126,6 +127,10 @@ class Observed:
     lines_lost: int = 0
     """Of evaluators' logs."""
     volume: Volume | None = None
+    evaluator_seconds: Mapping[Purpose, float] = field(default_factory=dict)
+    """For which evaluator processes existed, by what they did, since the last record of a ledger."""
+    looked_at: float | None = None
+    """When the logs were read, seconds since the epoch."""
 
     @property
     def lag_steps(self) -> int | None:
@@ -146,10 +151,16 @@ class RunDirectory:
     Args:
         own_script: a script of the user's own trains, and may save in a way of its own.
         has_base: the model that training begins with is evaluated, too.
+        counted: what the ledger has of its logs already.
     """
 
     def __init__(
-        self, rundir: RunDir, evaluation: Evaluators, own_script: bool = False, has_base: bool = False
+        self,
+        rundir: RunDir,
+        evaluation: Evaluators,
+        own_script: bool = False,
+        has_base: bool = False,
+        counted: Counted | None = None,
     ) -> None:
         self._rundir, self._evaluation = rundir, evaluation
         self._foreign = (
@@ -173,7 +184,8 @@ class RunDirectory:
         self._unsettled: frozenset[str] = frozenset()
         self._old_logs = Rarely()
         self._logs: dict[str, EvaluatorFollower] = {}
-        self._training = TrainingLogs(rundir.log)
+        self._counted = counted or Counted()
+        self._training = TrainingLogs(rundir.log, self._counted)
         self._volume: tuple[float, Volume | None] = (float("-inf"), None)
 
     def look(self, now: float) -> Observed:
@@ -215,6 +227,8 @@ class RunDirectory:
             batches_left_out=batches_left_out(self._lineage.rewinds),
             lines_lost=sum(log.lines_lost for log in self._logs.values()),
             volume=self._room(now),
+            evaluator_seconds=_added(log.seconds for log in self._logs.values()),
+            looked_at=now,
         )
 
     def _age(self, reference: CheckpointRef) -> tuple[int, int]:
@@ -317,7 +331,7 @@ class RunDirectory:
                 continue
             with suppress(FileNotFoundError):
                 if name not in self._logs and len(self._logs) < MOST_EVALUATORS:
-                    self._logs[name] = EvaluatorFollower(path)
+                    self._logs[name] = EvaluatorFollower(path, self._counted.evaluators_until)
                 if name not in self._logs:
                     continue
                 log = self._logs[name]
@@ -377,6 +391,14 @@ class RunWatcher(threading.Thread):
         """Stop looking. Does not wait: a look may hang with the disk."""
         self._stopped = True
         self._wake.set()
+
+
+def _added(parts: Iterable[Mapping[Purpose, float]]) -> Mapping[Purpose, float]:
+    found: dict[Purpose, float] = {}
+    for part in parts:
+        for purpose, seconds in part.items():
+            found[purpose] = found.get(purpose, 0.0) + seconds
+    return found
 
 
 def _failure(failed: Mapping[str, str], evaluated: CheckpointRef | None) -> str:

@@ -11,7 +11,7 @@ rollback, closes the generation that trains. So what it does not know stands in 
 
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +22,8 @@ from tandem.model import Model, Whole
 from tandem.protocol import FIRST, Membership, worded
 from tandem.rundir.durable import read_json_or_none, replace_json
 from tandem.rundir.layout import RunDir
+from tandem.rundir.ledger import newest_ledger
+from tandem.rundir.records import Accounted
 from tandem.status import GenerationView
 from tandem_coordinator.group_state import State
 
@@ -117,6 +119,10 @@ class Remembered:
     restarts: int = 0
     finished: list[str] = field(default_factory=list)
     history: list[GenerationView] = field(default_factory=list)
+    ledger: Accounted | None = None
+    """What the run had taken by the last record."""
+    in_pod: bool = False
+    """Whether the processes of this job are pods."""
 
 
 class StateStore:
@@ -176,7 +182,7 @@ class StateStore:
                 history=remembered.history,
             )
         )
-        return remembered
+        return replace(remembered, ledger=newest_ledger(self._rundir), in_pod=self._pod is not None)
 
     def record(self, page: CoordinatorState) -> None:
         """Make a page durable.

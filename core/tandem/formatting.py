@@ -97,6 +97,11 @@ def share(value: float | None) -> str:
     return f"{100 * value:.0f} %" if value >= 0.0995 else f"{100 * value:.2g} %"
 
 
+def hours(seconds: float) -> str:
+    """GPU time or CPU time in hours: `1,234`, `98.1`, `0.0213`."""
+    return number(float(seconds / 3600))
+
+
 def cores(busy: float | None) -> str:
     """Busy cores: `0.02 cores`, `0.6 cores`, `12 cores`; a dash for what is not known."""
     if busy is None or not math.isfinite(busy):

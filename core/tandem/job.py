@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field
 
 from tandem.language_evaluation import RULES as LANGUAGE_RULES
 from tandem.language_evaluation import Generate, Harness
+from tandem.ledger import Prices
 from tandem.model import (
     WORD,
     Image,
@@ -569,6 +570,8 @@ class Spec(Model):
     """Reaction to lost workers, hangs and new workers."""
     run_policy: RunPolicy = RunPolicy()
     """Suspension, deadlines, queues."""
+    prices: Prices | None = None
+    """What a GPU and a CPU cost for an hour. Default: status and report show hours alone."""
 
     immutable: ClassVar[tuple[str, ...]] = ("trainer",)
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -82,6 +82,26 @@ TIME = Metric(
     "sum is the goodput.",
     ("phase",),
 )
+GPU_SECONDS = Metric(
+    "tandem_gpu_seconds_total",
+    "counter",
+    "GPU-seconds of workers over the whole run by what they were for: compute, recomputed (steps taken again after a "
+    "restart), waiting (start, rendezvous, restoring, waiting for samples, standing still for a save), idle, "
+    "evaluation. Goes on where an earlier coordinator ended.",
+    ("purpose",),
+)
+CPU_SECONDS = Metric(
+    "tandem_cpu_seconds_total",
+    "counter",
+    "The same of the CPUs of workers and evaluators, as they are reserved, whether used or not.",
+    ("purpose",),
+)
+COST = Metric(
+    "tandem_cost_total",
+    "counter",
+    "What these cost by the job's prices, in the currency that it names, by the same purposes; 0 without prices.",
+    ("purpose",),
+)
 MFU = Metric(
     "tandem_mfu_ratio",
     "gauge",

@@ -41,6 +41,15 @@ def gpus(asked: Asked, own: str | None = None) -> dict[str, int]:
     }
 
 
+def cpus(asked: Asked) -> float | None:
+    """How many are asked for, or allowed where none are asked for; None where nothing is said, or no amount."""
+    amount = str(asked.get("requests", {}).get("cpu", asked.get("limits", {}).get("cpu", "")))
+    number, milli = amount.removesuffix("m"), amount.endswith("m")
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", number):
+        return None
+    return float(number) / 1000 if milli else float(number)
+
+
 def asked_in(template: Mapping[str, Any], container: str) -> dict[str, dict[str, Any]]:
     """What a container of a pod template asks for, whatever else the template holds."""
     found: dict[str, dict[str, Any]] = {}

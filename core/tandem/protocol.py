@@ -210,6 +210,12 @@ class Sync(Model):
     """What its pre-flight found, said by a running agent until it is told what follows from it."""
     ranks: Annotated[list[RankReport], Field(max_length=64)] = []
     """Its training processes."""
+    age: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    """For how long this agent's process has existed, in seconds."""
+    cpus: Annotated[float, Field(ge=0, le=100_000)] | None = None
+    """CPUs that its ranks may use."""
+    gpus: Annotated[int, Field(ge=0, le=1_024)] | None = None
+    """GPUs that its ranks see, where it knows."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tandem.formatting import number, several
+from tandem.ledger import Ledger
 from tandem.measures import Generation
 from tandem.model import Model, PlainName, Whole, Words, cut
 
@@ -219,6 +220,8 @@ class Status(Model):
     """When an evaluator last published a result, RFC 3339."""
     troubles: Troubles | None = None
     """What went wrong and did not end the job; absent while nothing did."""
+    ledger: Ledger | None = None
+    """GPU time, CPU time and cost so far, by what they were for."""
     start_time: Word | None = None
     """When the first generation opened, RFC 3339."""
     completion_time: Word | None = None

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from tandem.process_age import process_age
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogWriter
 from tandem.rundir.records import EvaluatorEnd, EvaluatorRecord, Usage
@@ -66,7 +67,11 @@ class EvaluatorLog:
     def _usage(self) -> None:
         state, checkpoint = self._activity
         used = Usage(
-            time=time.time(), cpu_seconds=time.process_time() + self.others(), state=state, checkpoint=checkpoint
+            time=time.time(),
+            cpu_seconds=time.process_time() + self.others(),
+            age=round(process_age(), 3),
+            state=state,
+            checkpoint=checkpoint,
         )
         self._writer.append(used)
 

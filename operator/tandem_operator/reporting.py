@@ -38,6 +38,7 @@ LIVELY = {
     "evaluatedAt",
     "evaluationLagSteps",
     "troubles",
+    "ledger",
 }
 """Fields that change all the time; a change of them alone may wait."""
 
@@ -120,6 +121,7 @@ def status(
         "progress": base.progress or old.progress,
         "loss": _rounded(base.loss if base.loss is not None else old.loss),
         "troubles": base.troubles if heard is not None else old.troubles,
+        "ledger": base.ledger or old.ledger,
         "start_time": base.start_time or old.start_time,
         "completion_time": _completion(old, heard, lifecycle, now),
         "message": message,

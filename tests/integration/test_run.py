@@ -6,18 +6,21 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tandem.rundir.lease import is_held
+from tandem.rundir.ledger import newest_ledger
+from tandem.rundir.records import Accounted
 from tandem.supervision import SAVING_SECONDS
 from tandem.wrong_samples import gallery
 from tandem_coordinator.charts.gallery import tiles
 from tests.support import ROOT
-from tests.support.local_run import DIGITS, LocalRun, evaluations
+from tests.support.local_run import DIGITS, Lifetimes, LocalRun, evaluations
 from tests.support.ports import reserved_port
-from tests.support.processes import TANDEM
+from tests.support.processes import TANDEM, tandem
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
@@ -27,6 +30,7 @@ SHORT_STEPS = 6 * 23
 MIDDLE = ["--set", "trainer.config.epochs=100", "--set", "checkpoint.everySteps=40"]
 MIDDLE_STEPS = 100 * 23
 ENDLESS = ["--set", "trainer.config.epochs=5000", "--set", "checkpoint.everySteps=20"]
+PRICED = ["--set", "prices.cpuPerHour=3600", "--set", "prices.currency=EUR"]
 SMALL = ["--set", "workers.replicas=1", "--set", "evaluators.processesPerReplica=1"]
 """Importing torch is most of what a start costs; where it does not matter, there are few processes."""
 FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"=]+)')
@@ -38,6 +42,32 @@ def told(run: LocalRun) -> list[dict[str, str]]:
     for line in lines:
         assert " ".join(f"{name}={value}" for name, value in FIELD.findall(line)) == line, "nothing but fields"
     return [{name: json.loads(v) if v[0] == '"' else v for name, v in FIELD.findall(line)} for line in lines]
+
+
+LIFETIMES: dict[LocalRun, Lifetimes] = {}
+"""Of runs whose processes are watched."""
+
+
+@contextmanager
+def lifetimes(run: LocalRun) -> Iterator[None]:
+    """Watch the processes of a run."""
+    LIFETIMES[run] = Lifetimes(run)
+    with LIFETIMES[run]:
+        yield
+
+
+def expect_ledger(run: LocalRun) -> Accounted:
+    """The ledger of a run whose processes were watched.
+
+    How exact it is, tests/unit/coordinator/test_ledger.py says. Here processes take as long to end, and signs of life
+    to come, as a busy machine has them.
+    """
+    ledger, watched = newest_ledger(run.run_dir), LIFETIMES[run]
+    assert ledger is not None
+    assert ledger.worker_cpus is not None
+    existed = ledger.worker_cpus * watched.seconds("worker") + watched.seconds("evaluator")
+    assert ledger.cpu_seconds.total == pytest.approx(existed, rel=0.1)
+    return ledger
 
 
 @pytest.fixture
@@ -52,8 +82,9 @@ def runs(tmp_path: Path) -> Iterator[list[LocalRun]]:
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
     """A run that nothing disturbs."""
-    with LocalRun(tmp_path_factory.mktemp("complete"), *SHORT) as run:
-        run.ends()
+    with LocalRun(tmp_path_factory.mktemp("complete"), *SHORT, *PRICED) as run:
+        with lifetimes(run):
+            run.ends()
         yield run
 
 
@@ -102,6 +133,16 @@ class TestFromBeginningToEnd:
             assert line["workers"].endswith("/2")
             assert 0.0 < float(line["loss"]) < first_loss
             assert float(line["epoch"]) == pytest.approx(int(line["step"]) / 23, abs=0.01)
+
+    def test_its_ledger_says_what_the_time_of_all_processes_was_for_and_what_it_cost(self, complete: LocalRun) -> None:
+        ledger = expect_ledger(complete)
+        assert ledger.cpu_seconds.compute > 0
+        assert ledger.cpu_seconds.evaluation > 0
+        assert ledger.cpu_seconds.recomputed == 0
+        assert ledger.cost is not None
+        assert ledger.cost.total == pytest.approx(ledger.cpu_seconds.total, abs=0.01), "a CPU-second costs 1 EUR"
+        shown = tandem("status", complete.path).stdout
+        assert re.search(r"cost +[0-9.]+ EUR · compute ", shown), shown
 
     def test_nothing_is_left(self, complete: LocalRun) -> None:
         assert complete.leavings() == {}
@@ -201,7 +242,7 @@ class TestCtrlC:
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
     """A run in which an evaluator, the coordinator and a rank are killed."""
-    with LocalRun(tmp_path_factory.mktemp("killed"), *MIDDLE) as run:
+    with LocalRun(tmp_path_factory.mktemp("killed"), *MIDDLE) as run, lifetimes(run):
         run.reaches(40)
         until(run.run_dir.committed, "a checkpoint")
         evaluator = until(lambda: run.of("evaluator-0-1"), "an evaluator")
@@ -229,6 +270,9 @@ class TestKillingOneAfterTheOther:
 
     def test_only_the_killed_rank_made_a_new_generation(self, killed: LocalRun) -> None:
         assert [record.generation for record in killed.run_dir.generation_records()] == [1, 2]
+
+    def test_its_ledger_goes_on_with_another_coordinator(self, killed: LocalRun) -> None:
+        assert expect_ledger(killed).cpu_seconds.recomputed > 0
 
     def test_the_end_of_each_child_is_told(self, killed: LocalRun) -> None:
         for name in ("evaluator-0-1", "coordinator"):

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -179,6 +180,43 @@ class LocalRun:
             self.process.kill()
             self.process.wait()
         until(lambda: not self.guardians(), "the guardian is through")
+
+
+class Lifetimes(threading.Thread):
+    """Watches for how long the workers and evaluators of a run exist. Leaving the `with` block ends it."""
+
+    def __init__(self, run: LocalRun) -> None:
+        super().__init__(daemon=True)
+        self._run, self._over = run, threading.Event()
+        self._seen: dict[int, tuple[str, float, float]] = {}
+
+    def run(self) -> None:
+        while not self._over.wait(0.05):
+            try:
+                children = psutil.Process(self._run.process.pid).children()
+            except psutil.Error:
+                break
+            for child in children:
+                try:
+                    role = "".join(child.environ().get(MARK, "").split("/")[1:2]).partition("-")[0]
+                    alive = child.status() != psutil.STATUS_ZOMBIE
+                except psutil.Error:
+                    continue
+                if alive and role in ("worker", "evaluator"):
+                    now = time.monotonic()
+                    self._seen[child.pid] = role, self._seen.get(child.pid, (role, now, now))[1], now
+
+    def seconds(self, role: str) -> float:
+        """Of all of this role together: `worker` or `evaluator`."""
+        return sum(end - begin for one, begin, end in self._seen.values() if one == role)
+
+    def __enter__(self) -> "Lifetimes":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
 
 
 def evaluations(path: Path) -> list[dict[str, Any]]:

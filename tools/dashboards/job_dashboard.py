@@ -185,6 +185,24 @@ def _busy() -> list[Panel]:
             "seconds, a rank is named in the job's status.",
             Query(f"{of(metrics.RANK_BUSY)} / on (namespace, job) group_left () {median}", "rank {{rank}}"),
         ),
+        graph(
+            "GPUs by purpose",
+            "Of those that workers have: what they were for.",
+            Query(f"sum by (purpose) (rate({of(metrics.GPU_SECONDS)}[{WINDOW}]))", "{{purpose}}"),
+            stacked=True,
+        ),
+        graph(
+            "CPUs by purpose",
+            "Of those that workers and evaluators have, busy or not: what they were for.",
+            Query(f"sum by (purpose) (rate({of(metrics.CPU_SECONDS)}[{WINDOW}]))", "{{purpose}}"),
+            stacked=True,
+        ),
+        graph(
+            "Cost by purpose",
+            "Of the whole run so far, by the job's prices; 0 without.",
+            Query(of(metrics.COST), "{{purpose}}"),
+            stacked=True,
+        ),
     ]
 
 

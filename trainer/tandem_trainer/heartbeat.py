@@ -31,6 +31,7 @@ from types import FrameType
 
 from tandem.coordinator_client import CoordinatorClient, GivenUp, Refused, Unreachable, readable
 from tandem.exitcode import ExitCode
+from tandem.process_age import process_age, usable_cpus
 from tandem.protocol import MOST_BODY_BYTES, Answer, Failure, Membership, PreflightReport, Sync
 from tandem.rundir.layout import RunDir
 from tandem_trainer.failure import aged
@@ -106,6 +107,7 @@ class Heartbeat(threading.Thread):
         self.address = address
         self._client, self._rundir = client, rundir
         self._processes, self._node = processes, node
+        self._began, self._devices = time.monotonic() - process_age(), _devices(processes)
         self._changed = threading.Condition()
         self._wish = _Wish()
         self._membership: Membership | None = None
@@ -381,6 +383,8 @@ class Heartbeat(threading.Thread):
                 "state": state,
                 "generation": self._wish.generation,
                 "node": self._node,
+                "age": time.monotonic() - self._began,
+                **self._devices,
                 **more,
             }
         )
@@ -472,6 +476,13 @@ class Heartbeat(threading.Thread):
         if self._ranks is not None:
             self._ranks.close()
             self._ranks = None
+
+
+def _devices(processes: int) -> dict[str, object]:
+    """The CPUs and GPUs of so many ranks, for the ledger."""
+    gpus, threads = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("OMP_NUM_THREADS", "")
+    seen = None if gpus is None else len([name for name in gpus.split(",") if name.strip() not in ("", "-1")])
+    return {"cpus": float(processes * int(threads) if threads.isdecimal() else usable_cpus()), "gpus": seen}
 
 
 def _read(pipe: int) -> bytes:

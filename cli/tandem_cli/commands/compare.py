@@ -98,4 +98,5 @@ def _titles(outcomes: list[Outcome]) -> list[str]:
 
 
 def _record(one: Outcome) -> dict[str, object]:
-    return {to_camel(name): value for name, value in asdict(one).items()}
+    ledger = None if one.ledger is None else one.ledger.dump()
+    return {to_camel(name): value for name, value in asdict(one).items()} | {"ledger": ledger}

@@ -49,7 +49,10 @@ def plan(
         str | None,
         typer.Option(metavar="SIZE", help="Between two devices, a second: 450GB.", show_default="the device's"),
     ] = None,
-    price_per_hour: Annotated[float | None, typer.Option(help="Price of a device, for an estimate of costs.")] = None,
+    price_per_hour: Annotated[
+        float | None,
+        typer.Option(help="Price of a device, for an estimate of costs.", show_default="the job's prices.gpuPerHour"),
+    ] = None,
     output: OutputOption = Output.TEXT,
     as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
 ) -> None:
@@ -84,6 +87,8 @@ def plan(
         footprints, staged, job = _traced(file, overrides or (), worlds)
         loop = job.spec.trainer.settings_of_loop
         speed = Speed(peak_flops or sheet.peak(loop.precision), utilization, speed_of_links)
+        if price_per_hour is None and job.spec.prices is not None:
+            price_per_hour = job.spec.prices.gpu_per_hour
         budget = Budget(memory, held, speed, price_per_hour)
         per_worker = job.spec.workers.processes
         wanted = job.spec.workers.replicas * per_worker

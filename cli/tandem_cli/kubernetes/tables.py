@@ -11,6 +11,7 @@ from rich.text import Text
 
 from tandem import against_base, formatting
 from tandem.formatting import elapsed, metric_name, number, seconds, several
+from tandem.ledger import amounts, in_words
 from tandem.status import KSTATUS, Members, Phase, Score, Status, told
 from tandem_cli.checkpoints.listing import Column, listing, paragraph, plain, table
 from tandem_cli.kubernetes.job_view import JobEvent, JobSummary, JobView, Pod, State
@@ -51,6 +52,7 @@ def jobs(
     Args:
         place: heading of what they are in.
     """
+    has_cost = any(_cost(job.status) for job in found)
     columns = [
         *([Column(place)] if with_namespace else []),
         Column("NAME"),
@@ -61,10 +63,11 @@ def jobs(
         Column("LEFT", is_right=True, rank=6),
         Column("LOSS", is_right=True, rank=4),
         Column("BEST", is_right=True, rank=2),
+        *([Column("COST", is_right=True, rank=4)] if has_cost else []),
         Column("AGE", is_right=True, rank=1),
         Column("MESSAGE", rank=3),
     ]
-    rows = [_row(job, now, with_namespace) for job in found]
+    rows = [_row(job, now, with_namespace, has_cost) for job in found]
     if with_namespace and width is not None:
         rows = [[(formatting.end_of(row[0][0], width // 2), row[0][1]), *row[1:]] for row in rows]
     return listing(columns, rows, width)
@@ -167,6 +170,8 @@ def _facts(status: Status) -> Iterator[tuple[str, str]]:
         yield "slow", f"rank {slow.rank} of {slow.replica} takes {slow.ratio:.1f} times as long as the others"
     if status.utilization is not None:
         yield from _processors(status)
+    for name, spent, written in amounts(status.ledger):
+        yield name, in_words(spent, written)
     for one in told(status.troubles):
         yield "trouble", one.text
     if status.latest_checkpoint is not None:
@@ -263,7 +268,11 @@ def _pods(found: Sequence[Pod], width: int | None, now: float) -> list[Text]:
     return table(columns, rows, width) if rows else []
 
 
-def _row(job: JobSummary, now: float, with_namespace: bool) -> list[tuple[str, str]]:
+def _cost(status: Status) -> str:
+    return next((written(spent.total) for name, spent, written in amounts(status.ledger) if name == "cost"), "")
+
+
+def _row(job: JobSummary, now: float, with_namespace: bool, has_cost: bool) -> list[tuple[str, str]]:
     status, progress = job.status, job.status.progress
     left = progress.remaining_seconds if progress is not None and status.phase == "Running" else None
     share = formatting.done(progress.step, progress.total_steps) if progress and progress.total_steps else ""
@@ -277,6 +286,7 @@ def _row(job: JobSummary, now: float, with_namespace: bool) -> list[tuple[str, s
         ("" if left is None else elapsed(left), ""),
         ("" if status.loss is None else number(status.loss), ""),
         ("" if (best := status.best_checkpoint) is None else formatting.score(best.metric, best.value), ""),
+        *([(_cost(status), "")] if has_cost else []),
         (elapsed(now - job.made), "dim"),
         ("" if status.phase == "Succeeded" else plain(message_of(job, now)), ""),
     ]

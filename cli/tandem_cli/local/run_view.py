@@ -10,9 +10,11 @@ from typing import Any
 
 from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
 from tandem.formatting import rfc3339
+from tandem.ledger import Ledger
 from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
+from tandem.rundir.ledger import newest_ledger, of_record
 from tandem.rundir.log import LogReader
 from tandem.rundir.ownership import ENDPOINT
 from tandem.rundir.records import COORDINATOR, Sample, Told
@@ -115,9 +117,15 @@ def _read_status(path: Path, alive: bool) -> Status:
             best_checkpoint=_best(rundir),
             against_base=found.against_base,
             troubles=found.troubles if found.troubles != Troubles() else None,
+            ledger=_ledger(rundir),
             completion_time=rfc3339(at) if isinstance(at, int | float) else None,
         )
     return Status(phase="Pending", message="its files cannot be read")
+
+
+def _ledger(rundir: RunDir) -> Ledger | None:
+    record = newest_ledger(rundir)
+    return None if record is None else of_record(record)
 
 
 def _message(done: Any, failed: Any, alive: bool, newest: CheckpointRef | None, own_command: bool) -> str | None:

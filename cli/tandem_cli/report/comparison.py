@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.formatting import duration, metric_name, number, score
+from tandem.ledger import Ledger, amounts
 from tandem.model import Model, finite
 from tandem.rundir.evaluations import direction
 from tandem_cli.output import hidden
@@ -51,6 +52,8 @@ class Outcome:
     """Median of the samples a second, over all ranks."""
     restarts: int
     """Generations that were formed because something had failed or was lost."""
+    ledger: Ledger | None = None
+    """GPU time, CPU time and cost by what they were for."""
 
 
 def outcome(run: Run, path: str) -> Outcome:
@@ -73,6 +76,7 @@ def outcome(run: Run, path: str) -> Outcome:
         seconds=summary.seconds,
         throughput=summary.throughput,
         restarts=summary.restarts,
+        ledger=run.ledger,
     )
 
 
@@ -102,7 +106,9 @@ def rows(runs: Sequence[Run], outcomes: Sequence[Outcome]) -> list[Row]:
     found.append(("duration", tuple(duration(one.seconds) for one in outcomes)))
     found.append(("samples/s", tuple(number(one.throughput) for one in outcomes)))
     found.append(("restarts", tuple(f"{one.restarts:,}" for one in outcomes)))
-    return found
+    totals = [{name: written(spent.total) for name, spent, written in amounts(one.ledger)} for one in outcomes]
+    names = dict.fromkeys(name for one in totals for name in one)
+    return found + [(name, tuple(one.get(name, NOT_SET) for one in totals)) for name in names]
 
 
 def winner(runs: Sequence[Run], outcomes: Sequence[Outcome]) -> int | None:

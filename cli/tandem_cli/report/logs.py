@@ -70,6 +70,8 @@ class CoordinatorLog:
     events: tuple[RunEvent, ...] = ()
     troubles: tuple[Troubles, ...] = ()
     """As the coordinator counted them, each time something was new."""
+    ledger: records.Accounted | None = None
+    """The last one."""
     ended_at: float | None = None
     """When the coordinator left in good order, if nothing followed."""
     marks: Floats = field(default_factory=lambda: np.empty(0))
@@ -188,6 +190,7 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
     closed: list[records.Closed] = []
     events: list[RunEvent] = []
     troubles: list[Troubles] = []
+    ledger: records.Accounted | None = None
     marks, ended_at = _Marks(), None
     for record in _all(path, COORDINATOR, faults):
         time = record.time
@@ -210,6 +213,8 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
                 closed.append(record)
             case records.Troubled():
                 troubles.append(record)
+            case records.Accounted():
+                ledger = record
             case records.Told():
                 events.append(RunEvent(time, record.level or "info", record.text or ""))
     times = _floats(when)
@@ -224,6 +229,7 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
         closed=tuple(closed),
         events=tuple(events),
         troubles=tuple(troubles),
+        ledger=ledger,
         ended_at=ended_at,
         marks=marks.all(),
     )

@@ -29,6 +29,7 @@ from tandem.formatting import (
     share,
     size,
 )
+from tandem.ledger import PURPOSES, amounts
 from tandem.measures import Generation
 from tandem.status import told
 from tandem_cli.report.run import Run, RunCheckpoint
@@ -75,6 +76,7 @@ def page(run: Run, summary: Summary, pictures: Sequence[DrawnPicture], source: s
         _completions(run),
         _checkpoints(run),
         _generations(run),
+        _ledger(run),
         _details(run),
         "</main>",
         f"<footer><p>Made by tandem report {escape(version)} from {escape(source)}, "
@@ -331,6 +333,34 @@ def _generation(generation: Generation, run: Run) -> str:
         + "".join(f'<td class="long">{escape(text) or "–"}</td>' for text in (why, members, generation.ended))
         + "</tr>"
     )
+
+
+def _ledger(run: Run) -> str:
+    """GPU-hours, CPU-hours and cost: a row for each purpose, and the sums."""
+    shown = list(amounts(run.ledger))
+    if not shown:
+        return ""
+    rows = [(purpose, [getattr(spent, purpose) for _, spent, _ in shown]) for purpose in PURPOSES]
+    lines = [(_titled(purpose), values) for purpose, values in rows if any(values)]
+    lines.append(("Total", [spent.total for _, spent, _ in shown]))
+    body = "".join(
+        f"<tr><td>{name}</td>"
+        + "".join(
+            _cells(written(value), share(value / spent.total))
+            for value, (_, spent, written) in zip(values, shown, strict=True)
+        )
+        + "</tr>"
+        for name, values in lines
+    )
+    heads = _heads(("For", False), *(head for name, _, _ in shown for head in ((_titled(name), True), ("Share", True))))
+    return (
+        "<section><h2>Hours and cost</h2>"
+        f'<div class="scroll"><table><thead>{heads}</thead><tbody>{body}</tbody></table></div></section>'
+    )
+
+
+def _titled(name: str) -> str:
+    return f"{name[0].upper()}{name[1:]}"
 
 
 def _details(run: Run) -> str:

@@ -22,6 +22,7 @@ from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json, read_json_or_none
 from tandem.rundir.evaluations import direction
 from tandem.rundir.layout import RunDir, evaluator_of_log, generation_of_log
+from tandem.rundir.ledger import of_record
 from tandem.rundir.lineage import GenerationRecord, batches_left_out
 from tandem.rundir.ownership import LOCK
 from tandem.status import Troubles
@@ -112,6 +113,7 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
         unsaved=tuple(entry for log in train for entry in log.unsaved),
         troubles=_troubles(rundir, train, coordinator, evaluators, written),
         faults=tuple(faults),
+        ledger=None if coordinator.ledger is None else of_record(coordinator.ledger),
     )
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from tandem.evaluation import Completions, Histogram
 from tandem.job import DistributedTrainingJob
+from tandem.ledger import Ledger
 from tandem.measures import Generation
 from tandem.model import LATEST
 from tandem.status import Troubles
@@ -261,6 +262,8 @@ class Run:
     """What went wrong and did not end it."""
     faults: tuple[str, ...]
     """What could not be read, a sentence each."""
+    ledger: Ledger | None = None
+    """GPU time, CPU time and cost by what they were for."""
 
 
 def with_histograms(run: Run) -> RunCheckpoint | None:

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
+from tandem.ledger import Ledger
 from tandem.model import (
     Amount,
     Amounts,
@@ -293,13 +294,32 @@ class Troubled(Record, Troubles):
     kind: Literal["troubles"] = "troubles"
 
 
+class Accounted(Record, Ledger):
+    """What the run has taken so far: every 10 s, when a worker has gone, and at the end. Cumulative over restarts."""
+
+    kind: Literal["ledger"] = "ledger"
+    unsettled: Number = None
+    """Worker-seconds of groups that step that their first ranks have yet to write down; shown as compute. Negative
+    where they have written down more."""
+    worker_gpus: Amount = None
+    """GPUs of a worker."""
+    worker_cpus: Amount = None
+    """CPUs of a worker."""
+    reached: Count = None
+    """The highest step that was taken."""
+    offsets: Amounts = None
+    """Bytes of the newest training logs that are counted, by generation."""
+    evaluators_until: Amount = None
+    """Seconds since the epoch: up to then the logs of evaluators are counted."""
+
+
 class CoordinatorEnd(Record):
     """The coordinator leaves in good order."""
 
     kind: Literal["end"] = "end"
 
 
-CoordinatorRecord = Sample | Formed | Closed | Told | Troubled | CoordinatorEnd | Lost
+CoordinatorRecord = Sample | Formed | Closed | Told | Troubled | Accounted | CoordinatorEnd | Lost
 
 
 # An evaluator
@@ -311,6 +331,8 @@ class Usage(Record):
     kind: Literal["usage"] = "usage"
     cpu_seconds: Seconds = None
     """Of this process, since it began."""
+    age: Seconds = None
+    """For how long this process has existed."""
     state: Text = None
     """starting, idle or evaluating."""
     checkpoint: Text = None

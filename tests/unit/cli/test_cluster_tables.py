@@ -81,6 +81,21 @@ def test_each_trouble_has_a_row() -> None:
     assert "trouble" not in drawn(view(RUNNING))
 
 
+def test_hours_and_cost_have_a_row_each_and_the_list_a_column_where_a_job_has_prices() -> None:
+    ledger = {"cpuSeconds": {"compute": 5400.0, "waiting": 1800.0}, "cost": {"compute": 0.6, "waiting": 0.2}}
+    seen = view(RUNNING | {"ledger": ledger | {"currency": "EUR"}})
+    rows = [line.split(maxsplit=1) for line in drawn(seen).splitlines() if "compute" in line]
+    assert rows == [
+        ["CPU-hours", "2.000 · compute 1.500 (75 %) · waiting 0.5000 (25 %)"],
+        ["cost", "0.8000 EUR · compute 0.6000 EUR (75 %) · waiting 0.2000 EUR (25 %)"],
+    ]
+    heads, row, other = (line.plain for line in tables.jobs([seen.job, view(RUNNING).job], None, NOW, False))
+    assert "COST" in heads
+    assert "0.8000 EUR" in row
+    assert "EUR" not in other
+    assert "COST" not in tables.jobs([view(RUNNING).job], None, NOW, False)[0].plain
+
+
 def test_a_pod_that_does_not_run_says_why() -> None:
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}}
     assert "ImagePullBackOff: Back-off pulling image" in drawn(view(RUNNING, fake.pod("worker", 0, waiting)))

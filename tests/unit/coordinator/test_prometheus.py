@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tandem import metrics
 from tandem.job import Checkpoint
+from tandem.ledger import PURPOSES, Ledger, Spent
 from tandem.status import (
     CheckpointRef,
     Compared,
@@ -71,6 +72,7 @@ ALL_KNOWN: dict[str, Any] = {
     "stepped_at": 499.0,
     "started_at": 700.0,
     "idle_seconds": 30.0,
+    "ledger": Ledger(gpu_seconds=Spent(compute=9.5), cpu_seconds=Spent(evaluation=3.0), cost=Spent(compute=0.5)),
     "observed": Observed(
         training=Training(
             step_seconds=0.5,
@@ -134,6 +136,15 @@ def test_time_is_told_by_phase_and_saves_by_their_end() -> None:
     results = ("committed", "skipped", "failed")
     assert [found["tandem_saves_total", result] for result in results] == [3.0, 0.0, 1.0]
     assert found["tandem_checkpoint_stall_seconds",] == 0.002
+
+
+def test_hours_and_cost_are_told_by_their_five_purposes() -> None:
+    found = scraped(KNOWN, **ALL_KNOWN)
+    assert found["tandem_gpu_seconds_total", "compute"] == 9.5
+    assert found["tandem_cpu_seconds_total", "evaluation"] == 3.0
+    assert found["tandem_cost_total", "compute"] == 0.5
+    for name in ("tandem_gpu_seconds_total", "tandem_cpu_seconds_total", "tandem_cost_total"):
+        assert {purpose for metric, *rest in found if metric == name for purpose in rest} == set(PURPOSES)
 
 
 def test_step_times_are_a_histogram() -> None:

@@ -1,0 +1,384 @@
+"""Whose seconds the ledger counts, and what they were for."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.formatting import number
+from tandem.ledger import PURPOSES, Ledger, Prices, Purpose, Spent, amounts, in_words, priced
+from tandem.protocol import Sync
+from tandem.rundir import records
+from tandem.rundir.durable import Lines
+from tandem.rundir.ledger import newest_ledger
+from tandem_cli.local.run_view import look_briefly
+from tandem_cli.report import clock
+from tandem_cli.report.comparison import outcome, rows
+from tandem_cli.report.page import page
+from tandem_cli.report.reading import read
+from tandem_cli.report.summary import summarize
+from tandem_coordinator import membership
+from tandem_coordinator.goodput import OVER, SILENT
+from tandem_coordinator.group_state import Rules, Synced
+from tandem_coordinator.ledger import UNSETTLED, RunLedger, WorkerSeconds, shown
+from tandem_coordinator.log_followers import Counted, EvaluatorFollower, TrainingLogs
+from tandem_coordinator.run_watcher import Observed
+from tandem_coordinator.snapshots import Instant
+from tests.support import manifests
+from tests.support.worlds.ledger_world import T0, LedgerWorld
+
+# Worker-seconds
+
+ONE, TWO = ("worker-0", "a"), ("worker-1", "b")
+
+
+def sum_of(seconds: WorkerSeconds) -> float:
+    return sum(seconds.settled.values()) + seconds.unsettled
+
+
+def test_members_do_what_the_group_does_and_all_others_wait() -> None:
+    seconds = WorkerSeconds(0.0)
+    seconds.heard(*ONE, 0.0)
+    seconds.heard(*TWO, 0.0)
+    seconds.look(5.0, UNSETTLED, 1, {ONE}, {}, {1: 1})
+    seconds.look(15.0, "waiting", 1, frozenset(), {1: {"compute": 8.0, "waiting": 1.5}}, {1: 1})
+    assert seconds.settled["waiting"] == 10.0 + 10.0 + 1.5
+    assert seconds.settled["compute"] == 8.0
+    assert seconds.unsettled == 0.5
+    seconds.look(19.0, "waiting", 1, frozenset(), {}, {})
+    assert seconds.settled["idle"] == 0.5, "nobody has written it down since"
+
+
+def test_a_member_that_is_gone_does_nothing_any_more() -> None:
+    seconds = WorkerSeconds(0.0)
+    seconds.heard(*ONE, 0.0)
+    seconds.heard(*TWO, 0.0)
+    group = {ONE, TWO}
+    seconds.look(0.0, UNSETTLED, 1, group, {}, {})
+    seconds.gone("worker-1", 5.0)
+    seconds.look(10.0, UNSETTLED, 1, group, {}, {})
+    assert seconds.unsettled == 15.0
+    assert sum(seconds.settled.values()) == 0.0
+
+
+def test_lines_that_come_after_the_end_of_their_group_are_of_that_group() -> None:
+    seconds = WorkerSeconds(0.0)
+    seconds.heard(*ONE, 0.0)
+    seconds.look(0.0, UNSETTLED, 1, {ONE}, {}, {1: 1})
+    seconds.look(10.0, UNSETTLED, 2, {ONE, TWO}, {1: {"compute": 9.0}}, {1: 1, 2: 2})
+    seconds.look(10.5, UNSETTLED, 2, {ONE, TWO}, {1: {"compute": 10.0}}, {1: 1, 2: 2})
+    seconds.look(20.0, UNSETTLED, 2, {ONE, TWO}, {1: {"compute": 10.0}}, {1: 1, 2: 2})
+    assert seconds.settled["idle"] == 0.0
+
+
+def test_a_worker_has_waited_since_its_process_began() -> None:
+    seconds = WorkerSeconds(100.0)
+    seconds.heard(*ONE, 104.0)
+    seconds.heard(*ONE, 105.0, age=5.0)
+    seconds.heard(*ONE, 106.0, age=6.0)
+    seconds.close(106.0)
+    assert seconds.settled["waiting"] == 6.0
+
+
+def test_a_worker_that_comes_back_was_there_all_the_time_and_another_one_of_its_name_was_not() -> None:
+    seconds = WorkerSeconds(0.0)
+    seconds.heard(*ONE, 0.0, age=0.0)
+    seconds.gone("worker-0", 10.0)
+    seconds.heard(*ONE, 12.0, age=12.0)
+    seconds.gone("worker-0", 20.0)
+    seconds.heard("worker-0", "another", 30.0, age=4.0)
+    seconds.close(40.0)
+    assert sum_of(seconds) == 20.0 + 14.0
+
+
+def test_after_a_restart_a_member_has_worked_since_the_last_record() -> None:
+    seconds = WorkerSeconds(1000.0, counted_until=990.0, generation=3, unsettled=2.0)
+    seconds.look(1000.0, UNSETTLED, 3, {ONE}, {}, {3: 1})
+    seconds.heard(*ONE, 1001.0)
+    seconds.heard(*TWO, 1002.0, age=5.0)
+    assert seconds.unsettled == 2.0 + 11.0 + 1.0
+    assert seconds.settled["waiting"] == 5.0
+    seconds.heard(*ONE, 1003.0, age=10.0)
+    assert seconds.unsettled == 2.0 + 9.0, "it was born after that"
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[tuple[str, int, int, float]]:
+    """Events: what, of which worker, with which life of it, and how long after the one before."""
+    kinds = st.sampled_from(["heard", "aged", "gone", "look", "close"])
+    return draw(
+        st.lists(st.tuples(kinds, st.integers(0, 3), st.integers(0, 2), st.floats(0.0, 20.0)), min_size=1, max_size=60)
+    )
+
+
+@given(
+    histories(),
+    st.lists(st.sampled_from([*PURPOSES, UNSETTLED]), min_size=1),
+    st.lists(st.floats(0.0, 30.0), min_size=1),
+    st.floats(-50.0, 50.0),
+)
+def test_the_parts_add_up_to_the_seconds_of_workers_whatever_events_come(
+    events: list[tuple[str, int, int, float]], doings: list[str], told: list[float], unsettled: float
+) -> None:
+    now, truth = 0.0, Existence()
+    seconds = WorkerSeconds(now, generation=0, unsettled=unsettled)
+    written: dict[int, dict[Purpose, float]] = {}
+    before = dict(seconds.settled)
+    for count, (kind, index, life, later) in enumerate(events):
+        now += later
+        name, incarnation = f"worker-{index}", f"life-{life}"
+        if kind == "gone":
+            seconds.gone(name, now)
+            truth.gone(name, now)
+        elif kind in ("heard", "aged"):
+            age = told[count % len(told)] if kind == "aged" else None
+            seconds.heard(name, incarnation, now, age)
+            truth.heard(name, incarnation, now, age)
+        elif kind == "look":
+            generation = 1 + count // 7
+            for purpose in ("compute", "recomputed", "waiting"):
+                of = written.setdefault(generation - life % 2, {})
+                of[purpose] = of.get(purpose, 0.0) + told[(count + index) % len(told)]
+            members = frozenset((f"worker-{one}", f"life-{life}") for one in range(index))
+            sizes = {generation: index + 1}
+            seconds.look(now, doings[count % len(doings)], generation, members, written, sizes)
+        else:
+            seconds.close(now)
+        seconds.gone("nobody", now)
+        assert all(value >= before[purpose] - 1e-6 for purpose, value in seconds.settled.items()), "counters grow"
+        before = dict(seconds.settled)
+    seconds.close(now)
+    assert sum_of(seconds) == pytest.approx(truth.seconds(now) + unsettled, abs=1e-6)
+    assert sum(shown(seconds.settled, seconds.unsettled).values()) == pytest.approx(
+        max(0.0, truth.seconds(now) + unsettled), abs=1e-6
+    )
+
+
+class Existence:
+    """For how long workers exist, by the definition: from birth, as far as that is told while they are there for the
+    first time, to the last time that they are there."""
+
+    def __init__(self) -> None:
+        self.lives: dict[tuple[str, str], list[float]] = {}
+        self.unaged: set[tuple[str, str]] = set()
+        self.there: dict[str, str] = {}
+
+    def heard(self, name: str, incarnation: str, now: float, age: float | None) -> None:
+        one = name, incarnation
+        if self.there.get(name) != incarnation:
+            self.gone(name, now)
+            if one not in self.lives:
+                self.lives[one] = [now, now]
+                self.unaged.add(one)
+            self.there[name] = incarnation
+        if age is not None and one in self.unaged:
+            self.unaged.discard(one)
+            self.lives[one][0] = min(self.lives[one][0], now - age)
+
+    def gone(self, name: str, now: float) -> None:
+        if (incarnation := self.there.pop(name, None)) is not None:
+            self.lives[name, incarnation][1] = now
+            self.unaged.discard((name, incarnation))
+
+    def seconds(self, now: float) -> float:
+        for name, incarnation in self.there.items():
+            self.lives[name, incarnation][1] = now
+        return sum(end - begin for begin, end in self.lives.values())
+
+
+# A run
+
+
+def spent(ledger: Ledger, purpose: Purpose) -> float:
+    found: float = getattr(ledger.cpu_seconds, purpose)
+    return found
+
+
+def test_a_run_with_kills_and_restarts_of_its_coordinator_adds_up_within_one_percent(tmp_path: Path) -> None:
+    world = LedgerWorld(tmp_path / "run", workers=3, evaluators=2)
+    world.passes(30.0)
+    for name in ("worker-1", "evaluator-0", "worker-0", "worker-2"):
+        world.dies(name)
+        world.passes(23.0)
+    world.coordinator_dies()
+    world.passes(15.0)
+    world.coordinator_starts()
+    world.passes(23.0)
+    world.dies("worker-1")
+    world.passes(1.0)
+    world.coordinator_dies()
+    world.passes(4.0)
+    world.coordinator_starts()
+    world.passes(20.3)
+    world.coordinator_stops()
+    world.passes(6.0)
+    world.coordinator_starts()
+    world.passes(20.0)
+    ledger = world.ends()
+    # A worker has two CPUs here, an evaluator one.
+    truth = 2 * world.existed["worker"] + world.existed["evaluator"]
+    assert ledger.cpu_seconds.total == pytest.approx(truth, rel=0.01)
+    assert ledger.gpu_seconds.total == 0.0
+    assert spent(ledger, "compute") + spent(ledger, "recomputed") == pytest.approx(2 * world.computed, rel=0.01)
+    assert spent(ledger, "recomputed") > 0.0
+    assert spent(ledger, "evaluation") == pytest.approx(world.existed["evaluator"] / 2, rel=0.15)
+    recorded = newest_ledger(world.rundir)
+    assert recorded is not None
+    assert recorded.cpu_seconds == ledger.cpu_seconds
+    assert recorded.time == T0 + world.now
+
+
+def test_steps_that_are_taken_again_are_recomputed(tmp_path: Path) -> None:
+    world = LedgerWorld(tmp_path / "run", workers=1, evaluators=0)
+    world.passes(20.0)
+    lost = world.step - world.saved
+    assert lost >= 5
+    world.dies("worker-0")
+    world.passes(30.0)
+    ledger = world.ends()
+    # Of the last lines before a kill, some steps are not written down.
+    assert 0.85 * (lost - 5) * 0.1 * 2 - 1e-6 <= spent(ledger, "recomputed") <= 0.85 * lost * 0.1 * 2 + 1e-6
+
+
+def test_status_and_report_of_a_run_that_is_over_show_the_last_record(tmp_path: Path) -> None:
+    world = LedgerWorld(tmp_path / "run", prices={"cpuPerHour": 36.0, "currency": "EUR"})
+    world.passes(12.0)
+    ledger = world.ends()
+    assert ledger.cost is not None
+    assert ledger.cost.total == pytest.approx(0.01 * ledger.cpu_seconds.total)
+    assert look_briefly(world.rundir.path).status.ledger == ledger
+    run = read(world.rundir.path)
+    assert run.ledger == ledger
+    drawn = page(run, summarize(run, clock.of(run.marks)), [], "run", "1")
+    (table,) = [part for part in drawn.split("<section>") if "Hours and cost" in part]
+    assert re.findall(r"<tr><td>(\w+)</td>", table) == ["Compute", "Waiting", "Idle", "Evaluation", "Total"]
+    assert f"{number(ledger.cost.total)} EUR" in table
+    found = outcome(run, "run")
+    assert ("cost", (f"{number(ledger.cost.total)} EUR",)) in rows([run], [found])
+
+
+def test_a_script_that_says_nothing_of_its_steps_computes_and_a_task_waits_until_it_steps() -> None:
+    tasks = {"compute": {"command": ["train.py"]}, "waiting": {"task": "image-classification"}}
+    for purpose, trainer in tasks.items():
+        job = manifests.job(trainer=trainer)
+        ledger, said = RunLedger(job, Instant(T0, 0.0)), sync("a", age=0.0, cpus=1.0)
+        state = membership.step(membership.start(Rules.of(job.spec), 1, 0.0), Synced(said), 0.0)[0]
+        member = {("worker-0", "a"): said.member}
+        ledger.heard(said, 0.0, state)
+        ledger.look(0.0, replace(state, open=True, inside=member), SILENT, False, Observed())
+        ledger.look(10.0, state, OVER, False, Observed())
+        assert spent(ledger.ledger, purpose) == 10.0  # type: ignore[arg-type]
+
+
+def sync(incarnation: str, **more: Any) -> Sync:
+    fields = {"address": "10.0.0.1", "port": 4000, "processes": 2, "state": "joining"}
+    return Sync.model_validate({"replica": "worker-0", "incarnation": incarnation, **fields, **more})
+
+
+@pytest.mark.parametrize(
+    ("resources", "gpus", "cpus"),
+    [
+        ({"requests": {"nvidia.com/gpu": 2, "cpu": "1500m"}, "limits": {"cpu": 8}}, 2.0, 1.5),
+        ({"limits": {"cpu": 4}}, 0.0, 4.0),
+        ({}, 0.0, 6.0),
+    ],
+)
+def test_a_worker_in_a_pod_has_what_the_pod_asks_for_and_otherwise_what_its_agent_says(
+    resources: dict[str, Any], gpus: float, cpus: float
+) -> None:
+    job = manifests.job(workers={"processesPerReplica": 2, "resources": resources})
+    for in_pod, expected in ((True, (10.0 * gpus, 10.0 * cpus)), (False, (10.0, 60.0))):
+        ledger = RunLedger(job, Instant(T0, 0.0), in_pod=in_pod)
+        state = membership.start(Rules.of(job.spec), 1, 0.0)
+        said = sync("a", age=10.0, cpus=6.0, gpus=1)
+        ledger.heard(said, 0.0, membership.step(state, Synced(said), 0.0)[0])
+        found = ledger.ledger
+        assert (found.gpu_seconds.waiting, found.cpu_seconds.waiting) == expected
+
+
+# Logs
+
+
+def logged(path: Path, *lines: records.Record) -> None:
+    log = Lines(path)
+    log.append(*(line.line() for line in lines))
+    log.close()
+
+
+def rate(step: int, steps: int, compute: float) -> records.Rate:
+    return records.Rate(time=T0, step=step, steps=steps, step_seconds=0.1, phases={"compute": compute, "pause": 1.0})
+
+
+def test_a_rate_of_which_some_steps_were_taken_before_is_divided(tmp_path: Path) -> None:
+    logs = TrainingLogs(tmp_path)
+    logged(tmp_path / "train-g000001.jsonl", rate(100, 100, 10.0))
+    logged(tmp_path / "train-g000002.jsonl", rate(110, 40, 4.0))
+    found = logs.follow(sorted(tmp_path.iterdir()))
+    assert found.reached == 110
+    assert found.by_generation[1] == {"compute": 11.0, "recomputed": 0.0, "waiting": 0.0}
+    assert found.by_generation[2] == {"compute": 2.0, "recomputed": 3.0, "waiting": 0.0}
+
+
+def test_what_was_written_while_the_coordinator_was_away_counts_and_what_it_had_counted_does_not(
+    tmp_path: Path,
+) -> None:
+    first, second = tmp_path / "train-g000001.jsonl", tmp_path / "train-g000002.jsonl"
+    logs = TrainingLogs(tmp_path)
+    logged(first, rate(100, 100, 10.0))
+    before = logs.follow([first])
+    logged(first, rate(150, 50, 5.0))
+    logged(second, rate(200, 50, 6.0))
+    again = TrainingLogs(tmp_path, Counted(before.reached, before.offsets))
+    logged(second, rate(210, 10, 1.0))
+    found = again.follow([first, second])
+    assert found.by_generation[1]["compute"] == 5.0 + 1.0
+    assert found.by_generation[2]["compute"] == 6.0 + 1.0 + 1.0 + 1.0
+    assert found.steps == 10, "Prometheus' counters begin with the process"
+
+
+def sign(at: float, age: float, cpu: float, state: str) -> records.Usage:
+    return records.Usage(time=T0 + at, age=age, cpu_seconds=cpu, state=state)
+
+
+def test_an_evaluator_existed_from_its_birth_to_its_last_sign_of_life(tmp_path: Path) -> None:
+    path = tmp_path / "evaluator-0.jsonl"
+    logged(
+        path,
+        sign(4.0, 4.0, 1.0, "starting"),
+        sign(9.0, 9.0, 2.0, "idle"),
+        records.Evaluated(time=T0 + 13.0, checkpoint="step-000000001", seconds=1.5),
+        sign(14.0, 14.0, 3.0, "evaluating"),
+        sign(20.0, 20.0, 9.0, "idle"),
+        # Another process, which was born 2 s later, and is older now than that one became.
+        sign(43.0, 21.0, 0.5, "starting"),
+    )
+    log = EvaluatorFollower(path)
+    log.follow(T0)
+    assert log.seconds == {"waiting": 9.0 + 21.0, "idle": 3.5 + 2.0, "evaluation": 1.5 + 6.0}
+    later = EvaluatorFollower(path, counted_until=T0 + 14.5)
+    later.follow(T0)
+    assert later.seconds == {"waiting": 21.0, "idle": 2.0, "evaluation": 6.0}
+
+
+# What is shown
+
+
+def test_money_is_hours_by_their_price() -> None:
+    gpu, cpu = Spent(compute=7200.0, idle=1800.0), Spent(compute=3600.0, evaluation=3600.0)
+    ledger = priced(gpu, cpu, Prices(gpu_per_hour=2.0, cpu_per_hour=0.1, currency="EUR"))
+    assert ledger.cost == Spent(compute=4.1, idle=1.0, evaluation=0.1)
+    told = {name: in_words(amount, written) for name, amount, written in amounts(ledger)}
+    assert told["GPU-hours"] == "2.500 · compute 2.000 (80 %) · idle 0.5000 (20 %)"
+    assert told["cost"].startswith("5.200 EUR · compute 4.100 EUR (79 %)")
+    assert priced(gpu, cpu, None).cost is None
+    assert priced(gpu, cpu, Prices(currency="EUR")).cost is None, "nothing has a price"
+
+
+def test_a_run_without_gpus_shows_none() -> None:
+    shown: Iterator[str] = (name for name, _, _ in amounts(priced(Spent(), Spent(compute=1.0), None)))
+    assert list(shown) == ["CPU-hours"]
