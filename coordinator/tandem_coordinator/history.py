@@ -17,6 +17,7 @@ from tandem.rundir.log import LogWriter
 from tandem.status import (
     EVALUATION_FAILED,
     LINES_LOST,
+    NOT_TRACKED,
     REWOUND,
     SAVES_FAIL,
     SKIPPED,
@@ -148,6 +149,8 @@ class TroubleWatch:
         self._ahead_since = 0.0
         self._message = ""
         self._newest: CheckpointRef | None = None
+        self.tracking_message = ""
+        """Why the tracking server has not got everything; empty if it has."""
         self._told: dict[str, int] = {}
         self._known: Troubles | None = None
 
@@ -195,6 +198,7 @@ class TroubleWatch:
             lines_lost=self._lines + own_lines_lost + observed.lines_lost,
             rewinds=observed.rewinds,
             batches_left_out=observed.batches_left_out,
+            tracking_message=self.tracking_message,
         )
         before, self._known = self._known, found
         if before is None:
@@ -203,12 +207,16 @@ class TroubleWatch:
         elif before.saves_failed_in_a_row and not row:
             self._told.pop(SAVES_FAIL, None)
             self._say("a save has gone well again", "info")
+        if before is not None and before.tracking_message and not found.tracking_message:
+            self._told.pop(NOT_TRACKED, None)
+            self._say("tracking: everything is sent again", "info")
         counts = {
             SAVES_FAIL: row,
             EVALUATION_FAILED: found.evaluations_failed,
             LINES_LOST: found.lines_lost,
             REWOUND: found.rewinds,
             SKIPPED: found.evaluations_skipped,
+            NOT_TRACKED: int(bool(found.tracking_message)),
         }
         for one in told(found):
             count, said = counts[one.reason], self._told.get(one.reason, 0)

@@ -4,6 +4,7 @@ The CRD, the JSON schema for editors and the reference page are generated from t
 (`make generate`); a test fails when one of them is stale. Field names follow Kubernetes Job and PyTorchJob habits.
 """
 
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
@@ -330,6 +331,10 @@ class Workers(Model):
         return {part: {**self.resources.get(part, {}), **in_template.get(part, {})} for part in ("limits", "requests")}
 
 
+PASSWORD_IN_URI = "//[^/@]*:[^/@]*@"
+OF_TRACKING = "^(MLFLOW|AWS|AZURE|GOOGLE|DATABRICKS)_"
+"""Variables that may be given to the process that sends to a tracking server: it runs beside the coordinator."""
+
 WHICH_WAY = "goal must say whether more of this metric is better (Maximize) or less (Minimize)"
 
 
@@ -542,6 +547,47 @@ class RunPolicy(Model):
     """Scheduler of all pods."""
 
 
+class Mlflow(Model):
+    """MLflow tracking: one run on a tracking server or in a local store, whatever restarts."""
+
+    uri: Annotated[str, Field(max_length=1024, pattern=r"^(databricks|[a-z][a-z0-9+.-]*:.+)$")] | None = None
+    """Tracking server or store, such as `https://mlflow.example` or `sqlite:////data/mlflow.db`. Default: the variable
+    MLFLOW_TRACKING_URI, which on a cluster names the chart's server; with `tandem run` otherwise `mlflow.db` in the
+    folder that the run directory is in."""
+    experiment: Annotated[str, Field(min_length=1, max_length=500)] | None = None
+    """Experiment of the run, which is created if it is missing. Default: the job's name."""
+    register_best: bool = True
+    """When training is complete, upload the weights of the best checkpoint and register them as a model version."""
+    named_model: Annotated[str | None, Field(alias="model", min_length=1, max_length=250, pattern=r"^[^/:]+$")] = None
+    """Name of the registered model. Default: the job's name."""
+    env: Annotated[list[EnvVar], Field(max_length=64)] = []
+    """Variables of the process that sends, such as MLFLOW_TRACKING_TOKEN. Names begin with MLFLOW_, AWS_, AZURE_,
+    GOOGLE_ or DATABRICKS_."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda m: m.uri is None or not re.search(PASSWORD_IN_URI, m.uri),
+            f"!has(self.uri) || !self.uri.matches('{PASSWORD_IN_URI}')",
+            "uri holds a password, and would stand in the run directory; put MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD, or all of MLFLOW_TRACKING_URI, into env with valueFrom",
+            "uri",
+        ),
+        Rule(
+            lambda m: all(re.match(OF_TRACKING, one.name) for one in m.env),
+            f"!has(self.env) || self.env.all(one, one.name.matches('{OF_TRACKING}'))",
+            "variables of tracking begin with MLFLOW_, AWS_, AZURE_, GOOGLE_ or DATABRICKS_",
+            "env",
+        ),
+    )
+
+
+class Tracking(Model):
+    """Trackers that are sent the run's parameters, metrics and artifacts. Training never waits for them."""
+
+    mlflow: Mlflow | None = None
+    """MLflow, which needs the extra `mlflow` where the coordinator runs."""
+
+
 SCORED_BY_TASK = "!has(self.evaluators) || has(self.evaluators.command)"
 """In CEL, whether a rule on evaluators that a task scores for says nothing of these."""
 
@@ -563,6 +609,8 @@ class Spec(Model):
     """Reaction to lost workers, hangs and new workers."""
     run_policy: RunPolicy = RunPolicy()
     """Suspension, deadlines, queues."""
+    tracking: Tracking = Tracking()
+    """Where the run is tracked besides the run directory."""
 
     immutable: ClassVar[tuple[str, ...]] = ("trainer",)
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -638,9 +686,14 @@ class Spec(Model):
     @property
     def variables(self) -> list[tuple[tuple[str | int, ...], EnvVar]]:
         """All variables of the job's processes, each with its path in the manifest."""
-        parts = {"trainer": self.trainer.env, "evaluators": self.evaluation.env}
+        mlflow = self.tracking.mlflow
+        parts = {
+            ("trainer",): self.trainer.env,
+            ("evaluators",): self.evaluation.env,
+            ("tracking", "mlflow"): [] if mlflow is None else mlflow.env,
+        }
         return [
-            (("spec", part, "env", index), variable)
+            (("spec", *part, "env", index), variable)
             for part, variables in parts.items()
             for index, variable in enumerate(variables)
         ]

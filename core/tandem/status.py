@@ -125,6 +125,8 @@ class Troubles(Model):
     """Times the loss became useless and training went back, over the whole run."""
     batches_left_out: Whole = 0
     """Batches that are left out because of that."""
+    tracking_message: Annotated[str, cut(300)] = ""
+    """Why the tracking server has not got everything, while it has not."""
 
 
 class CheckpointRef(Model):
@@ -325,9 +327,9 @@ class Snapshot(Model):
     """The last events, oldest first; at most 200."""
 
 
-SAVES_FAIL, EVALUATION_FAILED, LINES_LOST, REWOUND, SKIPPED = (
+SAVES_FAIL, EVALUATION_FAILED, LINES_LOST, REWOUND, SKIPPED, NOT_TRACKED = (
     *("SavesFail", "EvaluationFailed", "LogLinesLost", "Rewound"),
-    "EvaluationsSkipped",
+    *("EvaluationsSkipped", "NotTracked"),
 )
 """The kinds of trouble, as reasons of conditions and Events."""
 FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
@@ -366,6 +368,9 @@ def told(troubles: Troubles | None) -> Iterator[Sentence]:
         times = "once" if troubles.rewinds == 1 else f"{troubles.rewinds} times"
         left = several(troubles.batches_left_out, "batch", "batches")
         yield Sentence(REWOUND, "warning", f"the loss became useless: training went back {times} and left out {left}")
+    if troubles.tracking_message:
+        text = f"tracking: {troubles.tracking_message}; training goes on, and what is missing is sent later"
+        yield Sentence(NOT_TRACKED, "warning", text, lasts=True)
     if troubles.evaluations_skipped:
         yield Sentence(SKIPPED, "info", _have(troubles.evaluations_skipped, "checkpoint", "been skipped by evaluators"))
 

@@ -7,7 +7,7 @@ from typing import Any
 from tandem.formatting import duration, metric_name, number, score
 from tandem.model import Model, finite
 from tandem.rundir.evaluations import direction
-from tandem_cli.output import hidden
+from tandem.secrecy import hidden
 from tandem_cli.report import clock
 from tandem_cli.report.run import Run
 from tandem_cli.report.summary import summarize

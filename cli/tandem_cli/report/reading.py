@@ -26,8 +26,8 @@ from tandem.rundir.lineage import GenerationRecord, batches_left_out
 from tandem.rundir.ownership import LOCK
 from tandem.status import Troubles
 from tandem.wrong_samples import gallery
+from tandem.secrecy import hidden
 from tandem_cli.local.known import is_alive
-from tandem_cli.output import hidden
 from tandem_cli.report import checkpoints, generations
 from tandem_cli.report.folder import expect_run, listed
 from tandem_cli.report.logs import (
