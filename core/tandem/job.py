@@ -4,15 +4,12 @@ The CRD, the JSON schema for editors and the reference page are generated from t
 (`make generate`); a test fails when one of them is stale. Field names follow Kubernetes Job and PyTorchJob habits.
 """
 
-import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
 from tandem.model import (
-    WORD,
     Image,
-    Key,
     Label,
     MetricName,
     Model,
@@ -48,74 +45,8 @@ from tandem.tasks import (
     TaskLoop,
     TaskName,
 )
-
-Word = Annotated[str, Field(max_length=4096, pattern=WORD)]
-
-
-class KeyRef(Model):
-    """One key of an object in the job's namespace."""
-
-    name: ObjectName
-    """The object's name."""
-    key: Key
-    """Which of its keys."""
-    optional: bool = False
-    """Whether a pod starts without it."""
-
-
-class FieldRef(Model):
-    """One field of the pod."""
-
-    field_path: Annotated[str, Field(min_length=1, max_length=253)]
-    """Which one, such as `spec.nodeName`."""
-
-
-class EnvSource(Model):
-    """Where the value of a variable comes from. `tandem run` takes it from its own environment, by the variable's
-    name."""
-
-    secret_key_ref: KeyRef | None = None
-    """A key of a Secret."""
-    config_map_key_ref: KeyRef | None = None
-    """A key of a ConfigMap."""
-    field_ref: FieldRef | None = None
-    """A field of the pod."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            lambda s: sum(one is not None for one in (s.secret_key_ref, s.config_map_key_ref, s.field_ref)) == 1,
-            "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].filter(one, one).size() == 1",
-            "give exactly one of secretKeyRef, configMapKeyRef and fieldRef",
-            "secretKeyRef",
-        ),
-    )
-
-    @property
-    def optional(self) -> bool:
-        """Whether processes start without it."""
-        reference = self.secret_key_ref or self.config_map_key_ref
-        return reference is not None and reference.optional
-
-
-class EnvVar(Model):
-    """An environment variable of the training processes."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
-    """The variable's name: letters, digits and underscores, not beginning with a digit."""
-    value: Word = ""
-    """Its value, taken literally. It stands in the run directory and in reports; use `valueFrom` for secrets."""
-    value_from: EnvSource | None = None
-    """Where the value comes from, instead. It is never written down."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            lambda v: not v.value or v.value_from is None,
-            "!has(self.valueFrom) || !has(self.value) || self.value == ''",
-            "give value or valueFrom, not both",
-            "valueFrom",
-        ),
-    )
-
+from tandem.tracking import Tracking
+from tandem.variables import EnvVar, Word
 
 VERSION = "v1alpha1"
 KIND = "DistributedTrainingJob"
@@ -331,10 +262,6 @@ class Workers(Model):
         return {part: {**self.resources.get(part, {}), **in_template.get(part, {})} for part in ("limits", "requests")}
 
 
-PASSWORD_IN_URI = "//[^/@]*:[^/@]*@"
-OF_TRACKING = "^(MLFLOW|AWS|AZURE|GOOGLE|DATABRICKS)_"
-"""Variables that may be given to the process that sends to a tracking server: it runs beside the coordinator."""
-
 WHICH_WAY = "goal must say whether more of this metric is better (Maximize) or less (Minimize)"
 
 
@@ -545,47 +472,6 @@ class RunPolicy(Model):
     """Priority class of all pods."""
     scheduler_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Scheduler of all pods."""
-
-
-class Mlflow(Model):
-    """MLflow tracking: one run on a tracking server or in a local store, whatever restarts."""
-
-    uri: Annotated[str, Field(max_length=1024, pattern=r"^(databricks|[a-z][a-z0-9+.-]*:.+)$")] | None = None
-    """Tracking server or store, such as `https://mlflow.example` or `sqlite:////data/mlflow.db`. Default: the variable
-    MLFLOW_TRACKING_URI, which on a cluster names the chart's server; with `tandem run` otherwise `mlflow.db` in the
-    folder that the run directory is in."""
-    experiment: Annotated[str, Field(min_length=1, max_length=500)] | None = None
-    """Experiment of the run, which is created if it is missing. Default: the job's name."""
-    register_best: bool = True
-    """When training is complete, upload the weights of the best checkpoint and register them as a model version."""
-    named_model: Annotated[str | None, Field(alias="model", min_length=1, max_length=250, pattern=r"^[^/:]+$")] = None
-    """Name of the registered model. Default: the job's name."""
-    env: Annotated[list[EnvVar], Field(max_length=64)] = []
-    """Variables of the process that sends, such as MLFLOW_TRACKING_TOKEN. Names begin with MLFLOW_, AWS_, AZURE_,
-    GOOGLE_ or DATABRICKS_."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            lambda m: m.uri is None or not re.search(PASSWORD_IN_URI, m.uri),
-            f"!has(self.uri) || !self.uri.matches('{PASSWORD_IN_URI}')",
-            "uri holds a password, and would stand in the run directory; put MLFLOW_TRACKING_USERNAME and "
-            "MLFLOW_TRACKING_PASSWORD, or all of MLFLOW_TRACKING_URI, into env with valueFrom",
-            "uri",
-        ),
-        Rule(
-            lambda m: all(re.match(OF_TRACKING, one.name) for one in m.env),
-            f"!has(self.env) || self.env.all(one, one.name.matches('{OF_TRACKING}'))",
-            "variables of tracking begin with MLFLOW_, AWS_, AZURE_, GOOGLE_ or DATABRICKS_",
-            "env",
-        ),
-    )
-
-
-class Tracking(Model):
-    """Trackers that are sent the run's parameters, metrics and artifacts. Training never waits for them."""
-
-    mlflow: Mlflow | None = None
-    """MLflow, which needs the extra `mlflow` where the coordinator runs."""
 
 
 SCORED_BY_TASK = "!has(self.evaluators) || has(self.evaluators.command)"

@@ -1,11 +1,63 @@
-"""Where a job is tracked: the address of the MLflow server or store, the same for what sends to it and what opens it."""
+"""Tracking of a job by MLflow: what a manifest says of it, and the address of the server or store.
+
+The address is the same for the process that sends (tandem_coordinator.tracking) and for the commands that open it.
+"""
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, ClassVar
 
-from tandem.job import DistributedTrainingJob
-from tandem.launch import POD
+from pydantic import Field
+
+from tandem.model import Model, Rule
+from tandem.variables import EnvVar
+
+CREDENTIALS = "//[^/@]*:[^/@]*@"
+OF_TRACKING = "^(MLFLOW|AWS|AZURE|GOOGLE|DATABRICKS)_"
+"""Variables that may be given to the process that sends to a tracking server: it runs beside the coordinator."""
+
+
+class Mlflow(Model):
+    """MLflow tracking: one run on a tracking server or in a local store, whatever restarts."""
+
+    uri: Annotated[str, Field(max_length=1024, pattern=r"^(databricks|[a-z][a-z0-9+.-]*:.+)$")] | None = None
+    """Tracking server or store, such as `https://mlflow.example` or `sqlite:////data/mlflow.db`. Default: the variable
+    MLFLOW_TRACKING_URI, which on a cluster names the chart's server; with `tandem run` otherwise `mlflow.db` in the
+    folder that the run directory is in."""
+    experiment: Annotated[str, Field(min_length=1, max_length=500)] | None = None
+    """Experiment of the run, which is created if it is missing. Default: the job's name."""
+    register_best: bool = True
+    """When training is complete, upload the weights of the best checkpoint and register them as a model version."""
+    named_model: Annotated[str | None, Field(alias="model", min_length=1, max_length=250, pattern=r"^[^/:]+$")] = None
+    """Name of the registered model. Default: the job's name."""
+    env: Annotated[list[EnvVar], Field(max_length=64)] = []
+    """Variables of the process that sends, such as MLFLOW_TRACKING_TOKEN. Names begin with MLFLOW_, AWS_, AZURE_,
+    GOOGLE_ or DATABRICKS_."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda m: m.uri is None or not re.search(CREDENTIALS, m.uri),
+            f"!has(self.uri) || !self.uri.matches('{CREDENTIALS}')",
+            "uri holds a password, and would stand in the run directory; put MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD, or all of MLFLOW_TRACKING_URI, into env with valueFrom",
+            "uri",
+        ),
+        Rule(
+            lambda m: all(re.match(OF_TRACKING, one.name) for one in m.env),
+            f"!has(self.env) || self.env.all(one, one.name.matches('{OF_TRACKING}'))",
+            "variables of tracking begin with MLFLOW_, AWS_, AZURE_, GOOGLE_ or DATABRICKS_",
+            "env",
+        ),
+    )
+
+
+class Tracking(Model):
+    """Trackers that are sent the run's parameters, metrics and artifacts. Training never waits for them."""
+
+    mlflow: Mlflow | None = None
+    """MLflow, which needs the extra `mlflow` where the coordinator runs."""
+
 
 URI = "MLFLOW_TRACKING_URI"
 """The variable that names a tracking server where the manifest does not; MLflow's own."""
@@ -21,17 +73,17 @@ QUIET = {
 """Variables of every MLflow process that Tandem starts: it tells its makers nothing, and asks for no git."""
 
 
-def tracking_uri(job: DistributedTrainingJob, run_dir: Path, environment: Mapping[str, str]) -> str | None:
-    """The server or store that a job is tracked on; None where there is none.
+def tracking_uri(mlflow: Mlflow, run_dir: Path, environment: Mapping[str, str], on_cluster: bool = False) -> str | None:
+    """The server or store that a run is tracked on; None where there is none.
 
     Args:
         environment: variables of the process that sends.
+        on_cluster: the run directory is on a volume, where there is no local store: several nodes may have it mounted,
+            and a database of files does not survive that.
     """
-    given = job.spec.tracking.mlflow and job.spec.tracking.mlflow.uri
-    if found := given or environment.get(URI):
+    if found := mlflow.uri or environment.get(URI):
         return found
-    # A database of files on a volume that several nodes mount is damaged sooner or later.
-    return None if environment.get(POD) else local_store(run_dir)
+    return None if on_cluster else local_store(run_dir)
 
 
 def local_store(run_dir: Path) -> str:

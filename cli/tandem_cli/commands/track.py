@@ -32,5 +32,5 @@ def track(run: RunArgument) -> None:
     failing = json.loads(said[-1])["failing"] if said else f"it ended with exit code {done.returncode}"
     if failing:
         raise UserError(f"not everything was sent to MLflow: {failing}")
-    uri = tracking_uri(job, path, variables)
+    uri = tracking_uri(mlflow, path, variables)
     echo(f"everything of {run} is at {without_password(uri or '')}")

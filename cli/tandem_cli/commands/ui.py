@@ -74,10 +74,10 @@ def ui(
 
 def _uri(folder: Path) -> str:
     job = RunDir(folder).read_job()
-    if job.spec.tracking.mlflow is None:
+    if (mlflow := job.spec.tracking.mlflow) is None:
         raise UserError(f"{folder} is not tracked; give its job `tracking: {{mlflow: {{}}}}` in spec")
-    uri = tracking_uri(job, folder, os.environ)
-    assert uri is not None, "no pod"
+    uri = tracking_uri(mlflow, folder, os.environ)
+    assert uri is not None, "not on a cluster"
     return uri
 
 

@@ -20,9 +20,9 @@ import threading
 from pathlib import Path
 
 from tandem.exitcode import ExitCode
-from tandem.launch import RUN_DIR
+from tandem.launch import POD, RUN_DIR
 from tandem.rundir.layout import RunDir
-from tandem.tracking import QUIET, URI, database, tracking_uri, without_password
+from tandem.tracking import QUIET, URI, Mlflow, database, tracking_uri, without_password
 
 LOOK_SECONDS = 2.0
 """Between two looks at the run directory."""
@@ -60,7 +60,7 @@ def main() -> None:
 
 def _serve(rundir: RunDir, stop: threading.Event) -> ExitCode:
     job = rundir.read_job()
-    uri = tracking_uri(job, rundir.path, os.environ)
+    uri = tracking_uri(job.spec.tracking.mlflow or Mlflow(), rundir.path, os.environ, POD in os.environ)
     if uri is None:
         return _told(f"no MLflow server is known; set spec.tracking.mlflow.uri, or {URI} in its env")
     if importlib.util.find_spec("mlflow") is None:

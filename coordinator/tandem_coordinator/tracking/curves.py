@@ -143,6 +143,7 @@ class Curves:
     def taken_again(self) -> tuple[int, int, float] | None:
         """The newest generation, the step that it went on after, and when it began, seconds since the epoch; None
         while no checkpoint was resumed from."""
+        self._look()
         if not self._records or (parent := self._records[-1].resumed_from) is None:
             return None
         return self._records[-1].generation, parent.step, self._records[-1].started_at
@@ -197,7 +198,9 @@ def key(name: str) -> str:
 def _points(record: TrainingRecord) -> Iterator[Point]:
     match record:
         case Step():
-            yield from _named(record.step, record.time, loss=record.loss, lr=record.lr, gradientNorm=record.gradient_norm)
+            yield from _named(
+                record.step, record.time, loss=record.loss, lr=record.lr, gradientNorm=record.gradient_norm
+            )
         case Rate(step=int(step)):
             yield from _named(
                 step,

@@ -6,8 +6,8 @@ created, and the run has the id as a tag: a process that dies between the two fi
 **One point a step.** MLflow keeps every point that it is sent, and cannot take one back. What it has is read from it
 whenever this process begins and after every request that failed, since nobody knows how far that one came: of each
 curve of training the last step, of each curve of evaluators all steps. What it has is not sent again. So there is no
-note of our own that a crash could leave behind or ahead of the server. Two processes at once, which the lock prevents on
-one machine, send the same points with the same times: to MLflow's databases these are one row.
+note of our own that a crash could leave behind or ahead of the server. Two processes at once, which the lock prevents
+on one machine, send the same points with the same times: to MLflow's databases these are one row.
 """
 
 import secrets
@@ -23,13 +23,13 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
-from tandem.job import DistributedTrainingJob, Mlflow
+from tandem.job import DistributedTrainingJob
 from tandem.rundir.catalog import Result
 from tandem.rundir.checkpoint import FILE, WEIGHTS
 from tandem.rundir.durable import read_json_or_none, replace_json
 from tandem.rundir.layout import RunDir
 from tandem.secrecy import hidden
-from tandem.tracking import ARTIFACTS, database, without_password
+from tandem.tracking import ARTIFACTS, Mlflow, database, without_password
 from tandem.tracking import FILE as RUN_FILE
 from tandem_coordinator.tracking.curves import EVALUATION, LOSS, VALIDATION, Point
 

@@ -4,9 +4,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tandem.job import DistributedTrainingJob, Mlflow
+from tandem.job import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef
+from tandem.tracking import Mlflow
 from tandem_coordinator.tracking.curves import Curves
 from tandem_coordinator.tracking.mlflow_run import MlflowRun
 

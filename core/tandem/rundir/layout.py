@@ -14,7 +14,7 @@
     best.json latest.json                 hints, replaced atomically; never trusted without the manifest
     wrong.json                            pictures of what the best one takes for something else (tandem.wrong_samples)
     leases/…                              who is reading or evaluating what until when
-    tracking/                             which run of a tracking server this is, and a lock (tandem_coordinator.tracking)
+    tracking/                             which run of a tracking server this is (tandem_coordinator.tracking)
     log/….jsonl                           what happened; one writer for each file; for people and reports only
     BROKEN-OFF                            a loop that was left early, and its last checkpoint: its steps are over
     DONE | FAILED.json                    the end, so that evaluators drain and stop
