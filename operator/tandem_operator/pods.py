@@ -24,10 +24,11 @@ from typing import Any
 from kubernetes.utils.quantity import parse_quantity
 
 from tandem import launch
-from tandem.job import DistributedTrainingJob, EnvVar
+from tandem.job import DistributedTrainingJob
 from tandem.launch import EVERYWHERE
 from tandem.pod_template import Asked, gpus, is_gpu
 from tandem.tracking import URI
+from tandem.variables import EnvVar
 from tandem_operator import names
 from tandem_operator.retry import incarnation
 
