@@ -51,6 +51,11 @@ class Mlflow(Model):
         ),
     )
 
+    @property
+    def literal(self) -> dict[str, str]:
+        """The variables whose values stand in the manifest."""
+        return {one.name: one.value for one in self.env if one.value_from is None}
+
 
 class Tracking(Model):
     """Trackers that are sent the run's parameters, metrics and artifacts. Training never waits for them."""
@@ -81,7 +86,7 @@ def tracking_uri(mlflow: Mlflow, run_dir: Path, environment: Mapping[str, str], 
         on_cluster: the run directory is on a volume, where there is no local store: several nodes may have it mounted,
             and a database of files does not survive that.
     """
-    if found := mlflow.uri or environment.get(URI):
+    if found := mlflow.uri or {**environment, **mlflow.literal}.get(URI):
         return found
     return None if on_cluster else local_store(run_dir)
 

@@ -23,8 +23,7 @@ def track(run: RunArgument) -> None:
     job = RunDir(path).read_job()
     if (mlflow := job.spec.tracking.mlflow) is None:
         raise UserError(f"{run} is not tracked; give its job `tracking: {{mlflow: {{}}}}` in spec, and run it again")
-    own = {one.name: one.value for one in mlflow.env if one.value_from is None}
-    variables = {**os.environ, **own, RUN_DIR: str(path)}
+    variables = {**os.environ, **mlflow.literal, RUN_DIR: str(path)}
     # Without what lies in the working folder, which is not Tandem's.
     command = [sys.executable, "-P", "-m", "tandem_coordinator.tracking", "--once"]
     done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=False)

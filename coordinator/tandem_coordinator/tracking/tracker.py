@@ -91,6 +91,6 @@ class Tracker:
 def variables(job: DistributedTrainingJob, rundir: RunDir) -> dict[str, str]:
     """What the process that sends is started with: the coordinator's variables without its token, and the job's."""
     mlflow = job.spec.tracking.mlflow
-    own = {} if mlflow is None else {one.name: one.value for one in mlflow.env if one.value_from is None}
+    own = {} if mlflow is None else mlflow.literal
     inherited = {name: value for name, value in os.environ.items() if name != TOKEN}
     return inherited | own | {RUN_DIR: str(rundir.path), "PYTHONUNBUFFERED": "1"}
