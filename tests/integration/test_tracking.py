@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tandem.tracking import QUIET, SQLITE
@@ -19,7 +20,7 @@ from tests.support import manifests
 from tests.support.lines import read_lines
 from tests.support.local_run import LocalRun
 from tests.support.ports import reserved_port
-from tests.support.processes import tandem
+from tests.support.processes import TANDEM, environment, tandem
 from tests.support.waiting import until
 
 with warnings.catch_warnings():
@@ -144,6 +145,7 @@ def test_three_kills_and_a_server_that_is_away_leave_one_run_with_one_point_a_st
             run.reaches(run.step() + 60)
             kill(run.of("coordinator"))
             until(lambda: is_failing(run), "the warning of the new coordinator")
+            kill(sender_of(run))
             run.reaches(run.step() + 60)
             kill(run.of("worker-0"))
             run.reaches(run.step() + 60)
@@ -173,6 +175,33 @@ def steps_sent(client: MlflowClient) -> int:
 def kill(process: Any) -> None:
     assert process is not None
     process.kill()
+
+
+def sender_of(run: LocalRun) -> psutil.Process | None:
+    """The process that sends, which the coordinator has started."""
+    coordinator = run.of("coordinator")
+    return next(iter(coordinator.children()), None) if coordinator else None
+
+
+@pytest.mark.full("cli")
+def test_the_local_store_is_opened_by_a_server_that_ends_with_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "runs" / "mlflow.db"
+    file.parent.mkdir()
+    MlflowClient(f"{SQLITE}{file}").create_experiment("tracked")
+    command = [TANDEM, "ui", "--print"]
+    with (tmp_path / "said.txt").open("w+") as output:
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=output, stderr=output)
+        said = tmp_path / "said.txt"
+        until(lambda: "Ctrl-C ends it" in said.read_text() or process.poll() is not None, "the server")
+        assert process.poll() is None, said.read_text()
+        address = next(line for line in said.read_text().splitlines() if line.startswith("http://"))
+        started = psutil.Process(process.pid).children(recursive=True)
+        assert started
+        with urllib.request.urlopen(f"{address}health", timeout=60) as answer:
+            assert answer.read() == b"OK"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert not [one for one in started if one.is_running()]
 
 
 def is_failing(run: LocalRun) -> bool:

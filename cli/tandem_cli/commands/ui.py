@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 import psutil
 import typer
@@ -108,23 +109,22 @@ def _server(uri: str, port: int) -> Iterator[str]:
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--workers", "1"]
     command += ["--host", HOST, "--port", str(port)]
     address = f"http://{HOST}:{port}"
-    process = subprocess.Popen(
-        command, env={**os.environ, **OF_SERVER}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        _wait(process, address)
-        yield address
-    finally:
-        _end(process)
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, env={**os.environ, **OF_SERVER}, stdout=output, stderr=output)
+        try:
+            _wait(process, address, output)
+            yield address
+        finally:
+            _end(process)
 
 
-def _wait(process: "subprocess.Popen[str]", address: str) -> None:
+def _wait(process: "subprocess.Popen[bytes]", address: str, output: IO[bytes]) -> None:
     echo(f"starting MLflow's server at {address}", err=True)
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            assert process.stderr is not None
-            last = (process.stderr.read().strip().splitlines() or ["it says nothing"])[-1]
+            output.seek(0)
+            last = (output.read().decode(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
             raise UserError(f"MLflow's server has ended with exit code {process.returncode}: {last}")
         try:
             with urllib.request.urlopen(f"{address}/health", timeout=START_SECONDS):  # noqa: S310 - our own address
@@ -134,7 +134,7 @@ def _wait(process: "subprocess.Popen[str]", address: str) -> None:
     raise UserError(f"MLflow's server did not answer within {START_SECONDS:g} s")
 
 
-def _end(process: "subprocess.Popen[str]") -> None:
+def _end(process: "subprocess.Popen[bytes]") -> None:
     """Its workers are processes of their own, which a killed server leaves behind."""
     processes = [psutil.Process(process.pid)] if process.poll() is None else []
     processes += [child for one in processes for child in one.children(recursive=True)]

@@ -14,6 +14,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -87,7 +88,7 @@ def _serve(rundir: RunDir, stop: threading.Event) -> ExitCode:
                 failures = 0
             except Exception as error:
                 failures += 1
-                _tell(f"{without_password(uri)}: {_words(error)}")
+                _tell(f"{without_password(uri)}: {words(error)}")
                 if leaving:
                     return ExitCode.FAILED
             stop.wait(min(LONGEST_PAUSE, 2.0 ** (failures - 1)) if failures else LOOK_SECONDS)
@@ -123,11 +124,12 @@ def _tell(failing: str) -> None:
     print(json.dumps({"failing": failing}), flush=True)
 
 
-def _words(error: Exception) -> str:
-    text = str(error).strip()
-    # What is nested in it comes last, and is the cause.
-    cause = text.rpartition("(Caused by ")[2] if "(Caused by " in text else text.split("\n")[0]
-    return (cause or type(error).__name__)[:MOST_WORDS]
+def words(error: Exception) -> str:
+    """What went wrong. Of a server that is not reached, MLflow tells three exceptions in one another."""
+    text, is_nested, cause = str(error).strip().partition("(Caused by ")
+    if is_nested:
+        text = re.split(r": |, ['\"]", cause)[-1].rstrip("')\"")
+    return (text.split("\n")[0] or type(error).__name__)[:MOST_WORDS]
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tandem.rundir.lineage import Rewind
+from tandem_coordinator.tracking.__main__ import words
 from tandem_coordinator.tracking.curves import EVALUATION, LOSS, SETTLE_SECONDS, Curves, Point, key
 from tests.support.worlds.tracked_run import BEGAN, TrackedRun
 
@@ -123,3 +124,25 @@ def test_evaluations_of_checkpoints_that_do_not_count_are_left_out(run: TrackedR
     curves = Curves(run.rundir, run.job)
     assert [*curves.evaluations(NOW)] == []
     assert curves.best() is None
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            "API request to http://h:1/x failed with exception HTTPConnectionPool(host='h', port=1): Max retries "
+            "exceeded with url: /x (Caused by NewConnectionError(\"HTTPConnection(host='h', port=1): Failed to establish "
+            'a new connection: [Errno 111] Connection refused"))',
+            "[Errno 111] Connection refused",
+        ),
+        (
+            "HTTPConnectionPool(host='h', port=1): Max retries exceeded with url: /x (Caused by ConnectTimeoutError("
+            "<HTTPConnection(host='h', port=1) at 0x7f>, 'Connection to h timed out. (connect timeout=20)'))",
+            "Connection to h timed out. (connect timeout=20",
+        ),
+        ("PERMISSION_DENIED: no\nmore", "PERMISSION_DENIED: no"),
+        ("", "ConnectionError"),
+    ],
+)
+def test_what_went_wrong_is_said_in_a_few_words(error: str, said: str) -> None:
+    assert words(ConnectionError(error)) == said

@@ -127,3 +127,15 @@ def test_an_evaluation_that_failed_is_an_error_and_one_that_was_skipped_is_not()
         ("error", "1 checkpoint could not be evaluated: step-000000250: it cannot be read"),
         ("info", "3 checkpoints have been skipped by evaluators"),
     ]
+
+
+def test_a_tracking_server_that_is_away_is_said_once_and_once_when_it_has_everything() -> None:
+    world = World()
+    for why in ("connection refused", "connection refused", "it has timed out", ""):
+        world.watch.tracking_message = why
+        found = world.look(1.0)
+        assert (found.tracking_message if found else "") == why
+    assert world.said == [
+        ("warning", "tracking: connection refused; training goes on, and what is missing is sent later"),
+        ("info", "tracking: everything is sent again"),
+    ]
