@@ -20,7 +20,7 @@ from tests.support import manifests
 from tests.support.lines import read_lines
 from tests.support.local_run import LocalRun
 from tests.support.ports import reserved_port
-from tests.support.processes import TANDEM, environment, tandem
+from tests.support.processes import TANDEM, alive, environment, tandem
 from tests.support.waiting import until
 
 with warnings.catch_warnings():
@@ -201,7 +201,7 @@ def test_the_local_store_is_opened_by_a_server_that_ends_with_the_command(tmp_pa
             assert answer.read() == b"OK"
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
-        assert not [one for one in started if one.is_running()]
+        assert not [one for one in started if alive(one.pid)]
 
 
 def is_failing(run: LocalRun) -> bool:

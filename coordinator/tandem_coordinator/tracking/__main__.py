@@ -18,6 +18,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 from tandem.exitcode import ExitCode
@@ -34,7 +35,8 @@ NICENESS = 10
 REQUESTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 """MLflow itself would try for minutes, and say nothing meanwhile."""
 MOST_WORDS = 200
-LOCK = "lock"
+LOCK, LOCK_SECONDS = "lock", 10.0
+"""The process of a coordinator that has just died may still be about to leave."""
 
 
 def main() -> None:
@@ -69,7 +71,8 @@ def _serve(rundir: RunDir, stop: threading.Event) -> ExitCode:
     if database(uri) is not None and importlib.util.find_spec("sqlalchemy") is None:
         return _told(f"only mlflow-skinny is installed, which needs a server in place of {without_password(uri)}")
     if (lock := _locked(rundir.tracking)) is None:
-        return _told("another process sends this run already")
+        _tell("another process sends this run already")
+        return ExitCode.FAILED
     from tandem_coordinator.tracking.sender import Sender  # MLflow takes seconds to import
 
     logging.getLogger("alembic").setLevel(logging.ERROR)
@@ -106,12 +109,19 @@ def _locked(folder: Path) -> int | None:
     """A descriptor of the lock, which the kernel gives up with this process; None while another one has it."""
     folder.mkdir(exist_ok=True)
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        return None
-    return lock
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(lock)
+                return None
+            time.sleep(0.1)
+        except OSError:
+            # A disk without locks. Two processes would do no harm (mlflow_run).
+            return lock
 
 
 def _told(why: str) -> ExitCode:
@@ -126,7 +136,7 @@ def _tell(failing: str) -> None:
 
 def words(error: Exception) -> str:
     """What went wrong. Of a server that is not reached, MLflow tells three exceptions in one another."""
-    text, is_nested, cause = str(error).strip().partition("(Caused by ")
+    text, is_nested, cause = without_password(str(error).strip()).partition("(Caused by ")
     if is_nested:
         text = re.split(r": |, ['\"]", cause)[-1].rstrip("')\"")
     return (text.split("\n")[0] or type(error).__name__)[:MOST_WORDS]

@@ -48,9 +48,12 @@ class Sender:
         with self._connected() as (curves, run):
             is_done = self._rundir.done() is not None
             best = curves.best()
-            if is_done and best is not None and self._mlflow.register_best:
-                run.register(best)
-            run.end("FINISHED" if is_done else "FAILED" if self._rundir.failed() is not None else "KILLED")
+            try:
+                if is_done and best is not None and self._mlflow.register_best:
+                    run.register(best)
+            finally:
+                # Of a run that has ended, also where the server takes no model.
+                run.end("FINISHED" if is_done else "FAILED" if self._rundir.failed() is not None else "KILLED")
 
     @contextmanager
     def _connected(self) -> Iterator[tuple[Curves, MlflowRun]]:

@@ -48,8 +48,7 @@ class Tracker:
         else:
             with suppress(ProcessLookupError):
                 self._process.terminate()
-        with suppress(asyncio.CancelledError):
-            await self._running
+        await asyncio.wait([self._running])
 
     async def _run(self) -> None:
         pause = FIRST_PAUSE
@@ -57,9 +56,10 @@ class Tracker:
             began = time.monotonic()
             try:
                 code = await self._one_life()
-            except OSError as error:
+            except (OSError, ValueError) as error:
+                # It cannot be started, or says what nobody can read.
                 code = ExitCode.FAILED
-                self._failing(f"the process that sends cannot be started: {error}")
+                self._failing(f"the process that sends: {error}")
             if code in (ExitCode.DONE, ExitCode.CONFIGURATION) or self._closing:
                 return
             log.warning("event=tracking-ended code=%d", code)
@@ -68,7 +68,8 @@ class Tracker:
 
     async def _one_life(self) -> int:
         self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tandem_coordinator.tracking"),
+            # Without what lies in the working folder, which is not Tandem's.
+            *(sys.executable, "-P", "-m", "tandem_coordinator.tracking"),
             env=self._variables,
             # It is open for as long as this process lives.
             stdin=asyncio.subprocess.PIPE,

@@ -131,8 +131,8 @@ def test_evaluations_of_checkpoints_that_do_not_count_are_left_out(run: TrackedR
     [
         (
             "API request to http://h:1/x failed with exception HTTPConnectionPool(host='h', port=1): Max retries "
-            "exceeded with url: /x (Caused by NewConnectionError(\"HTTPConnection(host='h', port=1): Failed to establish "
-            'a new connection: [Errno 111] Connection refused"))',
+            "exceeded with url: /x (Caused by NewConnectionError(\"HTTPConnection(host='h', port=1): Failed to "
+            'establish a new connection: [Errno 111] Connection refused"))',
             "[Errno 111] Connection refused",
         ),
         (
