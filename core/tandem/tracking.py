@@ -74,6 +74,7 @@ FILE = "run.json"
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "GIT_PYTHON_REFRESH": "quiet",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 """Variables of every MLflow process that Tandem starts: it tells its makers nothing, and asks for no git."""
 
