@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from tandem.model import Model, Rule
+from tandem.rundir.durable import read_json_or_none
 from tandem.variables import EnvVar
 
 CREDENTIALS = "//[^/@]*:[^/@]*@"
@@ -69,8 +70,8 @@ URI = "MLFLOW_TRACKING_URI"
 SQLITE = "sqlite:///"
 STORE, ARTIFACTS = "mlflow.db", "mlflow-artifacts"
 """The local store: a database, and a folder beside it."""
-FILE = "run.json"
-"""In the folder `tracking` of a run directory: which run of which server it is."""
+FOLDER, FILE = "tracking", "run.json"
+"""In a run directory: which run of which server it is."""
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "GIT_PYTHON_REFRESH": "quiet",
@@ -89,6 +90,11 @@ def tracking_uri(mlflow: Mlflow, run_dir: Path, environment: Mapping[str, str], 
     """
     if found := mlflow.uri or {**environment, **mlflow.literal}.get(URI):
         return found
+    noted = read_json_or_none(run_dir / FOLDER / FILE)
+    before = noted.get("uri") if isinstance(noted, dict) else None
+    if isinstance(before, str) and database(before) is None:
+        # The variable was set when the run was sent there, and is not now.
+        return before
     return None if on_cluster else local_store(run_dir)
 
 

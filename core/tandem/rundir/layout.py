@@ -41,6 +41,7 @@ from tandem.rundir.durable import create_json, listed, read_json, read_json_or_n
 from tandem.rundir.lineage import Chain, GenerationRecord, Rewind, chain, counts, is_rewound
 from tandem.rundir.micro_batch import MOST_BYTES, Misfit
 from tandem.status import CheckpointRef
+from tandem.tracking import FOLDER
 
 FOLDERS = ("generations", "rewinds", "checkpoints", "evaluations", "leases", "log")
 EARLIER = ("previous", "attempt")
@@ -120,7 +121,7 @@ class RunDir:
         self.done_file = self.path / "DONE"
         self.failed_file = self.path / "FAILED.json"
         self.numbering_file = self.path / "numbering.json"
-        self.tracking = self.path / "tracking"
+        self.tracking = self.path / FOLDER
 
     def create(self) -> None:
         """Make the folders that are missing."""
