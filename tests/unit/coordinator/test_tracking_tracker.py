@@ -15,12 +15,13 @@ from tandem_coordinator.tracking.tracker import Tracker, variables
 from tests.support.manifests import job
 
 SAYS = """#!/bin/sh
+trap 'echo "{{\\"failing\\": \\"\\"}}"; exit 0' TERM
 echo $$ >> {folder}/started
 echo "not JSON"
 echo '{{"failing": "away"}}'
 {then}
 """
-WAITS = 'trap \'echo "{\\"failing\\": \\"\\"}"; exit 0\' TERM; while :; do sleep 0.05; done'
+WAITS = "while :; do sleep 0.05; done"
 
 
 class Heard:
