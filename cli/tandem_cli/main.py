@@ -32,6 +32,8 @@ COMMANDS = {
     "report": "Write an HTML report about a run.",
     "compare": "Compare runs: their jobs, scores and times.",
     "export": "Export the numbers of a run as CSV, or for TensorBoard.",
+    "ui": "Open the MLflow of a run.",
+    "track": "Send to MLflow what it has not got of a run.",
     "checkpoints": "List, verify, compare, export, publish and delete the checkpoints of a run.",
     "submit": "Submit jobs to a cluster, or change existing ones.",
     "status": "Show the status of a run, or of jobs on a cluster.",
@@ -45,6 +47,7 @@ COMMANDS = {
 typer.Typer called NAME."""
 
 EXTRAS = {
+    "mlflow": "mlflow",
     "numpy": "report",
     "resvg_py": "report",
     "safetensors": "trainer",

@@ -1,7 +1,6 @@
 """Output of commands: results in the format of `-o`, and errors with their position; safe for any terminal."""
 
 import json
-import re
 import sys
 from enum import StrEnum
 from typing import Annotated, Any
@@ -61,29 +60,6 @@ def emit(value: Any, output: Output) -> None:
         echo(yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip("\n"))
     else:
         echo_json(value)
-
-
-HIDDEN = "(hidden)"
-_SECRET = re.compile(
-    r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|TOKEN(?:_|$)|(?:^|_|API|ACCESS|PRIVATE)KEY(?:_|$)", re.IGNORECASE
-)
-
-
-def looks_secret(name: str) -> bool:
-    """Whether a variable of that name probably holds a secret."""
-    return _SECRET.search(name) is not None
-
-
-def hidden(manifest: Any) -> Any:
-    """A copy of a job's manifest, as it was found, without the values of variables that are probably secrets."""
-    if isinstance(manifest, list):
-        return [hidden(one) for one in manifest]
-    if not isinstance(manifest, dict):
-        return manifest
-    copy = {name: hidden(value) for name, value in manifest.items()}
-    if copy.get("value") and isinstance(copy.get("name"), str) and looks_secret(copy["name"]):
-        copy["value"] = HIDDEN
-    return copy
 
 
 def tell(error: UserError) -> None:

@@ -32,6 +32,7 @@ from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.prerequisites import pod, unmet
 from tandem_coordinator.server import application, metrics_application
 from tandem_coordinator.state_store import StateStore, TakenOver
+from tandem_coordinator.tracking.tracker import Tracker
 
 GRACE_SECONDS = 1.0
 """For requests that are being answered when the coordinator is told to stop; held ones are answered at once."""
@@ -137,6 +138,7 @@ async def _serve(
     )
 
     running = asyncio.create_task(coordinator.run())
+    tracker = None if job.spec.tracking.mlflow is None else Tracker(job, rundir, coordinator.tracking)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, running.cancel)
@@ -150,6 +152,8 @@ async def _serve(
         await runner.cleanup()
         if open_runner is not None:
             await open_runner.cleanup()
+    if tracker is not None:
+        await tracker.close()
     log.info("event=stopped")
     return ExitCode.DONE
 

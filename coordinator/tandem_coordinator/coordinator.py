@@ -182,6 +182,10 @@ class Coordinator:
         self._lacks_code = False
         self._history.say(text, "info")
 
+    def tracking(self, failing: str) -> None:
+        """Why the tracking server has not got everything; empty if it has."""
+        self._troubles.tracking_message = failing
+
     def snapshot(self, observed: Observed | None = None, most: int | None = None) -> Snapshot:
         """What is known of the job now.
 

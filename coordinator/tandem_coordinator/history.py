@@ -17,6 +17,7 @@ from tandem.rundir.log import LogWriter
 from tandem.status import (
     EVALUATION_FAILED,
     LINES_LOST,
+    NOT_TRACKED,
     REWOUND,
     SAVES_FAIL,
     SKIPPED,
@@ -149,6 +150,8 @@ class TroubleWatch:
         self._ahead_since = 0.0
         self._message = ""
         self._newest: CheckpointRef | None = None
+        self.tracking_message = ""
+        """Why the tracking server has not got everything; empty if it has."""
         self._told: dict[str, int] = {}
         self._known: Troubles | None = None
 
@@ -198,6 +201,7 @@ class TroubleWatch:
             batches_left_out=observed.batches_left_out,
             worse_than_base=observed.against_base.worse,
             base_message=observed.against_base.message,
+            tracking_message=self.tracking_message,
         )
         before, self._known = self._known, found
         if before is None:
@@ -213,6 +217,9 @@ class TroubleWatch:
         if before is not None and before.worse_than_base and not found.worse_than_base:
             self._told.pop(WORSE_THAN_BASE, None)
             self._say("the newest evaluated checkpoint is no worse than the base model", "info")
+        if before is not None and before.tracking_message and not found.tracking_message:
+            self._told.pop(NOT_TRACKED, None)
+            self._say("tracking: everything is sent again", "info")
         counts = {
             SAVES_FAIL: row,
             EVALUATION_FAILED: found.evaluations_failed,
@@ -220,6 +227,7 @@ class TroubleWatch:
             REWOUND: found.rewinds,
             SKIPPED: found.evaluations_skipped,
             WORSE_THAN_BASE: found.worse_than_base,
+            NOT_TRACKED: int(bool(found.tracking_message)),
         }
         for one in told(found):
             count, said = counts[one.reason], self._told.get(one.reason, 0)

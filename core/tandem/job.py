@@ -12,9 +12,7 @@ from tandem.language_evaluation import RULES as LANGUAGE_RULES
 from tandem.language_evaluation import Generate, Harness
 from tandem.ledger import Prices
 from tandem.model import (
-    WORD,
     Image,
-    Key,
     Label,
     MetricName,
     Model,
@@ -50,74 +48,8 @@ from tandem.tasks import (
     TaskLoop,
     TaskName,
 )
-
-Word = Annotated[str, Field(max_length=4096, pattern=WORD)]
-
-
-class KeyRef(Model):
-    """One key of an object in the job's namespace."""
-
-    name: ObjectName
-    """The object's name."""
-    key: Key
-    """Which of its keys."""
-    optional: bool = False
-    """Whether a pod starts without it."""
-
-
-class FieldRef(Model):
-    """One field of the pod."""
-
-    field_path: Annotated[str, Field(min_length=1, max_length=253)]
-    """Which one, such as `spec.nodeName`."""
-
-
-class EnvSource(Model):
-    """Where the value of a variable comes from. `tandem run` takes it from its own environment, by the variable's
-    name."""
-
-    secret_key_ref: KeyRef | None = None
-    """A key of a Secret."""
-    config_map_key_ref: KeyRef | None = None
-    """A key of a ConfigMap."""
-    field_ref: FieldRef | None = None
-    """A field of the pod."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            lambda s: sum(one is not None for one in (s.secret_key_ref, s.config_map_key_ref, s.field_ref)) == 1,
-            "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].filter(one, one).size() == 1",
-            "give exactly one of secretKeyRef, configMapKeyRef and fieldRef",
-            "secretKeyRef",
-        ),
-    )
-
-    @property
-    def optional(self) -> bool:
-        """Whether processes start without it."""
-        reference = self.secret_key_ref or self.config_map_key_ref
-        return reference is not None and reference.optional
-
-
-class EnvVar(Model):
-    """An environment variable of the training processes."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
-    """The variable's name: letters, digits and underscores, not beginning with a digit."""
-    value: Word = ""
-    """Its value, taken literally. It stands in the run directory and in reports; use `valueFrom` for secrets."""
-    value_from: EnvSource | None = None
-    """Where the value comes from, instead. It is never written down."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            lambda v: not v.value or v.value_from is None,
-            "!has(self.valueFrom) || !has(self.value) || self.value == ''",
-            "give value or valueFrom, not both",
-            "valueFrom",
-        ),
-    )
-
+from tandem.tracking import Tracking
+from tandem.variables import EnvVar, Word
 
 VERSION = "v1alpha1"
 KIND = "DistributedTrainingJob"
@@ -572,6 +504,8 @@ class Spec(Model):
     """Suspension, deadlines, queues."""
     prices: Prices | None = None
     """What a GPU and a CPU cost for an hour. Default: status and report show hours alone."""
+    tracking: Tracking = Tracking()
+    """Where the run is tracked besides the run directory."""
 
     immutable: ClassVar[tuple[str, ...]] = ("trainer",)
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -650,9 +584,14 @@ class Spec(Model):
     @property
     def variables(self) -> list[tuple[tuple[str | int, ...], EnvVar]]:
         """All variables of the job's processes, each with its path in the manifest."""
-        parts = {"trainer": self.trainer.env, "evaluators": self.evaluation.env}
+        mlflow = self.tracking.mlflow
+        parts = {
+            ("trainer",): self.trainer.env,
+            ("evaluators",): self.evaluation.env,
+            ("tracking", "mlflow"): [] if mlflow is None else mlflow.env,
+        }
         return [
-            (("spec", part, "env", index), variable)
+            (("spec", *part, "env", index), variable)
             for part, variables in parts.items()
             for index, variable in enumerate(variables)
         ]

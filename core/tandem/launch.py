@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tandem.job import DistributedTrainingJob, EnvVar
+from tandem.job import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
+from tandem.variables import EnvVar
 
 RUN_DIR = "TANDEM_RUN_DIR"
 TOKEN = "TANDEM_TOKEN"  # noqa: S105 - the variable's name

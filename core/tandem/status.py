@@ -130,6 +130,8 @@ class Troubles(Model):
     """Checkpoints that were evaluated last and are all worse than the base model; 0 unless they are enough to tell."""
     base_message: Annotated[str, cut(300)] = ""
     """In what they are worse."""
+    tracking_message: Annotated[str, cut(300)] = ""
+    """Why the tracking server has not got everything, while it has not."""
 
 
 class CheckpointRef(Model):
@@ -345,9 +347,9 @@ class Snapshot(Model):
     """The last events, oldest first; at most 200."""
 
 
-SAVES_FAIL, EVALUATION_FAILED, LINES_LOST, REWOUND, SKIPPED, WORSE_THAN_BASE = (
+SAVES_FAIL, EVALUATION_FAILED, LINES_LOST, REWOUND, SKIPPED, WORSE_THAN_BASE, NOT_TRACKED = (
     *("SavesFail", "EvaluationFailed", "LogLinesLost", "Rewound"),
-    *("EvaluationsSkipped", "WorseThanBase"),
+    *("EvaluationsSkipped", "WorseThanBase", "NotTracked"),
 )
 """The kinds of trouble, as reasons of conditions and Events."""
 FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
@@ -388,6 +390,9 @@ def told(troubles: Troubles | None) -> Iterator[Sentence]:
         yield Sentence(REWOUND, "warning", f"the loss became useless: training went back {times} and left out {left}")
     if troubles.worse_than_base:
         yield Sentence(WORSE_THAN_BASE, "warning", troubles.base_message, lasts=True)
+    if troubles.tracking_message:
+        text = f"tracking: {troubles.tracking_message}; training goes on, and what is missing is sent later"
+        yield Sentence(NOT_TRACKED, "warning", text, lasts=True)
     if troubles.evaluations_skipped:
         yield Sentence(SKIPPED, "info", _have(troubles.evaluations_skipped, "checkpoint", "been skipped by evaluators"))
 

@@ -5,6 +5,7 @@
 --pull-policy POLICY, --tolerations JSON               when these are pulled, and what all pods of jobs tolerate
 --cluster-user                                         they run as the user that the cluster gives them (OpenShift)
 --package-index URL                                    where pip finds what requirements.txt of a job's code lists
+--mlflow-uri URL                                       the MLflow server of jobs that are tracked and name none
 --storage-class NAME, --access-mode MODE, --volume-size SIZE    of claims whose job does not say
 --namespace NAME                                       only there (may be repeated); default: everywhere
 --key-secret NAMESPACE/NAME                            what the tokens of jobs follow from; made if it is not there
@@ -228,6 +229,12 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
         metavar="URL",
         help="where pip finds what the requirements.txt of a job's code lists (default: as the image is configured)",
     )
+    parser.add_argument(
+        "--mlflow-uri",
+        default="",
+        metavar="URL",
+        help="the MLflow server of jobs that are tracked and name none (default: there is none)",
+    )
     parser.add_argument("--storage-class", default="", help="of claims whose job names none (default: the cluster's)")
     parser.add_argument(
         "--access-mode",
@@ -308,6 +315,7 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
         pull_policy=given.pull_policy,
         tolerations=given.tolerations,
         package_index=given.package_index,
+        mlflow_uri=given.mlflow_uri,
     )
     modes = tuple(given.access_mode or ANY_VOLUMES.access_modes)
     volumes = Volumes(given.storage_class, modes, given.volume_size)

@@ -24,9 +24,11 @@ from typing import Any
 from kubernetes.utils.quantity import parse_quantity
 
 from tandem import launch
-from tandem.job import DistributedTrainingJob, EnvVar
+from tandem.job import DistributedTrainingJob
 from tandem.launch import EVERYWHERE
 from tandem.pod_template import Asked, gpus, is_gpu
+from tandem.tracking import URI
+from tandem.variables import EnvVar
 from tandem_operator import names
 from tandem_operator.retry import incarnation
 
@@ -137,6 +139,9 @@ COORDINATOR_REQUESTS = {"cpu": "50m", "memory": "128Mi"}
 COORDINATOR_MEMORY, RANK_MEMORY = 512, 1 / 16
 """MiB that a coordinator may use, and what it may use more for each rank. 54 were seen without agents, 329 with 10,000
 (docs/scale.md)."""
+TRACKING_MEMORY, TRACKING_GRACE = 256, 120
+"""MiB more, and seconds between SIGTERM and SIGKILL, where the run is sent to a tracking server: 83 MB were seen, and
+weights are uploaded at the end."""
 UNREACHABLE_SECONDS = 5
 """A node that is not ready loses our pods after so long; by default it would be five minutes."""
 
@@ -159,6 +164,8 @@ class Images:
     """Of all pods, besides ours."""
     package_index: str = ""
     """Where pip finds what the requirements.txt of a job's code lists; empty: as the image is configured."""
+    mlflow_uri: str = ""
+    """The MLflow server of jobs that are tracked and name none; empty: there is none."""
 
 
 def run_dir(job: DistributedTrainingJob) -> Path:
@@ -180,7 +187,12 @@ def coordinator(job: DistributedTrainingJob, images: Images, token_digest: str, 
     probe = {"httpGet": {"path": "/healthz", "port": PORT}}
     container = {
         **_container(names.COORDINATOR, images.operator, command),
-        "env": [*_of_pod({launch.POD: "metadata.uid"}), *_literal(HOME | own), _token(job)],
+        "env": [
+            *_of_pod({launch.POD: "metadata.uid"}),
+            *_literal(HOME | own),
+            _token(job),
+            *_of_tracking(job, images, launch.POD, launch.TOKEN, *HOME, *own),
+        ],
         "ports": [
             {"name": name, "containerPort": port, "protocol": "TCP"}
             for name, port in {"http": PORT, "metrics": METRICS_PORT}.items()
@@ -191,6 +203,8 @@ def coordinator(job: DistributedTrainingJob, images: Images, token_digest: str, 
     }
     container["volumeMounts"] = [*container["volumeMounts"], {"name": "job", "mountPath": JOB_FOLDER, "readOnly": True}]
     template = _template(job, names.COORDINATOR, container, images, COORDINATOR_SHARED_MEMORY)
+    if spec.tracking.mlflow is not None:
+        template["spec"]["terminationGracePeriodSeconds"] = TRACKING_GRACE
     template["spec"]["volumes"].append({"name": "job", "configMap": {"name": names.job_file(job.metadata.name)}})
     # Not with the workers, whose nodes are the ones that go. And where one was lost with its node, which the scheduler
     # does not know of yet, the next one goes elsewhere: its pod is still seen there.
@@ -336,6 +350,7 @@ def _of_coordinator(job: DistributedTrainingJob) -> dict[str, Any]:
     given: Asked = {str(part): amounts for part, amounts in job.spec.coordinator.resources.items()}
     said = {name for amounts in given.values() for name in amounts}
     memory = COORDINATOR_MEMORY + RANK_MEMORY * job.spec.workers.most * job.spec.workers.processes
+    memory += 0 if job.spec.tracking.mlflow is None else TRACKING_MEMORY
     ours = {"requests": COORDINATOR_REQUESTS, "limits": {"memory": f"{memory:.0f}Mi"}}
     return {
         part: {**{name: amount for name, amount in amounts.items() if name not in said}, **given.get(part, {})}
@@ -465,6 +480,16 @@ def _index(job: DistributedTrainingJob, images: Images, theirs: Iterable[EnvVar]
     if not images.package_index or job.spec.trainer.code is None or any(one.name == PIP_INDEX for one in theirs):
         return {}
     return {PIP_INDEX: images.package_index}
+
+
+def _of_tracking(job: DistributedTrainingJob, images: Images, *ours: str) -> list[dict[str, Any]]:
+    """Where the process beside the coordinator that sends to MLflow finds the server, and what it needs to get in. What
+    the job says literally it reads in the job."""
+    if (mlflow := job.spec.tracking.mlflow) is None:
+        return []
+    named = any(one.name == URI for one in mlflow.env)
+    own = {} if named or not images.mlflow_uri else {URI: images.mlflow_uri}
+    return [*_literal(own), *_from_elsewhere(mlflow.env, *ours)]
 
 
 def _from_elsewhere(variables: Iterable[EnvVar], *ours: str) -> list[dict[str, Any]]:

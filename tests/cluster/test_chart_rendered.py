@@ -351,6 +351,39 @@ def test_a_network_policy_lets_through_what_the_operator_needs(helm: Helm) -> No
     assert ports == [53, 53, 16443, 7070]
 
 
+def test_the_mlflow_server_is_a_restricted_pod_that_coordinators_reach_and_the_operator_tells_them_of(
+    helm: Helm,
+) -> None:
+    before, objects = helm.rendered(), helm.rendered(mlflow={"enabled": True})
+    own = [one for one in objects if one["metadata"]["name"] == "tandem-mlflow"]
+    assert sorted(one["kind"] for one in own) == ["Deployment", "NetworkPolicy", "PersistentVolumeClaim", "Service"]
+    assert len(objects) == len(before) + len(own)
+    server = next(one for one in own if one["kind"] == "Deployment")["spec"]
+    pod, ours = server["template"]["spec"], server["template"]["spec"]["containers"][0]
+    assert (pod["automountServiceAccountToken"], pod["securityContext"]["runAsNonRoot"]) == (False, True)
+    assert ours["securityContext"]["readOnlyRootFilesystem"] is True
+    policy = next(one for one in own if one["kind"] == "NetworkPolicy")["spec"]
+    coordinators = {"namespaceSelector": {}, "podSelector": {"matchLabels": {names.ROLE: names.COORDINATOR}}}
+    assert (policy["ingress"][0]["from"], policy["egress"]) == ([coordinators], [])
+    labels = server["template"]["metadata"]["labels"]
+    operators = of(before, "Deployment")["spec"]["selector"]["matchLabels"]
+    for selector in (policy["podSelector"]["matchLabels"], of(own, "Service")["spec"]["selector"]):
+        assert selector.items() <= labels.items()
+        assert not selector.items() <= operators.items()
+    uri = "http://tandem-mlflow.tandem-system.svc:5000"
+    operator = next(
+        one for one in objects if one["metadata"]["name"] == "tandem-operator" and one["kind"] == "Deployment"
+    )
+    arguments = operator["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert f"--mlflow-uri={uri}" in arguments
+    (hosts,) = [one for one in ours["args"] if one.startswith("--allowed-hosts=")]
+    assert uri.removeprefix("http://") in hosts.partition("=")[2].split(",")
+    assert (
+        "--mlflow-uri=https://mlflow.example"
+        in container(helm.rendered(mlflow={"uri": "https://mlflow.example"}))["args"]
+    )
+
+
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"operater": {}}, "", "additional properties 'operater' not allowed"),
     ({"operator": {"replicas": 2}}, "/operator", "additional properties 'replicas' not allowed"),
@@ -386,6 +419,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"metrics": {"podMonitor": {"interval": "15"}}}, "/metrics/podMonitor/interval", "'15' does not match pattern"),
     ({"networkPolicy": {"apiServerPorts": [70000]}}, "/networkPolicy/apiServerPorts/0", "got 70,000, want 65,535"),
     ({"priorityClasses": [{"name": "urgent"}]}, "/priorityClasses/0", "missing property 'value'"),
+    ({"mlflow": {"uri": "https://me:secret@mlflow.example"}}, "/mlflow/uri", "does not match pattern"),
     ({"extraLabels": {"team": 7}}, "/extraLabels/team", "got number, want string"),
 ]
 
@@ -449,7 +483,7 @@ def place() -> Iterator[Namespace]:
     "values",
     [
         lambda name: {},
-        lambda name: EVERYTHING,
+        lambda name: {**EVERYTHING, "mlflow": {"enabled": True}},
         lambda name: {**EVERYTHING, "operator": {**EVERYTHING["operator"], "namespaces": [name]}},
     ],
     ids=["by default", "with everything", "confined to a namespace"],

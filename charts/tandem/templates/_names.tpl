@@ -44,11 +44,29 @@ app.kubernetes.io/component: operator
 {{- toYaml (merge $ours (index . 1) (index . 0).Values.extraLabels) -}}
 {{- end -}}
 
+{{/* Of a list: the chart, and another component than the operator. */}}
+{{- define "tandem.labelledAs" -}}
+{{- include "tandem.labelled" (list (index . 0) dict) | fromYaml | merge (dict "app.kubernetes.io/component" (index . 1)) | toYaml -}}
+{{- end -}}
+
+{{- define "tandem.mlflow" -}}
+{{- include "tandem.fullname" . }}-mlflow
+{{- end -}}
+
+{{/* The MLflow server of jobs that name none; empty where there is none. */}}
+{{- define "tandem.mlflowUri" -}}
+{{- if .Values.mlflow.uri -}}
+{{- .Values.mlflow.uri -}}
+{{- else if .Values.mlflow.enabled -}}
+http://{{ include "tandem.mlflow" . }}.{{ .Release.Namespace }}.svc:5000
+{{- end -}}
+{{- end -}}
+
 {{- define "tandem.labels" -}}
 {{- include "tandem.labelled" (list . dict) -}}
 {{- end -}}
 
-{{/* Of a list: the chart, and which of the three images. */}}
+{{/* Of a list: the chart, and which of its images. */}}
 {{- define "tandem.image" -}}
 {{- $chart := index . 0 -}}
 {{- $all := $chart.Values.images -}}

@@ -13,7 +13,8 @@ from tandem.job import DistributedTrainingJob, Workers
 from tandem.manifest.fields import dotted
 from tandem.manifest.reading import job_of, read_source, refuse
 from tandem.manifest.source import Source
-from tandem_cli.output import Output, OutputOption, echo, emit, looks_secret
+from tandem.secrecy import looks_secret
+from tandem_cli.output import Output, OutputOption, echo, emit
 
 
 def validate(

@@ -8,7 +8,7 @@ from tandem.formatting import duration, metric_name, number, score
 from tandem.ledger import Ledger, amounts
 from tandem.model import Model, finite
 from tandem.rundir.evaluations import direction
-from tandem_cli.output import hidden
+from tandem.secrecy import hidden
 from tandem_cli.report import clock
 from tandem_cli.report.run import Run
 from tandem_cli.report.summary import summarize

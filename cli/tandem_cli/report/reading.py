@@ -25,10 +25,10 @@ from tandem.rundir.layout import RunDir, evaluator_of_log, generation_of_log
 from tandem.rundir.ledger import of_record
 from tandem.rundir.lineage import GenerationRecord, batches_left_out
 from tandem.rundir.ownership import LOCK
+from tandem.secrecy import hidden
 from tandem.status import Troubles
 from tandem.wrong_samples import gallery
 from tandem_cli.local.known import is_alive
-from tandem_cli.output import hidden
 from tandem_cli.report import checkpoints, generations
 from tandem_cli.report.folder import expect_run, listed
 from tandem_cli.report.logs import (

@@ -14,6 +14,7 @@
     best.json latest.json                 hints, replaced atomically; never trusted without the manifest
     wrong.json                            pictures of what the best one takes for something else (tandem.wrong_samples)
     leases/…                              who is reading or evaluating what until when
+    tracking/                             which run of a tracking server this is (tandem_coordinator.tracking)
     log/….jsonl                           what happened; one writer for each file; for people and reports only
     BROKEN-OFF                            a loop that was left early, and its last checkpoint: its steps are over
     DONE | FAILED.json                    the end, so that evaluators drain and stop
@@ -40,6 +41,7 @@ from tandem.rundir.durable import create_json, listed, read_json, read_json_or_n
 from tandem.rundir.lineage import Chain, GenerationRecord, Rewind, chain, counts, is_rewound
 from tandem.rundir.micro_batch import MOST_BYTES, Misfit
 from tandem.status import CheckpointRef
+from tandem.tracking import FOLDER
 
 FOLDERS = ("generations", "rewinds", "checkpoints", "evaluations", "leases", "log")
 EARLIER = ("previous", "attempt")
@@ -119,6 +121,7 @@ class RunDir:
         self.done_file = self.path / "DONE"
         self.failed_file = self.path / "FAILED.json"
         self.numbering_file = self.path / "numbering.json"
+        self.tracking = self.path / FOLDER
 
     def create(self) -> None:
         """Make the folders that are missing."""

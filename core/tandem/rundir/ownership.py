@@ -96,7 +96,7 @@ STAYS = {LOCK, ENDPOINT, "numbering.json", "code", *EARLIER}
 """Names that are not moved. Code is named by its content: a run that was moved aside finds its own there."""
 OURS = (
     *FOLDERS,
-    *("stacks", "watched", "micro-batches", "coordinator.json", "coordinator.beside.json"),
+    *("stacks", "watched", "micro-batches", "tracking", "coordinator.json", "coordinator.beside.json"),
     *("best.json", "latest.json", "wrong.json"),
     *("BROKEN-OFF", "DONE", "FAILED.json", "report.html", "report", "csv", "tensorboard"),
 )

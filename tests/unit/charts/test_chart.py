@@ -21,7 +21,7 @@ from tools import helm_chart
 CHART = ROOT / "charts/tandem"
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
-WHOLE = ("operator.resources", "operator.affinity")
+WHOLE = ("operator.resources", "operator.affinity", "mlflow.resources")
 """One value each, as Kubernetes has it."""
 
 

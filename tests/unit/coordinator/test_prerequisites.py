@@ -5,6 +5,7 @@ import gzip
 import re
 import shutil
 import socket
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,6 +58,25 @@ def runs(*words: str) -> DistributedTrainingJob:
 
 
 # What is wrong is told
+
+
+@pytest.mark.parametrize(
+    ("uri", "installed", "lacks"),
+    [
+        (None, {"mlflow", "sqlalchemy"}, False),
+        (None, {"mlflow"}, True),
+        ("https://mlflow.example", {"mlflow"}, False),
+        ("https://mlflow.example", set(), True),
+    ],
+)
+def test_a_tracked_job_needs_mlflow(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, uri: str | None, installed: set[str], lacks: bool
+) -> None:
+    module = sys.modules["tandem_coordinator.prerequisites.tracking"]
+    monkeypatch.setattr(module, "find_spec", lambda name: name if name in installed else None)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    of = job(trainer=TASK | {"config": {"data": {"name": "digits"}}}, tracking={"mlflow": {"uri": uri} if uri else {}})
+    assert [one.field for one in found(of)] == [("spec", "tracking", "mlflow")] * lacks
 
 
 def the_problem(case: BadSurroundings, folder: Path) -> Problem:

@@ -151,3 +151,15 @@ def test_what_a_coordinator_before_this_one_has_said_is_not_said_again() -> None
     for _ in range(2):
         watch.look(Observed(against_base=AgainstBase(worse=3, message="worse")), 0, 0.0)
     assert said == []
+
+
+def test_a_tracking_server_that_is_away_is_said_once_and_once_when_it_has_everything() -> None:
+    world = World()
+    for why in ("connection refused", "connection refused", "it has timed out", ""):
+        world.watch.tracking_message = why
+        found = world.look(1.0)
+        assert (found.tracking_message if found else "") == why
+    assert world.said == [
+        ("warning", "tracking: connection refused; training goes on, and what is missing is sent later"),
+        ("info", "tracking: everything is sent again"),
+    ]

@@ -287,6 +287,42 @@ def test_pods_of_a_job_with_code_know_its_digest_and_the_package_index(
         ]
 
 
+@pytest.mark.parametrize(
+    ("mlflow", "uri"),
+    [
+        (None, []),
+        ({}, ["http://mlflow:5000"]),
+        (
+            {"env": [{"name": "MLFLOW_TRACKING_URI", "valueFrom": {"secretKeyRef": {"name": "own", "key": "uri"}}}]},
+            ["own"],
+        ),
+    ],
+)
+def test_the_coordinator_of_a_tracked_job_and_no_other_pod_knows_the_server_and_how_to_get_in(
+    mlflow: dict[str, Any] | None, uri: list[str]
+) -> None:
+    token = {"name": "MLFLOW_TRACKING_TOKEN", "valueFrom": {"secretKeyRef": {"name": "mlflow", "key": "token"}}}
+    tracking = {} if mlflow is None else {"mlflow": {**mlflow, "env": [*mlflow.get("env", []), token]}}
+    images = replace(IMAGES, mlflow_uri="http://mlflow:5000")
+    of = job(tracking=tracking)
+    plans = [reconcile(situation(of, Children()), images), reconcile(situation(of, heard=heard("Pending")), images)]
+    specs = {name: spec for plan in plans for name, spec in pods_of(plan).items()}
+    found = {
+        name: [
+            one.get("value") or one["valueFrom"]["secretKeyRef"]["name"]
+            for one in spec["containers"][0]["env"]
+            if one["name"].startswith("MLFLOW_")
+        ]
+        for name, spec in specs.items()
+    }
+    assert found.pop("coordinator 0") == [*uri, *(["mlflow"] if tracking else [])]
+    assert {name: [] for name in found} == found
+    coordinator = specs["coordinator 0"]
+    assert coordinator["terminationGracePeriodSeconds"] == (120 if tracking else 10)
+    memory = coordinator["containers"][0]["resources"]["limits"]["memory"]
+    assert memory == ("768Mi" if tracking else "512Mi")
+
+
 def test_the_next_pod_of_a_place_that_was_left_out_keeps_off_its_node() -> None:
     zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in ("a", "b")]
     theirs = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": zones}}}

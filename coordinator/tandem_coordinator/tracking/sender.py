@@ -1,0 +1,75 @@
+"""Brings a tracking server to the state of the run directory, again and again."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tandem.job import DistributedTrainingJob
+from tandem.rundir.layout import RunDir
+from tandem.status import CheckpointRef
+from tandem.tracking import Mlflow
+from tandem_coordinator.tracking.curves import Curves
+from tandem_coordinator.tracking.mlflow_run import MlflowRun
+
+
+class Sender:
+    """Brings the server to the state of the run directory, again and again.
+
+    Args:
+        uri: of the server or store.
+    """
+
+    def __init__(self, rundir: RunDir, job: DistributedTrainingJob, uri: str) -> None:
+        self._rundir, self._job, self._uri = rundir, job, uri
+        self._mlflow = job.spec.tracking.mlflow or Mlflow()
+        self._state: tuple[Curves, MlflowRun] | None = None
+
+    def send(self) -> bool:
+        """Send what is new and final. Whether the job has ended, and nothing more will come.
+
+        Raises:
+            Exception: the server cannot be reached or refuses, or the run directory cannot be read. Call it again.
+        """
+        with self._connected() as (curves, run):
+            is_over = self._rundir.ended()
+            now = time.time()
+            if (again := curves.taken_again()) is not None:
+                run.mark_repeated(*again)
+            run.send(curves.training(now, is_over))
+            run.send(curves.evaluations(now))
+            return is_over and self._is_evaluated(curves)
+
+    def end(self) -> None:
+        """Send what is left to say once nothing more comes, or this process has to leave.
+
+        Raises:
+            Exception: as `send`.
+        """
+        with self._connected() as (curves, run):
+            is_done = self._rundir.done() is not None
+            best = curves.best()
+            try:
+                if is_done and best is not None and self._mlflow.register_best:
+                    run.register(best)
+            finally:
+                # Of a run that has ended, also where the server takes no model.
+                run.end("FINISHED" if is_done else "FAILED" if self._rundir.failed() is not None else "KILLED")
+
+    @contextmanager
+    def _connected(self) -> Iterator[tuple[Curves, MlflowRun]]:
+        if self._state is None:
+            # Connected first: while the server is away, no log is read.
+            run = MlflowRun(self._rundir, self._job, self._uri)
+            self._state = Curves(self._rundir, self._job), run
+        try:
+            yield self._state
+        except BaseException:
+            # What was read and not sent is read again, and what the server has is asked.
+            self._state = None
+            raise
+
+    def _is_evaluated(self, curves: Curves) -> bool:
+        done = self._rundir.done()
+        if done is None or not self._job.spec.evaluation.processes or not isinstance(done.get("final"), dict):
+            return True
+        return curves.is_evaluated(CheckpointRef.read(done["final"]))

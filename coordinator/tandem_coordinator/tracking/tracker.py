@@ -1,0 +1,97 @@
+"""The coordinator's side of tracking: starts the process that sends, starts it again when it dies, hears how it is.
+
+The process is one of its own, so that neither MLflow's imports (seconds, 200 MB) nor a server that hangs ever hold up
+a heartbeat.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from tandem.exitcode import ExitCode
+from tandem.job import DistributedTrainingJob
+from tandem.launch import RUN_DIR, TOKEN
+from tandem.rundir.layout import RunDir
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+"""Seconds before it is started again, doubled with each end soon after a start."""
+HEALTHY_SECONDS = 60.0
+LONGEST_LINE = 2**16
+
+log = logging.getLogger("tandem.coordinator")
+
+
+class Tracker:
+    """The process that sends one job's run to a tracking server.
+
+    Args:
+        failing: told why the server has not got everything; with "" once it has.
+    """
+
+    def __init__(self, job: DistributedTrainingJob, rundir: RunDir, failing: Callable[[str], None]) -> None:
+        self._variables = variables(job, rundir)
+        self._failing = failing
+        self._process: asyncio.subprocess.Process | None = None
+        self._closing = False
+        self._running = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Have it send what is final, and wait until it has left; whoever ends this process ends the wait."""
+        self._closing = True
+        if self._process is None or self._process.returncode is not None:
+            self._running.cancel()
+        else:
+            with suppress(ProcessLookupError):
+                self._process.terminate()
+        await asyncio.wait([self._running])
+
+    async def _run(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            began = time.monotonic()
+            try:
+                code = await self._one_life()
+            except (OSError, ValueError) as error:
+                # It cannot be started, or says what nobody can read.
+                code = ExitCode.FAILED
+                self._failing(f"the process that sends: {error}")
+            if code in (ExitCode.DONE, ExitCode.CONFIGURATION) or self._closing:
+                return
+            log.warning("event=tracking-ended code=%d", code)
+            pause = FIRST_PAUSE if time.monotonic() - began > HEALTHY_SECONDS else min(LONGEST_PAUSE, 2 * pause)
+            await asyncio.sleep(pause)
+
+    async def _one_life(self) -> int:
+        self._process = process = await asyncio.create_subprocess_exec(
+            # Without what lies in the working folder, which is not Tandem's.
+            *(sys.executable, "-P", "-m", "tandem_coordinator.tracking"),
+            env=self._variables,
+            # It is open for as long as this process lives.
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=LONGEST_LINE,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        said = None
+        async for line in process.stdout:
+            with suppress(ValueError, TypeError, KeyError):
+                said = str(json.loads(line)["failing"])
+                self._failing(said)
+        code = await process.wait()
+        if code not in (ExitCode.DONE, ExitCode.CONFIGURATION) and not said:
+            self._failing(f"the process that sends has ended with exit code {code}, and is started again")
+        return code
+
+
+def variables(job: DistributedTrainingJob, rundir: RunDir) -> dict[str, str]:
+    """What the process that sends is started with: the coordinator's variables without its token, and the job's."""
+    mlflow = job.spec.tracking.mlflow
+    own = {} if mlflow is None else mlflow.literal
+    inherited = {name: value for name, value in os.environ.items() if name != TOKEN}
+    return inherited | own | {RUN_DIR: str(rundir.path), "PYTHONUNBUFFERED": "1"}

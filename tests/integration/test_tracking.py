@@ -1,0 +1,210 @@
+"""Jobs of real processes that are tracked by MLflow: training never waits for it, and in the end it has everything."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tandem.tracking import QUIET, SQLITE
+from tests.support import manifests
+from tests.support.lines import read_lines
+from tests.support.local_run import LocalRun
+from tests.support.ports import reserved_port
+from tests.support.processes import TANDEM, alive, environment, tandem
+from tests.support.waiting import until
+
+with warnings.catch_warnings():
+    # Of what MLflow imports.
+    warnings.simplefilter("ignore")
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
+
+SCRIPT = """
+import tandem
+for step in range(1, 201):
+    tandem.log(step=step, loss=1 / step, accuracy=step / 200)
+"""
+
+
+def job(folder: Path, **spec: Any) -> Path:
+    """The file of a job."""
+    file = folder / "job.yaml"
+    file.write_text(json.dumps(manifests.manifest("tracked", **spec)))
+    return file
+
+
+def run_of(client: MlflowClient) -> Run:
+    """The one run of the job."""
+    (run,) = client.search_runs([client.get_experiment_by_name("tracked").experiment_id])
+    return run
+
+
+def curve(client: MlflowClient, key: str) -> dict[int, float]:
+    """A metric by step; each step once."""
+    history = client.get_metric_history(run_of(client).info.run_id, key)
+    found = {metric.step: metric.value for metric in history}
+    assert len(found) == len(history), "one point a step"
+    return found
+
+
+def test_a_script_trains_on_without_its_store_is_warned_of_once_and_is_sent_later(tmp_path: Path) -> None:
+    script, missing = tmp_path / "train.py", tmp_path / "missing"
+    script.write_text(SCRIPT)
+    missing.write_text("a file, where a folder is wanted")
+    uri = f"{SQLITE}{missing / 'mlflow.db'}"
+    file = job(tmp_path, trainer={"command": [str(script)]}, tracking={"mlflow": {"uri": uri}})
+    with LocalRun(tmp_path, manifest=file) as run:
+        assert run.ends() == 0, run.output
+    said = [line for line in read_lines(run.run_dir.coordinator_log)[0] if line["kind"] == "event"]
+    warned = [line["text"] for line in said if line["level"] == "warning"]
+    assert len(warned) == 1, warned
+    assert warned[0].startswith(f"tracking: {uri}: ")
+    assert warned[0].endswith("training goes on, and what is missing is sent later")
+    missing.unlink()
+    missing.mkdir()
+    sent = tandem("track", str(run.path))
+    assert sent.returncode == 0, sent.stderr
+    client = MlflowClient(uri)
+    assert curve(client, "train/loss") == {step: 1 / step for step in range(1, 201)}
+    assert curve(client, "accuracy")[200] == 1.0
+    assert run_of(client).info.status == "FINISHED"
+
+
+class Server:
+    """`mlflow server` on this machine, which can be away for a while."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._port = reserved_port()
+        self.uri = f"http://127.0.0.1:{self._port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self._port)]
+        command += ["--backend-store-uri", f"{SQLITE}{self._folder / 'mlflow.db'}", "--workers", "1"]
+        command += ["--artifacts-destination", str(self._folder / "artifacts")]
+        variables = {**os.environ, **QUIET, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        with (self._folder / "server.txt").open("ab") as output:
+            self._process = subprocess.Popen(
+                command, env=variables, stdout=output, stderr=output, start_new_session=True
+            )
+
+    def answers(self) -> bool:
+        with suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=10) as answer:
+            return bool(answer.status == 200)
+        return False
+
+    def stop(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[Server]:
+    """One that answers."""
+    made = Server(folder)
+    made.start()
+    try:
+        until(made.answers, "MLflow's server", otherwise=(folder / "server.txt").read_text)
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.mark.full("coordinator")
+def test_three_kills_and_a_server_that_is_away_leave_one_run_with_one_point_a_step(tmp_path: Path) -> None:
+    config = {"data": {"name": "digits"}, "globalBatchSize": 64, "epochs": 100_000}
+    with server(tmp_path) as mlflow:
+        file = job(
+            tmp_path,
+            trainer={"task": "image-classification", "config": config},
+            checkpoint={"everySteps": 50},
+            evaluators={"replicas": 0},
+            tracking={"mlflow": {"uri": mlflow.uri}},
+        )
+        client = MlflowClient(mlflow.uri)
+        with LocalRun(tmp_path, manifest=file) as run:
+            until(lambda: steps_sent(client) >= 50, "the first checkpoint's steps", pause=0.5)
+            kill(run.rank_of("worker-0"))
+            until(lambda: (seen := run.status()) and seen.status.generation == 2, "the second generation")
+            mlflow.stop()
+            run.reaches(run.step() + 20)
+            kill(run.of("coordinator"))
+            until(lambda: is_failing(run), "the warning of the new coordinator")
+            run.reaches(run.step() + 20)
+            mlflow.start()
+            kill(run.of("worker-0"))
+            run.reaches(run.step() + 20)
+            until(mlflow.answers, "MLflow's server again", pause=0.5)
+            # The next one does not wait until it is time to try again.
+            kill(sender_of(run))
+            until(lambda: not is_failing(run), "everything is sent", pause=0.5)
+            run.interrupt()
+            run.ends()
+        sent = tandem("track", str(run.path))
+        assert sent.returncode == 0, sent.stderr
+        last = max(manifest.step for manifest in run.run_dir.committed())
+        losses = curve(client, "train/loss")
+        assert losses.keys() == set(range(1, last + 1))
+        # Of a step that was taken again, the log of the latest generation tells the loss that counts.
+        assert losses == {line["step"]: line["loss"] for line in run.logged("step") if line["step"] <= last}
+        assert len(run.logged("start")) >= 3
+
+
+def steps_sent(client: MlflowClient) -> int:
+    """How many steps the server has, of any run of the job."""
+    experiment = client.get_experiment_by_name("tracked")
+    found = client.search_runs([experiment.experiment_id]) if experiment else []
+    return max((len(client.get_metric_history(run.info.run_id, "train/loss")) for run in found), default=0)
+
+
+def kill(process: Any) -> None:
+    assert process is not None
+    process.kill()
+
+
+def sender_of(run: LocalRun) -> psutil.Process | None:
+    """The process that sends, which the coordinator has started."""
+    coordinator = run.of("coordinator")
+    return next(iter(coordinator.children()), None) if coordinator else None
+
+
+@pytest.mark.full("cli")
+def test_the_local_store_is_opened_by_a_server_that_ends_with_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "runs" / "mlflow.db"
+    file.parent.mkdir()
+    MlflowClient(f"{SQLITE}{file}").create_experiment("tracked")
+    command = [TANDEM, "ui", "--print"]
+    with (tmp_path / "said.txt").open("w+") as output:
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=output, stderr=output)
+        said = tmp_path / "said.txt"
+        until(lambda: "Ctrl-C ends it" in said.read_text() or process.poll() is not None, "the server")
+        assert process.poll() is None, said.read_text()
+        address = next(line for line in said.read_text().splitlines() if line.startswith("http://"))
+        started = psutil.Process(process.pid).children(recursive=True)
+        assert started
+        with urllib.request.urlopen(f"{address}health", timeout=60) as answer:
+            assert answer.read() == b"OK"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert not [one for one in started if alive(one.pid)]
+
+
+def is_failing(run: LocalRun) -> bool:
+    """Whether the job says that MLflow lacks something."""
+    seen = run.status()
+    return bool(seen and seen.status.troubles and seen.status.troubles.tracking_message)

@@ -1,0 +1,250 @@
+"""A run as MLflow has it, in a real store: one run and one point a step, whatever dies when."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tandem.job import DistributedTrainingJob
+from tandem.rundir.durable import read_json
+from tandem.tracking import FILE, SQLITE
+from tests.support.worlds.tracked_run import TrackedRun
+
+with warnings.catch_warnings():
+    # Of what MLflow imports.
+    warnings.simplefilter("ignore")
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+    from tandem_coordinator.tracking import mlflow_run
+    from tandem_coordinator.tracking.curves import LOSS
+    from tandem_coordinator.tracking.sender import Sender
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Store:
+    """A store, and the one run of an experiment in it."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri, self.client = uri, MlflowClient(uri)
+
+    def run(self, experiment: str) -> Run:
+        found = self.client.get_experiment_by_name(experiment)
+        (run,) = self.client.search_runs([found.experiment_id])
+        return run
+
+    def losses(self, experiment: str) -> dict[int, float]:
+        """By step; each once."""
+        history = self.client.get_metric_history(self.run(experiment).info.run_id, LOSS)
+        found = {metric.step: metric.value for metric in history}
+        assert len(found) == len(history), "one point a step"
+        return found
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Making one takes a second."""
+    return Store(f"{SQLITE}{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}")
+
+
+Make = Callable[..., TrackedRun]
+
+
+@pytest.fixture
+def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Makes the run of a test, with an experiment of its own."""
+
+    def made(**spec: object) -> TrackedRun:
+        mlflow = {"experiment": request.node.name, "model": request.node.name.replace("/", "-")}
+        return TrackedRun(tmp_path / "run", **{"tracking": {"mlflow": mlflow}, **spec})
+
+    return made
+
+
+def sender(run: TrackedRun, store: Store) -> Sender:
+    """A process that sends, as it begins."""
+    return Sender(run.rundir, run.job, store.uri)
+
+
+def test_three_generations_are_one_run_with_one_point_a_step(
+    make: Make, store: Store, request: pytest.FixtureRequest
+) -> None:
+    run, name = make(), request.node.name
+    saved = None
+    for generation in (1, 2, 3):
+        # Each has a process of its own, which knows nothing of the one before.
+        sending, first = sender(run, store), saved.step if saved else 0
+        run.begin(generation, saved, at=1000.0 * generation)
+        run.steps(generation, first + 1, first + 130, at=1000.0 * generation)
+        saved = run.save(generation, first + 100)
+        assert sending.send() is False
+    losses = store.losses(name)
+    assert losses.keys() == set(range(1, 301))
+    assert {int(value) for step, value in losses.items() if step > 200} == {3}
+    run.rundir.mark_done(saved)
+    sending.send()
+    assert store.losses(name).keys() == set(range(1, 331)), "nothing is taken again"
+
+
+def test_a_process_that_dies_after_a_request_sends_nothing_twice(
+    make: Make, store: Store, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, name = make(), request.node.name
+    run.begin(1)
+    run.steps(1, 1, 1200)
+    run.save(1, 1200)
+    requests = 0
+
+    def log_batch(client: MlflowClient, *given: object, **named: object) -> None:
+        nonlocal requests
+        real(client, *given, **named)
+        requests += 1 if "metrics" in named else 0
+        if requests == 2:
+            raise ConnectionResetError("the answer was lost")
+
+    real = MlflowClient.log_batch
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, "log_batch", log_batch)
+        sending = sender(run, store)
+        with pytest.raises(ConnectionResetError):
+            sending.send()
+    # Until it is tried again, training goes back behind what was sent.
+    early = run.save(1, 100)
+    run.begin(2, early, at=5000.0)
+    run.steps(2, 101, 1500, at=5000.0)
+    run.save(2, 1500)
+    sending.send()
+    losses = store.losses(name)
+    assert losses.keys() == set(range(1, 1501))
+    first = {step for step, value in losses.items() if value < 2}
+    assert first == set(range(1, 1001)), "two requests arrived: the first of each step stays"
+    assert store.run(name).data.tags["tandem.repeated.generation-2"] == "101-1000"
+
+
+def test_two_processes_at_once_add_up_to_one(make: Make, store: Store, request: pytest.FixtureRequest) -> None:
+    run, name = make(), request.node.name
+    run.begin(1)
+    one, other = sender(run, store), sender(run, store)
+    one.send()
+    other.send()
+    run.steps(1, 1, 100)
+    run.save(1, 100, accuracy=0.5)
+    one.send()
+    other.send()
+    assert store.losses(name).keys() == set(range(1, 101))
+    history = store.client.get_metric_history(store.run(name).info.run_id, "eval/accuracy")
+    assert [metric.step for metric in history] == [100]
+
+
+def test_a_run_that_was_made_and_not_noted_is_found_again(
+    make: Make, store: Store, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, name = make(), request.node.name
+    real = mlflow_run.replace_json
+
+    def replace_json(path: Path, value: dict[str, object]) -> None:
+        if "runId" in value:
+            raise OSError("the disk is full")
+        real(path, value)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mlflow_run, "replace_json", replace_json)
+        with pytest.raises(OSError, match="disk"):
+            sender(run, store).send()
+    made = store.run(name)
+    sender(run, store).send()
+    assert store.run(name).info.run_id == made.info.run_id
+    assert read_json(run.rundir.tracking / FILE)["runId"] == made.info.run_id
+
+
+def test_evaluations_that_come_late_or_again_are_there_once(
+    make: Make, store: Store, request: pytest.FixtureRequest
+) -> None:
+    run, name = make(), request.node.name
+    run.begin(1)
+    run.save(1, 200, accuracy=0.8)
+    sender(run, store).send()
+    run.save(1, 100, accuracy=0.7)
+    sender(run, store).send()
+    sender(run, store).send()
+    history = store.client.get_metric_history(store.run(name).info.run_id, "eval/accuracy")
+    assert {metric.step: metric.value for metric in history} == {100: 0.7, 200: 0.8}
+    assert len(history) == 2
+
+
+def test_parameters_are_the_jobs_settings_and_what_a_resumed_job_has_otherwise_is_a_tag(
+    make: Make, store: Store, request: pytest.FixtureRequest
+) -> None:
+    name = request.node.name
+    env = [{"name": "HF_TOKEN", "value": "hunter2"}]
+    run = make(trainer={"task": "image-classification", "config": {"epochs": 4}, "env": env})
+    sender(run, store).send()
+    given = run.job.dump()
+    given["spec"]["trainer"]["config"]["epochs"] = 8
+    run.job = DistributedTrainingJob.parse(given)
+    sender(run, store).send()
+    found = store.run(name)
+    assert found.data.params["trainer.config.epochs"] == "4"
+    assert found.data.params["trainer.config.optimizer.name"] == "adam", "defaults, too"
+    assert found.data.tags["changed.trainer.config.epochs"] == "8"
+    assert "hunter2" not in str(found.to_dictionary())
+    manifest = Path(store.client.download_artifacts(found.info.run_id, "job.yaml")).read_text()
+    assert "epochs: 8" in manifest
+    assert "hunter2" not in manifest
+
+
+def test_the_best_checkpoint_is_registered_once_with_where_it_comes_from(
+    make: Make, store: Store, request: pytest.FixtureRequest
+) -> None:
+    run, name = make(), request.node.name
+    run.begin(1)
+    best, last = run.save(1, 100, accuracy=0.9), run.save(1, 200, accuracy=0.8)
+    (run.rundir.path / "report.html").write_text("<p>the report")
+    run.rundir.mark_done(last)
+    for _ in range(2):
+        sending = sender(run, store)
+        assert sending.send() is True, "all is evaluated"
+        sending.end()
+    (version,) = store.client.search_model_versions(f"name = '{name}'")
+    found, manifest = store.run(name), run.rundir.manifest(best.name)
+    assert version.run_id == found.info.run_id
+    assert (version.tags["tandem.step"], version.tags["tandem.digest"]) == ("100", manifest.digest)
+    assert version.tags["tandem.accuracy"] == "0.9"
+    weights = store.client.download_artifacts(found.info.run_id, f"checkpoints/{best.name}/weights.safetensors")
+    assert Path(weights).read_bytes() == b"weights"
+    assert version.source.endswith(f"checkpoints/{best.name}")
+    assert found.info.status == "FINISHED"
+    assert "report.html" in [one.path for one in store.client.list_artifacts(found.info.run_id)]
+
+
+@pytest.mark.parametrize(("ending", "status"), [("failed", "FAILED"), ("stopped", "KILLED")])
+def test_a_run_that_was_stopped_or_failed_says_so_until_it_goes_on(
+    make: Make, store: Store, request: pytest.FixtureRequest, ending: str, status: str
+) -> None:
+    run, name = make(), request.node.name
+    run.begin(1)
+    if ending == "failed":
+        run.rundir.mark_failed("Broken", "it broke", 1)
+    sending = sender(run, store)
+    sending.send()
+    sending.end()
+    assert store.run(name).info.status == status
+    sender(run, store).send()
+    assert store.run(name).info.status == "RUNNING"
+
+
+def test_another_destination_gets_a_run_of_its_own_with_everything(
+    make: Make, store: Store, request: pytest.FixtureRequest
+) -> None:
+    run, name = make(), request.node.name
+    run.begin(1)
+    run.steps(1, 1, 50)
+    run.save(1, 50)
+    sender(run, store).send()
+    given = run.job.dump()
+    given["spec"]["tracking"]["mlflow"]["experiment"] = f"{name}-2"
+    run.job = DistributedTrainingJob.parse(given)
+    sender(run, store).send()
+    assert store.losses(f"{name}-2") == store.losses(name)

@@ -1,0 +1,109 @@
+"""The coordinator's side of tracking: a process that is played here is started, heard, started again and ended."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tandem.launch import TOKEN
+from tandem.rundir.layout import RunDir
+from tandem_coordinator.tracking import tracker
+from tandem_coordinator.tracking.tracker import Tracker, variables
+from tests.support.manifests import job
+
+SAYS = """#!/bin/sh
+trap 'echo "{{\\"failing\\": \\"\\"}}"; exit 0' TERM
+echo $$ >> {folder}/started
+echo "not JSON"
+echo '{{"failing": "away"}}'
+{then}
+"""
+WAITS = "while :; do sleep 0.05; done"
+
+
+class Heard:
+    """What the coordinator is told, by a process that does `then` after it has complained."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, then: str) -> None:
+        self._folder = folder
+        program = folder / "program"
+        program.write_text(SAYS.format(folder=folder, then=then))
+        program.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(program))
+        monkeypatch.setattr(tracker, "FIRST_PAUSE", 0.01)
+        monkeypatch.setattr(tracker, "LONGEST_PAUSE", 0.02)
+        self.said: list[str] = []
+        self._news = asyncio.Event()
+        self.tracker = Tracker(job(tracking={"mlflow": {}}), RunDir(folder), self._hear)
+
+    def _hear(self, failing: str) -> None:
+        self.said.append(failing)
+        self._news.set()
+
+    @property
+    def lives(self) -> list[int]:
+        """The processes that there were."""
+        file = self._folder / "started"
+        return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+    async def until(self, count: int) -> None:
+        """Wait until so much was said."""
+        while len(self.said) < count:
+            self._news.clear()
+            await self._news.wait()
+
+
+async def test_what_it_says_is_heard_and_it_is_waited_for_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = Heard(tmp_path, monkeypatch, WAITS)
+    await heard.until(1)
+    await heard.tracker.close()
+    assert heard.said == ["away", ""]
+    assert len(heard.lives) == 1
+
+
+async def test_one_that_is_killed_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Heard(tmp_path, monkeypatch, WAITS)
+    await heard.until(1)
+    os.kill(heard.lives[0], signal.SIGKILL)
+    await heard.until(2)
+    await heard.tracker.close()
+    assert heard.said == ["away", "away", ""]
+    assert len(heard.lives) == 2
+
+
+@pytest.mark.parametrize("code", [0, 78])
+async def test_one_that_is_through_or_cannot_work_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    heard = Heard(tmp_path, monkeypatch, f"exit {code}")
+    await heard.until(1)
+    await asyncio.sleep(0.2)
+    await heard.tracker.close()
+    assert len(heard.lives) == 1
+
+
+async def test_one_that_cannot_be_started_is_told_of_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = Heard(tmp_path, monkeypatch, "")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere"))
+    await heard.until(2)
+    await heard.tracker.close()
+    assert "No such file" in heard.said[0]
+
+
+def test_it_gets_the_jobs_variables_and_not_the_jobs_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, "secret")
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "from the environment")
+    env = [
+        {"name": "MLFLOW_TRACKING_USERNAME", "value": "me"},
+        {"name": "MLFLOW_TRACKING_TOKEN", "valueFrom": {"secretKeyRef": {"name": "mlflow", "key": "token"}}},
+    ]
+    found = variables(job(tracking={"mlflow": {"env": env}}), RunDir(tmp_path))
+    assert TOKEN not in found
+    assert (found["MLFLOW_TRACKING_USERNAME"], found["MLFLOW_TRACKING_TOKEN"]) == ("me", "from the environment")
