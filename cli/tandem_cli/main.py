@@ -34,6 +34,7 @@ COMMANDS = {
     "export": "Export the numbers of a run as CSV, or for TensorBoard.",
     "checkpoints": "List, verify, compare, export and delete the checkpoints of a run.",
     "submit": "Submit jobs to a cluster, or change existing ones.",
+    "render": "Print the sbatch script of a job.",
     "status": "Show the status of a run, or of jobs on a cluster.",
     "logs": "Print the logs of all processes of a run or pods of a job, in order of time.",
     "debug": "Print where the ranks of a run or job are in their code now, or attach a debugger.",

@@ -3,7 +3,8 @@
     profile     what a cluster wants of every job: partition, account, modules; from the user's configuration
     script      the sbatch scripts, made of a job and a profile
     scheduler   sbatch, squeue, scontrol and sacct, and their answers in words
-    submission  a job given to SLURM, and what its run directory says of that
+    jobs        the jobs of SLURM that are a run's, as its run directory names them
+    submission  gives a job to SLURM
     head        the process in the batch script: coordinator, one agent on each node, evaluators
     step        what srun starts on a node: one process, which leaves when its head asks
 

@@ -28,15 +28,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import IO, Literal
+from typing import Literal
 
 from tandem import launch
 from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
 from tandem.errors import UserError
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
-from tandem.manifest.fields import dotted
-from tandem.manifest.reading import job_of, read_source
+from tandem.manifest.reading import job_of, read_source, refuse
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import ENDPOINT
 from tandem.status import Snapshot
@@ -56,15 +55,16 @@ from tandem.supervision import (
 from tandem_cli.local.display import Watch
 from tandem_cli.local.local_run import COORDINATOR, STALE_SECONDS, members_at_work
 from tandem_cli.local.prepare import publish
-from tandem_cli.slurm import scheduler, submission
+from tandem_cli.slurm import jobs, scheduler, submission
+from tandem_cli.slurm.jobs import Submission
 from tandem_cli.slurm.scheduler import Patient, SlurmError
-from tandem_cli.slurm.submission import Submission
-from tandem_coordinator.prerequisites import pod, unmet
 
 TICK_SECONDS = 0.2
 """Between two looks at the children."""
 NODES_SECONDS = 10.0
 """Between two questions to SLURM which nodes the job has."""
+TRAINING_SECONDS = 60.0
+"""Between two questions of the evaluators whether their training is in the queue still."""
 AGAIN_SECONDS = 10.0
 """Before another try to start a step on a node that could not start one."""
 BEGUN = b"--- "
@@ -215,6 +215,7 @@ class Head:
         self._port = 0
         self._watch: Watch | None = None
         self._ask_nodes = Patient(NODES_SECONDS)
+        self._ask_training = Patient(TRAINING_SECONDS)
         self._replicas = crew.job.spec.workers.replicas
         """How many the coordinator wishes for."""
         self._done_since: float | None = None
@@ -268,6 +269,9 @@ class Head:
             self._look_at_coordinator(now)
             if not self.leaving and self._ask_nodes.is_due():
                 self._look_at_nodes()
+        elif not self.leaving and self._ask_training.is_due() and self._has_no_training():
+            log.info("event=no-training")
+            self.leaving = "stop"
 
     def _ended(self, child: Child, code: int, now: float) -> Child:
         step = self._steps[child.name]
@@ -282,6 +286,15 @@ class Head:
         level = logging.INFO if code == 0 or self.leaving else logging.WARNING
         log.log(level, "event=ended name=%s node=%s how=%r", child.name, step.node or "here", ending(code))
         return child.ended(code, now)
+
+    def _has_no_training(self) -> bool:
+        """Whether the job that these evaluators are for has left the queue and is not complete."""
+        recorded = jobs.of(self._crew.run_dir.path)
+        try:
+            gone = recorded is None or not scheduler.queue([recorded.training])
+        except SlurmError:
+            return False
+        return gone and not self._crew.run_dir.ended()
 
     def _look_at_coordinator(self, now: float) -> None:
         if self._watch is None and (port := _read_port(self._crew.port_file)):
@@ -424,7 +437,7 @@ class Head:
         return ExitCode.DONE
 
     def _requeue(self) -> None:
-        """Go back into the queue, unless SLURM is ending the job: then it was cancelled, or SLURM requeues it itself."""
+        """Go back into the queue, unless SLURM is ending the job: it was cancelled, or SLURM requeues it."""
         try:
             state = next((job.state for job in scheduler.queue([self._job_id])), "")
             if state != "RUNNING":
@@ -452,8 +465,8 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], dest="overrides", help="change a field of the manifest")
     parser.add_argument("--evaluators", action="store_true", help="start the evaluators on the training's nodes")
     parser.add_argument("--container", action="append", default=[], help="a word before Python; repeatable")
-    parser.add_argument("srun", nargs="*", help="the command that starts a step, after --")
-    args = parser.parse_args()
+    own, srun = _split(sys.argv[1:])
+    args = parser.parse_args(own)
     job_id = os.environ.get(JOB_ID, "")
     if not job_id:
         print("tandem: this is for a batch script of SLURM; submit it with sbatch", file=sys.stderr)
@@ -466,9 +479,15 @@ def main() -> int:
         return ExitCode.USAGE
     with tempfile.TemporaryDirectory(prefix=f"tandem-{job_id}-") as scratch:
         token = secrets.token_urlsafe(32)
-        crew = Crew(job, run_dir, args.srun, args.container, token, Path(scratch))
+        crew = Crew(job, run_dir, srun, args.container, token, Path(scratch))
         array = None if args.what == "train" else int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))
         return Head(crew, job_id, array, args.evaluators).run()
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """What is for us, and the command after `--`, which starts a step."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
 
 
 def _job(
@@ -479,28 +498,19 @@ def _job(
     Raises:
         UserError, OSError, ValueError: there is none, or the run directory is another job's of SLURM.
     """
-    recorded = submission.of(run_dir.path)
+    recorded = jobs.of(run_dir.path)
     if trains and manifest is not None and (recorded is None or recorded.training != job_id):
-        job = job_of(read_source(manifest), tuple(overrides))
+        source = read_source(manifest)
+        job = job_of(source, tuple(overrides))
+        refuse(submission.lacking(job, run_dir.path), source, tuple(overrides))
         for note in submission.prepare(run_dir.path, job, False, "remove the folder"):
             log.info("event=note text=%r", note)
-        submission.record(run_dir.path, Submission(job_id))
+        jobs.record(run_dir.path, Submission(job_id))
     elif trains and recorded is not None and recorded.training != job_id:
         raise UserError(f"{run_dir.path} belongs to job {recorded.training} by now, and this is job {job_id}")
     job = run_dir.read_job()
     run_dir.create()
-    if trains and not run_dir.ended():
-        _refuse_what_cannot_run(run_dir, job)
     return job
-
-
-def _refuse_what_cannot_run(run_dir: RunDir, job: DistributedTrainingJob) -> None:
-    """End a job that lacks something on its disk, before its workers find that out one after the other."""
-    found = unmet(job, pod(run_dir, job))
-    for one in found:
-        log.warning("field=%s %s", dotted(one.field) or "-", one.message)
-    if wrong := [f"{dotted(one.field)}: {one.message}" if one.field else one.message for one in found if one.fails]:
-        run_dir.mark_failed("ConfigurationError", "; ".join(wrong), ExitCode.CONFIGURATION)
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def ask(*words: str, environment: Mapping[str, str] | None = None) -> str:
     except OSError as error:
         raise SlurmError(f"{words[0]} cannot be started: {error.strerror}") from error
     except subprocess.TimeoutExpired:
-        raise SlurmError(f"SLURM does not answer: {words[0]} took longer than {SECONDS:.0f} s. Try again later") from None
+        raise SlurmError(f"SLURM does not answer: {words[0]} took over {SECONDS:.0f} s. Try again later") from None
     if done.returncode != 0:
         raise complaint(words[0], done.stderr or done.stdout)
     return done.stdout
@@ -183,8 +183,9 @@ def why(job: QueuedJob) -> str:
 
 
 def ended(job: str) -> str:
-    """How a job that is not in the queue any more ended, as SLURM calls it: COMPLETED, CANCELLED, NODE_FAIL; empty where
-    neither the controller nor the accounting remembers it.
+    """How a job that is not in the queue any more ended, as SLURM calls it: COMPLETED, CANCELLED, NODE_FAIL.
+
+    Empty where neither the controller nor the accounting remembers it.
     """
     try:
         found = re.search(r"JobState=(\S+)", ask("scontrol", "--oneliner", "show", "job", job))
