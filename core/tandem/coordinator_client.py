@@ -123,15 +123,6 @@ class CoordinatorClient:
             raise Unreachable(f"the coordinator at {self.endpoint} has no live page; it runs another version")
         return str(answer["word"])
 
-    def retarget(self, replicas: int) -> int:
-        """Wish for so many replicas; returns how many are wished for now.
-
-        Raises:
-            Unreachable, Refused: see there.
-        """
-        answer = self._request("POST", "/v1/target", MOST_WORD_BYTES, {"replicas": replicas})
-        return int(answer["replicas"]) if isinstance(answer, dict) and "replicas" in answer else replicas
-
     def has_code(self, digest: str) -> bool:
         """Whether the job's code is in its run directory.
 

@@ -6,8 +6,8 @@
 The coordinator runs beside it, on the first node. On every node of the job, a step (tandem_cli.slurm.step) runs one
 agent; with `--evaluators` further steps run the evaluators on the same nodes. Which to start, stop or give up on is
 decided by tandem.supervision, as on a laptop. What differs: nodes come and go. A node that fails is taken from the job
-by SLURM, and its agent with it; the coordinator then forms a smaller group, and it learns how many nodes there are.
-srun that could not start anything is no failure of an agent, and is tried again later.
+by SLURM, and its agent with it; the coordinator then forms a smaller group. A step that could not be started, or was
+lost with its node, is no failure of its agent, and is tried again later.
 
 SIGTERM comes before the time limit and before a preemption: everything saves and leaves, and the job goes back into the
 queue under the same number. At SIGINT, which `tandem stop` sends, it ends instead. Both reach this process alone
@@ -17,6 +17,7 @@ queue under the same number. At SIGINT, which `tandem stop` sends, it ends inste
 import argparse
 import logging
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -31,7 +32,6 @@ from types import FrameType
 from typing import Literal
 
 from tandem import launch
-from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
 from tandem.errors import UserError
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
@@ -67,8 +67,8 @@ TRAINING_SECONDS = 60.0
 """Between two questions of the evaluators whether their training is in the queue still."""
 AGAIN_SECONDS = 10.0
 """Before another try to start a step on a node that could not start one."""
-BEGUN = b"--- "
-"""How the first line of a step begins."""
+ENDED = re.compile(rb"event=step-ended name=\S+ code=(-?\d+)$", re.MULTILINE)
+"""The last line of a step (tandem_cli.slurm.step)."""
 JOB_ID = "SLURM_JOB_ID"
 
 log = logging.getLogger("tandem.slurm")
@@ -99,12 +99,16 @@ class Step:
         """The exit code, None while it runs."""
         return None if self._process is None else self._process.poll()
 
-    def has_begun(self) -> bool:
-        """Whether the process itself was started, and not only srun."""
+    def outcome(self) -> int | None:
+        """The exit code of the process itself, once it has ended: minus a signal's number if one ended it.
+
+        None if it was never started, or was lost with its node: srun then ends with a code that says nothing of it.
+        """
         with suppress(OSError), self.log.open("rb") as printed:
             printed.seek(self._from)
-            return any(line.startswith(BEGUN) for line in printed)
-        return False
+            codes = [int(found[1]) for line in printed if (found := ENDED.search(line))]
+            return codes[-1] if codes else None
+        return None
 
     def ask(self) -> None:
         """Ask it to save and leave."""
@@ -216,8 +220,6 @@ class Head:
         self._watch: Watch | None = None
         self._ask_nodes = Patient(NODES_SECONDS)
         self._ask_training = Patient(TRAINING_SECONDS)
-        self._replicas = crew.job.spec.workers.replicas
-        """How many the coordinator wishes for."""
         self._done_since: float | None = None
         if array is not None:
             self._add(f"evaluator-{array}", "evaluator")
@@ -275,17 +277,19 @@ class Head:
 
     def _ended(self, child: Child, code: int, now: float) -> Child:
         step = self._steps[child.name]
-        if step.node and not step.has_begun():
-            log.warning("event=not-started name=%s node=%s code=%d", child.name, step.node, code)
+        outcome = step.outcome()
+        if outcome is None:
+            # Its node, or what SLURM does there, and not the job.
+            log.warning("event=lost name=%s node=%s srun=%d", child.name, step.node or "here", code)
             self._not_before[child.name] = now + AGAIN_SECONDS
             self._ask_nodes.hurry()
-            return replace(child, running=False, ended_at=now, code=code)
-        if child.role == "coordinator" and code == ExitCode.SUPERSEDED:
+            return replace(child, running=False, ended_at=now, code=None)
+        if child.role == "coordinator" and outcome == ExitCode.SUPERSEDED:
             # Another coordinator has this run now.
             self.leaving = "stop"
-        level = logging.INFO if code == 0 or self.leaving else logging.WARNING
-        log.log(level, "event=ended name=%s node=%s how=%r", child.name, step.node or "here", ending(code))
-        return child.ended(code, now)
+        level = logging.INFO if outcome == 0 or self.leaving else logging.WARNING
+        log.log(level, "event=ended name=%s node=%s how=%r", child.name, step.node or "here", ending(outcome))
+        return child.ended(outcome, now)
 
     def _has_no_training(self) -> bool:
         """Whether the job that these evaluators are for has left the queue and is not complete."""
@@ -335,20 +339,6 @@ class Head:
                 self._nodes[name] = node
                 self._add(name, "agent")
                 log.info("event=node name=%s node=%s", name, node)
-        self._retarget(len(there))
-
-    def _retarget(self, nodes: int) -> None:
-        """Have the coordinator wish for as many replicas as there are nodes, as far as the job allows it."""
-        workers = self._crew.job.spec.workers
-        wish = min(max(nodes, workers.min_replicas), workers.most)
-        if wish == self._replicas or self._watch is None:
-            return
-        try:
-            with CoordinatorClient(f"127.0.0.1:{self._port}", self._crew.token) as client:
-                self._replicas = client.retarget(wish)
-            log.info("event=target replicas=%d", self._replicas)
-        except (Unreachable, Refused) as error:
-            log.warning("event=target-unknown why=%r", str(error))
 
     def _facts(self, now: float) -> Facts:
         run_dir, snapshot = self._crew.run_dir, self._snapshot

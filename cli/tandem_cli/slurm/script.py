@@ -77,9 +77,9 @@ def training(job: DistributedTrainingJob, profile: Profile, places: Places) -> s
         f"SLURM does not make the folder {LOGS}; `tandem submit --slurm` does.",
     ]
     head = [
-        "The head starts the coordinator on this node and, with the command after --, one agent on each node. At",
-        f"SIGTERM, {profile.warn_seconds} s before the time limit, it has them save, and puts the job into the queue again; at",
-        "SIGINT it has them save, and ends.",
+        "The head starts the coordinator on this node and, with the command after --, one agent on each node.",
+        f"At SIGTERM, {profile.warn_seconds} s before the time limit, it has them save, and puts the job into the queue",
+        "again. At SIGINT it has them save, and ends.",
     ]
     return _script(about, options, profile, places, head, ["train", *what], step)
 

@@ -48,6 +48,8 @@ def main() -> int:
             asked_at = time.monotonic()
             if not signalled:
                 process.terminate()
+    now, fraction = time.strftime("%Y-%m-%d %H:%M:%S"), int(time.time() % 1 * 1000)
+    print(f"\n{now},{fraction:03d} level=INFO event=step-ended name={name} code={code}", flush=True)
     return code if code >= 0 else 128 - code
 
 
