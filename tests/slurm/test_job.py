@@ -99,7 +99,9 @@ def test_the_time_limit_a_lost_node_and_a_stop_lose_no_sample(run: SlurmRun) -> 
 def test_a_job_gives_its_nodes_to_an_urgent_one_and_goes_on_after_it(run: SlurmRun) -> None:
     job = run.submit(*ENDLESS, "--profile", "beside")
     run.trains(2)
-    urgent = run.slurm.ask("sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--wrap=sleep 600").strip()
+    urgent = run.slurm.ask(
+        "sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=sleep 600"
+    ).strip()
     until(lambda: run.state().startswith("PENDING"), "the job in the queue again", otherwise=run.output)
     first = saved(run)
     assert first > 0, run.output()
