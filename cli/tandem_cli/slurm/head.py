@@ -96,8 +96,11 @@ class Step:
             )
 
     def ended(self) -> int | None:
-        """The exit code, None while it runs."""
-        return None if self._process is None else self._process.poll()
+        """The exit code of srun, or of the step here; None while it runs."""
+        if self._process is None or (code := self._process.poll()) is None:
+            return None
+        self.ask()
+        return code
 
     def outcome(self) -> int | None:
         """The exit code of the process itself, once it has ended: minus a signal's number if one ended it.

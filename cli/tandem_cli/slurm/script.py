@@ -78,8 +78,8 @@ def training(job: DistributedTrainingJob, profile: Profile, places: Places) -> s
     ]
     head = [
         "The head starts the coordinator on this node and, with the command after --, one agent on each node.",
-        f"At SIGTERM, {profile.warn_seconds} s before the time limit, it has them save, and puts the job into the queue",
-        "again. At SIGINT it has them save, and ends.",
+        f"At SIGTERM, {profile.warn_seconds} s before the time limit, it has them save, and puts the job into the",
+        "queue again. At SIGINT it has them save, and ends.",
     ]
     return _script(about, options, profile, places, head, ["train", *what], step)
 

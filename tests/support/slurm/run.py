@@ -25,6 +25,7 @@ PROFILES = {
             "env": {"GLOO_SOCKET_IFNAME": "lo"},
             "evaluators": {"partition": "cpu"},
         },
+        "away": {"partition": "away"},
         "beside": {"partition": "main", "time": "60", "env": {"GLOO_SOCKET_IFNAME": "lo"}},
     },
 }
