@@ -50,7 +50,7 @@ _ADVICE = tuple(
         (
             r"unable to contact slurm controller|slurm_load_\w+ error: .*(connection|controller)|connection refused|"
             r"socket timed out|communication .*(failure|error)|could not establish a configuration source|"
-            r"resolve_ctls_from_dns_srv",
+            r"resolve_ctls_from_dns_srv|\bis DOWN\b",
             "SLURM does not answer: its controller is away, or this machine is no login node of the cluster. Try again "
             "later; `scontrol ping` shows whether it is up",
         ),
@@ -61,6 +61,11 @@ _ADVICE = tuple(
             "user=$USER` lists those that you may use",
         ),
         (r"invalid qos", "there is no such quality of service for this account and partition"),
+        (
+            r"invalid generic resource|invalid gres",
+            "the nodes have no such GPUs; `sinfo --format='%P %G'` lists what they have",
+        ),
+        (r"invalid feature", "no node has this feature (--constraint); `sinfo --format='%P %f'` lists them"),
         (
             r"requested node configuration is not available|more processors requested|node count specification invalid",
             "no nodes of this partition have what the job asks for; compare its nodes, CPUs, GPUs and memory with "
@@ -132,7 +137,7 @@ def ask(*words: str, environment: Mapping[str, str] | None = None) -> str:
     except subprocess.TimeoutExpired:
         raise SlurmError(f"SLURM does not answer: {words[0]} took over {SECONDS:.0f} s. Try again later") from None
     if done.returncode != 0:
-        raise complaint(words[0], done.stderr or done.stdout)
+        raise complaint(words[0], done.stderr.strip() or done.stdout)
     return done.stdout
 
 
@@ -144,6 +149,20 @@ def complaint(command: str, said: str) -> SlurmError:
         if pattern.search(said):
             return SlurmError(f"{advice} ({command}: {words})")
     return SlurmError(f"{command}: {words}")
+
+
+def check() -> None:
+    """See whether the controller answers: sbatch would try again and again for minutes.
+
+    Raises:
+        SlurmError: it does not.
+    """
+    try:
+        ask("scontrol", "ping")
+    except SlurmError as error:
+        # One of several controllers is enough.
+        if " UP" not in str(error):
+            raise
 
 
 def queue(ids: Sequence[str]) -> list[QueuedJob]:

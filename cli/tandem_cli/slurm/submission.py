@@ -35,8 +35,9 @@ def prepare(path: Path, job: DistributedTrainingJob, fresh: bool, again: str, pa
     """Make a run directory ready for the job, which is recorded in it; returns what the user should know.
 
     Raises:
-        UserError: it cannot be used, or the run is in the queue already.
+        UserError: it cannot be used, the run is in the queue already, or SLURM does not answer.
     """
+    scheduler.check()
     if queue := queued(path):
         first = queue[0]
         raise UserError(

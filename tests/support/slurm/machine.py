@@ -90,6 +90,12 @@ class Slurm:
             raise
         return self
 
+    def _answers(self) -> bool:
+        try:
+            return bool(self.ask("scontrol", "ping"))
+        except scheduler.SlurmError:
+            return False
+
     def _is_idle(self) -> bool:
         try:
             lines = self.ask("sinfo", "--noheader", "--Node", "--format=%N %T").splitlines()
@@ -105,6 +111,7 @@ class Slurm:
 
     def clear(self) -> None:
         """End all jobs, and have all nodes there."""
+        until(self._answers, "the controller")
         self.ask("scancel", "--user=root", "--full", "--signal=KILL")
         self.ask("scancel", "--user=root")
         for name in NODES:
@@ -130,6 +137,12 @@ class Slurm:
         for process in list(self._of(name)):
             with suppress(psutil.Error):
                 process.kill()
+
+    def stop_controller(self) -> None:
+        """End the controller, which writes down its queue first."""
+        daemon = self._daemons.pop("slurmctld")
+        daemon.terminate()
+        daemon.wait()
 
     def _of(self, node: str) -> Iterator[psutil.Process]:
         """What a node runs: the steps' own daemons too, which have no variables, but children that do."""

@@ -32,6 +32,8 @@ FAILED = "sbatch: error: Batch job submission failed: "
             f"sbatch: error: AssocMaxSubmitJobLimit\n{FAILED}Job violates accounting/QOS policy",
             "a limit of your account",
         ),
+        ("Slurmctld(primary) at login is DOWN", "SLURM does not answer"),
+        (f"{FAILED}Invalid generic resource (gres) specification", "the nodes have no such GPUs"),
         ("sbatch: error: Something new", "sbatch: Something new"),
     ],
 )
