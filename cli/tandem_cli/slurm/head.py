@@ -182,7 +182,10 @@ class Crew:
         own = ["env", "CUDA_VISIBLE_DEVICES=", *self.container, self.python, "-m", "tandem_evaluator"]
         command = [*own, "--processes", str(count)]
         variables = launch.evaluator_environment(self.job, self.run_dir.path, name)
-        return self._on(node, name, command, variables) if node else self._here(name, command, variables)
+        if not node:
+            return self._here(name, command, variables)
+        # Beside the ranks they run on what those leave free.
+        return self._on(node, name, ["nice", "-n", "19", *command], variables)
 
     def log(self, name: str) -> Path:
         """What a child prints."""
@@ -210,18 +213,18 @@ class Head:
     """
 
     def __init__(self, crew: Crew, job_id: str, array: int | None, beside: bool) -> None:
-        self._crew, self._job_id = crew, job_id
+        self.crew, self._job_id = crew, job_id
         self.leaving: Literal["", "requeue", "stop"] = ""
         """Whether somebody asked to leave, and what for."""
-        self._steps: dict[str, Step] = {}
+        self.steps: dict[str, Step] = {}
         self._nodes: dict[str, str] = {}
         """The node of each agent that the job has now."""
-        self._children: dict[str, Child] = {}
+        self.children: dict[str, Child] = {}
         self._not_before: dict[str, float] = {}
         self._address = ""
         self._port = 0
         self._watch: Watch | None = None
-        self._ask_nodes = Patient(NODES_SECONDS)
+        self.ask_nodes = Patient(NODES_SECONDS)
         self._ask_training = Patient(TRAINING_SECONDS)
         self._done_since: float | None = None
         if array is not None:
@@ -232,17 +235,17 @@ class Head:
             self._add(f"evaluator-{index}", "evaluator")
 
     def _add(self, name: str, role: Role) -> None:
-        self._children[name] = Child(name=name, role=role)
+        self.children[name] = Child(name=name, role=role)
 
     def run(self) -> ExitCode:
         """Until nothing runs and nothing will."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         try:
-            while not self._turn(time.monotonic()):
+            while not self.turn(time.monotonic()):
                 time.sleep(TICK_SECONDS)
         finally:
-            self._close()
+            self.close()
         return self._end()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -251,11 +254,12 @@ class Head:
 
     @property
     def _trains(self) -> bool:
-        return COORDINATOR in self._children
+        return COORDINATOR in self.children
 
-    def _turn(self, now: float) -> bool:
+    def turn(self, now: float) -> bool:
+        """Look, and do what is due; whether nothing runs and nothing will."""
         self._look(now)
-        known = [child for child in self._children.values() if child.running or self._may_start(child, now)]
+        known = [child for child in self.children.values() if child.running or self._may_start(child, now)]
         actions = decide(known, self._facts(now), now)
         for action in actions:
             self._do(action, now)
@@ -267,25 +271,25 @@ class Head:
     # What is so
 
     def _look(self, now: float) -> None:
-        for name, child in list(self._children.items()):
-            if child.running and (code := self._steps[name].ended()) is not None:
-                self._children[name] = self._ended(child, code, now)
+        for name, child in list(self.children.items()):
+            if child.running and (code := self.steps[name].ended()) is not None:
+                self.children[name] = self._ended(child, code, now)
         if self._trains:
             self._look_at_coordinator(now)
-            if not self.leaving and self._ask_nodes.is_due():
+            if not self.leaving and self.ask_nodes.is_due():
                 self._look_at_nodes()
         elif not self.leaving and self._ask_training.is_due() and self._has_no_training():
             log.info("event=no-training")
             self.leaving = "stop"
 
     def _ended(self, child: Child, code: int, now: float) -> Child:
-        step = self._steps[child.name]
+        step = self.steps[child.name]
         outcome = step.outcome()
         if outcome is None:
             # Its node, or what SLURM does there, and not the job.
             log.warning("event=lost name=%s node=%s srun=%d", child.name, step.node or "here", code)
             self._not_before[child.name] = now + AGAIN_SECONDS
-            self._ask_nodes.hurry()
+            self.ask_nodes.hurry()
             return replace(child, running=False, ended_at=now, code=None)
         if child.role == "coordinator" and outcome == ExitCode.SUPERSEDED:
             # Another coordinator has this run now.
@@ -296,23 +300,23 @@ class Head:
 
     def _has_no_training(self) -> bool:
         """Whether the job that these evaluators are for has left the queue and is not complete."""
-        recorded = jobs.of(self._crew.run_dir.path)
+        recorded = jobs.of(self.crew.run_dir.path)
         try:
             gone = recorded is None or not scheduler.queue([recorded.training])
         except SlurmError:
             return False
-        return gone and not self._crew.run_dir.ended()
+        return gone and not self.crew.run_dir.ended()
 
     def _look_at_coordinator(self, now: float) -> None:
-        if self._watch is None and (port := _read_port(self._crew.port_file)):
+        if self._watch is None and (port := _read_port(self.crew.port_file)):
             self._port = port
-            publish(self._crew.run_dir.path / ENDPOINT, f"http://{self._endpoint}", self._crew.token)
-            self._watch = Watch(f"127.0.0.1:{port}", self._crew.token)
+            publish(self.crew.run_dir.path / ENDPOINT, f"http://{self._endpoint}", self.crew.token)
+            self._watch = Watch(f"127.0.0.1:{port}", self.crew.token)
             log.info("event=coordinator endpoint=%s", self._endpoint)
         for name in members_at_work(self._snapshot):
-            child = self._children.get(name)
+            child = self.children.get(name)
             if child is not None and now - (child.started_at or now) > STALE_SECONDS:
-                self._children[name] = child.at_work()
+                self.children[name] = child.at_work()
 
     @property
     def _endpoint(self) -> str:
@@ -333,8 +337,9 @@ class Head:
         for name, node in list(self._nodes.items()):
             if node not in there:
                 log.warning("event=node-gone name=%s node=%s", name, node)
-                self._children.pop(name)
-                self._steps.pop(name, Step(name, (), {}, Path())).kill()
+                self.children.pop(name)
+                if step := self.steps.pop(name, None):
+                    step.close()
                 del self._nodes[name]
         for node in there:
             if node not in self._nodes.values():
@@ -344,7 +349,7 @@ class Head:
                 log.info("event=node name=%s node=%s", name, node)
 
     def _facts(self, now: float) -> Facts:
-        run_dir, snapshot = self._crew.run_dir, self._snapshot
+        run_dir, snapshot = self.crew.run_dir, self._snapshot
         done = run_dir.done_file.exists()
         if done and self._done_since is None:
             self._done_since = now
@@ -354,7 +359,7 @@ class Head:
             done_since=self._done_since,
             failed=run_dir.failed_file.exists(),
             reachable=self._watch is not None,
-            own_command=self._trains and self._crew.job.spec.trainer.command is not None,
+            own_command=self._trains and self.crew.job.spec.trainer.command is not None,
             begins_again=snapshot is not None and snapshot.finished == 0,
         )
 
@@ -365,31 +370,31 @@ class Head:
             case StartChild(name):
                 self._start(name, now)
             case Ask(name):
-                self._steps[name].ask()
-                self._children[name] = self._children[name].asked(now)
+                self.steps[name].ask()
+                self.children[name] = self.children[name].asked(now)
             case Kill(name):
-                self._steps[name].kill()
+                self.steps[name].kill()
             case FailRun(reason, message, _, code):
                 log.error("event=failed reason=%s message=%r", reason, message)
-                self._crew.run_dir.mark_failed(reason, message, code)
+                self.crew.run_dir.mark_failed(reason, message, code)
             case Finish():
                 pass
 
     def _start(self, name: str, now: float) -> None:
-        child = self._children[name]
+        child = self.children[name]
         node = self._place(child)
         if node and not self._responds(node):
             self._not_before[name] = now + AGAIN_SECONDS
             return
         if child.role == "coordinator":
-            step = self._crew.coordinator(self._endpoint if self._port else "", self._port)
+            step = self.crew.coordinator(self._endpoint if self._port else "", self._port)
         elif child.role == "agent":
-            step = self._crew.agent(name, node, scheduler.node(node).address, self._endpoint)
+            step = self.crew.agent(name, node, scheduler.node(node).address, self._endpoint)
         else:
-            step = self._crew.evaluators(name, node)
+            step = self.crew.evaluators(name, node)
         step.start()
-        self._steps[name] = step
-        self._children[name] = child.started(now)
+        self.steps[name] = step
+        self.children[name] = child.started(now)
         log.info("event=start name=%s node=%s", name, node or "here")
 
     def _place(self, child: Child) -> str:
@@ -407,16 +412,17 @@ class Head:
         except SlurmError:
             return False
 
-    def _close(self) -> None:
-        for step in self._steps.values():
+    def close(self) -> None:
+        """End everything that it has started."""
+        for step in self.steps.values():
             step.close()
         if self._watch is not None:
             self._watch.close()
         if self._trains:
-            (self._crew.run_dir.path / ENDPOINT).unlink(missing_ok=True)
+            (self.crew.run_dir.path / ENDPOINT).unlink(missing_ok=True)
 
     def _end(self) -> ExitCode:
-        run_dir = self._crew.run_dir
+        run_dir = self.crew.run_dir
         if failed := run_dir.failed():
             log.error("event=failed message=%r", str(failed.get("message") or failed.get("reason")))
             return ExitCode.FAILED

@@ -49,7 +49,7 @@ def main() -> int:
             if not signalled:
                 process.terminate()
     now, fraction = time.strftime("%Y-%m-%d %H:%M:%S"), int(time.time() % 1 * 1000)
-    print(f"\n{now},{fraction:03d} level=INFO event=step-ended name={name} code={code}", flush=True)
+    print(f"{now},{fraction:03d} level=INFO event=step-ended name={name} code={code}", flush=True)
     return code if code >= 0 else 128 - code
 
 
