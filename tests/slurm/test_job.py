@@ -113,3 +113,18 @@ def test_a_job_gives_its_nodes_to_an_urgent_one_and_goes_on_after_it(run: SlurmR
     assert "CANCELLED" in run.tandem("status", "digits").stdout
     digests = sample_ids(run.run_dir)
     assert digests == undisturbed(max(digests))
+
+
+def test_a_job_whose_first_node_is_lost_is_requeued_and_goes_on(run: SlurmRun) -> None:
+    job = run.submit("--profile", "beside", "--set", "trainer.config.epochs=100000", "--set", "checkpoint.everySteps=5")
+    run.trains(2)
+    until(lambda: saved(run), "a checkpoint", otherwise=run.output)
+    run.slurm.kill("n0")
+    first = saved(run)
+    until(lambda: run.state().startswith("PENDING"), "the job in the queue again", otherwise=run.output)
+    run.slurm.start("n0")
+    run.slurm.update(job, StartTime="now")
+    run.trains(2, after=first)
+    assert all(step > first for step in repeated(run))
+    digests = sample_ids(run.run_dir)
+    assert digests == undisturbed(max(digests))

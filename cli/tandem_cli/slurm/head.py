@@ -58,6 +58,7 @@ from tandem_cli.local.prepare import publish
 from tandem_cli.slurm import jobs, scheduler, submission
 from tandem_cli.slurm.jobs import Submission
 from tandem_cli.slurm.scheduler import Patient, SlurmError
+from tandem_cli.slurm.step import HERE, HERE_SECONDS, LEAVE
 
 TICK_SECONDS = 0.2
 """Between two looks at the children."""
@@ -94,12 +95,15 @@ class Step:
             self._process = subprocess.Popen(
                 self.command, env=self.environment, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT
             )
+        # A head that waits for a pipe could not do anything else.
+        if self._process.stdin is not None:
+            os.set_blocking(self._process.stdin.fileno(), False)
 
     def ended(self) -> int | None:
         """The exit code of srun, or of the step here; None while it runs."""
         if self._process is None or (code := self._process.poll()) is None:
             return None
-        self.ask()
+        self._say(LEAVE, last=True)
         return code
 
     def outcome(self) -> int | None:
@@ -115,9 +119,19 @@ class Step:
 
     def ask(self) -> None:
         """Ask it to save and leave."""
-        if self._process is not None and self._process.stdin is not None:
+        self._say(LEAVE, last=True)
+
+    def greet(self) -> None:
+        """Say that the head is there."""
+        self._say(HERE)
+
+    def _say(self, word: bytes, last: bool = False) -> None:
+        pipe = None if self._process is None else self._process.stdin
+        if pipe is not None and not pipe.closed:
             with suppress(OSError):
-                self._process.stdin.close()
+                pipe.write(word)
+            with suppress(OSError):
+                pipe.close() if last else pipe.flush()
 
     def kill(self) -> None:
         """End it at once. What srun has started ends when it finds its standard input closed."""
@@ -226,6 +240,7 @@ class Head:
         self._watch: Watch | None = None
         self.ask_nodes = Patient(NODES_SECONDS)
         self._ask_training = Patient(TRAINING_SECONDS)
+        self._greet = Patient(HERE_SECONDS)
         self._done_since: float | None = None
         if array is not None:
             self._add(f"evaluator-{array}", "evaluator")
@@ -259,6 +274,9 @@ class Head:
     def turn(self, now: float) -> bool:
         """Look, and do what is due; whether nothing runs and nothing will."""
         self._look(now)
+        if self._greet.is_due():
+            for step in self.steps.values():
+                step.greet()
         known = [child for child in self.children.values() if child.running or self._may_start(child, now)]
         actions = decide(known, self._facts(now), now)
         for action in actions:
@@ -308,7 +326,7 @@ class Head:
         return gone and not self.crew.run_dir.ended()
 
     def _look_at_coordinator(self, now: float) -> None:
-        if self._watch is None and (port := _read_port(self.crew.port_file)):
+        if self._watch is None and self._address and (port := _read_port(self.crew.port_file)):
             self._port = port
             publish(self.crew.run_dir.path / ENDPOINT, f"http://{self._endpoint}", self.crew.token)
             self._watch = Watch(f"127.0.0.1:{port}", self.crew.token)
@@ -383,16 +401,21 @@ class Head:
     def _start(self, name: str, now: float) -> None:
         child = self.children[name]
         node = self._place(child)
-        if node and not self._responds(node):
+        try:
+            state = scheduler.node(node) if node else None
+            if state is not None and not state.responds:
+                raise SlurmError(f"{node} does not respond")
+            if child.role == "coordinator":
+                step = self.crew.coordinator(self._endpoint if self._port else "", self._port)
+            elif child.role == "agent" and state is not None:
+                step = self.crew.agent(name, node, state.address, self._endpoint)
+            else:
+                step = self.crew.evaluators(name, node)
+            step.start()
+        except (SlurmError, OSError) as error:
+            log.warning("event=not-started name=%s node=%s why=%r", name, node or "here", str(error))
             self._not_before[name] = now + AGAIN_SECONDS
             return
-        if child.role == "coordinator":
-            step = self.crew.coordinator(self._endpoint if self._port else "", self._port)
-        elif child.role == "agent":
-            step = self.crew.agent(name, node, scheduler.node(node).address, self._endpoint)
-        else:
-            step = self.crew.evaluators(name, node)
-        step.start()
         self.steps[name] = step
         self.children[name] = child.started(now)
         log.info("event=start name=%s node=%s", name, node or "here")
@@ -405,12 +428,6 @@ class Head:
             nodes = sorted(self._nodes.values())
             return nodes[int(child.name.rpartition("-")[2]) % len(nodes)] if nodes else ""
         return ""
-
-    def _responds(self, node: str) -> bool:
-        try:
-            return scheduler.node(node).responds
-        except SlurmError:
-            return False
 
     def close(self) -> None:
         """End everything that it has started."""

@@ -6,6 +6,7 @@ what they have started carries SLURM_CONF, the path of this cluster's configurat
 """
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -137,6 +138,8 @@ class Slurm:
         for process in list(self._of(name)):
             with suppress(psutil.Error):
                 process.kill()
+        for left in (self.folder / f"spool-{name}").glob("job*"):
+            shutil.rmtree(left, ignore_errors=True)
 
     def stop_controller(self) -> None:
         """End the controller, which writes down its queue first."""

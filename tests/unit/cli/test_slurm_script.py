@@ -1,6 +1,7 @@
 """Scripts for sbatch: what a person reads, and that nothing of a manifest or a path becomes words of a shell."""
 
 import json
+import re
 import stat
 import subprocess
 from pathlib import Path
@@ -15,7 +16,7 @@ from tandem_cli.slurm import profile as profiles
 from tandem_cli.slurm import script
 from tandem_cli.slurm.profile import Profile
 from tandem_cli.slurm.script import Places
-from tests.support import EXAMPLES
+from tests.support import EXAMPLES, ROOT
 
 HOSTILE = "a b'c\"d$(touch made)`touch made`;touch made\\#%j"
 PLACES = Places(Path("/shared/runs/digits"), "/shared/venv/bin/python")
@@ -175,3 +176,13 @@ def test_a_profile_is_chosen_by_name_by_default_or_because_it_is_the_only_one(
     assert profiles.profile() == Profile()
     with pytest.raises(UserError, match="there is no profile gpu"):
         profiles.profile("gpu")
+
+
+def test_the_profiles_that_the_page_shows_are_profiles() -> None:
+    page = (ROOT / "docs" / "slurm.md").read_text(encoding="utf-8")
+    shown = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
+    found = profiles.Profiles.model_validate(shown)
+    assert found.profiles["gpu"].evaluators.partition == "cpu"
+    named = {field.alias for field in Profile.model_fields.values()}
+    told = set(re.findall(r"`([a-zA-Z]+)`", page.partition("| field | meaning |")[2].partition("\n\n")[0]))
+    assert named <= told
