@@ -117,3 +117,25 @@ def test_a_step_that_was_never_started_has_no_outcome_and_a_killed_process_has_i
     # A new life has no outcome yet.
     killed.start()
     killed.close()
+
+
+@pytest.mark.parametrize(("last", "requeued"), [(b"", "7"), (b"leave\n", "")])
+def test_a_step_requeues_the_job_whose_head_is_lost_and_not_one_whose_head_has_said_leave(
+    tmp_path: Path, last: bytes, requeued: str
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in\n'
+        '*"show job 7") echo "JobId=7 JobState=RUNNING ReqNodeList=(null) NodeList=n[1-2] BatchHost=n0" ;;\n'
+        '"show hostnames n[1-2]") echo "n1\nn2" ;;\n'
+        f'"requeue 7") echo 7 >{tmp_path}/requeued ;;\n'
+        "esac\n"
+    )
+    scontrol.chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    words = [sys.executable, "-m", "tandem_cli.slurm.step", "worker-1", "sleep", "60"]
+    done = subprocess.run(words, input=last, capture_output=True, env=variables, timeout=60)
+    assert done.returncode == 128 + signal.SIGTERM
+    said = tmp_path / "requeued"
+    assert (said.read_text().strip() if said.exists() else "") == requeued
