@@ -96,7 +96,7 @@ def test_the_time_limit_a_lost_node_and_a_stop_lose_no_sample(run: SlurmRun) -> 
     assert all(step > first for step in repeated(run))
 
 
-def test_a_job_gives_its_nodes_to_an_urgent_one_and_goes_on_after_it(run: SlurmRun) -> None:
+def test_a_job_gives_its_nodes_to_an_urgent_one_goes_on_after_it_and_shrinks(run: SlurmRun) -> None:
     job = run.submit(*ENDLESS, "--profile", "beside")
     run.trains(2)
     urgent = run.slurm.ask(
@@ -107,8 +107,10 @@ def test_a_job_gives_its_nodes_to_an_urgent_one_and_goes_on_after_it(run: SlurmR
     assert first > 0, run.output()
     run.slurm.ask("scancel", urgent)
     run.slurm.update(job, StartTime="now")
-    run.trains(2, after=first)
+    step = run.trains(2, after=first)
     assert not repeated(run)
+    run.slurm.update(job, NumNodes="1")
+    run.trains(1, after=step)
     assert run.tandem("stop", "digits", "--now").returncode == 0
     assert "CANCELLED" in run.tandem("status", "digits").stdout
     digests = sample_ids(run.run_dir)
