@@ -100,7 +100,13 @@ def test_a_job_gives_its_nodes_to_an_urgent_one_goes_on_after_it_and_shrinks(run
     job = run.submit(*ENDLESS, "--profile", "beside")
     run.trains(2)
     urgent = run.slurm.ask(
-        "sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=sleep 600"
+        "sbatch",
+        "--parsable",
+        "--partition=urgent",
+        "--nodes=2",
+        "--exclusive",
+        "--output=/dev/null",
+        "--wrap=sleep 600",
     ).strip()
     until(lambda: run.state().startswith("PENDING"), "the job in the queue again", otherwise=run.output)
     first = saved(run)

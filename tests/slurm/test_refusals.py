@@ -33,7 +33,7 @@ def test_a_job_that_never_starts_says_so(run: SlurmRun) -> None:
 
 
 def test_a_job_that_waits_says_why_is_not_submitted_twice_and_leaves_the_queue_when_stopped(run: SlurmRun) -> None:
-    run.slurm.ask("sbatch", "--partition=main", "--nodes=2", "--exclusive", "--wrap=sleep 600")
+    run.slurm.ask("sbatch", "--partition=main", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
     until(lambda: " R " in run.queue(), "a job on all nodes")
     job = run.submit()
 
