@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tandem
 
-.PHONY: help setup run fmt lint type check test e2e e2e-prepare e2e-full budgets recording gpu cluster soak soak-operator generate picture images clean \
+.PHONY: help setup run fmt lint type check test e2e e2e-prepare e2e-full slurm budgets recording gpu cluster soak soak-operator generate picture images clean \
 	bench bench-scale bench-recovery bench-checkpoint bench-operator bench-strategies
 .DEFAULT_GOAL := help
 
@@ -54,6 +54,9 @@ e2e-prepare: $(STAMP) ## Compile and build what e2e needs, before it is needed
 
 e2e-full: $(STAMP) ## Everything that no other tier runs: lost nodes, rivals, all faults, a soak (ARGS=--touched: what changes touch)
 	@$(BIN)/python -m tests.full $(ARGS)
+
+slurm: $(STAMP) ## Tests on a real SLURM, started here from Debian's packages (root, Debian; 4 min)
+	@$(BIN)/pytest --tier=slurm tests/slurm
 
 gpu: $(STAMP) ## Tests on a GPU: NCCL, float16, NVML, compile, saves; where there is none, it says that all were skipped
 	@$(BIN)/pytest tests/gpu

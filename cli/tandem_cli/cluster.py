@@ -14,6 +14,10 @@ NamespaceOption = Annotated[
 ContextOption = Annotated[
     str, typer.Option("--context", help="Context of your kubeconfig, as for kubectl.", show_default="the current one")
 ]
+ProfileOption = Annotated[
+    str,
+    typer.Option("--profile", help="SLURM: profile in ~/.config/tandem/slurm.yaml.", show_default="the file's default"),
+]
 JobArgument = Annotated[str, typer.Argument(metavar="NAME", help="The job's name.", show_default=False)]
 
 INTERRUPTED = 130

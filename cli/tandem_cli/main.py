@@ -36,6 +36,7 @@ COMMANDS = {
     "track": "Send to MLflow what it has not got of a run.",
     "checkpoints": "List, verify, compare, export, publish and delete the checkpoints of a run.",
     "submit": "Submit jobs to a cluster, or change existing ones.",
+    "render": "Print the sbatch script of a job.",
     "status": "Show the status of a run, or of jobs on a cluster.",
     "logs": "Print the logs of all processes of a run or pods of a job, in order of time.",
     "debug": "Print where the ranks of a run or job are in their code now, or attach a debugger.",

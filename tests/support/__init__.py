@@ -3,7 +3,8 @@
 `waiting` waits, `processes` starts and finds processes, `ports` reserves ports, `manifests` builds jobs, `clock` moves
 time. A *world* is part of Tandem's surroundings, real or played, that a test drives: `worlds/` holds those that live in
 memory or as files, `elastic`, `local_run`, `coordinator_process`, `evaluator_run` and `ranks` start real processes,
-`faults/` disturbs a save at each of its steps, and `cluster/` holds a real Kubernetes with what belongs to it.
+`faults/` disturbs a save at each of its steps, `cluster/` holds a real Kubernetes with what belongs to it, and `slurm/`
+a real SLURM.
 """
 
 from pathlib import Path

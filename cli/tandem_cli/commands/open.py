@@ -19,6 +19,7 @@ from tandem_cli.local.known import known
 from tandem_cli.local.run_view import endpoint
 from tandem_cli.output import echo
 from tandem_cli.runs import asked, completed, local
+from tandem_cli.slurm import jobs
 
 MOST_NAMED = 8
 
@@ -52,7 +53,15 @@ def open(
     """
     folder = local(run, namespace, context) if run else None if namespace or context else _only_run()
     if folder is not None:
-        _show(_invited(*_endpoint(folder)), print_only)
+        endpoint, token = _endpoint(folder)
+        _show(_invited(endpoint, token), print_only or jobs.of(folder) is not None)
+        if jobs.of(folder) is not None:
+            host, _, number = endpoint.rpartition(":")
+            echo(
+                "open it on your own machine, after: "
+                f"ssh -N -L {number}:{host}:{number} LOGIN-NODE, with localhost in place of {host}",
+                err=True,
+            )
         return
     with asked(run, namespace, context):
         raise typer.Exit(_on_a_cluster(Kubectl(namespace, context), named(run), port, print_only))

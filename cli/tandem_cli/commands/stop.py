@@ -1,4 +1,4 @@
-"""`tandem stop RUN`: makes a run of this machine save and leave, from another terminal."""
+"""`tandem stop RUN`: makes a run of this machine or on SLURM save and leave, from another terminal."""
 
 import signal
 import time
@@ -14,6 +14,7 @@ from tandem_cli.local.known import is_alive, own_command
 from tandem_cli.local.processes import starter
 from tandem_cli.output import echo
 from tandem_cli.runs import RunArgument, opened
+from tandem_cli.slurm import jobs
 from tandem_cli.terminal.summary import saved_words
 
 POLL_SECONDS = 0.1
@@ -27,11 +28,15 @@ def stop(
 ) -> None:
     """Have a run save and leave, as Ctrl-C in its terminal does; returns when it has.
 
-    A job on a cluster is suspended by its field `runPolicy.suspend`.
+    A run on SLURM is not requeued then; --now cancels its jobs. A job on Kubernetes is suspended by its field
+    `runPolicy.suspend`.
     """
     rundir = opened(run)
     if not is_alive(rundir.path):
         raise UserError(f"{rundir.path} is not running")
+    if jobs.of(rundir.path) is not None:
+        _stop_on_slurm(rundir, at_once)
+        return
     if (process := starter(rundir.path)) is None:
         raise UserError(f"{rundir.path} is just ending, or has not recorded its process yet; try again")
     try:
@@ -45,6 +50,16 @@ def stop(
         raise typer.Exit(INTERRUPTED) from None
     except psutil.NoSuchProcess:
         pass
+    echo(f"{rundir.path} is stopped; {saved_in(rundir)}")
+
+
+def _stop_on_slurm(rundir: RunDir, at_once: bool) -> None:
+    jobs.stop(rundir.path, at_once)
+    try:
+        while jobs.queued(rundir.path):
+            time.sleep(jobs.REMEMBERED_SECONDS)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
     echo(f"{rundir.path} is stopped; {saved_in(rundir)}")
 
 

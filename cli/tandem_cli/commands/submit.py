@@ -1,6 +1,8 @@
-"""`tandem submit FILE…`: checks manifests and submits them to a cluster."""
+"""`tandem submit FILE…`: checks manifests and submits them to a cluster, Kubernetes or, with --slurm, SLURM."""
 
 import json
+import shlex
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +12,7 @@ from tandem.formatting import one_line
 from tandem.job import DistributedTrainingJob
 from tandem.manifest.reading import apply_overrides, job_of, read_source, refuse
 from tandem.manifest.source import Source
-from tandem_cli.cluster import ContextOption, NamespaceOption
+from tandem_cli.cluster import ContextOption, NamespaceOption, ProfileOption
 from tandem_cli.commands.validate import summary, warnings
 from tandem_cli.kubernetes import upload
 from tandem_cli.kubernetes.job_view import RESOURCE
@@ -43,11 +45,29 @@ def submit(
     code: CodeOption = None,
     namespace: NamespaceOption = "",
     context: ContextOption = "",
+    slurm: Annotated[bool, typer.Option("--slurm", help="Submit to the SLURM cluster of this login node.")] = False,
+    profile: ProfileOption = "",
+    run_dir: Annotated[
+        Path | None,
+        typer.Option("--run-dir", metavar="DIR", help="SLURM: the run directory.", show_default="runs/NAME"),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="SLURM: move an earlier run to DIR/previous and start over.")
+    ] = False,
 ) -> None:
     """Give jobs to a cluster, or change those that are there.
 
-    Checks all files as `tandem validate` does before it sends any. Needs kubectl, and uses what is set up for it.
+    Checks all files as `tandem validate` does before it sends any. Needs kubectl, and uses what is set up for it; with
+    --slurm it needs sbatch, and a run directory on the shared file system.
     """
+    if slurm:
+        _refuse_options(**{"--dry-run": dry_run, "--check": check, "--force": force})
+        _refuse_options(**{"--namespace": namespace, "--context": context})
+        _to_slurm(files, tuple(overrides or ()), code, profile, run_dir, fresh)
+        return
+    for option, given in {"--profile": profile, "--run-dir": run_dir, "--fresh": fresh}.items():
+        if given:
+            raise UserError(f"{option} is for SLURM; add --slurm")
     with packed_if_given(code) as pack:
         if pack is not None:
             echo(f" {pack}", mark="code", colour="green")
@@ -66,6 +86,40 @@ def submit(
             _tell(job, json.loads(before or "null"), json.loads(after.text), dry_run, kubectl.options())
             if pack is not None and not dry_run:
                 upload.send(kubectl, job.metadata.name, pack)
+
+
+def _refuse_options(**given: object) -> None:
+    for option, value in given.items():
+        if value:
+            raise UserError(f"{option} is for Kubernetes; omit it with --slurm")
+
+
+def _to_slurm(
+    files: list[str], overrides: tuple[str, ...], code: Path | None, profile: str, run_dir: Path | None, fresh: bool
+) -> None:
+    from tandem_cli.slurm import profile as profiles
+    from tandem_cli.slurm import submission
+    from tandem_cli.slurm.script import fitted
+
+    if run_dir is not None and len(files) > 1:
+        raise UserError("--run-dir is for one FILE")
+    chosen = profiles.profile(profile)
+    with packed_if_given(code) as pack:
+        settings = with_code(overrides, pack)
+        for _, _, source in _checked(files, settings):
+            job = job_of(source, settings)
+            job = job_of(source, (*settings, *fitted(job, chosen)))
+            path = run_dir or Path("runs") / job.metadata.name
+            lacking = submission.lacking(job, path, fresh, pack)
+            refuse(lacking, source, settings)
+            again = shlex.join(["tandem", "submit", "--slurm", source.file, "--fresh"])
+            notes = [one.message for one in lacking] + submission.prepare(path, job, fresh, again, pack)
+            for note in notes:
+                echo(f" {one_line(note)}", mark="note:", colour="yellow", err=True)
+            given = submission.submit(path, job, chosen)
+            echo(f" as job {' and '.join(given.ids)}: {one_line(summary(job))}", mark="submitted", colour="green")
+            echo(f"  tandem status {shlex.quote(str(path))} --watch")
+            echo(f"  tandem logs {shlex.quote(str(path))} --follow")
 
 
 def told(before: dict[str, Any] | None, after: dict[str, Any], dry_run: bool) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.ownership import LOCK
+from tandem_cli.slurm import jobs
 
 RUNS = Path("runs")
 """Where `tandem run` keeps runs unless told otherwise."""
@@ -72,7 +73,9 @@ def own_command(path: Path) -> bool:
 
 
 def is_alive(path: Path) -> bool:
-    """Whether a `tandem run`, or the guardian of one, is at work in a run directory."""
+    """Whether a `tandem run`, or the guardian of one, is at work in a run directory, or SLURM has a job of it."""
+    if jobs.is_alive(path):
+        return True
     try:
         lock = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

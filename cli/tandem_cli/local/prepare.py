@@ -67,14 +67,19 @@ class HeldFolder:
 
     def publish(self, url: str, token: str) -> None:
         """Write the endpoint file."""
-        self.endpoint_file.unlink(missing_ok=True)
-        descriptor = os.open(self.endpoint_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
-            file.write(encode({"url": url, "token": token}))
+        publish(self.endpoint_file, url, token)
 
     def release(self) -> None:
         """Give it up. The guardian may hold it a moment longer."""
         os.close(self.lock)
+
+
+def publish(path: Path, url: str, token: str) -> None:
+    """Write where a coordinator answers and with which token, for this user alone."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
+        file.write(encode({"url": url, "token": token}))
 
 
 def claim(path: Path, job: DistributedTrainingJob, fresh: bool, again: str) -> HeldFolder:

@@ -21,6 +21,8 @@ from tandem.rundir.records import COORDINATOR, Sample, Told
 from tandem.status import CheckpointRef, MemberView, Progress, Score, Snapshot, Status, Troubles
 from tandem_cli.kubernetes.job_view import JobEvent, JobSummary, JobView, Pod, State
 from tandem_cli.local.known import is_alive, job_name, own_command
+from tandem_cli.slurm import jobs
+from tandem_cli.slurm.scheduler import SlurmError
 from tandem_cli.terminal.summary import result
 
 SECONDS = 2.0
@@ -79,10 +81,27 @@ def _job(path: Path, snapshot: Snapshot | None) -> JobSummary:
         namespace=str(path),
         uid="",
         made=_made(path),
-        status=snapshot.status if snapshot is not None else _read_status(path, alive),
+        status=snapshot.status if snapshot is not None else _with_slurm(path, _read_status(path, alive)),
         taken_up=True,
         leaving=False,
     )
+
+
+def _with_slurm(path: Path, status: Status) -> Status:
+    """With what SLURM says of a run that it has, and whose coordinator does not answer."""
+    try:
+        phase, words = jobs.state_words(path)
+    except SlurmError as error:
+        phase, words = status.phase, str(error)
+    if not words or status.phase in ("Succeeded", "Failed"):
+        return status
+    if phase == "Ended":
+        saved = status.latest_checkpoint
+        where = f"goes on after step {saved.step:,}" if saved else "begins anew"
+        message = f"{words}; the same `tandem submit --slurm` {where}"
+        return status.model_copy(update={"phase": "Suspended", "message": message})
+    changed = {"message": words, **({"phase": "Pending"} if phase == "Pending" else {})}
+    return status.model_copy(update=changed)
 
 
 def _made(path: Path) -> float:

@@ -63,6 +63,18 @@ def here(
     return Site(run_dir, this_machine(cores, gpus), {**environment, **own}, is_fresh=is_fresh, code=code)
 
 
+def on_shared_disk(
+    job: DistributedTrainingJob,
+    run_dir: RunDir,
+    is_fresh: bool = False,
+    environment: Mapping[str, str] = os.environ,
+    code: Path | None = None,
+) -> Site:
+    """Other machines, which share all of this one's disk: the nodes of a SLURM cluster. See `here`."""
+    own = {one.name: one.value for one in job.spec.trainer.env if one.value_from is None}
+    return Site(run_dir, variables={**environment, **own}, is_fresh=is_fresh, code=code)
+
+
 def _guarded(found: Iterator[Unmet]) -> Iterator[Unmet]:
     """A check that a file, a folder or a disk gets the better of says nothing: the ranks will."""
     try:

@@ -92,7 +92,9 @@ def _shown(value: Any) -> str:
 LOCK = "local.lock"
 ENDPOINT = "endpoint.json"
 """Where and with which token the coordinator of a local run answers; there while the run is alive."""
-STAYS = {LOCK, ENDPOINT, "numbering.json", "code", *EARLIER}
+SLURM = "slurm"
+"""The scripts and numbers of a run that was given to SLURM."""
+STAYS = {LOCK, ENDPOINT, SLURM, "numbering.json", "code", *EARLIER}
 """Names that are not moved. Code is named by its content: a run that was moved aside finds its own there."""
 OURS = (
     *FOLDERS,

@@ -1,0 +1,55 @@
+"""`tandem render slurm FILE`: prints the sbatch script of a job."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tandem.errors import UserError
+from tandem.manifest.reading import job_of, read_source
+from tandem_cli.cluster import ProfileOption
+from tandem_cli.output import OverridesOption
+from tandem_cli.slurm import profile as profiles
+from tandem_cli.slurm import script
+from tandem_cli.slurm.script import Places
+
+render = typer.Typer(no_args_is_help=True, help="Print the sbatch script of a job.")
+
+
+@render.callback()
+def _group() -> None:
+    """Print the sbatch script of a job."""
+
+
+@render.command()
+def slurm(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The job's manifest.")],
+    overrides: OverridesOption = None,
+    profile: ProfileOption = "",
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", metavar="DIR", help="The run directory.", show_default="runs/NAME")
+    ] = None,
+    evaluators: Annotated[
+        bool, typer.Option("--evaluators", help="The script of the evaluators, where they are a job of their own.")
+    ] = False,
+) -> None:
+    """Print the sbatch script of a job, to read, change and submit by hand.
+
+    The script names the manifest, which is read when the job starts.
+    """
+    if file == "-":
+        raise UserError("the script names the manifest, so it has to be a file")
+    settings, chosen = tuple(overrides or ()), profiles.profile(profile)
+    source = read_source(file)
+    job = job_of(source, settings)
+    settings += tuple(script.fitted(job, chosen))
+    job = job_of(source, settings)
+    path = (run_dir or Path("runs") / job.metadata.name).resolve()
+    places = Places(path, sys.executable, Path(file).resolve(), settings)
+    if not evaluators:
+        typer.echo(script.training(job, chosen, places), nl=False)
+        return
+    if not script.evaluates_apart(job, chosen):
+        raise UserError("the evaluators are no job of their own: the profile has no evaluators.partition")
+    typer.echo(script.evaluation(job, chosen, Places(path, sys.executable)), nl=False)

@@ -1,0 +1,12 @@
+"""One job on a SLURM cluster: `tandem submit --slurm`, `tandem render slurm`.
+
+    profile     what a cluster wants of every job: partition, account, modules; from the user's configuration
+    script      the sbatch scripts, made of a job and a profile
+    scheduler   sbatch, squeue, scontrol and sacct, and their answers in words
+    jobs        the jobs of SLURM that are a run's, as its run directory names them
+    submission  gives a job to SLURM
+    head        the process in the batch script: coordinator, one agent on each node, evaluators
+    step        what srun starts on a node: one process, which leaves when its head asks
+
+Design and rejected alternatives: docs/decisions/0047-slurm.md.
+"""

@@ -1,0 +1,533 @@
+"""The process in a batch script of SLURM: it starts everything of a job, and starts again what fails.
+
+    python -m tandem_cli.slurm.head train --run-dir DIR [--evaluators] -- srun OPTIONS…
+    python -m tandem_cli.slurm.head evaluate --run-dir DIR
+
+The coordinator runs beside it, on the first node. On every node of the job, a step (tandem_cli.slurm.step) runs one
+agent; with `--evaluators` further steps run the evaluators on the same nodes. Which to start, stop or give up on is
+decided by tandem.supervision, as on a laptop. What differs: nodes come and go. A node that fails is taken from the job
+by SLURM, and its agent with it; the coordinator then forms a smaller group. A step that could not be started, or was
+lost with its node, is no failure of its agent, and is tried again later.
+
+SIGTERM comes before the time limit and before a preemption: everything saves and leaves, and the job goes back into the
+queue under the same number. At SIGINT, which `tandem stop` sends, it ends instead. Both reach this process alone
+(`--signal=B:`, `scancel --batch`).
+"""
+
+import argparse
+import logging
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+from tandem import launch
+from tandem.errors import UserError
+from tandem.exitcode import ExitCode
+from tandem.job import DistributedTrainingJob
+from tandem.manifest.reading import job_of, read_source, refuse
+from tandem.rundir.layout import RunDir
+from tandem.rundir.ownership import ENDPOINT
+from tandem.status import Snapshot
+from tandem.supervision import (
+    Action,
+    Ask,
+    Child,
+    Facts,
+    FailRun,
+    Finish,
+    Kill,
+    Role,
+    StartChild,
+    decide,
+    ending,
+)
+from tandem_cli.local.display import Watch
+from tandem_cli.local.local_run import COORDINATOR, STALE_SECONDS, members_at_work
+from tandem_cli.local.prepare import publish
+from tandem_cli.slurm import jobs, scheduler, submission
+from tandem_cli.slurm.jobs import Submission
+from tandem_cli.slurm.scheduler import Patient, SlurmError
+from tandem_cli.slurm.step import HERE, HERE_SECONDS, LEAVE
+
+TICK_SECONDS = 0.2
+"""Between two looks at the children."""
+NODES_SECONDS = 10.0
+"""Between two questions to SLURM which nodes the job has."""
+TRAINING_SECONDS = 60.0
+"""Between two questions of the evaluators whether their training is in the queue still."""
+AGAIN_SECONDS = 10.0
+"""Before another try to start a step on a node that could not start one."""
+ENDED = re.compile(rb"event=step-ended name=\S+ code=(-?\d+)$", re.MULTILINE)
+"""The last line of a step (tandem_cli.slurm.step)."""
+JOB_ID = "SLURM_JOB_ID"
+
+log = logging.getLogger("tandem.slurm")
+
+
+@dataclass
+class Step:
+    """One child, by srun or on this node, over one life."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    node: str = ""
+    """Where srun starts it; empty: here."""
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _from: int = 0
+
+    def start(self) -> None:
+        """Begin."""
+        self._from = self.log.stat().st_size if self.log.exists() else 0
+        with self.log.open("ab", buffering=0) as output:
+            self._process = subprocess.Popen(
+                self.command, env=self.environment, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT
+            )
+        # A head that waits for a pipe could not do anything else.
+        if self._process.stdin is not None:
+            os.set_blocking(self._process.stdin.fileno(), False)
+
+    def ended(self) -> int | None:
+        """The exit code of srun, or of the step here; None while it runs."""
+        if self._process is None or (code := self._process.poll()) is None:
+            return None
+        self._say(LEAVE, last=True)
+        return code
+
+    def outcome(self) -> int | None:
+        """The exit code of the process itself, once it has ended: minus a signal's number if one ended it.
+
+        None if it was never started, or was lost with its node: srun then ends with a code that says nothing of it.
+        """
+        with suppress(OSError), self.log.open("rb") as printed:
+            printed.seek(self._from)
+            codes = [int(found[1]) for line in printed if (found := ENDED.search(line))]
+            return codes[-1] if codes else None
+        return None
+
+    def ask(self) -> None:
+        """Ask it to save and leave."""
+        self._say(LEAVE, last=True)
+
+    def greet(self) -> None:
+        """Say that the head is there."""
+        self._say(HERE)
+
+    def _say(self, word: bytes, last: bool = False) -> None:
+        pipe = None if self._process is None else self._process.stdin
+        if pipe is not None and not pipe.closed:
+            with suppress(OSError):
+                pipe.write(word)
+            with suppress(OSError):
+                pipe.close() if last else pipe.flush()
+
+    def kill(self) -> None:
+        """End it at once. What srun has started ends when it finds its standard input closed."""
+        self.ask()
+        if self._process is not None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """Kill it if it runs, and wait for that."""
+        self.kill()
+        if self._process is not None:
+            self._process.wait()
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Builds the children of a job on SLURM.
+
+    Attributes:
+        srun: the command that starts a step, up to the node; empty: there are no steps.
+        container: words before the Python of agents and evaluators.
+        token: the secret that all but the evaluators know.
+        scratch: a private folder of this node.
+    """
+
+    job: DistributedTrainingJob
+    run_dir: RunDir
+    srun: Sequence[str]
+    container: Sequence[str]
+    token: str
+    scratch: Path
+
+    @property
+    def python(self) -> str:
+        """The Python of agents and evaluators."""
+        return "python" if self.container else sys.executable
+
+    @property
+    def port_file(self) -> Path:
+        """Where the coordinator writes the port it took."""
+        return self.scratch / "port"
+
+    def coordinator(self, endpoint: str, port: int) -> Step:
+        """The coordinator, on a port that it keeps over all its lives (0: a free one, at first)."""
+        command = launch.coordinator_command(launch.EVERYWHERE, port, self.port_file)
+        variables = launch.environment(self.job, self.run_dir.path, COORDINATOR, self.token, endpoint)
+        return self._here(COORDINATOR, command, variables)
+
+    def agent(self, name: str, node: str, address: str, endpoint: str) -> Step:
+        """One replica."""
+        command = launch.agent_command(self.job, endpoint, address, python=self.python)
+        variables = launch.environment(self.job, self.run_dir.path, name, self.token, endpoint)
+        variables[launch.NODE] = node
+        if cores := os.environ.get("SLURM_CPUS_PER_TASK", ""):
+            variables.setdefault("OMP_NUM_THREADS", str(max(1, int(cores) // self.job.spec.workers.processes)))
+        return self._on(node, name, [*self.container, *command], variables)
+
+    def evaluators(self, name: str, node: str) -> Step:
+        """The processes of one evaluator replica."""
+        count = self.job.spec.evaluation.processes_per_replica
+        # On the GPUs of its node others train; SLURM gives a step those of its job.
+        own = ["env", "CUDA_VISIBLE_DEVICES=", *self.container, self.python, "-m", "tandem_evaluator"]
+        command = [*own, "--processes", str(count)]
+        variables = launch.evaluator_environment(self.job, self.run_dir.path, name)
+        if not node:
+            return self._here(name, command, variables)
+        # Beside the ranks they run on what those leave free.
+        return self._on(node, name, ["nice", "-n", "19", *command], variables)
+
+    def log(self, name: str) -> Path:
+        """What a child prints."""
+        return self.run_dir.log / f"{name}.txt"
+
+    def _on(self, node: str, name: str, command: Sequence[str], variables: Mapping[str, str]) -> Step:
+        words = [*self.srun, f"--nodelist={node}", f"--job-name={name}", *_step(name, command)]
+        return Step(name, words, os.environ | variables, self.log(name), node)
+
+    def _here(self, name: str, command: Sequence[str], variables: Mapping[str, str]) -> Step:
+        return Step(name, _step(name, command), os.environ | variables, self.log(name))
+
+
+def _step(name: str, command: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "tandem_cli.slurm.step", name, *command]
+
+
+class Head:
+    """One life of a job on SLURM, or of one element of its evaluators' array.
+
+    Args:
+        job_id: the number of the job of SLURM.
+        array: the place in the array of evaluators; None: this is the training.
+        beside: whether evaluators run as steps of the training.
+    """
+
+    def __init__(self, crew: Crew, job_id: str, array: int | None, beside: bool) -> None:
+        self.crew, self._job_id = crew, job_id
+        self.leaving: Literal["", "requeue", "stop"] = ""
+        """Whether somebody asked to leave, and what for."""
+        self.steps: dict[str, Step] = {}
+        self._nodes: dict[str, str] = {}
+        """The node of each agent that the job has now."""
+        self.children: dict[str, Child] = {}
+        self._not_before: dict[str, float] = {}
+        self._address = ""
+        self._port = 0
+        self._watch: Watch | None = None
+        self.ask_nodes = Patient(NODES_SECONDS)
+        self._ask_training = Patient(TRAINING_SECONDS)
+        self._greet = Patient(HERE_SECONDS)
+        self._done_since: float | None = None
+        if array is not None:
+            self._add(f"evaluator-{array}", "evaluator")
+            return
+        self._add(COORDINATOR, "coordinator")
+        for index in range(crew.job.spec.evaluation.replicas if beside else 0):
+            self._add(f"evaluator-{index}", "evaluator")
+
+    def _add(self, name: str, role: Role) -> None:
+        self.children[name] = Child(name=name, role=role)
+
+    def run(self) -> ExitCode:
+        """Until nothing runs and nothing will."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        try:
+            while not self.turn(time.monotonic()):
+                time.sleep(TICK_SECONDS)
+        finally:
+            self.close()
+        return self._end()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.leaving != "stop":
+            self.leaving = "stop" if number == signal.SIGINT else "requeue"
+
+    @property
+    def _trains(self) -> bool:
+        return COORDINATOR in self.children
+
+    def turn(self, now: float) -> bool:
+        """Look, and do what is due; whether nothing runs and nothing will."""
+        self._look(now)
+        if self._greet.is_due():
+            for step in self.steps.values():
+                step.greet()
+        known = [child for child in self.children.values() if child.running or self._may_start(child, now)]
+        actions = decide(known, self._facts(now), now)
+        for action in actions:
+            self._do(action, now)
+        return any(isinstance(action, Finish) for action in actions)
+
+    def _may_start(self, child: Child, now: float) -> bool:
+        return now >= self._not_before.get(child.name, 0.0)
+
+    # What is so
+
+    def _look(self, now: float) -> None:
+        for name, child in list(self.children.items()):
+            if child.running and (code := self.steps[name].ended()) is not None:
+                self.children[name] = self._ended(child, code, now)
+        if self._trains:
+            self._look_at_coordinator(now)
+            if not self.leaving and self.ask_nodes.is_due():
+                self._look_at_nodes()
+        elif not self.leaving and self._ask_training.is_due() and self._has_no_training():
+            log.info("event=no-training")
+            self.leaving = "stop"
+
+    def _ended(self, child: Child, code: int, now: float) -> Child:
+        step = self.steps[child.name]
+        outcome = step.outcome()
+        if outcome is None:
+            # Its node, or what SLURM does there, and not the job.
+            log.warning("event=lost name=%s node=%s srun=%d", child.name, step.node or "here", code)
+            self._not_before[child.name] = now + AGAIN_SECONDS
+            self.ask_nodes.hurry()
+            return replace(child, running=False, ended_at=now, code=None)
+        if child.role == "coordinator" and outcome == ExitCode.SUPERSEDED:
+            # Another coordinator has this run now.
+            self.leaving = "stop"
+        level = logging.INFO if outcome == 0 or self.leaving else logging.WARNING
+        log.log(level, "event=ended name=%s node=%s how=%r", child.name, step.node or "here", ending(outcome))
+        return child.ended(outcome, now)
+
+    def _has_no_training(self) -> bool:
+        """Whether the job that these evaluators are for has left the queue and is not complete."""
+        recorded = jobs.of(self.crew.run_dir.path)
+        try:
+            gone = recorded is None or not scheduler.queue([recorded.training])
+        except SlurmError:
+            return False
+        return gone and not self.crew.run_dir.ended()
+
+    def _look_at_coordinator(self, now: float) -> None:
+        if self._watch is None and self._address and (port := _read_port(self.crew.port_file)):
+            self._port = port
+            publish(self.crew.run_dir.path / ENDPOINT, f"http://{self._endpoint}", self.crew.token)
+            self._watch = Watch(f"127.0.0.1:{port}", self.crew.token)
+            log.info("event=coordinator endpoint=%s", self._endpoint)
+        for name in members_at_work(self._snapshot):
+            child = self.children.get(name)
+            if child is not None and now - (child.started_at or now) > STALE_SECONDS:
+                self.children[name] = child.at_work()
+
+    @property
+    def _endpoint(self) -> str:
+        return launch.endpoint(self._address, self._port)
+
+    @property
+    def _snapshot(self) -> Snapshot | None:
+        return self._watch.newest if self._watch else None
+
+    def _look_at_nodes(self) -> None:
+        try:
+            there = scheduler.nodes(self._job_id)
+            if not self._address:
+                self._address = scheduler.node(os.environ.get("SLURMD_NODENAME") or there[0]).address
+        except (SlurmError, IndexError) as error:
+            log.warning("event=nodes-unknown why=%r", str(error))
+            return
+        for name, node in list(self._nodes.items()):
+            if node not in there:
+                log.warning("event=node-gone name=%s node=%s", name, node)
+                self.children.pop(name)
+                if step := self.steps.pop(name, None):
+                    step.close()
+                del self._nodes[name]
+        for node in there:
+            if node not in self._nodes.values():
+                name = next(f"worker-{i}" for i in range(len(there)) if f"worker-{i}" not in self._nodes)
+                self._nodes[name] = node
+                self._add(name, "agent")
+                log.info("event=node name=%s node=%s", name, node)
+
+    def _facts(self, now: float) -> Facts:
+        run_dir, snapshot = self.crew.run_dir, self._snapshot
+        done = run_dir.done_file.exists()
+        if done and self._done_since is None:
+            self._done_since = now
+        return Facts(
+            requests=1 if self.leaving else 0,
+            done=done,
+            done_since=self._done_since,
+            failed=run_dir.failed_file.exists(),
+            reachable=self._watch is not None,
+            own_command=self._trains and self.crew.job.spec.trainer.command is not None,
+            begins_again=snapshot is not None and snapshot.finished == 0,
+        )
+
+    # What is done
+
+    def _do(self, action: Action, now: float) -> None:
+        match action:
+            case StartChild(name):
+                self._start(name, now)
+            case Ask(name):
+                self.steps[name].ask()
+                self.children[name] = self.children[name].asked(now)
+            case Kill(name):
+                self.steps[name].kill()
+            case FailRun(reason, message, _, code):
+                log.error("event=failed reason=%s message=%r", reason, message)
+                self.crew.run_dir.mark_failed(reason, message, code)
+            case Finish():
+                pass
+
+    def _start(self, name: str, now: float) -> None:
+        child = self.children[name]
+        node = self._place(child)
+        try:
+            state = scheduler.node(node) if node else None
+            if state is not None and not state.responds:
+                raise SlurmError(f"{node} does not respond")
+            if child.role == "coordinator":
+                step = self.crew.coordinator(self._endpoint if self._port else "", self._port)
+            elif child.role == "agent" and state is not None:
+                step = self.crew.agent(name, node, state.address, self._endpoint)
+            else:
+                step = self.crew.evaluators(name, node)
+            step.start()
+        except (SlurmError, OSError) as error:
+            log.warning("event=not-started name=%s node=%s why=%r", name, node or "here", str(error))
+            self._not_before[name] = now + AGAIN_SECONDS
+            return
+        self.steps[name] = step
+        self.children[name] = child.started(now)
+        log.info("event=start name=%s node=%s", name, node or "here")
+
+    def _place(self, child: Child) -> str:
+        """The node of a child; empty: here."""
+        if child.role == "agent":
+            return self._nodes[child.name]
+        if child.role == "evaluator" and self._trains:
+            nodes = sorted(self._nodes.values())
+            return nodes[int(child.name.rpartition("-")[2]) % len(nodes)] if nodes else ""
+        return ""
+
+    def close(self) -> None:
+        """End everything that it has started."""
+        for step in self.steps.values():
+            step.close()
+        if self._watch is not None:
+            self._watch.close()
+        if self._trains:
+            (self.crew.run_dir.path / ENDPOINT).unlink(missing_ok=True)
+
+    def _end(self) -> ExitCode:
+        run_dir = self.crew.run_dir
+        if failed := run_dir.failed():
+            log.error("event=failed message=%r", str(failed.get("message") or failed.get("reason")))
+            return ExitCode.FAILED
+        if self.leaving == "requeue":
+            self._requeue()
+            return ExitCode.PREEMPTED
+        if self.leaving == "stop":
+            log.info("event=stopped")
+            return ExitCode.INTERRUPTED
+        log.info("event=complete")
+        return ExitCode.DONE
+
+    def _requeue(self) -> None:
+        """Go back into the queue, unless SLURM is ending the job: it was cancelled, or SLURM requeues it."""
+        try:
+            state = next((job.state for job in scheduler.queue([self._job_id])), "")
+            if state != "RUNNING":
+                log.info("event=leaves state=%s", state or "unknown")
+                return
+            log.info("event=requeue job=%s", self._job_id)
+            scheduler.ask("scontrol", "requeue", self._job_id)
+        except SlurmError as error:
+            log.error("event=not-requeued why=%r", f"{error}; the same tandem submit goes on")  # noqa: TRY400
+
+
+def _read_port(file: Path) -> int | None:
+    with suppress(OSError, ValueError):
+        return int(file.read_text())
+    return None
+
+
+def main() -> int:
+    """Entry point. Returns the exit code."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s level=%(levelname)s %(message)s")
+    parser = argparse.ArgumentParser(prog="python -m tandem_cli.slurm.head", description="One job on SLURM.")
+    parser.add_argument("what", choices=("train", "evaluate"))
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--manifest", help="the job, where it is not recorded in the run directory")
+    parser.add_argument("--set", action="append", default=[], dest="overrides", help="change a field of the manifest")
+    parser.add_argument("--evaluators", action="store_true", help="start the evaluators on the training's nodes")
+    parser.add_argument("--container", action="append", default=[], help="a word before Python; repeatable")
+    own, srun = _split(sys.argv[1:])
+    args = parser.parse_args(own)
+    job_id = os.environ.get(JOB_ID, "")
+    if not job_id:
+        print("tandem: this is for a batch script of SLURM; submit it with sbatch", file=sys.stderr)
+        return ExitCode.USAGE
+    run_dir = RunDir(args.run_dir)
+    try:
+        job = _job(run_dir, args.manifest, args.overrides, job_id, args.what == "train")
+    except (UserError, OSError, ValueError) as error:
+        print(f"tandem: {error}", file=sys.stderr)
+        return ExitCode.USAGE
+    with tempfile.TemporaryDirectory(prefix=f"tandem-{job_id}-") as scratch:
+        token = secrets.token_urlsafe(32)
+        crew = Crew(job, run_dir, srun, args.container, token, Path(scratch))
+        array = None if args.what == "train" else int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))
+        return Head(crew, job_id, array, args.evaluators).run()
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """What is for us, and the command after `--`, which starts a step."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
+def _job(
+    run_dir: RunDir, manifest: str | None, overrides: Sequence[str], job_id: str, trains: bool
+) -> DistributedTrainingJob:
+    """The job, which is recorded in the run directory afterwards.
+
+    Raises:
+        UserError, OSError, ValueError: there is none, or the run directory is another job's of SLURM.
+    """
+    recorded = jobs.of(run_dir.path)
+    if trains and manifest is not None and (recorded is None or recorded.training != job_id):
+        source = read_source(manifest)
+        job = job_of(source, tuple(overrides))
+        refuse(submission.lacking(job, run_dir.path), source, tuple(overrides))
+        for note in submission.prepare(run_dir.path, job, False, "remove the folder"):
+            log.info("event=note text=%r", note)
+        jobs.record(run_dir.path, Submission(job_id))
+    elif trains and recorded is not None and recorded.training != job_id:
+        raise UserError(f"{run_dir.path} belongs to job {recorded.training} by now, and this is job {job_id}")
+    job = run_dir.read_job()
+    run_dir.create()
+    return job
+
+
+if __name__ == "__main__":
+    sys.exit(main())

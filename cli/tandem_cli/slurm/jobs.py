@@ -1,0 +1,122 @@
+"""The jobs of SLURM that are a run's, as `slurm/submission.json` in its run directory names them.
+
+So every command finds them from the run directory, on any machine that shares it.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.rundir.durable import read_json_or_none, replace_json
+from tandem.rundir.ownership import ENDPOINT, SLURM
+from tandem_cli.slurm import scheduler
+from tandem_cli.slurm.scheduler import QueuedJob, SlurmError
+
+FILE = "submission.json"
+REMEMBERED_SECONDS = 2.0
+"""How long an answer of squeue counts for this process: sites ask their users not to poll."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The jobs of SLURM that are a run's."""
+
+    training: str
+    evaluation: str | None = None
+    """The array of the evaluators, where it is a job of its own."""
+
+    @property
+    def ids(self) -> list[str]:
+        """All of them."""
+        return [self.training, *([self.evaluation] if self.evaluation else [])]
+
+
+def of(path: Path) -> Submission | None:
+    """The jobs of a run; None if it was not given to SLURM."""
+    content = read_json_or_none(path / SLURM / FILE)
+    if not isinstance(content, dict) or not isinstance(content.get("training"), str):
+        return None
+    evaluation = content.get("evaluation")
+    return Submission(content["training"], evaluation if isinstance(evaluation, str) else None)
+
+
+def record(path: Path, submission: Submission) -> None:
+    """Say in the run directory which jobs are its own.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    (path / SLURM).mkdir(parents=True, exist_ok=True)
+    replace_json(path / SLURM / FILE, {"training": submission.training, "evaluation": submission.evaluation})
+
+
+_seen: dict[Path, tuple[float, list[QueuedJob]]] = {}
+
+
+def queued(path: Path) -> list[QueuedJob]:
+    """The run's jobs that wait or run.
+
+    Raises:
+        SlurmError: SLURM does not say.
+    """
+    submission = of(path)
+    if submission is None:
+        return []
+    at, jobs = _seen.get(path, (0.0, []))
+    if not at or time.monotonic() - at > REMEMBERED_SECONDS:
+        jobs = scheduler.queue(submission.ids)
+        _seen[path] = time.monotonic(), jobs
+    return jobs
+
+
+def forget(path: Path) -> None:
+    """Ask squeue anew the next time."""
+    _seen.pop(path, None)
+
+
+def is_alive(path: Path) -> bool:
+    """Whether a run waits in the queue or runs. Where SLURM is not there to ask, its coordinator's file says it."""
+    if of(path) is None:
+        return False
+    try:
+        return bool(queued(path))
+    except SlurmError:
+        return (path / ENDPOINT).exists()
+
+
+def stop(path: Path, at_once: bool) -> None:
+    """Ask a run to save and leave, and not to come back. Jobs that wait leave the queue.
+
+    Args:
+        at_once: end it as `scancel` does.
+
+    Raises:
+        SlurmError: SLURM refuses.
+    """
+    submission = of(path)
+    for job in scheduler.queue([] if submission is None else submission.ids):
+        if at_once or job.waits:
+            scheduler.cancel(job.id)
+        elif job.state == "RUNNING":
+            scheduler.signal_batch(job.id, "INT")
+    forget(path)
+
+
+def state_words(path: Path) -> tuple[str, str]:
+    """How a run stands with SLURM: `Pending`, `Running` or `Ended`, and a sentence; two empty texts if it is no run of
+    SLURM.
+
+    Raises:
+        SlurmError: SLURM does not say.
+    """
+    submission = of(path)
+    if submission is None:
+        return "", ""
+    jobs = queued(path)
+    mine = next((job for job in jobs if job.id == submission.training), None)
+    if mine is not None and mine.waits:
+        return "Pending", f"job {mine.id} waits in partition {mine.partition}: {scheduler.why(mine)}"
+    if mine is not None:
+        return "Running", f"job {mine.id} is {mine.state.lower()} on {mine.nodes}"
+    state = scheduler.ended(submission.training)
+    return "Ended", f"job {submission.training} ended ({state or 'SLURM does not remember how'})"

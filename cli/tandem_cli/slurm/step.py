@@ -1,0 +1,133 @@
+"""What srun starts on a node: one process of a job, which is asked to leave through the standard input.
+
+    python -m tandem_cli.slurm.step NAME COMMAND…
+
+SLURM sends a signal to all processes of a step, so data loaders would die of the SIGTERM by which an agent is asked to
+save, and the save with them. srun itself ends its step at SIGTERM. The standard input, whose other end the head holds,
+reaches this process alone. The head writes LEAVE and closes it; every now and then it writes a line to say that it is
+there.
+
+If the input ends without that word, or nothing is heard, the head may be lost with its node. With `--no-kill` SLURM
+then keeps the job, without a batch script, until its time limit (seen with 22.05). Once SLURM has taken the node of the
+batch script from the job, this process requeues the job.
+
+Imports nothing but the standard library: it starts on every node.
+"""
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+
+LEAVE = b"leave\n"
+HERE = b"\n"
+HERE_SECONDS = 10.0
+"""Between two lines of the head."""
+SILENT_SECONDS = 60.0
+"""So long without a line, and the head may be lost."""
+LOOK_SECONDS = 15.0
+"""Between two questions to SLURM whether it is."""
+LOST_SECONDS = 1800.0
+"""How long is asked once the input has ended. SLURM gives a node up after its SlurmdTimeout, 300 s by default."""
+SAVING_SECONDS = 45.0
+"""What a process gets between SIGTERM and SIGKILL, as on a laptop (tandem.supervision)."""
+POLL_SECONDS = 0.1
+
+
+class _Input:
+    """What the head says."""
+
+    def __init__(self) -> None:
+        self.said_leave = self.ended = False
+        self._heard_at = time.monotonic()
+
+    def listen(self, seconds: float) -> None:
+        if self.ended:
+            time.sleep(seconds)
+        elif select.select([0], [], [], seconds)[0]:
+            said = os.read(0, 4096)
+            self._heard_at = time.monotonic()
+            self.said_leave = self.said_leave or LEAVE in said
+            self.ended = not said
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the head may be lost."""
+        return not self.said_leave and (self.ended or time.monotonic() - self._heard_at > SILENT_SECONDS)
+
+
+def main() -> int:
+    """Run the command; returns its exit code."""
+    name, *command = sys.argv[1:]
+    print(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {name}, start on {os.uname().nodename}", flush=True)
+    signalled = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        """SLURM has sent it to the command, too."""
+        nonlocal signalled
+        signalled = True
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, note)
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        print(f"cannot start {command[0]}: {error.strerror}", flush=True)
+        return 127
+    head, asked_at, look_at, orphaned = _Input(), 0.0, 0.0, False
+    while (code := process.poll()) is None:
+        head.listen(POLL_SECONDS)
+        now = time.monotonic()
+        if head.is_lost and now >= look_at:
+            look_at = now + LOOK_SECONDS
+            orphaned = orphaned or _is_orphan()
+        if not asked_at and (head.said_leave or head.ended or orphaned):
+            asked_at = now
+            if not signalled:
+                process.terminate()
+        if asked_at and now - asked_at > SAVING_SECONDS:
+            process.kill()
+    now_text, fraction = time.strftime("%Y-%m-%d %H:%M:%S"), int(time.time() % 1 * 1000)
+    print(f"{now_text},{fraction:03d} level=INFO event=step-ended name={name} code={code}", flush=True)
+    if head.is_lost and not signalled:
+        _requeue_orphan()
+    return code if code >= 0 else 128 - code
+
+
+def _requeue_orphan() -> None:
+    """Wait until SLURM knows that the head's node is lost, and put the job into the queue again."""
+    until = time.monotonic() + LOST_SECONDS
+    while os.environ.get("SLURM_JOB_ID") and time.monotonic() < until:
+        if _is_orphan():
+            _scontrol("requeue", os.environ["SLURM_JOB_ID"])
+            return
+        time.sleep(LOOK_SECONDS)
+
+
+def _is_orphan() -> bool:
+    """Whether SLURM has taken the node of the batch script from the job."""
+    job = os.environ.get("SLURM_JOB_ID")
+    shown = _scontrol("--oneliner", "show", "job", job) if job else ""
+    host, nodes = re.search(r"BatchHost=(\S+)", shown), re.search(r"(?<!\w)NodeList=(\S+)", shown)
+    if host is None or nodes is None or "JobState=RUNNING" not in shown:
+        return False
+    names = _scontrol("show", "hostnames", nodes[1]).split()
+    return bool(names) and host[1] not in names
+
+
+def _scontrol(*words: str) -> str:
+    """What it prints; empty where it refuses."""
+    try:
+        words = ("scontrol", *words)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

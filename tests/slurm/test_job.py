@@ -1,0 +1,138 @@
+"""One job on a real SLURM of three nodes: to its end, through a time limit, a lost node, preemption and a cancel."""
+
+import json
+
+import psutil
+import pytest
+
+from tandem.manifest.reading import read_job
+from tandem.rundir.ownership import ENDPOINT
+from tandem_trainer.data.loading import load
+from tandem_trainer.data.order import Batches, Order, digest
+from tests.support.ranks import records, sample_ids
+from tests.support.slurm.run import DIGITS, SlurmRun
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.timeout(240)
+ENDLESS = ("--set", "trainer.config.epochs=100000", "--set", "checkpoint.everySteps=1000000")
+"""No checkpoint comes but those that a change makes."""
+BRIEF = ("--set", "trainer.config.epochs=30")
+
+
+def undisturbed(steps: int) -> dict[int, str]:
+    """The digest of the samples of each step of the example, in a run on a laptop to which nothing happens."""
+    config = read_job(DIGITS).spec.trainer.settings
+    batches = Batches(Order(len(load(config.data, "train")), config.global_batch_size, config.seed))
+    return {step + 1: digest(batches.ids(step)) for step in range(steps)}
+
+
+def repeated(run: SlurmRun) -> list[int]:
+    """Steps that were made more than once."""
+    made = [record["step"] for record in records(run.run_dir, "step")]
+    return sorted({step for step in made if made.count(step) > 1})
+
+
+def saved(run: SlurmRun) -> int:
+    """The step of the newest checkpoint."""
+    return max((one.step for one in run.run_dir.committed()), default=0)
+
+
+def test_a_job_on_two_nodes_is_trained_and_evaluated_to_its_end(run: SlurmRun) -> None:
+    job = run.submit(*BRIEF)
+    until((run.path / ENDPOINT).exists, "the coordinator's address", otherwise=run.output)
+    nobody_sees(json.loads((run.path / ENDPOINT).read_text())["token"], run, job)
+    assert (run.path / ENDPOINT).stat().st_mode & 0o777 == 0o600
+    run.gone()
+
+    assert run.run_dir.done() is not None, run.output()
+    until(lambda: (run.path / "best.json").exists() and not run.queue(), "the end of the evaluators")
+    steps = max(sample_ids(run.run_dir))
+    assert sample_ids(run.run_dir) == undisturbed(steps)
+    evaluated = {path.name for path in (run.path / "evaluations").iterdir()}
+    assert f"step-{steps:09}" in evaluated
+    assert (run.folder / "logs" / f"digits_{job}.out").exists()
+    assert not (run.path / ENDPOINT).exists()
+    told = run.tandem("status", "runs/digits").stdout
+    assert "Succeeded" in told
+    assert "accuracy" in told
+    assert "training is complete" in run.tandem("events", "runs/digits").stdout
+    assert "evaluator-0 │" in run.tandem("logs", "runs/digits").stdout
+
+
+def nobody_sees(token: str, run: SlurmRun, job: str) -> None:
+    """The token is in no command line, and in nothing that SLURM shows of a job."""
+    words = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
+    script = run.slurm.ask("scontrol", "write", "batch_script", job, "-")
+    shown = run.slurm.ask("scontrol", "show", "job", job) + script
+    assert not [line for line in words if token in line]
+    assert token not in shown + run.output()
+
+
+def test_the_time_limit_a_lost_node_and_a_stop_lose_no_sample(run: SlurmRun) -> None:
+    job = run.submit(*ENDLESS)
+    run.trains(2)
+    # SLURM says so 120 s before, so now.
+    run.slurm.update(job, TimeLimit="2")
+    until(lambda: run.state().startswith("PENDING"), "the job in the queue again", otherwise=run.output)
+    first = saved(run)
+    assert first > 0
+    assert "waits in partition main: it may not start before its begin time" in run.tandem("status", "digits").stdout
+    run.slurm.update(job, StartTime="now", TimeLimit="60")
+    step = run.trains(2, after=first)
+
+    run.slurm.kill("n1")
+    step = run.trains(1)
+    until(lambda: "event=node-gone name=worker-1 node=n1" in run.output(), "SLURM to know", otherwise=run.output)
+    step = run.trains(1, after=step)
+    assert run.state().startswith("RUNNING")
+
+    stopped = run.tandem("stop", "digits")
+    assert "is stopped; saved after step" in stopped.stdout, stopped.stderr
+    assert not run.queue()
+    assert saved(run) >= step
+    digests = sample_ids(run.run_dir)
+    assert digests == undisturbed(max(digests))
+    # What the lost node did since the save at the time limit was made again, and nothing before.
+    assert all(step > first for step in repeated(run))
+
+
+def test_a_job_gives_its_nodes_to_an_urgent_one_goes_on_after_it_and_shrinks(run: SlurmRun) -> None:
+    job = run.submit(*ENDLESS, "--profile", "beside")
+    run.trains(2)
+    urgent = run.slurm.ask(
+        "sbatch",
+        "--parsable",
+        "--partition=urgent",
+        "--nodes=2",
+        "--exclusive",
+        "--output=/dev/null",
+        "--wrap=sleep 600",
+    ).strip()
+    until(lambda: run.state().startswith("PENDING"), "the job in the queue again", otherwise=run.output)
+    first = saved(run)
+    assert first > 0, run.output()
+    run.slurm.ask("scancel", urgent)
+    run.slurm.update(job, StartTime="now")
+    step = run.trains(2, after=first)
+    assert not repeated(run)
+    run.slurm.update(job, NumNodes="1")
+    run.trains(1, after=step)
+    assert run.tandem("stop", "digits", "--now").returncode == 0
+    assert "CANCELLED" in run.tandem("status", "digits").stdout
+    digests = sample_ids(run.run_dir)
+    assert digests == undisturbed(max(digests))
+
+
+def test_a_job_whose_first_node_is_lost_is_requeued_and_goes_on(run: SlurmRun) -> None:
+    job = run.submit("--profile", "beside", "--set", "trainer.config.epochs=100000", "--set", "checkpoint.everySteps=5")
+    run.trains(2)
+    until(lambda: saved(run), "a checkpoint", otherwise=run.output)
+    run.slurm.kill("n0")
+    first = saved(run)
+    until(lambda: run.state().startswith("PENDING"), "the job in the queue again", otherwise=run.output)
+    run.slurm.start("n0")
+    run.slurm.update(job, StartTime="now")
+    run.trains(2, after=first)
+    assert all(step > first for step in repeated(run))
+    digests = sample_ids(run.run_dir)
+    assert digests == undisturbed(max(digests))

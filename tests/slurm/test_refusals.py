@@ -1,0 +1,60 @@
+"""What SLURM refuses, and why a job waits, in sentences. Nothing trains here."""
+
+import pytest
+
+from tests.support.slurm.run import DIGITS, SlurmRun
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_a_partition_that_does_not_exist_is_named(run: SlurmRun) -> None:
+    done = run.tandem("submit", "--slurm", DIGITS, "--profile", "away")
+    assert done.returncode == 2
+    assert "there is no such partition here" in done.stderr
+    assert "away" in done.stderr
+    assert not run.queue()
+
+
+def test_nodes_that_are_larger_than_any_are_said_and_leave_no_job(run: SlurmRun) -> None:
+    done = run.tandem("submit", "--slurm", DIGITS, "--set", "workers.resources={requests: {memory: 999Gi}}")
+    assert done.returncode == 2
+    assert "no nodes of this partition have what the job asks for" in done.stderr
+    assert not run.queue()
+
+
+def test_a_job_that_never_starts_says_so(run: SlurmRun) -> None:
+    run.submit("--set", "workers.replicas=9")
+
+    def told() -> bool:
+        return "so it never starts" in run.tandem("status", "digits").stdout
+
+    until(told, "the reason", pause=1.0, seconds=30, otherwise=lambda: run.tandem("status", "digits").stdout)
+
+
+def test_a_job_that_waits_says_why_is_not_submitted_twice_and_leaves_the_queue_when_stopped(run: SlurmRun) -> None:
+    run.slurm.ask("sbatch", "--partition=main", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
+    until(lambda: " R " in run.queue(), "a job on all nodes")
+    job = run.submit()
+
+    def told() -> bool:
+        return "all nodes that it could use are busy (Resources)" in run.tandem("status", "digits").stdout
+
+    until(told, "the reason", pause=1.0)
+    assert "Pending" in run.tandem("status", "digits").stdout
+    again = run.tandem("submit", "--slurm", DIGITS)
+    assert again.returncode == 2
+    assert f"is the run of job {job}, which is pending" in again.stderr
+    assert run.tandem("stop", "digits").returncode == 0
+    assert not run.state()
+    assert "CANCELLED" in run.tandem("status", "digits").stdout
+
+
+def test_a_controller_that_is_away_is_said(run: SlurmRun) -> None:
+    run.slurm.stop_controller()
+    try:
+        done = run.tandem("submit", "--slurm", DIGITS)
+    finally:
+        run.slurm.start("slurmctld")
+    assert done.returncode == 2
+    assert "SLURM does not answer" in done.stderr

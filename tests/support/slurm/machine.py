@@ -1,0 +1,197 @@
+"""slurmctld and three slurmd on this machine: the nodes n0 and n1 of the partitions `main` and `urgent`, which takes
+nodes from jobs of the first, and n2 of the partition `cpu`.
+
+Everything is on the loopback address. The daemons stay in the foreground, as children that are ended by their number;
+what they have started carries SLURM_CONF, the path of this cluster's configuration.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from tandem_cli.slurm import scheduler
+from tests.support.ports import reserved_port
+from tests.support.slurm.packages import LIBRARIES, unpacked
+from tests.support.waiting import until
+
+NODES = ("n0", "n1", "n2")
+PROGRAMS = {
+    "usr/sbin": ("slurmctld", "slurmd", "slurmstepd"),
+    "usr/bin": ("srun", "sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct"),
+}
+CONFIGURATION = """\
+ClusterName=tandem
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+AuthType=auth/none
+CredType=cred/none
+SlurmUser=root
+SlurmdUser=root
+PluginDir={plugins}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+SchedulerType=sched/builtin
+SchedulerParameters=sched_interval=2,batch_sched_delay=1
+SlurmdTimeout=6
+ReturnToService=2
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=n0,n1 Default=YES State=UP PriorityTier=1
+PartitionName=urgent Nodes=n0,n1 State=UP PriorityTier=10
+PartitionName=cpu Nodes=n2 State=UP
+"""
+
+
+class Slurm:
+    """One cluster, until it is closed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._root = unpacked()
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self.bin = folder / "bin"
+        self.bin.mkdir(parents=True)
+        self._configure()
+        self._programs()
+
+    @property
+    def configuration(self) -> Path:
+        """slurm.conf."""
+        return self.folder / "slurm.conf"
+
+    def variables(self) -> dict[str, str]:
+        """What a user's shell has on this cluster's login node."""
+        return {"PATH": f"{self.bin}:{os.environ['PATH']}"}
+
+    def __enter__(self) -> "Slurm":
+        try:
+            self.start("slurmctld")
+            for node in NODES:
+                self.start(node)
+            until(self._is_idle, "idle nodes")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.ask("scontrol", "ping"))
+        except scheduler.SlurmError:
+            return False
+
+    def _is_idle(self) -> bool:
+        try:
+            lines = self.ask("sinfo", "--noheader", "--Node", "--format=%N %T").splitlines()
+        except scheduler.SlurmError:
+            return False
+        return {line.strip() for line in lines} == {f"{node} idle" for node in NODES}
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(scheduler.SlurmError):
+            self.ask("scancel", "--user=root", "--full", "--signal=KILL")
+        for name in list(self._daemons):
+            self.kill(name)
+
+    def clear(self) -> None:
+        """End all jobs, and have all nodes there."""
+        until(self._answers, "the controller")
+        self.ask("scancel", "--user=root", "--full", "--signal=KILL")
+        self.ask("scancel", "--user=root")
+        for name in NODES:
+            if name not in self._daemons:
+                self.start(name)
+        until(self._is_idle, "idle nodes")
+
+    def start(self, name: str) -> None:
+        """Start the controller, or the daemon of a node."""
+        words = ["slurmctld", "-D"]
+        if name != "slurmctld":
+            words = ["slurmd", "-D", "-N", name, "-d", str(self.bin / "slurmstepd")]
+        with (self.folder / f"{name}.out").open("ab") as output:
+            self._daemons[name] = subprocess.Popen(
+                [str(self.bin / words[0]), *words[1:]], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+    def kill(self, name: str) -> None:
+        """End the controller, or a node with all that runs on it, as a loss of power does."""
+        daemon = self._daemons.pop(name)
+        daemon.kill()
+        daemon.wait()
+        for process in list(self._of(name)):
+            with suppress(psutil.Error):
+                process.kill()
+        for left in (self.folder / f"spool-{name}").glob("job*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def stop_controller(self) -> None:
+        """End the controller, which writes down its queue first."""
+        daemon = self._daemons.pop("slurmctld")
+        daemon.terminate()
+        daemon.wait()
+
+    def _of(self, node: str) -> Iterator[psutil.Process]:
+        """What a node runs: the steps' own daemons too, which have no variables, but children that do."""
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                variables = process.environ()
+                mine = variables.get("SLURM_CONF") == str(self.configuration)
+                if mine and variables.get("SLURMD_NODENAME") == node:
+                    parent = process.parent()
+                    if parent is not None and parent.name().startswith("slurmstepd"):
+                        yield parent
+                    yield process
+
+    def ask(self, *words: str) -> str:
+        """What a command of SLURM prints."""
+        return scheduler.ask(str(self.bin / words[0]), *words[1:])
+
+    def update(self, job: str, **fields: str) -> None:
+        """scontrol update, of a job."""
+        self.ask("scontrol", "update", f"JobId={job}", *(f"{name}={value}" for name, value in fields.items()))
+
+    def _configure(self) -> None:
+        (self.folder / "state").mkdir()
+        text = CONFIGURATION.format(
+            host=os.uname().nodename,
+            port=reserved_port(),
+            plugins=self._root / LIBRARIES / "slurm-wlm",
+            folder=self.folder,
+        )
+        for node in NODES:
+            (self.folder / f"spool-{node}").mkdir()
+            text += (
+                f"NodeName={node} NodeHostname={os.uname().nodename} NodeAddr=127.0.0.1 Port={reserved_port()} CPUs=4\n"
+            )
+        self.configuration.write_text(text)
+
+    def _programs(self) -> None:
+        libraries = self._root / LIBRARIES
+        for folder, names in PROGRAMS.items():
+            for name in names:
+                program = self._root / folder / name
+                program = program if program.exists() else program.with_name(f"{name}-wlm")
+                file = self.bin / name
+                file.write_text(
+                    "#!/bin/sh\n"
+                    f"export LD_LIBRARY_PATH='{libraries}:{libraries}/slurm-wlm' SLURM_CONF='{self.configuration}'\n"
+                    f"exec '{program}' \"$@\"\n"
+                )
+                file.chmod(0o755)

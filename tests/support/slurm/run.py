@@ -1,0 +1,104 @@
+"""`tandem submit --slurm` as a user types it, and eyes to watch the job with."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import yaml
+
+from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
+from tandem.rundir.layout import RunDir
+from tandem.status import Snapshot
+from tandem_cli.local.run_view import endpoint
+from tests.support import EXAMPLES
+from tests.support.processes import tandem
+from tests.support.slurm.machine import Slurm
+from tests.support.waiting import until
+
+PROFILES = {
+    "default": "main",
+    "profiles": {
+        "main": {
+            "partition": "main",
+            "time": "60",
+            "env": {"GLOO_SOCKET_IFNAME": "lo"},
+            "evaluators": {"partition": "cpu"},
+        },
+        "away": {"partition": "away"},
+        "beside": {"partition": "main", "time": "60", "env": {"GLOO_SOCKET_IFNAME": "lo"}},
+    },
+}
+"""As of a typical cluster; on this one all nodes share the loopback address."""
+DIGITS = EXAMPLES / "digits.yaml"
+
+
+class SlurmRun:
+    """One run of the digits, in a folder of its own, which is the shared file system."""
+
+    def __init__(self, slurm: Slurm, folder: Path) -> None:
+        self.slurm, self.folder = slurm, folder
+        self.path = folder / "runs" / "digits"
+        self.run_dir = RunDir(self.path)
+        (folder / "config" / "tandem").mkdir(parents=True)
+        (folder / "config" / "tandem" / "slurm.yaml").write_text(yaml.safe_dump(PROFILES))
+
+    def variables(self) -> Mapping[str, str]:
+        """Those of the user's shell."""
+        home = {"XDG_CONFIG_HOME": str(self.folder / "config"), "XDG_STATE_HOME": str(self.folder / "state")}
+        return self.slurm.variables() | home
+
+    def tandem(self, *words: str | Path) -> CompletedProcess[str]:
+        """One call of the command line."""
+        return tandem(*words, cwd=self.folder, variables=self.variables())
+
+    def submit(self, *words: str) -> str:
+        """Give the digits to SLURM; returns the number of the training."""
+        done = self.tandem("submit", "--slurm", DIGITS, *words)
+        assert done.returncode == 0, done.stderr
+        return self.job
+
+    @property
+    def job(self) -> str:
+        """The number of the training."""
+        return str(json.loads((self.path / "slurm" / "submission.json").read_text())["training"])
+
+    def state(self) -> str:
+        """As squeue says it, with the reason; empty if it is not in the queue."""
+        lines = self.slurm.ask("squeue", "--noheader", "--format=%i %T %r").splitlines()
+        return next((line.partition(" ")[2] for line in lines if line.startswith(f"{self.job} ")), "")
+
+    def queue(self) -> str:
+        """What squeue shows."""
+        return self.slurm.ask("squeue", "--noheader")
+
+    def snapshot(self) -> Snapshot | None:
+        """What the coordinator says; None while there is none."""
+        found = endpoint(self.path)
+        try:
+            if found is not None:
+                with CoordinatorClient(*found, timeout=2.0) as client:
+                    return client.status()
+        except (Unreachable, Refused, ValueError):
+            pass
+        return None
+
+    def trains(self, world: int, after: int = 0) -> int:
+        """Wait until a group of that size has made a step after that one; returns the step."""
+
+        def look() -> int | None:
+            found = self.snapshot()
+            progress = found.status.progress if found else None
+            if found is None or progress is None or found.status.world_size != world or progress.step <= after:
+                return None
+            return progress.step
+
+        return until(look, f"a step of {world} ranks after step {after}", otherwise=self.output)
+
+    def gone(self) -> None:
+        """Wait until the training has left the queue."""
+        until(lambda: not self.state(), "the end of the job", otherwise=self.output)
+
+    def output(self) -> str:
+        """What the batch scripts have printed."""
+        return "\n".join(f"{file.name}:\n{file.read_text()}" for file in sorted((self.folder / "logs").glob("*.out")))

@@ -1,0 +1,141 @@
+"""What SLURM says, in words; and one process of a step."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tandem_cli.slurm import jobs, scheduler
+from tandem_cli.slurm.head import Step
+from tandem_cli.slurm.jobs import Submission
+from tandem_cli.slurm.scheduler import QueuedJob, SlurmError
+from tests.support.waiting import until
+
+FAILED = "sbatch: error: Batch job submission failed: "
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            f"sbatch: error: invalid partition specified: g\n{FAILED}Invalid partition name",
+            "there is no such partition",
+        ),
+        (f"{FAILED}Invalid account or account/partition combination specified", "the account of the profile is not"),
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", "SLURM does not answer"),
+        (f"{FAILED}Requested node configuration is not available", "no nodes of this partition have what the job asks"),
+        (f"{FAILED}Requested time limit is invalid (missing or exceeds some limit)", "the time limit is longer than"),
+        (
+            f"sbatch: error: AssocMaxSubmitJobLimit\n{FAILED}Job violates accounting/QOS policy",
+            "a limit of your account",
+        ),
+        ("Slurmctld(primary) at login is DOWN", "SLURM does not answer"),
+        (f"{FAILED}Invalid generic resource (gres) specification", "the nodes have no such GPUs"),
+        ("sbatch: error: Something new", "sbatch: Something new"),
+    ],
+)
+def test_what_slurm_refuses_is_said_in_a_sentence(said: str, told: str) -> None:
+    error = str(scheduler.complaint("sbatch", said))
+    assert error.startswith(told)
+    assert "\n" not in error
+
+
+def test_a_machine_without_slurm_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SlurmError, match="sbatch was not found; submit from a login node"):
+        scheduler.submit(tmp_path / "script", [], {})
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("Resources", "all nodes that it could use are busy (Resources)"),
+        ("ReqNodeNotAvail, UnavailableNodes:n0", "nodes that it needs are down, drained or reserved"),
+        ("AssocGrpGRES", "a limit of its account or quality of service is reached (AssocGrpGRES)"),
+        ("InvalidAccount", "its account is not valid or has expired, so it never starts"),
+        ("SomethingNew", "SomethingNew"),
+    ],
+)
+def test_why_a_job_waits_is_said_in_words(reason: str, words: str) -> None:
+    waiting = QueuedJob("7", "PENDING", reason, "gpu", "", "N/A")
+    assert scheduler.why(waiting).startswith(words)
+    expected = QueuedJob("7", "PENDING", reason, "gpu", "", "2030-01-01T10:00:00")
+    assert scheduler.why(expected).endswith("; SLURM expects it to start at 2030-01-01 10:00:00")
+
+
+def test_a_run_directory_names_its_jobs(tmp_path: Path) -> None:
+    assert jobs.of(tmp_path) is None
+    assert not jobs.is_alive(tmp_path)
+    assert jobs.state_words(tmp_path) == ("", "")
+    jobs.record(tmp_path, Submission("12", "13"))
+    assert jobs.of(tmp_path) == Submission("12", "13")
+
+
+def step(tmp_path: Path, *command: str) -> Step:
+    words = [sys.executable, "-m", "tandem_cli.slurm.step", "worker-0", *command]
+    return Step("worker-0", words, {}, tmp_path / "worker-0.txt")
+
+
+def test_a_step_asks_its_process_to_leave_when_its_input_ends_and_says_how_it_ended(tmp_path: Path) -> None:
+    leaves = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); print('up', flush=True)"
+    one = step(tmp_path, sys.executable, "-c", f"{leaves}\ntime.sleep(60)")
+    one.start()
+    until(lambda: b"up" in one.log.read_bytes(), "the process")
+    assert one.outcome() is None
+    one.ask()
+    assert until(lambda: one.ended(), "its end") == 75
+    assert one.outcome() == 75
+
+
+def test_a_step_that_slurm_signals_does_not_signal_its_process_again(tmp_path: Path) -> None:
+    counts = "import signal, sys, time; n = []; signal.signal(signal.SIGTERM, lambda *_: n.append(1))"
+    waits = "print('up', flush=True)\nwhile not n: time.sleep(0.01)\ntime.sleep(1)\nsys.exit(10 + len(n))"
+    words = [sys.executable, "-m", "tandem_cli.slurm.step", "worker-0", sys.executable, "-c", f"{counts}\n{waits}"]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    until(lambda: b"up" in process.stdout.readline(), "the process")
+    # As slurmstepd does: all processes at once.
+    os.killpg(process.pid, signal.SIGTERM)
+    process.stdin.close()
+    assert process.wait(30) == 11
+    process.stdout.close()
+
+
+def test_a_step_that_was_never_started_has_no_outcome_and_a_killed_process_has_its_signal(tmp_path: Path) -> None:
+    lost = Step("worker-0", ["false"], {}, tmp_path / "lost.txt", "n0")
+    lost.start()
+    assert until(lambda: lost.ended(), "its end") == 1
+    assert lost.outcome() is None
+    killed = step(tmp_path, sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
+    killed.start()
+    until(lambda: killed.ended(), "its end")
+    assert killed.outcome() == -9
+    # A new life has no outcome yet.
+    killed.start()
+    killed.close()
+
+
+@pytest.mark.parametrize(("last", "requeued"), [(b"", "7"), (b"leave\n", "")])
+def test_a_step_requeues_the_job_whose_head_is_lost_and_not_one_whose_head_has_said_leave(
+    tmp_path: Path, last: bytes, requeued: str
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in\n'
+        '*"show job 7") echo "JobId=7 JobState=RUNNING ReqNodeList=(null) NodeList=n[1-2] BatchHost=n0" ;;\n'
+        '"show hostnames n[1-2]") echo "n1\nn2" ;;\n'
+        f'"requeue 7") echo 7 >{tmp_path}/requeued ;;\n'
+        "esac\n"
+    )
+    scontrol.chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    words = [sys.executable, "-m", "tandem_cli.slurm.step", "worker-1", "sleep", "60"]
+    done = subprocess.run(words, input=last, capture_output=True, env=variables, timeout=60)
+    assert done.returncode == 128 + signal.SIGTERM
+    said = tmp_path / "requeued"
+    assert (said.read_text().strip() if said.exists() else "") == requeued
