@@ -15,6 +15,7 @@ from tests.support.local_run import LocalRun
 from tests.support.processes import environment
 
 pytestmark = pytest.mark.timeout(900)
+FULL = pytest.mark.full("cli", "trainer", "evaluator", "coordinator", "examples")
 RUNS = [block for page in PAGES for block in blocks(page) if block.language in ("sh", "python") and not block.not_run]
 ALONE = [block for block in RUNS if not block.beside_a_run]
 BESIDE = sorted((block for block in RUNS if block.beside_a_run), key=lambda block: "tandem stop" in block.text)
@@ -72,7 +73,9 @@ def going(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.parametrize("block", ALONE, ids=str)
+@pytest.mark.parametrize(
+    "block", [pytest.param(one, id=str(one), marks=FULL if one.in_full_tier else ()) for one in ALONE]
+)
 def test_a_block_runs_as_it_stands(block: Block, workspace: Path) -> None:
     runs_well(block, workspace)
 

@@ -5,6 +5,7 @@ A comment right before a block says how it is meant:
     <!-- not run: needs a cluster -->    it is only parsed, and the reason stands there
     <!-- beside a run -->                it is run while `tandem run examples/digits.yaml` goes on in that folder
     <!-- given: PYTHON -->               what a Python block takes for granted, run before it
+    <!-- full tier -->                   it takes long, and is run in the full tier alone
 
 All other blocks of sh and Python are run as they stand, in a folder that is a checkout with a complete `runs/digits`.
 """
@@ -32,7 +33,7 @@ from tests.support import ROOT
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 _BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$", re.DOTALL | re.MULTILINE)
-_MARK = re.compile(r"<!-- (?P<word>not run: |beside a run|given:\s)(?P<rest>(?:(?!-->).)*?)\s*-->\s*\Z", re.DOTALL)
+_MARK = re.compile(r"<!-- (?P<word>not run: |beside a run|full tier|given:\s)(?P<rest>(?:(?!-->).)*?)\s*-->\s*\Z", re.DOTALL)
 _INLINE = re.compile(r"`((?:tandem|make) [^`\n]+)`")
 KUBECTL = {
     *("annotate", "apply", "auth", "config", "create", "delete", "describe", "exec", "get", "label", "logs", "patch"),
@@ -57,6 +58,8 @@ class Block:
     beside_a_run: bool = False
     given: str = ""
     """Python that it takes for granted."""
+    in_full_tier: bool = False
+    """Whether it is run in the full tier alone."""
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -88,6 +91,7 @@ def _blocks(page: Path, whole: str) -> Iterator[Block]:
             not_run=rest if word == "not run:" else "",
             beside_a_run=word == "beside a run",
             given=rest if word == "given:" else "",
+            in_full_tier=word == "full tier",
         )
 
 
