@@ -1,11 +1,12 @@
 """`make e2e-full`: the full tier, which is everything that no other tier runs.
 
-    python -m tests.full              all of it; if it passes, docs/development/testing.md gets its result
-    python -m tests.full --touched    only what has to run again for the changes since that result
+    python -m tests.full                   all of it; docs/development/testing.md gets the result of what passes
+    python -m tests.full --only cluster    this part alone, or several
+    python -m tests.full --touched         only what has to run again for the changes since the result of each part
 
 The parts: tests of real processes and of the cluster that are marked `full`, Hypothesis tests with random examples,
-and a soak. Without a result in docs/development/testing.md, or with one of a commit that this clone does not know,
-every test is touched.
+and a soak. Without a result of a part in docs/development/testing.md, or with one of a commit that this clone does not
+know, every test of it is touched.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.support import ROOT, tiers
@@ -53,60 +54,72 @@ PARTS = (
 def main(arguments: Sequence[str]) -> int:
     """Run the tier; 1 if a part failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.full", description="The full tier of the tests.")
-    parser.add_argument("--touched", action="store_true", help="only what the changes since the last result touch")
+    parser.add_argument("--touched", action="store_true", help="only what the changes since the last results touch")
+    names = [part.name for part in PARTS]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART", help=", ".join(names))
     options = parser.parse_args(arguments)
-    since = recorded_commit(PAGE.read_text(encoding="utf-8"))
-    failed, results = [], []
+    page = PAGE.read_text(encoding="utf-8")
+    results = []
     for part in PARTS:
-        if options.touched and not part.if_touched:
+        if part.name not in options.only or (options.touched and not part.if_touched):
             continue
         print(f"full tier: {part.name}", flush=True)
         began = time.monotonic()
-        more = ("--touched-since", since) if options.touched and part.if_touched else ()
+        since = recorded_commit(page, part.name)
+        more = ("--touched-since", since) if options.touched else ()
         code = subprocess.run([*part.command, *more], cwd=ROOT).returncode
         if options.touched and code == NOTHING_COLLECTED:
             print(f"full tier: no change since {since} touches a test of this part", flush=True)
             continue
-        failed += [part.name] if code else []
         results.append((part.name, time.monotonic() - began, code))
     for name, seconds, code in results:
         print(f"full tier: {name:16} {seconds / tiers.MINUTE:5.1f} min  {'FAILED' if code else 'passed'}", flush=True)
-    if failed:
-        return 1
-    if not options.touched:
-        _write(results)
-    return 0
+    passed = [(name, seconds) for name, seconds, code in results if not code]
+    if passed and not options.touched:
+        _write(passed)
+    return 1 if len(passed) < len(results) else 0
 
 
-def recorded_commit(page: str) -> str:
-    """The commit of the last result; empty if there is none."""
-    _, _, rest = page.partition(BEGIN)
-    found = re.search(r"`([0-9a-f]{7,40})`", rest.partition(END)[0])
+def recorded_commit(page: str, part: str) -> str:
+    """The commit of the last result of a part; empty if there is none."""
+    row = recorded(page).get(part, "")
+    found = re.search(r"`([0-9a-f]{7,40})`", row)
     return found[1] if found else ""
 
 
-def result(commit: str, day: str, results: Sequence[tuple[str, float, int]], counts: dict[str, int]) -> str:
-    """What stands between the marks."""
-    lines = [BEGIN, f"The last whole run passed on {day}, at commit `{commit}`:", ""]
-    lines += ["| part | result | time |", "|---|---|---|"]
-    for name, seconds, _ in results:
+def recorded(page: str) -> dict[str, str]:
+    """The row of each part that has one."""
+    _, _, rest = page.partition(BEGIN)
+    rows = [line for line in rest.partition(END)[0].splitlines() if line.startswith("| ")]
+    return {row.split("|")[1].strip(): row for row in rows[1:]}
+
+
+def result(page: str, commit: str, day: str, passed: Sequence[tuple[str, float]], counts: Mapping[str, int]) -> str:
+    """A page with the results of these parts in it; those of others stay.
+
+    Args:
+        counts: tests that passed, by part.
+    """
+    rows = recorded(page)
+    for name, seconds in passed:
         found = f"{counts[name]} passed" if name in counts else "no violation"
-        lines.append(f"| {name} | {found} | {seconds / tiers.MINUTE:.0f} min |")
-    return "\n".join([*lines, END])
+        rows[name] = f"| {name} | {found} | {seconds / tiers.MINUTE:.0f} min | {day} | `{commit}` |"
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    table = ["| part | result | time | day | commit |", "|---|---|---|---|---|"]
+    table += [rows[part.name] for part in PARTS if part.name in rows]
+    return before + "\n".join([BEGIN, "The last run of each part that passed:", "", *table, END]) + after
 
 
-def _write(results: Sequence[tuple[str, float, int]]) -> None:
+def _write(passed: Sequence[tuple[str, float]]) -> None:
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     ).stdout.strip()
     tier = {"processes": "full", "cluster": "e2e-full", "random examples": "random"}
     runs = {name: tiers.newest(tier[name]) for name in tier}
     counts = {name: run.passed for name, run in runs.items() if run}
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
     day = time.strftime("%Y-%m-%d", time.gmtime())
-    PAGE.write_text(before + result(commit, day, results, counts) + after, encoding="utf-8")
+    PAGE.write_text(result(PAGE.read_text(encoding="utf-8"), commit, day, passed, counts), encoding="utf-8")
     print(f"its result stands in {PAGE.relative_to(ROOT)}; commit it", flush=True)
 
 

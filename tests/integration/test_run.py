@@ -272,7 +272,9 @@ class TestKillingOneAfterTheOther:
         assert [record.generation for record in killed.run_dir.generation_records()] == [1, 2]
 
     def test_its_ledger_goes_on_with_another_coordinator(self, killed: LocalRun) -> None:
-        assert expect_ledger(killed).cpu_seconds.recomputed > 0
+        spent = expect_ledger(killed).cpu_seconds
+        assert min(spent.compute, spent.waiting, spent.evaluation) > 0
+        # Not `recomputed`: lost steps that nobody had written down yet count as idle, and here that may be all of them.
 
     def test_the_end_of_each_child_is_told(self, killed: LocalRun) -> None:
         for name in ("evaluator-0-1", "coordinator"):

@@ -33,7 +33,9 @@ from tests.support import ROOT
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 _BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$", re.DOTALL | re.MULTILINE)
-_MARK = re.compile(r"<!-- (?P<word>not run: |beside a run|full tier|given:\s)(?P<rest>(?:(?!-->).)*?)\s*-->\s*\Z", re.DOTALL)
+_MARK = re.compile(
+    r"<!-- (?P<word>not run: |beside a run|full tier|given:\s)(?P<rest>(?:(?!-->).)*?)\s*-->\s*\Z", re.DOTALL
+)
 _INLINE = re.compile(r"`((?:tandem|make) [^`\n]+)`")
 KUBECTL = {
     *("annotate", "apply", "auth", "config", "create", "delete", "describe", "exec", "get", "label", "logs", "patch"),
