@@ -27,6 +27,7 @@ ALERTS = CHART / "files/alerts.yaml"
 MONITORING = {"ServiceMonitor": "servicemonitors", "PodMonitor": "podmonitors", "PrometheusRule": "prometheusrules"}
 DIGEST = "sha256:" + "0" * 64
 MONITORS = {"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}
+MLFLOW: dict[str, Any] = {"mlflow": {"enabled": True}, "images": {"mlflow": {"registry": "images.example"}}}
 EVERYTHING: dict[str, Any] = {
     "extraLabels": {"team": "ml"},
     "images": {"registry": "registry.example/team", "pullSecrets": ["registry"], "trainer": {"digest": DIGEST}},
@@ -279,6 +280,11 @@ def test_the_service_can_go_but_not_while_its_monitor_stays(helm: Helm) -> None:
     assert "metrics.serviceMonitor.enabled needs metrics.service.enabled" in said
 
 
+def test_the_mlflow_server_needs_a_registry_that_has_its_image(helm: Helm) -> None:
+    said = helm.refusal("template", CHART, values={"mlflow": {"enabled": True}})
+    assert "mlflow.enabled needs images.mlflow.registry, or images.registry" in said
+
+
 def test_monitors_take_our_numbers_alone_and_name_the_job_by_its_pod(helm: Helm) -> None:
     objects = helm.rendered(**EVERYTHING)
     operators, jobs = of(objects, "ServiceMonitor"), of(objects, "PodMonitor")
@@ -354,7 +360,7 @@ def test_a_network_policy_lets_through_what_the_operator_needs(helm: Helm) -> No
 def test_the_mlflow_server_is_a_restricted_pod_that_coordinators_reach_and_the_operator_tells_them_of(
     helm: Helm,
 ) -> None:
-    before, objects = helm.rendered(), helm.rendered(mlflow={"enabled": True})
+    before, objects = helm.rendered(), helm.rendered(**MLFLOW)
     own = [one for one in objects if one["metadata"]["name"] == "tandem-mlflow"]
     assert sorted(one["kind"] for one in own) == ["Deployment", "NetworkPolicy", "PersistentVolumeClaim", "Service"]
     assert len(objects) == len(before) + len(own)
