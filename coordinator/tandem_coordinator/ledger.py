@@ -21,13 +21,13 @@ from tandem_coordinator.run_watcher import Observed
 from tandem_coordinator.snapshots import Instant
 
 UNSETTLED = "unsettled"
-"""In place of a purpose: what the group does, its first rank has yet to write down."""
+"""In place of a purpose, until the first rank of the group has logged what it did."""
 SETTLE_SECONDS = 3.0
 """After the end of a group, its last lines are read within a second on a disk that answers."""
 RECORD_SECONDS = 10.0
 """Between two records."""
 MOST_GONE = 1_000
-"""So many workers that are gone are remembered, in case they come back."""
+"""Maximum number of disconnected workers to remember, in case they reconnect."""
 
 Worker = tuple[str, str]
 """Replica and incarnation."""

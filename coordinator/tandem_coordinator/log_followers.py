@@ -50,7 +50,7 @@ WORK = ("data", "compute", "checkpoint")
 
 
 LEDGERS = 4
-"""Of so many generations, the newest, it is said what their time was for."""
+"""Number of the newest generations for which the time is broken down by purpose."""
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def replayed(passes: Iterable[Pass], costs: Mapping[Kind, float]) -> list[Pass]:
             one = waiting[rank].pop(0)
             begin = max([free[rank], *(done[key] for key in _needs(one, last))])
             free[rank] = begin + costs[one.kind]
-            # Whoever waits for gradients of a stage takes those of its inputs.
+            # The stage before needs only the gradients of the inputs.
             kind: Kind = "backward" if one.kind == "input" else one.kind
             done[_Key(kind, one.stage, one.micro_batch)] = free[rank]
             found.append(one.model_copy(update={"begin": begin, "end": free[rank]}))

@@ -103,7 +103,7 @@ class Told:
         """The next run begins.
 
         Args:
-            steps: it has so many, and not as many as most.
+            steps: number of its steps, if it differs from that of the other runs.
         """
         self._number, self._what, self._next, self._shown = self._number + 1, what, 0.0, ""
         self._of = steps or self._steps

@@ -57,7 +57,7 @@ from tandem_cli.local.local_run import COORDINATOR, STALE_SECONDS, members_at_wo
 from tandem_cli.local.prepare import publish
 from tandem_cli.slurm import jobs, scheduler, submission
 from tandem_cli.slurm.jobs import Submission
-from tandem_cli.slurm.scheduler import Patient, SlurmError
+from tandem_cli.slurm.scheduler import SlurmError, Throttle
 from tandem_cli.slurm.step import HERE, HERE_SECONDS, LEAVE
 
 TICK_SECONDS = 0.2
@@ -238,9 +238,9 @@ class Head:
         self._address = ""
         self._port = 0
         self._watch: Watch | None = None
-        self.ask_nodes = Patient(NODES_SECONDS)
-        self._ask_training = Patient(TRAINING_SECONDS)
-        self._greet = Patient(HERE_SECONDS)
+        self.ask_nodes = Throttle(NODES_SECONDS)
+        self._ask_training = Throttle(TRAINING_SECONDS)
+        self._greet = Throttle(HERE_SECONDS)
         self._done_since: float | None = None
         if array is not None:
             self._add(f"evaluator-{array}", "evaluator")

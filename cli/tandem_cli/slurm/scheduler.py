@@ -283,15 +283,19 @@ def cancel(job: str) -> None:
     ask("scancel", job)
 
 
-class Patient:
-    """Asks at most every so many seconds, and answers as last time in between."""
+class Throttle:
+    """Limits how often something is done.
+
+    Args:
+        seconds: between two times, at least.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._due = 0.0
 
     def is_due(self) -> bool:
-        """Whether it is time to ask; then the next time is so many seconds later."""
+        """Whether it is time. If it is, the interval begins again."""
         now = time.monotonic()
         if now < self._due:
             return False
@@ -299,5 +303,5 @@ class Patient:
         return True
 
     def hurry(self) -> None:
-        """Ask at the next occasion."""
+        """Make it due now."""
         self._due = 0.0
