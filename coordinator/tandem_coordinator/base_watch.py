@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from tandem.against_base import compared, sentence, worse
 from tandem.job import Evaluators
 from tandem.rundir import catalog, evaluations
-from tandem.rundir.catalog import MOST_RESULT_BYTES, Result
-from tandem.rundir.durable import read_json_or_none
+from tandem.rundir.catalog import Result
 from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef, Compared, Score
 
@@ -58,10 +57,6 @@ class BaseWatch:
     def _of(self, best: CheckpointRef | None) -> Mapping[str, float]:
         """The scores of the best checkpoint, whose file is read once."""
         if best != self._best:
-            self._scores = {}
-            if best is not None:
-                path = evaluations.folder(self._rundir, best) / evaluations.merged_name(best)
-                content = read_json_or_none(path, MOST_RESULT_BYTES)
-                self._scores = evaluations.scores(content) if isinstance(content, dict) else {}
+            self._scores = {} if best is None else evaluations.scores(catalog.merged_result(self._rundir, best))
             self._best = best
         return self._scores

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tandem.formatting import change, metric_name, score
 from tandem.rundir import catalog, evaluations
-from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.evaluations import Best, Goal
 from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef, Compared, Score
@@ -57,12 +56,10 @@ def of_run(rundir: RunDir, best: Best | None, metric: str) -> list[Compared]:
     base = catalog.base(rundir)
     if base is None:
         return []
-    content = None
+    scores: Mapping[str, float] = {}
     if best is not None and best.step is not None and best.generation is not None:
         reference = CheckpointRef(name=best.name, step=best.step, generation=best.generation)
-        path = evaluations.folder(rundir, reference) / evaluations.merged_name(reference)
-        content = read_json_or_none(path, catalog.MOST_RESULT_BYTES)
-    scores = evaluations.scores(content) if isinstance(content, dict) else {}
+        scores = evaluations.scores(catalog.merged_result(rundir, reference))
     return compared(base[0].metrics, scores, metric)
 
 

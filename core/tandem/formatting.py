@@ -36,6 +36,11 @@ def number(value: float | None) -> str:
     return f"{value:.4f}" if amount >= 1e-2 or amount == 0 else f"{value:.4g}"
 
 
+def shortened(text: str, most: int) -> str:
+    """A text of at most so many characters; one that is longer ends with an ellipsis."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def several(count: int, one: str, more: str = "") -> str:
     """A count with its noun: `no restarts`, `1 restart`, `1,200 restarts`."""
     return f"{count:,} {one if count == 1 else more or one + 's'}" if count else f"no {more or one + 's'}"

@@ -1,4 +1,4 @@
-"""How long this process has existed, and what it may use."""
+"""How long this process has existed."""
 
 import os
 import sys
@@ -21,8 +21,3 @@ def process_age() -> float:
             if age >= 0:
                 return age
     return time.monotonic() - _IMPORTED
-
-
-def usable_cpus() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

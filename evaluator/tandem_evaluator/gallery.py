@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json_or_none, replace_json
-from tandem.rundir.evaluations import Best, folder, merged_name
+from tandem.rundir.evaluations import Best, merged_file
 from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef
 from tandem.wrong_samples import LARGEST, MOST, MOST_BYTES, Gallery, WrongPicture, shows
@@ -80,6 +80,6 @@ def _small(images: Tensor) -> Tensor:
 def _result(rundir: RunDir, best: Best) -> MergedResult | None:
     try:
         reference = CheckpointRef.read(best.dump())
-        return MergedResult.read(read_json_or_none(folder(rundir, reference) / merged_name(reference)))
+        return MergedResult.read(read_json_or_none(merged_file(rundir, reference)))
     except ValidationError:
         return None

@@ -23,7 +23,7 @@ from tandem.rundir.evaluations import (
     deciding,
     folder,
     last_word,
-    merged_name,
+    merged_file,
     rank,
     shard_name,
 )
@@ -68,7 +68,7 @@ class Publication:
                 return None
             results.append(result)
         merged = self._scoring.merge(results)
-        published = create_json(folder(self._rundir, reference) / merged_name(reference), merged.to_json())
+        published = create_json(merged_file(self._rundir, reference), merged.to_json())
         return merged if published else None
 
     def fail(self, reference: CheckpointRef, why: str) -> bool:

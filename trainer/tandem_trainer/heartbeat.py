@@ -22,6 +22,7 @@ import secrets
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ from types import FrameType
 
 from tandem.coordinator_client import CoordinatorClient, GivenUp, Refused, Unreachable, readable
 from tandem.exitcode import ExitCode
-from tandem.process_age import process_age, usable_cpus
+from tandem.process_age import process_age
 from tandem.protocol import MOST_BODY_BYTES, Answer, Failure, Membership, PreflightReport, Sync
 from tandem.rundir.layout import RunDir
 from tandem_trainer.failure import aged
@@ -482,7 +483,8 @@ def _devices(processes: int) -> dict[str, object]:
     """The CPUs and GPUs of so many ranks, for the ledger."""
     gpus, threads = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("OMP_NUM_THREADS", "")
     seen = None if gpus is None else len([name for name in gpus.split(",") if name.strip() not in ("", "-1")])
-    return {"cpus": float(processes * int(threads) if threads.isdecimal() else usable_cpus()), "gpus": seen}
+    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return {"cpus": float(processes * int(threads) if threads.isdecimal() else usable), "gpus": seen}
 
 
 def _read(pipe: int) -> bytes:

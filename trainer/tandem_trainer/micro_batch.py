@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import torch
 
-from tandem.formatting import number, several
+from tandem.formatting import number, several, shortened
 from tandem.job import DistributedTrainingJob
 from tandem.rundir.micro_batch import Misfit, settings_of
 from tandem_trainer.elastic_run import RankContext
@@ -99,4 +99,4 @@ def _words(error: BaseException | None) -> str:
     line = next(iter(str(error).splitlines()), "") or type(error).__name__
     # On a CPU it begins with a place in torch's source.
     line = line[found.start() :] if (found := REFUSED.search(line)) else line
-    return line if len(line) <= MOST_WORDS else line[: MOST_WORDS - 1] + "…"
+    return shortened(line, MOST_WORDS)

@@ -270,7 +270,7 @@ def _scored(entry: Entry, rundir: RunDir, job: DistributedTrainingJob | None, me
     if entry.manifest is None:
         return entry
     reference = entry.manifest.reference
-    merged = evaluations.folder(rundir, reference) / evaluations.merged_name(reference)
+    merged = evaluations.merged_file(rundir, reference)
     result, content = read_result(LastWord(merged, reference.generation, is_note=False)) or (None, {})
     found = evaluations.fate(rundir, reference)
     progress: Progress = "waits" if job and job.spec.evaluation.processes > 0 else "off"

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from tandem.errors import UserError
-from tandem.formatting import printable, size
+from tandem.formatting import printable, shortened, size
 from tandem.manifest.fields import nearest
 
 CHART = "charts/tandem"
@@ -137,7 +137,7 @@ def _words(said: str) -> str:
         if text.lower().startswith(opening.lower()):
             text = text[len(opening) :].lstrip()
             break
-    return text if len(text) <= MOST else text[: MOST - 1] + "…"
+    return shortened(text, MOST)
 
 
 ANSWER_SECONDS = 60.0

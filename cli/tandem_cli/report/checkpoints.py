@@ -11,9 +11,8 @@ import numpy as np
 from tandem.evaluation import Completions
 from tandem.model import whole
 from tandem.rundir import catalog, evaluations
-from tandem.rundir.catalog import MOST_RESULT_BYTES, Result, read_result
+from tandem.rundir.catalog import Result, read_result
 from tandem.rundir.checkpoint import Broken
-from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.evaluations import BASE, METRICS, histograms, last_word, rank
 from tandem.rundir.layout import RunDir, step_of
 from tandem.status import CheckpointRef
@@ -21,6 +20,7 @@ from tandem_cli.report.folder import folders, listed
 from tandem_cli.report.generations import Limits, counts
 from tandem_cli.report.logs import ReadEvaluatorLog, TrainLog
 from tandem_cli.report.run import Floats, Ints, RunCheckpoint, RunEvaluation, mapping, moment, number, within
+from tandem_coordinator.charts.completions import heading
 
 MOST_CLASSES = 4096
 """Larger confusion matrices are not read."""
@@ -89,19 +89,12 @@ def written(
     chosen = [one for one in counting if id(one) in ends or one is best]
     if base is not None and base.evaluation is not None and base.evaluation.has_completions:
         chosen.insert(0, base)
-    return tuple((_words(one, base, best), _completions(rundir, one)) for one in chosen)
-
-
-def _words(checkpoint: RunCheckpoint, base: RunCheckpoint | None, best: RunCheckpoint | None) -> str:
-    if checkpoint is base:
-        return "Base model"
-    return f"Step {checkpoint.step:,}" + (", the best" if checkpoint is best else "")
+    return tuple((heading(one.step, one is base, one is best), _completions(rundir, one)) for one in chosen)
 
 
 def _completions(rundir: RunDir, checkpoint: RunCheckpoint) -> Completions:
     reference = CheckpointRef(name=checkpoint.name, step=checkpoint.step, generation=checkpoint.generation or 0)
-    path = evaluations.folder(rundir, reference) / evaluations.merged_name(reference)
-    return evaluations.completions(mapping(read_json_or_none(path, MOST_RESULT_BYTES)))
+    return evaluations.completions(catalog.merged_result(rundir, reference))
 
 
 def _add_folders(found: Found, rundir: RunDir) -> None:

@@ -8,11 +8,12 @@ and numbers that were checked, and the options that the profile gives whole.
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from math import ceil
 from pathlib import Path
 
 from tandem.formatting import several
 from tandem.job import DistributedTrainingJob
+from tandem.pod_template import cpus
 from tandem_cli.slurm.profile import Profile
 
 LOGS = "logs"
@@ -152,27 +153,17 @@ def _least_cores(job: DistributedTrainingJob, apart: bool) -> int:
     return job.spec.workers.processes + beside
 
 
-def _asked(job: DistributedTrainingJob, resource: str) -> Decimal | None:
-    """What a worker asks for in `workers.resources`, in cores or bytes."""
-    asked = job.spec.workers.asked
-    for part in ("requests", "limits"):
-        if (given := asked[part].get(resource)) is not None:
-            text = str(given)
-            number = text.rstrip("iKMGTm")
-            unit = text[len(number) :]
-            try:
-                return Decimal(number) / 1000 if unit == "m" else Decimal(number) * _UNITS[unit]
-            except (InvalidOperation, KeyError):
-                return None
-    return None
-
-
 def _cores(job: DistributedTrainingJob) -> int | None:
-    asked = _asked(job, "cpu")
-    return None if asked is None else max(1, int(asked.to_integral_value(ROUND_CEILING)))
+    asked = cpus(job.spec.workers.asked)
+    return None if asked is None else max(1, ceil(asked))
 
 
 def _memory(job: DistributedTrainingJob) -> str:
     """In MiB, as SLURM counts; empty where the job does not say."""
-    asked = _asked(job, "memory")
-    return "" if asked is None else f"{max(1, int((asked / 2**20).to_integral_value(ROUND_CEILING)))}M"
+    asked = job.spec.workers.asked
+    text = str(asked["requests"].get("memory", asked["limits"].get("memory", "")))
+    number = text.rstrip("iKMGT")
+    unit = _UNITS.get(text[len(number) :])
+    if unit is None or not number.replace(".", "", 1).isdecimal():
+        return ""
+    return f"{max(1, ceil(float(number) * unit / 2**20))}M"

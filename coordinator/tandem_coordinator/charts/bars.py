@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 
 from tandem.evaluation import Histogram
-from tandem.formatting import several
+from tandem.formatting import several, shortened
 from tandem_coordinator.charts.chart import Look
 from tandem_coordinator.charts.drawing import framed, line, rectangle, text, ticks, word
 
@@ -82,7 +82,7 @@ def _bars(label: str, histogram: Histogram, left: float, top: float, width: floa
     counts, edges = _counts(histogram), _edges(histogram)
     low, high, most = edges[0], edges[-1], max(counts) or 1
     y0, foot = top + TITLE, top + TITLE + HEIGHT
-    label = label if len(label) <= LONGEST else label[: LONGEST - 1] + "…"
+    label = shortened(label, LONGEST)
     parts = [
         text(left, top + 13, label, "ink", bold=True),
         text(left, top + 29, told(histogram), "muted", size=11),

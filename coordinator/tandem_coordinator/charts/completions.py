@@ -7,13 +7,18 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from tandem.evaluation import Completions
-from tandem.formatting import printable
+from tandem.formatting import printable, shortened
 
 MOST_COLUMNS = 4
 """Checkpoints that are shown beside each other."""
 
 Columns = Sequence[tuple[str, Completions]]
 """What stands above a column, and what its checkpoint wrote."""
+
+
+def heading(step: int, is_base: bool, is_best: bool) -> str:
+    """What stands above what a checkpoint wrote."""
+    return "Base model" if is_base else f"Step {step:,}{', the best' if is_best else ''}"
 
 
 def draw(columns: Columns, most_prompts: int, most_characters: int) -> str:
@@ -46,4 +51,4 @@ def _row(prompt: str, columns: Sequence[Mapping[str, str]], most: int) -> str:
 
 def _text(text: str, most: int) -> str:
     """In a page that is XML as well."""
-    return escape(printable(text if len(text) <= most else text[: most - 1] + "…"))
+    return escape(printable(shortened(text, most)))

@@ -8,7 +8,7 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from tandem.formatting import share
+from tandem.formatting import share, shortened
 from tandem_coordinator.charts.chart import Look
 from tandem_coordinator.charts.drawing import framed, text
 
@@ -85,7 +85,7 @@ def _tile(tile: Tile, x: float, y: float) -> list[str]:
 
 
 def _short(words: str) -> str:
-    return words if len(words) <= LETTERS else words[: LETTERS - 1] + "…"
+    return shortened(words, LETTERS)
 
 
 def _shades(tile: Tile) -> list[tuple[int, str]]:

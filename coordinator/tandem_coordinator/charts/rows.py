@@ -6,6 +6,7 @@ from html import escape
 from math import ceil
 from typing import Literal
 
+from tandem.formatting import shortened
 from tandem_coordinator.charts.chart import Axis, Look, Points, Role
 from tandem_coordinator.charts.drawing import (
     FOOT,
@@ -89,7 +90,7 @@ def _row(row: Row, time: Scale, left: float, top: float, width: float, points: i
     known = [value for _, value in row.points if value is not None]
     most = max(1.0, ceil(max(known, default=0.0) - 0.15))
     letters = int((left - 8) / 6.6)
-    label = row.label if len(row.label) <= letters else row.label[: letters - 1] + "…"
+    label = shortened(row.label, letters)
     bottom = top + ROW
     up = Scale(0.0, most)
     return [

@@ -24,6 +24,7 @@ from tandem.formatting import (
     score,
     several,
     share,
+    shortened,
     size,
 )
 from tandem.measures import Generation
@@ -402,4 +403,4 @@ def _time(at: float) -> str:
 def _text(text: object) -> str:
     """A text that comes from a run: short, and harmless."""
     words_ = str(text)
-    return escape(words_ if len(words_) <= LONGEST else words_[: LONGEST - 1] + "…")
+    return escape(shortened(words_, LONGEST))

@@ -18,14 +18,14 @@ from itertools import zip_longest
 from tandem.evaluation import Completions, Histogram
 from tandem.measures import Generation
 from tandem.rundir import catalog, evaluations, records
-from tandem.rundir.catalog import MOST_RESULT_BYTES, Lineage, Result, Results
-from tandem.rundir.durable import read_json_or_none
+from tandem.rundir.catalog import Lineage, Result, Results
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, TRAINING, AnyRecord, CoordinatorRecord, TrainingRecord
 from tandem.script import MOST_VALUES
 from tandem.status import CheckpointRef
 from tandem.wrong_samples import gallery
+from tandem_coordinator.charts.completions import heading
 from tandem_coordinator.charts.gallery import Tile, tiles
 from tandem_coordinator.charts.series import Series
 
@@ -207,9 +207,7 @@ class Timeline:
             shown = max(evaluated, key=lambda one: one.checkpoint.step, default=None)
         if shown is None or (self.shown_histograms is not None and self.shown_histograms[0] is shown):
             return
-        path = evaluations.folder(self.rundir, shown.checkpoint) / evaluations.merged_name(shown.checkpoint)
-        content = read_json_or_none(path, MOST_RESULT_BYTES)
-        self.shown_histograms = shown, evaluations.histograms(content if isinstance(content, dict) else {})
+        self.shown_histograms = shown, evaluations.histograms(catalog.merged_result(self.rundir, shown.checkpoint))
 
     def _look_at_completions(self) -> None:
         if self.base is None and (found := catalog.base(self.rundir)) is not None:
@@ -224,11 +222,9 @@ class Timeline:
             return
         self.completions = []
         for one in wanted:
-            path = evaluations.folder(self.rundir, one.checkpoint) / evaluations.merged_name(one.checkpoint)
-            content = read_json_or_none(path, MOST_RESULT_BYTES)
-            words = "Base model" if one is self.base else f"Step {one.checkpoint.step:,}"
-            words += ", the best" if one is the_best else ""
-            self.completions.append((words, evaluations.completions(content if isinstance(content, dict) else {})))
+            above = heading(one.checkpoint.step, one is self.base, one is the_best)
+            content = catalog.merged_result(self.rundir, one.checkpoint)
+            self.completions.append((above, evaluations.completions(content)))
         self._written = wanted
 
     def _find_logs(self) -> None:

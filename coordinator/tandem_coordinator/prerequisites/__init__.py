@@ -25,11 +25,10 @@ from tandem.errors import Unmet
 from tandem.job import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
 from tandem_coordinator.prerequisites.dataset import dataset, weights
-from tandem_coordinator.prerequisites.machine import disk, machine, this_machine
+from tandem_coordinator.prerequisites.machine import disk, machine, this_machine, tracking
 from tandem_coordinator.prerequisites.program import program
 from tandem_coordinator.prerequisites.site import Site, pod, variables
 from tandem_coordinator.prerequisites.task import own_task
-from tandem_coordinator.prerequisites.tracking import tracking
 
 __all__ = ["Site", "Unmet", "here", "pod", "unmet"]
 
@@ -59,8 +58,7 @@ def here(
         environment: what the training processes inherit.
         code: the folder that is packed for them.
     """
-    own = {one.name: one.value for one in job.spec.trainer.env if one.value_from is None}
-    return Site(run_dir, this_machine(cores, gpus), {**environment, **own}, is_fresh=is_fresh, code=code)
+    return Site(run_dir, this_machine(cores, gpus), _inherited(job, environment), is_fresh=is_fresh, code=code)
 
 
 def on_shared_disk(
@@ -71,8 +69,12 @@ def on_shared_disk(
     code: Path | None = None,
 ) -> Site:
     """Other machines, which share all of this one's disk: the nodes of a SLURM cluster. See `here`."""
-    own = {one.name: one.value for one in job.spec.trainer.env if one.value_from is None}
-    return Site(run_dir, variables={**environment, **own}, is_fresh=is_fresh, code=code)
+    return Site(run_dir, variables=_inherited(job, environment), is_fresh=is_fresh, code=code)
+
+
+def _inherited(job: DistributedTrainingJob, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the training processes whose values are known."""
+    return {**environment, **{one.name: one.value for one in job.spec.trainer.env if one.value_from is None}}
 
 
 def _guarded(found: Iterator[Unmet]) -> Iterator[Unmet]:

@@ -1,4 +1,4 @@
-"""The capacity of one machine: the memory and processes of a whole job, its GPUs, its ports.
+"""The capacity of one machine: the memory and processes of a whole job, its GPUs, its ports; and whether it has MLflow.
 
 Only what cannot work is refused. Ranks that share a core are slow and no mistake, so there is a warning.
 
@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ from tandem.errors import Unmet
 from tandem.formatting import size
 from tandem.job import DistributedTrainingJob
 from tandem.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, ImageClassification
+from tandem.tracking import database, tracking_uri
 from tandem_coordinator.prerequisites.dataset import known
 from tandem_coordinator.prerequisites.site import CONFIG, LOOP, Machine, Site, fault_of_folder, nearest_there
 
@@ -223,3 +225,14 @@ def checkpoint_bytes(settings: ImageClassification, image_size: int, halves: boo
     states = STATES[settings.optimizer.name] if settings.optimizer.name != "sgd" or settings.optimizer.momentum else 0
     averages = 1 if settings.ema_decay is not None else 0
     return count * (FLOAT * (1 + states + averages) + (FLOAT // 2 if halves else 0))
+
+
+def tracking(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
+    """Whether this machine can send to a job's server or store. Whether a server answers is not asked: it may later."""
+    mlflow = job.spec.tracking.mlflow
+    if mlflow is None or not site.is_here:
+        return
+    uri = tracking_uri(mlflow, site.run_dir.path, os.environ)
+    is_local = uri is not None and database(uri) is not None
+    if find_spec("mlflow") is None or (is_local and find_spec("sqlalchemy") is None):
+        yield Unmet(("spec", "tracking", "mlflow"), "mlflow is not installed here (pip install 'tandem[mlflow]')")

@@ -100,6 +100,12 @@ def read_result(word: LastWord) -> tuple[Result, Mapping[str, Any]] | None:
     ), content
 
 
+def merged_result(rundir: RunDir, reference: CheckpointRef) -> Mapping[str, Any]:
+    """The whole content of the merged result of a checkpoint; empty where there is none that can be read."""
+    content = read_json_or_none(evaluations.merged_file(rundir, reference), MOST_RESULT_BYTES)
+    return content if isinstance(content, dict) else {}
+
+
 def base(rundir: RunDir) -> tuple[Result, Mapping[str, Any]] | None:
     """The result of the base model, and the whole content of its file; None while it is not evaluated."""
     words = sorted(

@@ -89,6 +89,11 @@ def merged_name(reference: CheckpointRef) -> str:
     return f"g{reference.generation:06d}.json"
 
 
+def merged_file(rundir: RunDir, reference: CheckpointRef) -> Path:
+    """The merged result of a checkpoint, which may not be there yet."""
+    return folder(rundir, reference) / merged_name(reference)
+
+
 def skipped_name(reference: CheckpointRef) -> str:
     """File name of the note that a checkpoint was passed over."""
     return f"g{reference.generation:06d}.skipped.json"

@@ -72,7 +72,7 @@ def runs(*words: str) -> DistributedTrainingJob:
 def test_a_tracked_job_needs_mlflow(
     folder: Path, monkeypatch: pytest.MonkeyPatch, uri: str | None, installed: set[str], lacks: bool
 ) -> None:
-    module = sys.modules["tandem_coordinator.prerequisites.tracking"]
+    module = sys.modules["tandem_coordinator.prerequisites.machine"]
     monkeypatch.setattr(module, "find_spec", lambda name: name if name in installed else None)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     of = job(trainer=TASK | {"config": {"data": {"name": "digits"}}}, tracking={"mlflow": {"uri": uri} if uri else {}})

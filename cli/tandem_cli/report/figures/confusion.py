@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tandem.formatting import shortened
 from tandem.tasks import class_names
 from tandem_cli.report.run import Floats, Ints, Run
 from tandem_coordinator.charts.chart import Look
@@ -61,7 +62,7 @@ def _beside(names: list[str]) -> float:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
+    return shortened(name, LONGEST)
 
 
 def _matrix(confusion: Ints, names: list[str], left: float, top: float, width: float) -> tuple[list[str], float]:
