@@ -276,6 +276,26 @@ os.execv(stub.sys.executable, [stub.sys.executable, "-I", "-S", stub.__file__, "
     assert "ranks start the ordinary way" in done.stderr
 
 
+KILLED = """
+import json, os, subprocess, sys
+from tandem_trainer.warm import forkserver, stub
+if forkserver.fork_server(lambda: True) is not None:
+    print(os.getpid(), flush=True)
+    os.kill(os.getpid(), 9)
+command = [sys.executable, "-I", "-S", stub.__file__, "rank.py"]
+ended = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+assert forkserver.endings is not None
+print(json.dumps([ended.returncode, int(ended.stdout), forkserver.endings.read(), forkserver.endings.read()]))
+"""
+
+
+def test_how_a_rank_has_ended_is_known_before_its_stub_ends(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    code, pid, once, again = json.loads(done.stdout)
+    assert (code, once, again) == (-9, {str(pid): -9}, {})
+
+
 def refused(connection: socket.socket) -> bool:
     """Whether the server hangs up without a word; what it has not read resets the connection."""
     try:

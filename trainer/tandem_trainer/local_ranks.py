@@ -2,8 +2,8 @@
 
 torchrun starts and reaps the processes; its rendezvous handler never learns how one ended. What it has to know it
 learns here: a pidfd says at once that a process has ended, and `waitid` with WNOWAIT how, without taking the status
-away from torchrun. A rank that is no child of the agent (forked warm, or started through a shell) has its last word
-instead.
+away from torchrun. Of a rank that was forked warm, and is no child of the agent, the fork server says how it ended.
+Where neither can, the rank's last word stands for it.
 
 A script of the user's own has no last word and obeys no orders, whether it says how far it is (tandem_trainer.step_log)
 or nothing. How it ended, torchrun says; and torchrun ends it, with SIGTERM and time to react.
@@ -30,6 +30,7 @@ from tandem.protocol import DEBUGGER, SCRIPT, STARTING, STOPPED, Failure, RankRe
 from tandem_trainer.failure import read
 from tandem_trainer.pulse import Order, ProcessorUse, PulseView
 from tandem_trainer.stacks import Subject, is_stopped
+from tandem_trainer.warm import forkserver
 
 log = logging.getLogger("tandem.agent")
 
@@ -47,6 +48,9 @@ HARMLESS = {
     *(ExitCode.REWOUND, ExitCode.OUT_OF_MEMORY),
 }
 """Ends that are no failure of the rank: their cause is elsewhere, or the next generation will do otherwise."""
+
+ENDED_BY_TORCHRUN = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+"""Signals with which torchrun ends the ranks of an agent that is asked to end; they are no failure of the ranks."""
 
 FINAL = {ExitCode.CONFIGURATION, ExitCode.DIVERGED}
 """Ends after which trying again is of no use; the rank has said why in the run directory."""
@@ -73,6 +77,9 @@ class LocalRanks:
         self._codes: dict[int, int | None] = {}
         self._ended_at: dict[int, float] = {}
         self._abort_at: float | None = None
+        self._pids: dict[int, int] = {}
+        self._endings = forkserver.endings
+        self._forked: dict[int, int] = {}
 
     # What the ranks do
 
@@ -88,13 +95,15 @@ class LocalRanks:
         for local_rank, pidfd in list(self._pidfds.items()):
             if _has_ended(pidfd):
                 self._end(local_rank, _exit_code(pidfd))
+        self._hear_endings()
         if self._abort_at is not None and time.monotonic() - self._abort_at > ABORT_SECONDS:
             self._kill()
 
     @property
     def descriptors(self) -> list[int]:
-        """Become readable when a rank ends."""
-        return list(self._pidfds.values())
+        """Become readable when a rank ends, and when it is known how."""
+        said = None if self._endings is None else self._endings.descriptor
+        return [*self._pidfds.values(), *([] if said is None else [said])]
 
     @property
     def settled(self) -> bool:
@@ -188,6 +197,8 @@ class LocalRanks:
     def order(self, order: Order) -> None:
         """Give all ranks an order."""
         if order == "abort" and self._abort_at is None:
+            # Who has ended by now, has not ended by this.
+            self.watch()
             self._abort_at = time.monotonic()
         for view in self._views:
             view.order(order)
@@ -220,6 +231,7 @@ class LocalRanks:
     # Details
 
     def _follow(self, local_rank: int, pid: int) -> None:
+        self._pids[local_rank] = pid
         if not hasattr(os, "pidfd_open"):
             return
         try:
@@ -234,9 +246,22 @@ class LocalRanks:
             code = self._views[local_rank].last_word()
         self._codes[local_rank] = code
         self._ended_at[local_rank] = time.monotonic()
-        # Of one that was forked and killed, torchrun says how; of one that it ends itself, there is nothing to say.
+        # Of one that was forked and killed, the fork server or torchrun says how; of one that torchrun ends, nobody.
         if code is not None:
             self._note(local_rank, code)
+
+    def _hear_endings(self) -> None:
+        """Take in what the fork server says of ranks that left no word: they were killed, and not by this agent."""
+        if self._endings is None:
+            return
+        self._forked |= self._endings.read()
+        for local_rank, pid in self._pids.items():
+            unknown = self._codes.get(local_rank, ExitCode.DONE) is None and not self._runs_script(local_rank)
+            code = self._forked.get(pid)
+            if not unknown or code is None or -code in ENDED_BY_TORCHRUN:
+                continue
+            if self._abort_at is None or self._ended_at[local_rank] < self._abort_at:
+                self._note(local_rank, code)
 
     def _note(self, local_rank: int, code: int) -> None:
         self._codes[local_rank] = code

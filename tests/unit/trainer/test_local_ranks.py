@@ -1,9 +1,12 @@
 """What an agent keeps of its ranks goes when it goes, however it goes."""
 
 import os
+import signal
+import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from tandem.protocol import RankReport
 from tandem_trainer import local_ranks
 from tandem_trainer.local_ranks import LocalRanks, remove_leavings
 from tandem_trainer.pulse import debugger_slot
+from tandem_trainer.warm import forkserver
 from tests.support.waiting import until
 
 
@@ -135,4 +139,60 @@ def test_a_rank_that_a_debugger_could_attach_to_pauses_no_more_than_any_other(me
     debugger_slot(ranks.folder / "rank-0").put("listens", "4711")
     running, _ = steps(ranks, "starting", 0)
     assert (running.phase, running.pauses) == ("train", False)
+    ranks.close()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], None]]:
+    """Says how ranks have ended, as the fork server does; they are no children of the agent."""
+    reads, writes = os.pipe()
+    monkeypatch.setattr(local_ranks, "_exit_code", lambda _: None)
+    monkeypatch.setattr(forkserver, "endings", forkserver.Endings(reads))
+
+    def say(pid: int, status: int) -> None:
+        os.write(writes, struct.pack("2i", pid, status))
+
+    yield say
+    os.close(writes)
+    assert forkserver.endings is not None
+    assert forkserver.endings.read() == {}
+    assert forkserver.endings.descriptor is None, "a pipe without a server is always readable"
+
+
+@pytest.mark.parametrize(
+    ("phase", "number", "closed_first", "noted"),
+    [
+        ("starting", signal.SIGKILL, False, -signal.SIGKILL),
+        ("starting", signal.SIGTERM, False, None),
+        ("starting", signal.SIGKILL, True, None),
+        ("script", signal.SIGKILL, False, None),
+    ],
+    ids=["killed", "ended by torchrun", "killed by the agent", "a script: torchrun says how"],
+)
+def test_of_a_forked_rank_that_was_killed_the_fork_server_says_how(
+    memory: Path,
+    server: Callable[[int, int], None],
+    phase: str,
+    number: signal.Signals,
+    closed_first: bool,
+    noted: int | None,
+) -> None:
+    ranks = LocalRanks(1, 1)
+    environment = os.environ | {"TANDEM_PULSE": str(ranks.folder), "RANK": "0", "LOCAL_RANK": "0"}
+    command = [sys.executable, "-c", RANK, phase, "0"]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as rank:
+        until(lambda: ranks.watch() or (ranks.settled and ranks.reports()[0].step == 5), "its steps")
+        if closed_first:
+            ranks.order("abort")
+        rank.send_signal(number)
+        rank.wait()
+    if not closed_first:
+        # The generation is closed before this agent has looked at its ranks.
+        ranks.order("abort")
+    ranks.watch()
+    assert ranks.gone
+    server(rank.pid, number)
+    ranks.watch()
+    failure = ranks.failure()
+    assert (failure and failure[1].code) == noted
     ranks.close()

@@ -14,6 +14,10 @@ which the recovering ranks want the processor, and a second fault within these s
 memory), forking from the agent itself (its heartbeat thread may hold any lock), keeping the ranks' processes over
 generations (torch cannot be trusted to tear down a process group whose peers are gone: that is why ranks `_exit`).
 
+**How a rank has ended** the server alone can ask the kernel. It tells the agent (`Endings`) before it tells the stub:
+once torchrun has seen all stubs of a generation end, the agent knows of each rank how it ended, even where torchrun was
+told to begin anew before it looked.
+
 Only Linux has what it takes (pidfd, the abstract socket namespace, a signal at the parent's death).
 """
 
@@ -42,6 +46,8 @@ REQUEST_SECONDS = 10.0
 DRIVERS = {"/dev/nvidia-uvm", "/dev/kfd"}
 """What a process has open once it has begun to compute on a GPU, and not while it only asks NVML about one."""
 _CREDENTIALS = struct.Struct("3i")
+_ENDING = struct.Struct("2i")
+"""A rank's process id and its wait status. Shorter than a pipe's unit, so each is written and read whole."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,30 @@ class _Rank:
     connection: socket.socket
     ended: bool = False
     """Whether it was reaped, so that its number may mean another process by now."""
+
+
+class Endings:
+    """How ranks that were forked for this agent have ended, as the server tells it through a pipe."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self.descriptor: int | None = descriptor
+        """Readable when there is something new; None once the server is gone."""
+
+    def read(self) -> dict[int, int]:
+        """Those since the last call, by process id: exit codes, or minus the signals."""
+        found: dict[int, int] = {}
+        with suppress(BlockingIOError):
+            while self.descriptor is not None:
+                if not (content := os.read(self.descriptor, 64 * _ENDING.size)):
+                    os.close(self.descriptor)
+                    self.descriptor = None
+                found |= {pid: os.waitstatus_to_exitcode(status) for pid, status in _ENDING.iter_unpack(content)}
+        return found
+
+
+endings: Endings | None = None
+"""Of the server that was forked from this process."""
 
 
 def available() -> bool:
@@ -90,13 +120,20 @@ def fork_server(prepare: Callable[[], bool]) -> Request | None:
     name = f"tandem-{secrets.token_hex(16)}"
     listener.bind("\0" + name)
     listener.listen(256)
+    reads, writes = os.pipe()
     agent = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
     if os.fork() != 0:
         listener.close()
+        os.close(writes)
+        global endings
+        endings = Endings(reads)
         os.environ[ADDRESS] = name
         return None
+    os.close(reads)
+    # An agent that does not read, such as torchrun's own, must not stop the server.
+    os.set_blocking(writes, False)
     die_with_parent()
     if os.getppid() != agent:
         os._exit(0)
@@ -110,12 +147,12 @@ def fork_server(prepare: Callable[[], bool]) -> Request | None:
             flush=True,
         )
         os._exit(1)
-    return _Server(listener).serve()
+    return _Server(listener, writes).serve()
 
 
 class _Server:
-    def __init__(self, listener: socket.socket) -> None:
-        self._listener = listener
+    def __init__(self, listener: socket.socket, endings: int) -> None:
+        self._listener, self._endings = listener, endings
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
@@ -172,6 +209,8 @@ class _Server:
         os.close(pidfd)
         with suppress(KeyError):
             self._selector.unregister(rank.connection)
+        with suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._endings, _ENDING.pack(rank.pid, status))
         with suppress(OSError):
             rank.connection.sendall(LENGTH.pack(status))
         rank.connection.close()
@@ -184,6 +223,7 @@ class _Server:
             else:
                 cast(socket.socket, key.fileobj).close()
         self._selector.close()
+        os.close(self._endings)
 
 
 def _receive(connection: socket.socket) -> Request:
