@@ -9,7 +9,8 @@ Under fsdp a rank puts the weights of a block together again and again. From the
 the holes between such blocks, and the heap grows to twice what is in use. There, blocks of a MiB and more return to the
 system when they are freed. The pages cost processor time instead, and memory is what fsdp is chosen for. Measured with
 59 million parameters on two ranks (docs/measurements.md): 578 MB, 678 MB with 2 MiB, 700 with 4, 800 with 8, 1279
-without; the processor seconds of a step are 1.9, 1.5, 1.5, 1.4 and 0.8.
+without; the processor seconds of a step are 1.9, 1.5, 1.5, 1.4 and 0.8. A model of less than LARGE_BYTES has little to
+save: its ranks keep what they freed, as all others do.
 
 Rejected: the environment variables of glibc (they would have to be there before Python starts, and reach a user's own
 script), another allocator (a library to ship, for the same effect).
@@ -21,8 +22,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _MOST = 2**31 - 1
 _LARGEST_MMAP_THRESHOLD = 2**25
 """Older versions refuse more. Blocks that are larger are mapped and unmapped each time, as before."""
-
-
+LARGE_BYTES = 2**26
+"""Weights of a model from which on large blocks return to the system under fsdp."""
 _RETURNED = 2**20
 """Bytes of a block that returns to the system, where large ones do."""
 

@@ -26,7 +26,7 @@ from tandem import tasks
 from tandem.tasks import Loop
 from tandem_trainer.checkpoint.sharding import copies_of, here
 from tandem_trainer.failure import ConfigurationError
-from tandem_trainer.malloc import return_large_blocks
+from tandem_trainer.malloc import LARGE_BYTES, return_large_blocks
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.strategy import Examples, Plan, Strategy, blocks_of, clip_parts
 from tandem_trainer.strategies.tensor import COLWISE, ROWWISE, check
@@ -48,8 +48,6 @@ class Fsdp(Strategy):
             ConfigurationError: that does not divide them.
         """
         super().__init__(loop, group)
-        if group.device.type == "cpu":
-            return_large_blocks()
         self._options = loop.fsdp or tasks.Fsdp()
         self._degree = tensor_parallel
         if per_worker % tensor_parallel:
@@ -64,6 +62,9 @@ class Fsdp(Strategy):
         self._mesh: DeviceMesh = init_device_mesh(group.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
     def shard(self, model: nn.Module, task: Task[Any], examples: Examples) -> None:
+        weights = sum(one.numel() * one.element_size() for one in model.parameters())
+        if self.group.device.type == "cpu" and weights >= LARGE_BYTES:
+            return_large_blocks()
         if self._degree > 1:
             self._split_matrices(model, task.tensor_plan(model, self._degree))
         if self.dp_size == 1:
