@@ -2,8 +2,9 @@
 
 import json
 import sys
+from collections.abc import Callable, Iterable
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 import yaml
@@ -12,6 +13,9 @@ from rich.text import Text
 from tandem.errors import ManifestError, Problem, UserError
 from tandem.formatting import printable
 from tandem_cli.terminal.canvas import PrintableConsole
+
+T = TypeVar("T")
+Found = TypeVar("Found")
 
 
 def echo(text: str, *, mark: str = "", colour: str = "", err: bool = False) -> None:
@@ -74,6 +78,26 @@ def tell(error: UserError) -> None:
         if index:
             console.print()
         console.print(drawn(problem))
+
+
+def each_checked(check: Callable[[T], Found], things: Iterable[T]) -> list[Found]:
+    """What a check finds in each. Where some are wrong, the end of the command, with everything that is wrong.
+
+    Raises:
+        Exit: with the exit code 2.
+    """
+    found: list[Found] = []
+    wrong: list[UserError] = []
+    for thing in things:
+        try:
+            found.append(check(thing))
+        except UserError as error:
+            wrong.append(error)
+    for mistake in wrong:
+        tell(mistake)
+    if wrong:
+        raise typer.Exit(2)
+    return found
 
 
 def drawn(problem: Problem) -> Text:

@@ -10,8 +10,6 @@ Commands that are for runs of this machine and for jobs of a cluster decide so:
 
 import shlex
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -19,10 +17,16 @@ import typer
 
 from tandem.errors import UserError
 from tandem.rundir.layout import RunDir
-from tandem_cli.kubernetes.kubectl import ClusterError, NoCluster, NotFound
-from tandem_cli.local.known import job_name, known, named
+from tandem_cli.cluster import named as job_named
+from tandem_cli.kubernetes.kubectl import Kubectl
+from tandem_cli.kubernetes.platform import OnKubernetes
+from tandem_cli.local.known import MOST_NAMED, job_name, known, named, other_runs
+from tandem_cli.local.platform import OnThisMachine
 from tandem_cli.local.run_output import log_names
+from tandem_cli.platforms import Run
 from tandem_cli.report.folder import NoRun, expect_run
+from tandem_cli.slurm.jobs import of as submitted
+from tandem_cli.slurm.platform import OnSlurm
 
 
 def completed(incomplete: str) -> list[str]:
@@ -56,7 +60,6 @@ TargetArgument = Annotated[
         autocompletion=completed,
     ),
 ]
-MOST_NAMED = 8
 
 
 def opened(run: Path) -> RunDir:
@@ -74,54 +77,31 @@ def opened(run: Path) -> RunDir:
     return rundir
 
 
-def local(word: str, namespace: str = "", context: str = "") -> Path | None:
-    """The run directory that is meant; None for a job on a cluster.
+def found(word: str, namespace: str = "", context: str = "") -> Run:
+    """The run or job that is meant.
 
     Raises:
         UserError: it is a folder without a run, or a name that several runs have; or no run has it, and there is no
             kubectl to ask for a job.
     """
     if namespace or context:
-        return None
+        return OnKubernetes(job_named(word), Kubectl(namespace, context), by_name=True)
     # A folder of that name that is no run, such as `digits`, does not hide a job.
     if "/" in word or (Path(word) / "job.json").is_file():
-        return opened(Path(word)).path
-    if found := named(word):
-        return _only(word, found)
+        return in_folder(opened(Path(word)).path)
+    if runs := named(word):
+        return in_folder(_only(word, runs))
     if shutil.which("kubectl") is None:
         raise UserError(
             f"no run of this machine is called {word}, and kubectl was not found to ask a cluster for a job"
             f"{other_runs()}"
         )
-    return None
+    return OnKubernetes(job_named(word), Kubectl(), by_name=False)
 
 
-@contextmanager
-def asked(word: str, namespace: str, context: str) -> Iterator[None]:
-    """A cluster that does not answer may not have been meant.
-
-    Raises:
-        ClusterError: it does not; says which runs there are, unless a cluster was asked for by name.
-    """
-    try:
-        yield
-    except NotFound:
-        raise
-    except NoCluster as error:
-        if namespace or context:
-            raise
-        nobody = f"no run of this machine is called {word}, and kubectl knows no cluster to ask for a job"
-        raise NoCluster(f"{nobody}{other_runs()}") from error
-    except ClusterError as error:
-        if namespace or context:
-            raise
-        raise ClusterError(f"{error}\nno run of this machine is called {word}{other_runs()}") from error
-
-
-def other_runs() -> str:
-    """Runs that may have been meant, as the end of a sentence."""
-    some = [str(path) for path in known()[:MOST_NAMED]]
-    return f". Runs here: {', '.join(some)}" if some else ". Give the run directory that `tandem run` named"
+def in_folder(path: Path) -> Run:
+    """The run in a run directory that is there."""
+    return OnThisMachine(path) if submitted(path) is None else OnSlurm(path)
 
 
 def _only(name: str, found: list[Path]) -> Path:

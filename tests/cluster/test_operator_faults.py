@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.cluster.operated import LONG, Job, Operator, manifest, seen
 from tests.support.cluster.pods import Manifest, Namespace
+from tests.support.processes import tandem
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +88,13 @@ def test_a_job_is_scaled_while_it_trains(namespace: Namespace, job: Job) -> None
 def test_a_suspended_job_frees_its_pods_and_goes_on_where_it_was(namespace: Namespace, job: Job) -> None:
     job.trains(beyond=job.step)
     before = job.step
-    namespace("patch", "dtj/long", "--type=merge", "-p", '{"spec":{"runPolicy":{"suspend":true}}}')
-    job.reaches("Suspended")
-    job.becomes(lambda: not any(job.pods(role) for role in ("worker", "coordinator", "evaluator")), "no pods")
+    stopped = tandem("stop", "long", "-n", namespace.name)
+    assert stopped.returncode == 0, stopped.stderr
+    assert job.status["phase"] == "Suspended"
+    assert not any(job.pods(role) for role in ("worker", "coordinator", "evaluator"))
     saved = job.status["latestCheckpoint"]["step"]
     assert saved >= before - 50, "the group did not save before it left"
+    assert f"long is suspended; saved at step {saved:,}. It goes on after: kubectl patch" in stopped.stdout
     namespace("patch", "dtj/long", "--type=merge", "-p", '{"spec":{"runPolicy":{"suspend":false}}}')
     assert job.trains(beyond=saved) > saved
     job.becomes(lambda: len(job.live("evaluator")) == 1, "its evaluator")

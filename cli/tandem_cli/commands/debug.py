@@ -3,8 +3,6 @@
 import json
 import shlex
 import textwrap
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,18 +11,10 @@ from rich.text import Text
 
 from tandem.errors import UserError
 from tandem.formatting import duration, several
-from tandem.labels import WORKER
 from tandem.stacks import Attachment, Frame, Inspection, RankStacks, ThreadStack
-from tandem_cli.cluster import ContextOption, NamespaceOption, named
-from tandem_cli.kubernetes import execution
-from tandem_cli.kubernetes.execution import executable, holder, inspect, inspect_all
-from tandem_cli.kubernetes.following import first_line
-from tandem_cli.kubernetes.job_view import Pod, ask_job, ask_pods
-from tandem_cli.kubernetes.kubectl import Kubectl
-from tandem_cli.local import processes
-from tandem_cli.local.known import is_alive
+from tandem_cli.cluster import ContextOption, NamespaceOption
 from tandem_cli.output import Output, OutputOption, echo, emit
-from tandem_cli.runs import TargetArgument, asked, local
+from tandem_cli.runs import TargetArgument, found
 from tandem_cli.terminal.canvas import PrintableConsole
 
 UNBOUNDED = 100_000
@@ -61,47 +51,22 @@ def debug(
     With --attach it asks the rank to listen for a Python debugger, and prints a configuration for VS Code. On a cluster
     it also forwards the port from the pod until Ctrl-C. While a debugger is attached, the job does not count as hung.
     """  # fmt: skip
-    path = local(name, namespace, context)
-    if attach:
-        if rank is None:
-            raise UserError(f"--attach needs the number of a rank: tandem debug {shlex.quote(name)} 0 --attach")
-        if path is not None:
-            _attach_here(path, name, rank, output)
-            return
-        with asked(name, namespace, context):
-            raise typer.Exit(_attach_on_a_cluster(Kubectl(namespace, context), named(name), rank, output))
-    if path is not None:
-        found = _here(path, rank)
-    else:
-        with asked(name, namespace, context):
-            found = _on_a_cluster(Kubectl(namespace, context), named(name), rank)
+    if attach and rank is None:
+        raise UserError(f"--attach needs the number of a rank: tandem debug {shlex.quote(name)} 0 --attach")
+    run = found(name, namespace, context)
+    inspection = run.inspect(rank)
     if rank is None:
-        if not found.ranks:
+        if not inspection.ranks:
             raise UserError(_NONE_RUNNING.format(name))
-        _print_all(found, output)
+        _print_all(inspection, output)
         return
-    one = _rank_of(found, name, rank)
+    one = _rank_of(inspection, name, rank)
+    if attach:
+        raise typer.Exit(run.attach(one, lambda attachment: _print_attachment(attachment, name, output)))
     if output.is_data:
         emit(one.dump(), output)
     else:
         echo(told(one))
-
-
-def _attach_here(path: Path, name: str, rank: int, output: Output) -> None:
-    _rank_of(_here(path, rank), name, rank)
-    _print_attachment(processes.attach(path, rank), name, output)
-
-
-def _attach_on_a_cluster(kubectl: Kubectl, name: str, rank: int, output: Output) -> int:
-    """The exit code, once the forwarding has ended."""
-    pods = _workers(kubectl, name)
-    one = _rank_of(_with_rank(kubectl, pods, rank), name, rank)
-    pod = next(pod for pod in pods if pod.name == one.replica)
-    found = execution.attach(kubectl, pod, rank)
-    _print_attachment(found, name, output)
-    assert found.port is not None, "it was printed"
-    echo(f"port {found.port} of this machine leads to {pod.name}; Ctrl-C closes it", err=True)
-    return execution.forward(kubectl, pod, found.port)
 
 
 def _rank_of(found: Inspection, name: str, rank: int) -> RankStacks:
@@ -145,63 +110,6 @@ def how_to_attach(found: Attachment, name: str) -> str:
             "debugger is attached, the job does not count as hung. A rank that restarts has to be asked again.",
         )
     )
-
-
-def _here(path: Path, rank: int | None) -> Inspection:
-    if not is_alive(path):
-        raise UserError(
-            f"{path} is not running, so there are no stacks. Stacks of ranks that hung are in {path}/stacks"
-        )
-    return processes.inspect(path, rank)
-
-
-def _on_a_cluster(kubectl: Kubectl, name: str, rank: int | None) -> Inspection:
-    pods = _workers(kubectl, name)
-    if rank is not None:
-        return _with_rank(kubectl, pods, rank)
-    found, errors = inspect_all(kubectl, pods, None)
-    if not found:
-        raise errors[0]
-    for error in errors:
-        echo("", mark=f"warning: {first_line(error)}", colour="yellow", err=True)
-    return _joined(found)
-
-
-def _workers(kubectl: Kubectl, name: str) -> list[Pod]:
-    """The pods of workers that can be asked."""
-    job = ask_job(kubectl, name)
-    if job.ended:
-        raise UserError(f"{name} has ended ({job.status.phase}), so there are no stacks")
-    pods = executable(ask_pods(kubectl, name, WORKER))
-    if not pods:
-        raise UserError(f"no worker of {name} is running now: see tandem status {name}{kubectl.options()}")
-    return pods
-
-
-def _with_rank(kubectl: Kubectl, pods: Sequence[Pod], rank: int) -> Inspection:
-    """Asks one worker. If the rank is another's, it asks that one, or all if nobody knows the order of the workers."""
-    guess = pods[min(rank, len(pods) - 1)]
-    first = inspect(kubectl, guess, rank)
-    if _has(first, rank):
-        return first
-    if (right := holder(pods, first, rank)) is not None and right is not guess:
-        second = inspect(kubectl, right, rank)
-        if _has(second, rank):
-            return second
-    found, errors = inspect_all(kubectl, [pod for pod in pods if pod is not guess], rank)
-    joined = _joined([first, *found])
-    if errors and not _has(joined, rank):
-        raise errors[0]
-    return joined
-
-
-def _has(found: Inspection, rank: int) -> bool:
-    return any(one.rank == rank for one in found.ranks)
-
-
-def _joined(found: Sequence[Inspection]) -> Inspection:
-    ranks = sorted((one for answer in found for one in answer.ranks), key=lambda one: one.rank)
-    return Inspection(ranks=ranks)
 
 
 def _there(found: Inspection) -> str:

@@ -10,14 +10,14 @@ from rich.console import Console
 from tandem.errors import UserError
 from tandem.formatting import printable
 from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption
-from tandem_cli.commands.status import WATCH_SECONDS, Watched, source_of
-from tandem_cli.kubernetes import tables
-from tandem_cli.kubernetes.job_view import JobEvent, JobView, news
-from tandem_cli.kubernetes.kubectl import ClusterError, NotFound
-from tandem_cli.kubernetes.tables import event_record
+from tandem_cli.commands.status import WATCH_SECONDS
 from tandem_cli.output import Output, OutputOption, echo, emit
-from tandem_cli.runs import TargetArgument, asked
+from tandem_cli.platforms import Gone, PlatformError, Run
+from tandem_cli.runs import TargetArgument, found
+from tandem_cli.terminal import tables
 from tandem_cli.terminal.canvas import PrintableConsole
+from tandem_cli.terminal.tables import event_record
+from tandem_cli.view import JobEvent, JobView, news
 
 
 def events(
@@ -34,32 +34,31 @@ def events(
     """
     if watch and output.is_data:
         raise UserError(f"-o {output.value} prints the events so far; omit --watch")
-    source, console = source_of(name, namespace, context), PrintableConsole(highlight=False)
-    with asked(name, namespace, context):
-        seen = source.look(None)
+    run, console = found(name, namespace, context), PrintableConsole(highlight=False)
+    seen = run.look()
     if output.is_data:
         emit([event_record(one) for one in seen.job_events], output)
         return
     wide = output is Output.WIDE
     _print(console, seen.job_events, wide)
     if not seen.job_events and not watch:
-        echo(f"nothing is told of {name}{source.forgets}", err=True)
+        echo(f"nothing is told of {name}{run.forgets}", err=True)
     if watch:
-        raise typer.Exit(_followed(source, console, seen, wide))
+        raise typer.Exit(_followed(run, console, seen, wide))
 
 
-def _followed(source: Watched, console: Console, seen: JobView, wide: bool) -> int:
+def _followed(run: Run, console: Console, seen: JobView, wide: bool) -> int:
     """Until it ends, is deleted, or Ctrl-C."""
     away = False
     try:
-        while not source.is_over(seen):
+        while not run.is_over(seen):
             time.sleep(WATCH_SECONDS)
             try:
-                before, seen = seen, source.look(None)
-            except NotFound:
+                before, seen = seen, run.look()
+            except Gone:
                 echo(f"{seen.job.name} was deleted", err=True)
                 return 0
-            except ClusterError as error:
+            except PlatformError as error:
                 if not away:
                     echo(f"trying again: {printable(str(error)).splitlines()[0]}", err=True)
                 away = True

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from tandem_cli.kubernetes import tables
-from tandem_cli.kubernetes.tables import job_record
 from tandem_cli.local.known import known
 from tandem_cli.local.run_view import look_briefly
 from tandem_cli.output import Output, OutputOption, echo, emit
+from tandem_cli.terminal import tables
 from tandem_cli.terminal.canvas import PrintableConsole
+from tandem_cli.terminal.tables import job_record
 
 MOST = 20
 

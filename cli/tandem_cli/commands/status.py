@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -14,17 +13,17 @@ from tandem.errors import UserError
 from tandem.formatting import printable
 from tandem.status import Snapshot
 from tandem_cli.checkpoints.listing import plain
-from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption, named
-from tandem_cli.kubernetes import tables
-from tandem_cli.kubernetes.job_view import JobEvent, JobSummary, JobView, ask_jobs, look
-from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, NotFound
-from tandem_cli.kubernetes.tables import job_record, view_record
-from tandem_cli.local import run_view as run_view
-from tandem_cli.local.known import is_alive
+from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption
+from tandem_cli.kubernetes.job_view import ask_jobs
+from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl
 from tandem_cli.output import Output, OutputOption, echo, emit
-from tandem_cli.runs import asked, completed, local
+from tandem_cli.platforms import Gone, PlatformError, Run
+from tandem_cli.runs import completed, found
+from tandem_cli.terminal import tables
 from tandem_cli.terminal.canvas import Canvas, PrintableConsole, can_draw
 from tandem_cli.terminal.screen import Scene, state_line
+from tandem_cli.terminal.tables import job_record, view_record
+from tandem_cli.view import JobSummary, JobView
 
 WATCH_SECONDS = 2.0
 """Between two looks. Step and loss are written every ten seconds, everything else at once."""
@@ -64,11 +63,10 @@ def status(
     console = PrintableConsole(highlight=False)
     width = console.width if console.is_terminal and output is not Output.WIDE else None
     if name:
-        source = source_of(name, namespace, context)
-        with asked(name, namespace, context):
-            seen = source.look(None)
+        run = found(name, namespace, context)
+        seen = run.look()
         if watch:
-            raise typer.Exit(_watched(source, seen, console))
+            raise typer.Exit(_watched(run, seen, console))
         if output.is_data:
             emit(view_record(seen), output)
         else:
@@ -76,65 +74,36 @@ def status(
         return
     kubectl = Kubectl(namespace, context)
     try:
-        found = ask_jobs(kubectl, everywhere)
+        jobs = ask_jobs(kubectl, everywhere)
     except ClusterError as error:
         raise UserError(f"{error}. Without a NAME it shows jobs on a cluster; local runs: tandem ls") from error
     if output.is_data:
-        emit([job_record(job) for job in found], output)
-    elif found:
-        _print(console, tables.jobs(found, width, time.time(), everywhere))
+        emit([job_record(job) for job in jobs], output)
+    elif jobs:
+        _print(console, tables.jobs(jobs, width, time.time(), everywhere))
     else:
         where = "any namespace" if everywhere else namespace or "this namespace"
         echo(f"no jobs in {where}; give it one with: tandem submit FILE{kubectl.options()}", err=True)
 
 
-@dataclass(frozen=True)
-class Watched:
-    """Where a job or a run is looked at."""
-
-    look: Callable[[tuple[JobEvent, ...] | None], JobView]
-    """Everything about it; what happened is not asked again if it is given."""
-    is_over: Callable[[JobView], bool]
-    hint: str
-    """What Ctrl-C does while it is followed."""
-    forgets: str = ""
-    """Why nothing may be told of it, as the end of a sentence."""
-
-
-def source_of(name: str, namespace: str, context: str) -> Watched:
-    """The run or job that is meant."""
-    path = local(name, namespace, context)
-    if path is not None:
-        return Watched(
-            lambda known: run_view.look(path), lambda _: not is_alive(path), "Ctrl-C leaves; the run goes on"
-        )
-    kubectl, job = Kubectl(namespace, context), named(name)
-    return Watched(
-        lambda known: look(kubectl, job, known),
-        lambda seen: seen.job.ended,
-        "Ctrl-C leaves; the job goes on",
-        "; Kubernetes forgets events after an hour or so",
-    )
-
-
-def _watched(source: Watched, seen: JobView, console: Console) -> int:
+def _watched(run: Run, seen: JobView, console: Console) -> int:
     """Until it ends, is deleted, or Ctrl-C. A cluster that is away for a while is waited for."""
     notice, events_at = "", time.monotonic()
-    show, close = _drawn(console, source.hint) if can_draw(console) else _written(console)
+    show, close = _drawn(console, run.on_leaving) if can_draw(console) else _written(console)
     try:
         while True:
             show(seen, notice)
-            if source.is_over(seen):
+            if run.is_over(seen):
                 break
             time.sleep(WATCH_SECONDS)
             with_events = time.monotonic() - events_at >= EVENTS_SECONDS
             try:
-                seen, notice = _look_again(source, seen, with_events), ""
-            except NotFound:
+                seen, notice = _look_again(run, seen, with_events), ""
+            except Gone:
                 close()
                 echo(f"{seen.job.name} was deleted", err=True)
                 return 1
-            except ClusterError as error:
+            except PlatformError as error:
                 notice = f"trying again: {printable(str(error)).splitlines()[0]}"
                 continue
             events_at = time.monotonic() if with_events else events_at
@@ -146,10 +115,10 @@ def _watched(source: Watched, seen: JobView, console: Console) -> int:
     return 0 if seen.job.status.phase == "Succeeded" else 1
 
 
-def _look_again(source: Watched, before: JobView, with_events: bool) -> JobView:
+def _look_again(run: Run, before: JobView, with_events: bool) -> JobView:
     """The next look; the last one has everything."""
-    seen = source.look(None if with_events else before.job_events)
-    return source.look(None) if source.is_over(seen) and not with_events else seen
+    seen = run.look(None if with_events else before.job_events)
+    return run.look() if run.is_over(seen) and not with_events else seen
 
 
 Show = Callable[[JobView, str], None]

@@ -1,13 +1,14 @@
 """Jobs on a cluster, through kubectl: the implementation of `tandem submit | status | logs | events | debug | shell`.
 
+    platform    a job, for the commands that work on every platform
+    submission  gives jobs to the cluster
     kubectl     runs kubectl, and explains its errors
     references  the objects that a job refers to by name
     job_view    one job at one moment, with its pods and events, fetched from the cluster
-    tables      that view as lines of text
     following   the logs of all containers, until the job ends
     execution   commands in pods: the stacks of ranks, a shell
     forwarding  a connection to a job's coordinator
     upload      the job's packed code, over that connection
 
-`tables` is pure; the others run kubectl.
+All of them run kubectl.
 """

@@ -17,8 +17,8 @@ from tandem.errors import UserError
 from tandem.formatting import printable
 from tandem.launch import RUN_DIR
 from tandem.stacks import Attachment, Inspection
-from tandem_cli.kubernetes.job_view import Pod
 from tandem_cli.kubernetes.kubectl import ANSWER_SECONDS, ClusterError, Kubectl, complaint, errors_of
+from tandem_cli.view import Pod
 
 INSPECT = ("python", "-P", "-m", "tandem_trainer.inspection")
 """In a worker's pod. Without what lies in the working folder, which is not Tandem's."""

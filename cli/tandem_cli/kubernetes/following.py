@@ -28,29 +28,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tandem.errors import UserError
-from tandem.formatting import one_line
 from tandem.manifest.fields import nearest
-from tandem_cli.kubernetes.job_view import JobSummary, Pod, ask_job, ask_pods
+from tandem_cli.kubernetes.job_view import ask_job, ask_pods
 from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, NotFound, complaint, end, errors_of
+from tandem_cli.log_lines import MOST, Choice, Line, Tell, shown
+from tandem_cli.view import JobSummary, Pod
 
-MOST = 2**16
-"""Bytes of a line that are kept: what is longer is no line for people."""
 _CHUNK = 2**16
-_COLOURS = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-"""What programs write to colour their text, or to name the window."""
 _SECOND = 10**9
-
-
-@dataclass(frozen=True, order=True)
-class Line:
-    """One line of one container."""
-
-    at: int
-    """Nanoseconds since the epoch, by the clock of its node."""
-    who: str
-    """worker-0, evaluator-1, coordinator."""
-    text: str
-    """Without control characters."""
 
 
 def line(raw: bytes, who: str, before: int) -> Line:
@@ -76,14 +61,6 @@ def stamp(text: str) -> int | None:
     except ValueError:
         return None
     return int(at.timestamp()) * _SECOND + int((fraction or "0").ljust(9, "0"))
-
-
-def shown(text: str) -> str:
-    """What a terminal would show of a line in the end: without colours, of a progress bar only its last state; and
-    nothing that could steer the terminal."""
-    plain = _COLOURS.sub("", text).rstrip("\r\n")
-    last = next((part for part in reversed(plain.split("\r")) if part), "")
-    return one_line(last.expandtabs())
 
 
 def lines_of(child: subprocess.Popen[bytes], silence: float | None) -> Iterator[bytes]:
@@ -123,21 +100,6 @@ MOST_PODS = 64
 SILENCE_SECONDS = 15.0
 """A node that does not send what is there already will not: it is gone, or cut off."""
 PREVIOUS = "--previous"
-
-Tell = Callable[[str], None]
-"""Says something about the logs that is none of their lines."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Whose logs are wanted."""
-
-    role: str = ""
-    """Pods of one role; empty: of all."""
-    names: tuple[str, ...] = ()
-    """These alone: worker-0, evaluator-1, coordinator; empty: all."""
-    tail: int | None = None
-    """Lines of each to begin with; None: all."""
 
 
 def chosen(pods: Sequence[Pod], choice: Choice) -> list[Pod]:

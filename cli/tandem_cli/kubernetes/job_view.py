@@ -8,8 +8,8 @@ the same name.
 import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -23,39 +23,11 @@ from tandem.manifest.fields import nearest
 from tandem.pod_template import GROUP
 from tandem.status import Status
 from tandem_cli.kubernetes.kubectl import Kubectl, NotFound
-
-State = Literal["waiting", "starting", "running", "not ready", "leaving", "done", "failed"]
+from tandem_cli.view import JobEvent, JobSummary, JobView, Pod, State
 
 _ORDER = (names.COORDINATOR, names.WORKER, names.EVALUATOR)
 _TROUBLES = ("DisruptionTarget",)
 """Conditions that say why a pod goes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pod:
-    """One pod."""
-
-    name: str
-    """What it is in the job: worker-0, evaluator-1, coordinator."""
-    pod: str
-    """Its name on the cluster."""
-    uid: str
-    role: str
-    index: int
-    """Its place in the group; 0 for the coordinator."""
-    node: str
-    """Empty while it has none."""
-    state: State
-    why: str
-    """What keeps it from running, or how it ended; empty where nothing needs to be said."""
-    restarts: int
-    """How often its container was started again in place."""
-    since: float | None
-    """When it came into its state, seconds since the epoch."""
-    container: str
-    """The container whose logs count."""
-    has_logs: bool
-    """Whether its container has been started; one that waits to be started again still has the log of the last time."""
 
 
 def pods(items: Iterable[Mapping[str, Any]]) -> tuple[Pod, ...]:
@@ -171,26 +143,6 @@ _SECOND = 1.0
 """Events have whole seconds, and so has the time at which a job was made."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobEvent:
-    """Something that happened, once or more."""
-
-    at: float
-    """When for the last time, seconds since the epoch."""
-    first: float
-    """When for the first time."""
-    who: str
-    """What it happened to: worker-0, coordinator, checkpoints; empty for the job itself."""
-    reason: str
-    """One CamelCase word."""
-    text: str
-    """A sentence."""
-    count: int
-    warning: bool
-    revision: int = 0
-    """The order of what happened within one second."""
-
-
 def job_events(items: Iterable[Mapping[str, Any]], job: str, made: float) -> tuple[JobEvent, ...]:
     """What is told of a job and its objects, the newest last.
 
@@ -205,12 +157,6 @@ def job_events(items: Iterable[Mapping[str, Any]], job: str, made: float) -> tup
         key = (one.who, one.reason, one.text)
         found[key] = _together(found[key], one) if key in found else one
     return tuple(sorted(found.values(), key=lambda one: (int(one.at), one.revision, one.at)))
-
-
-def news(before: Iterable[JobEvent], now: Iterable[JobEvent]) -> list[JobEvent]:
-    """What has happened since, again or for the first time."""
-    counts = {(one.who, one.reason, one.text): one.count for one in before}
-    return [one for one in now if one.count > counts.get((one.who, one.reason, one.text), 0)]
 
 
 def who(kind: str, name: str, job: str) -> str | None:
@@ -261,39 +207,8 @@ def _together(one: JobEvent, other: JobEvent) -> JobEvent:
 
 
 RESOURCE = f"distributedtrainingjobs.{GROUP}"
-ENDED = ("Succeeded", "Failed")
 
 Raw = Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobSummary:
-    """One job."""
-
-    name: str
-    namespace: str
-    uid: str
-    made: float
-    """Seconds since the epoch."""
-    status: Status
-    taken_up: bool
-    """Whether the operator has written a status."""
-    leaving: bool
-    """Whether it is being deleted."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing will happen any more."""
-        return self.status.phase in ENDED
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobView:
-    """One job and all that belongs to it."""
-
-    job: JobSummary
-    pods: tuple[Pod, ...] = ()
-    job_events: tuple[JobEvent, ...] = ()
 
 
 def look(kubectl: Kubectl, name: str, known: tuple[JobEvent, ...] | None = None) -> JobView:

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from tandem.errors import UserError
 from tandem.formatting import printable, shortened, size
 from tandem.manifest.fields import nearest
+from tandem_cli.platforms import Gone, PlatformError
 
 CHART = "charts/tandem"
 CRD = f"{CHART}/files/crd.yaml"
@@ -32,15 +32,15 @@ MOST = 4000
 """Characters of a complaint that are passed on."""
 
 
-class ClusterError(UserError):
+class ClusterError(PlatformError):
     """The cluster, or kubectl, refused. Its message has kubectl's words and what to do."""
 
 
-class NotFound(ClusterError):  # noqa: N818 - reads as the sentence it is
+class NotFound(ClusterError, Gone):  # noqa: N818 - reads as the sentence it is
     """The object is not there."""
 
 
-class WrongContext(ClusterError):  # noqa: N818 - as above
+class WrongContext(ClusterError):  # noqa: N818 - reads as the sentence it is
     """There is no such context."""
 
 

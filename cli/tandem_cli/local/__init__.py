@@ -10,6 +10,7 @@ The same processes as on a cluster, as children of one parent: a coordinator, on
     local_run   the shell around all of it
     run_output  the output of all children as one stream of lines
     display     the screen, or plain lines
+    platform    the run, for the commands that work on every platform
     processes   the processes of a run: their variables, the stacks of its ranks
     known       the runs of this machine
     run_view    a run in the form of a cluster job, so that both are shown alike

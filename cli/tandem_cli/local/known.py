@@ -19,6 +19,8 @@ RUNS = Path("runs")
 """Where `tandem run` keeps runs unless told otherwise."""
 MOST = 500
 """Runs that are remembered; the oldest are forgotten."""
+MOST_NAMED = 8
+"""Runs that an error names."""
 
 
 def state_folder() -> Path:
@@ -55,6 +57,12 @@ def named(name: str) -> list[Path]:
     if (RUNS / name / "job.json").is_file():
         return [RUNS / name]
     return [path for path in known() if name in (path.name, job_name(path))]
+
+
+def other_runs() -> str:
+    """Runs that may have been meant, as the end of a sentence."""
+    some = [str(path) for path in known()[:MOST_NAMED]]
+    return f". Runs here: {', '.join(some)}" if some else ". Give the run directory that `tandem run` named"
 
 
 def job_name(path: Path) -> str:

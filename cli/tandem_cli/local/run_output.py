@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tandem.errors import UserError
-from tandem_cli.kubernetes.following import MOST, Line, shown
+from tandem_cli.log_lines import MOST, Line, shown
 
 POLL_SECONDS = 0.2
 _START = re.compile(r"^--- (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ")

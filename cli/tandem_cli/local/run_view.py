@@ -19,11 +19,11 @@ from tandem.rundir.log import LogReader
 from tandem.rundir.ownership import ENDPOINT
 from tandem.rundir.records import COORDINATOR, Sample, Told
 from tandem.status import CheckpointRef, MemberView, Progress, Score, Snapshot, Status, Troubles
-from tandem_cli.kubernetes.job_view import JobEvent, JobSummary, JobView, Pod, State
 from tandem_cli.local.known import is_alive, job_name, own_command
 from tandem_cli.slurm import jobs
 from tandem_cli.slurm.scheduler import SlurmError
 from tandem_cli.terminal.summary import result
+from tandem_cli.view import JobEvent, JobSummary, JobView, Pod, State
 
 SECONDS = 2.0
 """For the coordinator's answer."""

@@ -1,5 +1,6 @@
 """One job on a SLURM cluster: `tandem submit --slurm`, `tandem render slurm`.
 
+    platform    a run, for the commands that work on every platform
     profile     what a cluster wants of every job: partition, account, modules; from the user's configuration
     script      the sbatch scripts, made of a job and a profile
     scheduler   sbatch, squeue, scontrol and sacct, and their answers in words

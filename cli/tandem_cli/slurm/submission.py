@@ -3,19 +3,26 @@ folder `slurm` of it.
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from tandem.code import store
 from tandem.errors import Unmet, UserError
+from tandem.formatting import one_line
 from tandem.job import DistributedTrainingJob
 from tandem.launch import TOKEN
+from tandem.manifest.reading import job_of, refuse
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import SLURM
+from tandem_cli.job_words import summary
 from tandem_cli.local.known import remember
 from tandem_cli.local.prepare import claim
+from tandem_cli.output import echo
 from tandem_cli.packing import Pack
+from tandem_cli.platforms import Checked, Cluster
+from tandem_cli.slurm import profile as profiles
 from tandem_cli.slurm import scheduler, script
 from tandem_cli.slurm.jobs import Submission, forget, queued, record
 from tandem_cli.slurm.profile import Profile
@@ -87,3 +94,34 @@ def _submitted(file: Path, text: str, options: Sequence[str], variables: dict[st
     file.write_text(text)
     file.chmod(0o700)
     return scheduler.submit(file, options, variables)
+
+
+class Slurm(Cluster):
+    """The SLURM cluster of this login node.
+
+    Args:
+        profile_name: of the user's configuration; empty: its default.
+        run_dir: for one job; None: a folder of its name in `runs`.
+        fresh: move an earlier run away and begin anew.
+    """
+
+    def __init__(self, profile_name: str, run_dir: Path | None, fresh: bool) -> None:
+        self._profile, self._run_dir, self._fresh = profiles.profile(profile_name), run_dir, fresh
+
+    def submit(self, jobs: Sequence[Checked], settings: tuple[str, ...], pack: Pack | None) -> None:
+        if self._run_dir is not None and len(jobs) > 1:
+            raise UserError("--run-dir is for one FILE")
+        for job, _, source in jobs:
+            job = job_of(source, (*settings, *script.fitted(job, self._profile)))
+            path = self._run_dir or Path("runs") / job.metadata.name
+            unmet_here = lacking(job, path, self._fresh, pack)
+            refuse(unmet_here, source, settings)
+            again = shlex.join(["tandem", "submit", "--slurm", source.file, "--fresh"])
+            notes = [one.message for one in unmet_here]
+            notes += prepare(path, job, self._fresh, again, pack)
+            for note in notes:
+                echo(f" {one_line(note)}", mark="note:", colour="yellow", err=True)
+            given = submit(path, job, self._profile)
+            echo(f" as job {' and '.join(given.ids)}: {one_line(summary(job))}", mark="submitted", colour="green")
+            echo(f"  tandem status {shlex.quote(str(path))} --watch")
+            echo(f"  tandem logs {shlex.quote(str(path))} --follow")

@@ -2,6 +2,7 @@
 
     screen   a scene, and its rendering in at most 20 lines and 80 columns; a scene or an event as one line
     canvas   a full-screen display that is redrawn until it is closed
+    tables   a job or run at one moment as lines of text, for `tandem status` and `tandem events`
     summary  the summary of a finished run, read from its run directory
 
 All of it computes; `tandem_cli.local.local_run` prints.

@@ -4,7 +4,8 @@ import pytest
 
 from tandem import labels as names
 from tandem.formatting import seconds
-from tandem_cli.kubernetes.job_view import job_events, news, who
+from tandem_cli.kubernetes.job_view import job_events, who
+from tandem_cli.view import news
 from tandem_operator import names as operators
 from tests.support.fake_kubectl import event
 

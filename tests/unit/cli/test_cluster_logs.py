@@ -10,9 +10,11 @@ import pytest
 
 from tandem.errors import UserError
 from tandem_cli.kubernetes import following
-from tandem_cli.kubernetes.following import MOST, Choice, Follower, Line, check, chosen, line, shown, stamp, whole
-from tandem_cli.kubernetes.job_view import Pod, pods
+from tandem_cli.kubernetes.following import Follower, check, chosen, line, stamp, whole
+from tandem_cli.kubernetes.job_view import pods
 from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl
+from tandem_cli.log_lines import MOST, Choice, Line, shown
+from tandem_cli.view import Pod
 from tests.support import fake_kubectl as fakes
 from tests.support.fake_kubectl import FakeKubectl
 

@@ -7,8 +7,9 @@ import pytest
 
 from tandem.errors import UserError
 from tandem.formatting import seconds
-from tandem_cli.kubernetes import tables
-from tandem_cli.kubernetes.job_view import JobView, job_events, job_summary, pods
+from tandem_cli.kubernetes.job_view import job_events, job_summary, pods
+from tandem_cli.terminal import tables
+from tandem_cli.view import JobView
 from tests.support import fake_kubectl as fake
 
 MADE = seconds("2026-11-21T12:00:00Z")

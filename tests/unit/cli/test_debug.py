@@ -13,10 +13,11 @@ from tandem.errors import UserError
 from tandem.stacks import Attachment, Frame, Inspection, RankStacks, ThreadStack
 from tandem_cli.commands.debug import debug, how_to_attach, told
 from tandem_cli.kubernetes.execution import INSPECT, executable, holder
-from tandem_cli.kubernetes.job_view import Pod, pods
+from tandem_cli.kubernetes.job_view import pods
 from tandem_cli.kubernetes.kubectl import complaint
 from tandem_cli.local import processes
 from tandem_cli.local.processes import check_owner
+from tandem_cli.view import Pod
 from tests.support import fake_kubectl as fakes
 from tests.support.fake_kubectl import FakeKubectl
 

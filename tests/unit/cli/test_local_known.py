@@ -9,13 +9,16 @@ import pytest
 
 from tandem.errors import UserError
 from tandem.rundir.layout import RunDir
-from tandem_cli.commands.stop import saved_in
-from tandem_cli.kubernetes.kubectl import ClusterError, complaint
+from tandem_cli.kubernetes.kubectl import ClusterError
 from tandem_cli.local.known import is_alive, known, named, remember, state_folder
+from tandem_cli.local.platform import OnThisMachine, saved_in
 from tandem_cli.local.run_output import Logs
 from tandem_cli.local.run_view import look
-from tandem_cli.runs import asked, local, opened
+from tandem_cli.platforms import Run
+from tandem_cli.runs import found as run_found
+from tandem_cli.runs import opened
 from tests.support import manifests
+from tests.support.fake_kubectl import FakeKubectl
 
 
 @pytest.fixture(autouse=True)
@@ -72,22 +75,27 @@ def test_a_name_of_several_runs_is_refused_with_their_folders(tmp_path: Path) ->
     for folder in ("one", "two"):
         remember(run(tmp_path / folder / "digits"))
     with pytest.raises(UserError, match=r"digits is the name of several runs: .*one/digits.*|.*two/digits"):
-        local("digits")
+        run_found("digits")
+
+
+def folder_of(one: Run) -> Path | None:
+    """The run directory; None for a job on a cluster."""
+    return one.path if isinstance(one, OnThisMachine) else None
 
 
 class TestWhatAWordMeans:
     def test_a_namespace_or_a_context_is_of_a_cluster(self) -> None:
         run(Path("runs/digits"))
-        assert local("digits", namespace="team") is None
-        assert local("digits", context="there") is None
+        assert folder_of(run_found("digits", namespace="team")) is None
+        assert folder_of(run_found("digits", context="there")) is None
 
     def test_a_folder_is_a_run(self) -> None:
         run(Path("runs/digits"))
-        assert local("runs/digits") == Path("runs/digits")
+        assert folder_of(run_found("runs/digits")) == Path("runs/digits")
 
     def test_a_name_of_a_run_is_that_run(self) -> None:
         run(Path("runs/digits"))
-        assert local("digits") == Path("runs/digits")
+        assert folder_of(run_found("digits")) == Path("runs/digits")
         assert opened(Path("digits")).path == Path("runs/digits")
 
     def test_any_other_name_is_a_job_where_kubectl_is(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,30 +104,34 @@ class TestWhatAWordMeans:
         tool.touch(mode=0o755)
         monkeypatch.setenv("PATH", str(tool.parent))
         Path("digits").mkdir()
-        assert local("digits") is None, "a folder that is no run hides no job"
+        assert folder_of(run_found("digits")) is None, "a folder that is no run hides no job"
 
     def test_any_other_name_is_refused_where_it_is_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
         run(Path("runs/digits"))
         monkeypatch.setenv("PATH", "/nowhere")
         with pytest.raises(UserError, match=r"no run of this machine is called digitz, .* Runs here: runs/digits"):
-            local("digitz")
+            run_found("digitz")
 
     def test_a_path_that_is_no_run_is_refused(self) -> None:
         run(Path("runs/digits"))
         with pytest.raises(UserError, match=r"runs/digitz does not exist\. Runs here: runs/digits"):
-            local("runs/digitz")
+            run_found("runs/digitz")
 
 
-def test_without_a_cluster_a_name_that_no_run_has_is_answered_with_the_runs_there_are() -> None:
+def test_without_a_cluster_a_name_that_no_run_has_is_answered_with_the_runs_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run(Path("runs/digits"))
-    refused = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
-    with pytest.raises(ClusterError) as caught, asked("nosuch", "", ""):
-        raise complaint(refused)
+    fake = FakeKubectl(tmp_path)
+    monkeypatch.setenv("PATH", fake.path)
+    fake.answers(complains="The connection to the server localhost:8080 was refused - did you specify the right host?")
+    with pytest.raises(ClusterError) as caught:
+        run_found("nosuch").look()
     assert str(caught.value) == (
         "no run of this machine is called nosuch, and kubectl knows no cluster to ask for a job. Runs here: runs/digits"
     )
-    with pytest.raises(ClusterError, match="set KUBECONFIG"), asked("nosuch", "team", ""):
-        raise complaint(refused)
+    with pytest.raises(ClusterError, match="set KUBECONFIG"):
+        run_found("nosuch", "team").look()
 
 
 def test_a_run_is_alive_while_somebody_holds_its_lock(tmp_path: Path) -> None:

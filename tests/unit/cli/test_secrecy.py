@@ -8,7 +8,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.launch import environment, evaluator_environment
 from tandem.rundir.layout import RunDir
 from tandem.secrecy import HIDDEN, hidden, looks_secret
-from tandem_cli.commands.validate import warnings
+from tandem_cli.job_words import warnings
 from tandem_cli.kubernetes.references import references
 from tandem_coordinator.prerequisites import Site, here, unmet
 from tandem_coordinator.prerequisites.site import Machine

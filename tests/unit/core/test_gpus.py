@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tandem.job import Workers
-from tandem_cli.commands.validate import warnings
+from tandem_cli.job_words import warnings
 from tests.support import manifests
 
 

@@ -14,7 +14,7 @@ from tandem.formatting import elapsed, metric_name, number, seconds, several
 from tandem.ledger import amounts, in_words
 from tandem.status import KSTATUS, Members, Phase, Score, Status, told
 from tandem_cli.checkpoints.listing import Column, listing, paragraph, plain, table
-from tandem_cli.kubernetes.job_view import JobEvent, JobSummary, JobView, Pod, State
+from tandem_cli.view import JobEvent, JobSummary, JobView, Pod, State
 
 LATELY = 8
 """Events that are shown with the rest: the job's own, and warnings. `tandem events` has all of them."""

@@ -1,0 +1,66 @@
+"""What the platforms do alike."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tandem.errors import UserError
+from tandem_cli.kubernetes import platform
+from tandem_cli.runs import found, in_folder
+from tandem_cli.slurm import jobs
+from tandem_cli.slurm.jobs import Submission
+from tandem_cli.slurm.platform import OnSlurm
+from tests.support import fake_kubectl as fakes
+from tests.support.fake_kubectl import FakeKubectl
+
+JOBS = "distributedtrainingjobs.tandem.dev"
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKubectl:
+    monkeypatch.chdir(tmp_path)
+    made = FakeKubectl(tmp_path)
+    monkeypatch.setenv("PATH", made.path)
+    return made
+
+
+def test_a_job_on_kubernetes_is_stopped_once_it_has_no_pods(fake: FakeKubectl, monkeypatch: pytest.MonkeyPatch) -> None:
+    after = [
+        lambda: fake.answers("get", JOBS, "digits", says=fakes.job(phase="Draining")),
+        lambda: fake.answers(
+            *("get", JOBS, "digits"),
+            says=fakes.job(phase="Suspended", latestCheckpoint={"name": "step-1200", "step": 1200, "generation": 1}),
+        ),
+        lambda: fake.answers("get", "pods", says={"items": []}),
+    ]
+    monkeypatch.setattr(platform, "time", SimpleNamespace(sleep=lambda _: after.pop(0)()))
+    fake.answers("get", JOBS, "digits", says=fakes.job(phase="Running"))
+    fake.answers("get", "pods", says={"items": [fakes.pod("worker", 0)]})
+    fake.answers("patch", JOBS, "digits", says="patched")
+    assert found("digits", "team").stop(at_once=False) == (
+        "digits is suspended; saved at step 1,200. It goes on after: kubectl patch dtj digits --type=merge "
+        """-p '{"spec":{"runPolicy":{"suspend":false}}}' -n team"""
+    )
+    assert not after
+    (patched,) = [call.words for call in fake.asked if "patch" in call.words]
+    assert '{"spec":{"runPolicy":{"suspend":true}}}' in patched
+
+
+@pytest.mark.parametrize("phase", ["Suspended", "Succeeded", "Failed"])
+def test_what_does_not_run_is_not_stopped(fake: FakeKubectl, phase: str) -> None:
+    fake.answers("get", JOBS, "digits", says=fakes.job(phase=phase))
+    with pytest.raises(UserError, match=rf"digits is not running \({phase}\)"):
+        found("digits", "team").stop(at_once=False)
+
+
+def test_a_job_on_kubernetes_always_saves(fake: FakeKubectl) -> None:
+    with pytest.raises(UserError, match="--now is for runs of this machine and on SLURM"):
+        found("digits", "team").stop(at_once=True)
+    assert not fake.asked
+
+
+def test_a_run_that_slurm_has_is_one_on_slurm(tmp_path: Path) -> None:
+    assert not isinstance(in_folder(tmp_path), OnSlurm)
+    jobs.record(tmp_path, Submission("4711"))
+    assert isinstance(in_folder(tmp_path), OnSlurm)
