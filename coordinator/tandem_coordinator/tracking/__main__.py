@@ -40,7 +40,7 @@ LOCK, LOCK_SECONDS = "lock", 10.0
 
 
 def main() -> None:
-    """Send until the job has ended, or SIGTERM."""
+    """Send until SIGTERM, or the end of the parent."""
     parser = argparse.ArgumentParser(prog="python -m tandem_coordinator.tracking", description="Send a run to MLflow.")
     parser.add_argument("--once", action="store_true", help="send what is final now, and leave")
     args = parser.parse_args()
@@ -86,9 +86,13 @@ def _serve(rundir: RunDir, stop: threading.Event) -> ExitCode:
                 if ended or leaving:
                     sender.end()
                 _tell("")
-                if ended or leaving:
+                if leaving:
                     return ExitCode.DONE
                 failures = 0
+                if ended:
+                    # The coordinator writes the last record of the ledger when it leaves.
+                    stop.wait()
+                    continue
             except Exception as error:
                 failures += 1
                 _tell(f"{without_password(uri)}: {words(error)}")

@@ -21,18 +21,21 @@ from dataclasses import dataclass, field
 from math import inf
 
 from tandem.job import DistributedTrainingJob
+from tandem.ledger import HOUR, Spent, parts
 from tandem.rundir.catalog import Lineage, Result, Results
 from tandem.rundir.evaluations import Rank
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import FOREIGN, GenerationRecord, chain
 from tandem.rundir.log import LogReader
-from tandem.rundir.records import TRAINING, Rate, Saved, Start, Step, TrainingRecord, Values
+from tandem.rundir.records import TRAINING, Accounted, Rate, Saved, Start, Step, TrainingRecord, Values
 from tandem.status import CheckpointRef
 
 SETTLE_SECONDS = 60.0
 """Age at which a step of a script without a session is final."""
 EVALUATION, VALIDATION = "eval/", "validation/"
 """What names of evaluators' metrics begin with: those on the test data and those on the validation data."""
+LEDGER = "ledger/"
+"""What names of amounts begin with. Their step is the CPU-seconds that the run has taken so far."""
 LOSS = "train/loss"
 MOST_KEY = 250
 """Characters of a metric's name."""
@@ -193,6 +196,19 @@ class Curves:
 def key(name: str) -> str:
     """A name as MLflow takes it."""
     return _NO_KEY.sub("_", name)[:MOST_KEY]
+
+
+def ledger_points(record: Accounted) -> Iterator[Point]:
+    """What a run has taken so far, in hours and in money, by what it was for."""
+    step = int(record.cpu_seconds.total)
+    for name, spent, unit in (
+        ("gpuHours", record.gpu_seconds, HOUR),
+        ("cpuHours", record.cpu_seconds, HOUR),
+        ("cost", record.cost or Spent(), 1.0),
+    ):
+        if spent.total > 0:
+            for purpose, amount in (*parts(spent), ("total", spent.total)):
+                yield Point(f"{LEDGER}{name}.{purpose}", step, amount / unit, record.time)
 
 
 def _points(record: TrainingRecord) -> Iterator[Point]:

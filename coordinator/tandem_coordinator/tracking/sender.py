@@ -3,13 +3,18 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 
 from tandem.job import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
+from tandem.rundir.ledger import newest_ledger
 from tandem.status import CheckpointRef
 from tandem.tracking import Mlflow
-from tandem_coordinator.tracking.curves import Curves
+from tandem_coordinator.tracking.curves import Curves, ledger_points
 from tandem_coordinator.tracking.mlflow_run import MlflowRun
+
+LEDGER_SECONDS = 600.0
+"""Between two points of the ledger."""
 
 
 class Sender:
@@ -23,6 +28,7 @@ class Sender:
         self._rundir, self._job, self._uri = rundir, job, uri
         self._mlflow = job.spec.tracking.mlflow or Mlflow()
         self._state: tuple[Curves, MlflowRun] | None = None
+        self._ledger_at = -inf
 
     def send(self) -> bool:
         """Send what is new and final. Whether the job has ended, and nothing more will come.
@@ -37,6 +43,9 @@ class Sender:
                 run.mark_repeated(*again)
             run.send(curves.training(now, is_over))
             run.send(curves.evaluations(now))
+            if now - self._ledger_at >= LEDGER_SECONDS:
+                self._send_ledger(run)
+                self._ledger_at = now
             return is_over and self._is_evaluated(curves)
 
     def end(self) -> None:
@@ -46,6 +55,7 @@ class Sender:
             Exception: as `send`.
         """
         with self._connected() as (curves, run):
+            self._send_ledger(run)
             is_done = self._rundir.done() is not None
             best = curves.best()
             try:
@@ -54,6 +64,10 @@ class Sender:
             finally:
                 # Of a run that has ended, also where the server takes no model.
                 run.end("FINISHED" if is_done else "FAILED" if self._rundir.failed() is not None else "KILLED")
+
+    def _send_ledger(self, run: MlflowRun) -> None:
+        if (record := newest_ledger(self._rundir)) is not None:
+            run.send(ledger_points(record))
 
     @contextmanager
     def _connected(self) -> Iterator[tuple[Curves, MlflowRun]]:

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from tandem.job import DistributedTrainingJob
+from tandem.ledger import Spent
 from tandem.rundir.durable import read_json
+from tandem.rundir.records import Accounted
 from tandem.tracking import FILE, SQLITE
-from tests.support.worlds.tracked_run import TrackedRun
+from tests.support.lines import Lines
+from tests.support.worlds.tracked_run import BEGAN, TrackedRun
 
 with warnings.catch_warnings():
     # Of what MLflow imports.
@@ -121,6 +124,35 @@ def test_a_process_that_dies_after_a_request_sends_nothing_twice(
     first = {step for step, value in losses.items() if value < 2}
     assert first == set(range(1, 1001)), "two requests arrived: the first of each step stays"
     assert store.run(name).data.tags["tandem.repeated.generation-2"] == "101-1000"
+
+
+def test_the_ledger_is_sent_now_and_then_and_as_it_was_at_the_end(
+    make: Make, store: Store, request: pytest.FixtureRequest
+) -> None:
+    run, name = make(), request.node.name
+    log = Lines(run.rundir.coordinator_log)
+
+    def account(compute: float, idle: float) -> None:
+        cpu = Spent(compute=compute, idle=idle)
+        log.append(Accounted(time=BEGAN + compute, cpu_seconds=cpu, cost=Spent(compute=compute / 100)).dump())
+
+    def sent(amount: str) -> list[tuple[int, float]]:
+        history = store.client.get_metric_history(store.run(name).info.run_id, f"ledger/{amount}")
+        return [(metric.step, metric.value) for metric in history]
+
+    sending = sender(run, store)
+    run.begin(1)
+    account(3600.0, 0.0)
+    sending.send()
+    account(5400.0, 1800.0)
+    sending.send()
+    assert sent("cpuHours.total") == [(3600, 1.0)], "so soon nothing new"
+    sending.end()
+    sender(run, store).end()
+    assert sent("cpuHours.total") == [(3600, 1.0), (7200, 2.0)]
+    assert sent("cpuHours.idle") == [(7200, 0.5)]
+    assert sent("cost.compute") == [(3600, 36.0), (7200, 54.0)]
+    assert sent("gpuHours.total") == [], "there is no GPU"
 
 
 def test_two_processes_at_once_add_up_to_one(make: Make, store: Store, request: pytest.FixtureRequest) -> None:
