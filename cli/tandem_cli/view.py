@@ -35,6 +35,8 @@ class Pod:
     """The container whose logs count."""
     has_logs: bool
     """Whether its container has been started; one that waits to be started again still has the log of the last time."""
+    busy: str = ""
+    """How much its ranks use of processors, where that is known."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def main() -> None:
         type=int,
         help="port for /metrics without the token; 0 takes a free one (default: none)",
     )
-    parser.add_argument("--port-file", type=Path, help="file to write the port to, once it is open")
+    parser.add_argument("--port-file", type=Path, help="file to write the ports to, once they are open")
     parser.add_argument(
         "--job",
         type=Path,
@@ -132,7 +133,8 @@ async def _serve(
     if metrics_port is not None:
         open_runner = web.AppRunner(metrics_application(coordinator), access_log=None, shutdown_timeout=GRACE_SECONDS)
         await open_runner.setup()
-        log.info("event=metrics host=%s port=%d", host, await _listen(open_runner, host, metrics_port))
+        metrics_port = await _listen(open_runner, host, metrics_port)
+        log.info("event=metrics host=%s port=%d", host, metrics_port)
     log.info(
         "event=listening job=%s host=%s port=%d generation=%d", job.metadata.name, host, bound, remembered.generation
     )
@@ -144,7 +146,7 @@ async def _serve(
         loop.add_signal_handler(number, running.cancel)
     # Who reads it may end us.
     if port_file is not None:
-        _write_port(port_file, bound)
+        _write_ports(port_file, [bound, *([] if metrics_port is None else [metrics_port])])
     try:
         with suppress(asyncio.CancelledError):
             await running
@@ -270,9 +272,9 @@ async def _listen(runner: web.AppRunner, host: str, port: int) -> int:
     return int(runner.addresses[0][1])
 
 
-def _write_port(path: Path, port: int) -> None:
+def _write_ports(path: Path, ports: Sequence[int]) -> None:
     aside = temporary_beside(path)
-    aside.write_text(f"{port}\n")
+    aside.write_text("".join(f"{port}\n" for port in ports))
     aside.replace(path)
 
 

@@ -208,6 +208,7 @@ def _member(agent: Agent, clock: Instant, reports: Reports) -> MemberView:
     return MemberView(
         replica=member.replica,
         address=member.address,
+        node=agent.node or None,
         state="leaving" if agent.leaves else "joining" if agent.waits else "running",
         silent_seconds=max(0.0, round(clock.steady - agent.heard, 3)),
         ranks=[

@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tandem.job import DistributedTrainingJob
@@ -67,7 +68,7 @@ def coordinator_command(
     python: str = sys.executable,
     metrics_port: int | None = None,
 ) -> list[str]:
-    """Start the coordinator. Port 0 takes a free one; `port_file` is where it then writes the port.
+    """Start the coordinator. Port 0 takes a free one; `port_file` is where it then writes the port (`ports`).
 
     Args:
         metrics_port: where /metrics is answered without the token too; None: nowhere.
@@ -75,6 +76,13 @@ def coordinator_command(
     command = [python, "-m", "tandem_coordinator", "--host", host, "--port", str(port)]
     command += [] if metrics_port is None else ["--metrics-port", str(metrics_port)]
     return command + (["--port-file", str(port_file)] if port_file else [])
+
+
+def ports(file: Path) -> tuple[int, ...]:
+    """The ports that a coordinator has written: its own, and that of /metrics where it has one. Empty: none yet."""
+    with suppress(OSError, ValueError):
+        return tuple(int(line) for line in file.read_text().split())
+    return ()
 
 
 def agent_command(

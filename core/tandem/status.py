@@ -260,6 +260,8 @@ class MemberView(Model):
     """Its name."""
     address: Name
     """Where its processes listen."""
+    node: Name | None = None
+    """The node it runs on, where it knows."""
     state: Literal["joining", "running", "leaving"]
     """What it is about."""
     silent_seconds: float

@@ -23,6 +23,7 @@ from tests.support.faults.matrix import Faults, Matrix, replayed, said
 from tests.support.faults.points import CHANGING, CREATE, GROWING, READ, RENAME, SYNC, WRITE
 from tests.support.faults.power import CASES
 from tests.support.faults.scene import PATIENCE, Findings, Save, Scene, Server, small_chunks
+from tests.support.small_disk import fill, small_disk
 
 NEW_ASIDE = ".tmp-step-000000050-g000002-000003"
 YEARS = 10 * 365.25 * 86400
@@ -200,15 +201,8 @@ def test_a_file_that_may_not_grow_fails_the_save_with_what_the_kernel_says(matri
 @pytest.fixture(scope="module")
 def disk(scene: Scene) -> Iterator[Path]:
     """A real file system of 4 MiB and 500 files that can be filled and made read-only."""
-    with tempfile.TemporaryDirectory() as folder:
-        options = "size=4m,nr_inodes=500"
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tandem-faults", folder], capture_output=True, text=True, timeout=10
-        )
-        if done.returncode != 0:
-            pytest.skip(f"needs a root that may mount: {done.stderr.strip()}")
-        yield Path(folder)
-        subprocess.run(["umount", "--lazy", folder], check=True, timeout=10)
+    with tempfile.TemporaryDirectory() as folder, small_disk(Path(folder), "size=4m,nr_inodes=500") as mounted:
+        yield mounted
 
 
 @PARTS
@@ -216,10 +210,7 @@ def test_a_full_disk_costs_this_save_and_harms_no_other(matrix: Matrix, disk: Pa
     refused = 0
     for free in range(0, 15):
         matrix.scene.reset(disk)
-        ballast = disk / "ballast"
-        facts = os.statvfs(disk)
-        with ballast.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, (facts.f_bavail - free) * facts.f_frsize)
+        ballast = fill(disk, free)
         reports = matrix.server.play([matrix.scene.writer(matrix.scene.parts(parts=parts))])
         refused += any("No space left" in answer.get("failed", "") for answer in said(reports))
         findings = Findings()

@@ -32,7 +32,8 @@ def coordinator(tmp_path: Path) -> Iterator[tuple[Coordinator, int]]:
     command = launch.coordinator_command("127.0.0.1", 0, port_file, metrics_port=metrics_port)
     found.process = spawn(found.rundir, command)
     try:
-        found.port = int(until(lambda: port_file.exists() and port_file.read_text(), "the coordinator's start"))
+        found.port, bound = until(lambda: launch.ports(port_file), "the coordinator's start")
+        assert bound == metrics_port
         yield found, metrics_port
     finally:
         found.kill()

@@ -1,16 +1,22 @@
 """One job on a real SLURM of three nodes: to its end, through a time limit, a lost node, preemption and a cancel."""
 
 import json
+import subprocess
+from pydoc_data.topics import topics
 
 import psutil
 import pytest
+import yaml
 
 from tandem.manifest.reading import read_job
 from tandem.rundir.ownership import ENDPOINT
 from tandem_trainer.data.loading import load
 from tandem_trainer.data.order import Batches, Order, digest
+from tests.support import EXAMPLES
+from tests.support.cluster.prometheus import configured, program
 from tests.support.ranks import records, sample_ids
 from tests.support.slurm.run import DIGITS, SlurmRun
+from tests.support.small_disk import fill, small_disk
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
@@ -68,14 +74,47 @@ def nobody_sees(token: str, run: SlurmRun, job: str) -> None:
     assert token not in shown + run.output()
 
 
+def test_a_language_model_is_trained_and_evaluated_slice_after_slice(run: SlurmRun) -> None:
+    words = "\n\n".join(topics[name] for name in sorted(topics)).encode()
+    slices = [SlurmRun(run.slurm, run.folder, EXAMPLES / "minigpt.yaml", name) for name in ("first", "second")]
+    brief = ("--set", "trainer.loop.epochs=1", "--set", "checkpoint.everySteps=10")
+    for place, one in enumerate(slices):
+        text = run.folder / f"{one.path.name}.txt"
+        text.write_bytes(words[place * 40_000 : (place + 1) * 40_000])
+        after = ("--after", "runs/first", "--set", "trainer.loop.initialWeights=runs/first") if place else ()
+        one.submit(*brief, "--set", f"trainer.parameters.text={text}", *after)
+    first, second = slices
+    assert second.state() == "PENDING Dependency"
+    told = second.tandem("status", second.path).stdout
+    assert "a job that it depends on has not started or ended (Dependency)" in told
+    second.gone()
+
+    for one in slices:
+        assert one.run_dir.done() is not None, one.output()
+        until((one.path / "best.json").exists, "the evaluation", otherwise=one.output)
+        assert len(sample_ids(one.run_dir)) == one.run_dir.committed()[0].step
+    (record, *_) = second.run_dir.generation_records()
+    assert record.world_size == 2
+    assert record.origin is not None
+    assert record.origin.checkpoint == first.run_dir.committed()[0].reference
+    assert "bpb" in second.tandem("status", second.path).stdout
+
+
 def test_the_time_limit_a_lost_node_and_a_stop_lose_no_sample(run: SlurmRun) -> None:
     job = run.submit(*ENDLESS)
     run.trains(2)
+    prometheus_finds(run)
+    told = [line.split() for line in run.tandem("status", "digits").stdout.splitlines()]
+    assert [line[:3] for line in told if line[:1] in (["worker-0"], ["worker-1"])] == [
+        ["worker-0", "running", "n0"],
+        ["worker-1", "running", "n1"],
+    ]
     # SLURM says so 120 s before, so now.
     run.slurm.update(job, TimeLimit="2")
     until(lambda: run.state().startswith("PENDING"), "the job in the queue again", otherwise=run.output)
     first = saved(run)
     assert first > 0
+    assert not list(run.targets.iterdir())
     assert "waits in partition main: it may not start before its begin time" in run.tandem("status", "digits").stdout
     run.slurm.update(job, StartTime="now", TimeLimit="60")
     step = run.trains(2, after=first)
@@ -94,6 +133,28 @@ def test_the_time_limit_a_lost_node_and_a_stop_lose_no_sample(run: SlurmRun) -> 
     assert digests == undisturbed(max(digests))
     # What the lost node did since the save at the time limit was made again, and nothing before.
     assert all(step > first for step in repeated(run))
+
+
+def prometheus_finds(run: SlurmRun) -> None:
+    """A Prometheus that is told of the folder alone has the use of processors of both nodes, and whose job it is."""
+    whose = [{"source_labels": ["user"], "target_label": "namespace"}]
+    files = [{"files": [f"{run.targets}/*.json"]}]
+    scrape = {
+        "job_name": "tandem",
+        "honor_labels": True,
+        "file_sd_configs": files,
+        "metric_relabel_configs": whose,
+    }
+    configuration = run.folder / "prometheus.yaml"
+    configuration.write_text(yaml.safe_dump({"global": {"scrape_interval": "1s"}, "scrape_configs": [scrape]}))
+    subprocess.run([program("promtool"), "check", "config", configuration], check=True, capture_output=True)
+    with configured(run.folder, configuration, program("prometheus")) as prometheus:
+
+        def look() -> bool:
+            found = prometheus.now('tandem_rank_cpu_cores{job="digits",namespace="root"}')
+            return {one["metric"]["rank"] for one in found} == {"0", "1"}
+
+        until(look, "the ranks of both nodes", pause=0.2, otherwise=lambda: str(prometheus.targets()))
 
 
 def test_a_job_gives_its_nodes_to_an_urgent_one_goes_on_after_it_and_shrinks(run: SlurmRun) -> None:
@@ -123,10 +184,25 @@ def test_a_job_gives_its_nodes_to_an_urgent_one_goes_on_after_it_and_shrinks(run
     assert digests == undisturbed(max(digests))
 
 
-def test_a_job_whose_first_node_is_lost_is_requeued_and_goes_on(run: SlurmRun) -> None:
-    job = run.submit("--profile", "beside", "--set", "trainer.config.epochs=100000", "--set", "checkpoint.everySteps=5")
-    run.trains(2)
-    until(lambda: saved(run), "a checkpoint", otherwise=run.output)
+def test_a_full_disk_and_the_loss_of_the_first_node_lose_nothing_that_was_saved(run: SlurmRun) -> None:
+    (run.folder / "runs").mkdir()
+    with small_disk(run.folder / "runs", "size=64m") as disk:
+        job = run.submit(
+            "--profile", "beside", "--set", "trainer.config.epochs=100000", "--set", "checkpoint.everySteps=5"
+        )
+        run.trains(2)
+        until(lambda: saved(run), "a checkpoint", otherwise=run.output)
+        ballast = fill(disk)
+        full = "the disk is full: the last"
+        until(lambda: full in run.tandem("status", "digits").stdout, "the word of it", otherwise=run.output)
+        ballast.unlink()
+        first = saved(run)
+        until(lambda: saved(run) > first, "a checkpoint after it", otherwise=run.output)
+        its_first_node_is_lost(run, job)
+
+
+def its_first_node_is_lost(run: SlurmRun, job: str) -> None:
+    """The job is requeued, and goes on."""
     run.slurm.kill("n0")
     first = saved(run)
     until(lambda: run.state().startswith("PENDING"), "the job in the queue again", otherwise=run.output)

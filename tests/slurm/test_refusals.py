@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.slurm.run import DIGITS, SlurmRun
+from tests.support.small_disk import small_disk
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
@@ -20,6 +21,15 @@ def test_nodes_that_are_larger_than_any_are_said_and_leave_no_job(run: SlurmRun)
     done = run.tandem("submit", "--slurm", DIGITS, "--set", "workers.resources={requests: {memory: 999Gi}}")
     assert done.returncode == 2
     assert "no nodes of this partition have what the job asks for" in done.stderr
+    assert not run.queue()
+
+
+def test_a_full_disk_is_said_before_anything_is_submitted(run: SlurmRun) -> None:
+    (run.folder / "runs").mkdir()
+    with small_disk(run.folder / "runs", "size=1m"):
+        done = run.tandem("submit", "--slurm", DIGITS)
+    assert done.returncode == 2
+    assert "no space: 1.05 MB are free where runs/digits lies" in done.stderr
     assert not run.queue()
 
 

@@ -11,6 +11,7 @@ from tandem_cli.cluster import ContextOption, NamespaceOption, ProfileOption
 from tandem_cli.output import OverridesOption, each_checked, echo
 from tandem_cli.packing import CodeOption, packed_if_given, with_code
 from tandem_cli.platforms import Checked, Cluster
+from tandem_cli.runs import completed, opened
 
 
 def submit(
@@ -40,6 +41,12 @@ def submit(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="SLURM: move an earlier run to DIR/previous and start over.")
     ] = False,
+    after: Annotated[
+        Path | None,
+        typer.Option(
+            "--after", metavar="RUN", help="SLURM: start when this run is complete.", autocompletion=completed
+        ),
+    ] = None,
 ) -> None:
     """Give jobs to a cluster, or change those that are there.
 
@@ -52,9 +59,10 @@ def submit(
         _refuse("for Kubernetes; omit it with --slurm", {"--namespace": namespace, "--context": context})
         from tandem_cli.slurm.submission import Slurm
 
-        cluster = Slurm(profile, run_dir, fresh)
+        cluster = Slurm(profile, run_dir, fresh, None if after is None else opened(after).path)
     else:
         _refuse("for SLURM; add --slurm", {"--profile": profile, "--run-dir": run_dir, "--fresh": fresh})
+        _refuse("for SLURM; add --slurm", {"--after": after})
         from tandem_cli.kubernetes.submission import Kubernetes
 
         cluster = Kubernetes(namespace, context, dry_run, check, force)

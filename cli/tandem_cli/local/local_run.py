@@ -308,7 +308,8 @@ class LocalRun:
             if child.running and (code := self._processes[name].ended()) is not None:
                 self.children[name] = ended = child.ended(code, now)
                 self._report_end(ended)
-        if not self._port_known and (port := _read_port(self._crew.port_file)):
+        if not self._port_known and (ports := launch.ports(self._crew.port_file)):
+            port = ports[0]
             self._port, self._port_known = port, True
             self._processes[COORDINATOR].command = self._crew.coordinator(port).command
             self._claim.publish(f"http://{HOST}:{port}", self._crew.token)
@@ -506,9 +507,3 @@ class LocalRun:
             trail=self._trail,
             events=merged(snapshot.events if snapshot else (), self._events),
         )
-
-
-def _read_port(file: Path) -> int | None:
-    with suppress(OSError, ValueError):
-        return int(file.read_text())
-    return None

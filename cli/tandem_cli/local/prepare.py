@@ -92,15 +92,15 @@ def claim(path: Path, job: DistributedTrainingJob, fresh: bool, again: str) -> H
     Raises:
         UserError: it cannot be written, belongs to another job, is no run directory, or another run is at work in it.
     """
-    with _disk_errors(path):
+    with disk_errors(path):
         _make(path)
         lock = _lock(path)
     try:
-        with _disk_errors(path):
+        with disk_errors(path):
             run_dir = RunDir(path)
             complete_moves(run_dir)
             found = _look(run_dir, job, fresh, again)
-            _need_space(path)
+            need_space(path)
             if missing := lacks(path):
                 raise UserError(f"{missing}.")
             notes = _notes(run_dir, job, found)
@@ -227,7 +227,11 @@ def _notes(run_dir: RunDir, job: DistributedTrainingJob, found: Finding) -> list
     return ["the run was complete, and this job goes further"] if found.reopens else []
 
 
-def _need_space(path: Path) -> None:
+def need_space(path: Path) -> None:
+    """
+    Raises:
+        UserError: there is no room for a run where this folder lies.
+    """
     free = shutil.disk_usage(path).free
     if free < LEAST_FREE_BYTES:
         raise UserError(
@@ -237,7 +241,7 @@ def _need_space(path: Path) -> None:
 
 
 @contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
+def disk_errors(path: Path) -> Iterator[None]:
     """What the disk refuses, in words."""
     try:
         yield

@@ -67,8 +67,9 @@ def check_owner(path: Path) -> None:
         return
     with suppress(psutil.Error):
         if (owner := process.uids().effective) != os.geteuid():
-            allowed = " and ".join(dict.fromkeys((_user(owner), "root")))
-            raise UserError(f"{path} is a run of the user {_user(owner)}; only {allowed} may look into its processes")
+            whose = user_name(owner)
+            allowed = " and ".join(dict.fromkeys((whose, "root")))
+            raise UserError(f"{path} is a run of the user {whose}; only {allowed} may look into its processes")
 
 
 def inspect(path: Path, rank: int | None) -> Inspection:
@@ -165,7 +166,8 @@ def _variable(process: psutil.Process, name: str) -> str:
     return str(process.environ().get(name, ""))
 
 
-def _user(number: int) -> str:
+def user_name(number: int) -> str:
+    """The name of a user; the number, where nobody knows it."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:

@@ -3,13 +3,13 @@
 While it goes on, its coordinator is asked; afterwards, or if that does not answer, its files are read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
-from tandem.formatting import rfc3339
+from tandem.formatting import cores, rfc3339, share
 from tandem.ledger import Ledger
 from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json_or_none
@@ -18,7 +18,7 @@ from tandem.rundir.ledger import newest_ledger, of_record
 from tandem.rundir.log import LogReader
 from tandem.rundir.ownership import ENDPOINT
 from tandem.rundir.records import COORDINATOR, Sample, Told
-from tandem.status import CheckpointRef, MemberView, Progress, Score, Snapshot, Status, Troubles
+from tandem.status import CheckpointRef, MemberView, Progress, RankView, Score, Snapshot, Status, Troubles
 from tandem_cli.local.known import is_alive, job_name, own_command
 from tandem_cli.slurm import jobs
 from tandem_cli.slurm.scheduler import SlurmError
@@ -184,21 +184,33 @@ def _processes(snapshot: Snapshot) -> tuple[Pod, ...]:
 
 
 def _member(member: MemberView, index: int) -> Pod:
-    return _process(member.replica, "worker", index, _STATES[member.state])
+    return _process(
+        member.replica, "worker", index, _STATES[member.state], node=member.node or "", busy=_busy(member.ranks)
+    )
 
 
-def _process(name: str, role: str, index: int, state: State) -> Pod:
+def _busy(ranks: Sequence[RankView]) -> str:
+    """How much the ranks of a worker use of processors, in words; empty where that is not known."""
+    cpu = [rank.cpu for rank in ranks if rank.cpu is not None]
+    gpu = [rank.gpu for rank in ranks if rank.gpu is not None]
+    used = [cores(sum(cpu))] if cpu else []
+    used += [f"GPU {' '.join(share(one) for one in gpu)}"] if gpu else []
+    return " · ".join(used)
+
+
+def _process(name: str, role: str, index: int, state: State, node: str = "", busy: str = "") -> Pod:
     return Pod(
         name=name,
         pod="",
         uid="",
         role=role,
         index=index,
-        node="",
+        node=node,
         state=state,
         why="",
         restarts=0,
         since=None,
         container=role,
         has_logs=True,
+        busy=busy,
     )

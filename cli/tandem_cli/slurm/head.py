@@ -36,6 +36,7 @@ from tandem.errors import UserError
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
 from tandem.manifest.reading import job_of, read_source, refuse
+from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import ENDPOINT
 from tandem.status import Snapshot
@@ -54,7 +55,8 @@ from tandem.supervision import (
 )
 from tandem_cli.local.display import Watch
 from tandem_cli.local.local_run import COORDINATOR, STALE_SECONDS, members_at_work
-from tandem_cli.local.prepare import publish
+from tandem_cli.local.prepare import need_space, publish
+from tandem_cli.local.processes import user_name
 from tandem_cli.slurm import jobs, scheduler, submission
 from tandem_cli.slurm.jobs import Submission
 from tandem_cli.slurm.scheduler import SlurmError, Throttle
@@ -174,9 +176,13 @@ class Crew:
         """Where the coordinator writes the port it took."""
         return self.scratch / "port"
 
-    def coordinator(self, endpoint: str, port: int) -> Step:
-        """The coordinator, on a port that it keeps over all its lives (0: a free one, at first)."""
-        command = launch.coordinator_command(launch.EVERYWHERE, port, self.port_file)
+    def coordinator(self, endpoint: str, port: int, metrics_port: int | None) -> Step:
+        """The coordinator, on ports that it keeps over all its lives (0: a free one, at first).
+
+        Args:
+            metrics_port: where it answers Prometheus without the token; None: nowhere.
+        """
+        command = launch.coordinator_command(launch.EVERYWHERE, port, self.port_file, metrics_port=metrics_port)
         variables = launch.environment(self.job, self.run_dir.path, COORDINATOR, self.token, endpoint)
         return self._here(COORDINATOR, command, variables)
 
@@ -224,9 +230,12 @@ class Head:
         job_id: the number of the job of SLURM.
         array: the place in the array of evaluators; None: this is the training.
         beside: whether evaluators run as steps of the training.
+        metrics_targets: the folder in which Prometheus looks for targets; None: it is not told.
     """
 
-    def __init__(self, crew: Crew, job_id: str, array: int | None, beside: bool) -> None:
+    def __init__(
+        self, crew: Crew, job_id: str, array: int | None, beside: bool, metrics_targets: Path | None = None
+    ) -> None:
         self.crew, self._job_id = crew, job_id
         self.leaving: Literal["", "requeue", "stop"] = ""
         """Whether somebody asked to leave, and what for."""
@@ -237,11 +246,18 @@ class Head:
         self._not_before: dict[str, float] = {}
         self._address = ""
         self._port = 0
+        self._metrics_port = None if metrics_targets is None else 0
+        # Over a requeue the number of the job stays, and so does the name of its file.
+        self._target = None if metrics_targets is None else metrics_targets / f"tandem-{job_id}.json"
         self._watch: Watch | None = None
+        self._published = False
+        self._publish = Throttle(AGAIN_SECONDS)
         self.ask_nodes = Throttle(NODES_SECONDS)
         self._ask_training = Throttle(TRAINING_SECONDS)
         self._greet = Throttle(HERE_SECONDS)
         self._done_since: float | None = None
+        self._failure = ""
+        """Why the run has failed, where the run directory cannot say it: its disk is full."""
         if array is not None:
             self._add(f"evaluator-{array}", "evaluator")
             return
@@ -326,15 +342,36 @@ class Head:
         return gone and not self.crew.run_dir.ended()
 
     def _look_at_coordinator(self, now: float) -> None:
-        if self._watch is None and self._address and (port := _read_port(self.crew.port_file)):
-            self._port = port
-            publish(self.crew.run_dir.path / ENDPOINT, f"http://{self._endpoint}", self.crew.token)
-            self._watch = Watch(f"127.0.0.1:{port}", self.crew.token)
+        if self._watch is None and self._address and (ports := launch.ports(self.crew.port_file)):
+            self._port = ports[0]
+            self._watch = Watch(f"127.0.0.1:{self._port}", self.crew.token)
             log.info("event=coordinator endpoint=%s", self._endpoint)
+            if self._target is not None:
+                self._metrics_port = ports[1]
+                self._publish_target(self._target, launch.endpoint(self._address, ports[1]))
+        if self._watch is not None and not self._published and self._publish.is_due():
+            self._publish_endpoint()
         for name in members_at_work(self._snapshot):
             child = self.children.get(name)
             if child is not None and now - (child.started_at or now) > STALE_SECONDS:
                 self.children[name] = child.at_work()
+
+    def _publish_endpoint(self) -> None:
+        """Say in the run directory where the coordinator is, for the user's commands. Training goes on without."""
+        try:
+            publish(self.crew.run_dir.path / ENDPOINT, f"http://{self._endpoint}", self.crew.token)
+            self._published = True
+        except OSError as error:
+            log.warning("event=endpoint-not-published why=%r", error.strerror)
+
+    def _publish_target(self, file: Path, address: str) -> None:
+        """Tell Prometheus where the metrics are. Training goes on without."""
+        run_dir = self.crew.run_dir.path
+        labels = {"job": self.crew.job.metadata.name, "run": str(run_dir), "user": user_name(os.geteuid())}
+        try:
+            replace_json(file, [{"targets": [address], "labels": labels | {"slurm_job_id": self._job_id}}])
+        except OSError as error:
+            log.warning("event=metrics-not-published file=%s why=%r", file, error.strerror)
 
     @property
     def _endpoint(self) -> str:
@@ -375,7 +412,7 @@ class Head:
             requests=1 if self.leaving else 0,
             done=done,
             done_since=self._done_since,
-            failed=run_dir.failed_file.exists(),
+            failed=bool(self._failure) or run_dir.failed_file.exists(),
             reachable=self._watch is not None,
             own_command=self._trains and self.crew.job.spec.trainer.command is not None,
             begins_again=snapshot is not None and snapshot.finished == 0,
@@ -394,7 +431,11 @@ class Head:
                 self.steps[name].kill()
             case FailRun(reason, message, _, code):
                 log.error("event=failed reason=%s message=%r", reason, message)
-                self.crew.run_dir.mark_failed(reason, message, code)
+                try:
+                    self.crew.run_dir.mark_failed(reason, message, code)
+                except OSError as error:
+                    log.error("event=failure-not-recorded why=%r", error.strerror)  # noqa: TRY400
+                    self._failure = message
             case Finish():
                 pass
 
@@ -406,7 +447,7 @@ class Head:
             if state is not None and not state.responds:
                 raise SlurmError(f"{node} does not respond")
             if child.role == "coordinator":
-                step = self.crew.coordinator(self._endpoint if self._port else "", self._port)
+                step = self.crew.coordinator(self._endpoint if self._port else "", self._port, self._metrics_port)
             elif child.role == "agent" and state is not None:
                 step = self.crew.agent(name, node, state.address, self._endpoint)
             else:
@@ -437,11 +478,15 @@ class Head:
             self._watch.close()
         if self._trains:
             (self.crew.run_dir.path / ENDPOINT).unlink(missing_ok=True)
+        if self._target is not None:
+            with suppress(OSError):
+                self._target.unlink(missing_ok=True)
 
     def _end(self) -> ExitCode:
         run_dir = self.crew.run_dir
         if failed := run_dir.failed():
             log.error("event=failed message=%r", str(failed.get("message") or failed.get("reason")))
+        if failed or self._failure:
             return ExitCode.FAILED
         if self.leaving == "requeue":
             self._requeue()
@@ -465,12 +510,6 @@ class Head:
             log.error("event=not-requeued why=%r", f"{error}; the same tandem submit goes on")  # noqa: TRY400
 
 
-def _read_port(file: Path) -> int | None:
-    with suppress(OSError, ValueError):
-        return int(file.read_text())
-    return None
-
-
 def main() -> int:
     """Entry point. Returns the exit code."""
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s level=%(levelname)s %(message)s")
@@ -480,6 +519,7 @@ def main() -> int:
     parser.add_argument("--manifest", help="the job, where it is not recorded in the run directory")
     parser.add_argument("--set", action="append", default=[], dest="overrides", help="change a field of the manifest")
     parser.add_argument("--evaluators", action="store_true", help="start the evaluators on the training's nodes")
+    parser.add_argument("--metrics-targets", type=Path, help="folder in which Prometheus looks for files with targets")
     parser.add_argument("--container", action="append", default=[], help="a word before Python; repeatable")
     own, srun = _split(sys.argv[1:])
     args = parser.parse_args(own)
@@ -497,7 +537,7 @@ def main() -> int:
         token = secrets.token_urlsafe(32)
         crew = Crew(job, run_dir, srun, args.container, token, Path(scratch))
         array = None if args.what == "train" else int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))
-        return Head(crew, job_id, array, args.evaluators).run()
+        return Head(crew, job_id, array, args.evaluators, args.metrics_targets).run()
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -524,6 +564,8 @@ def _job(
         jobs.record(run_dir.path, Submission(job_id))
     elif trains and recorded is not None and recorded.training != job_id:
         raise UserError(f"{run_dir.path} belongs to job {recorded.training} by now, and this is job {job_id}")
+    if trains:
+        need_space(run_dir.path)
     job = run_dir.read_job()
     run_dir.create()
     return job

@@ -7,8 +7,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.errors import UserError
 from tandem.rundir.durable import read_json_or_none, replace_json
+from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import ENDPOINT, SLURM
+from tandem_cli.local.prepare import need_space
 from tandem_cli.slurm import scheduler
 from tandem_cli.slurm.scheduler import QueuedJob, SlurmError
 
@@ -84,6 +87,22 @@ def is_alive(path: Path) -> bool:
         return (path / ENDPOINT).exists()
 
 
+def awaited(path: Path) -> str:
+    """The number of the job that a run's completion is waited for with; empty if it is complete.
+
+    Raises:
+        UserError: it never completes: it is not in the queue.
+        SlurmError: SLURM does not say.
+    """
+    submission = of(path)
+    training = "" if submission is None else submission.training
+    if any(job.id == training for job in queued(path)):
+        return training
+    if RunDir(path).done() is None:
+        raise UserError(f"{path} is not complete and not in SLURM's queue, so it cannot be waited for; submit it first")
+    return ""
+
+
 def stop(path: Path, at_once: bool) -> None:
     """Ask a run to save and leave, and not to come back. Jobs that wait leave the queue.
 
@@ -119,4 +138,9 @@ def state_words(path: Path) -> tuple[str, str]:
     if mine is not None:
         return "Running", f"job {mine.id} is {mine.state.lower()} on {mine.nodes}"
     state = scheduler.ended(submission.training)
-    return "Ended", f"job {submission.training} ended ({state or 'SLURM does not remember how'})"
+    words = f"job {submission.training} ended ({state or 'SLURM does not remember how'})"
+    try:
+        need_space(path)
+    except (UserError, OSError) as error:
+        words = f"{words}; {str(error).rstrip('.')}"
+    return "Ended", words

@@ -88,6 +88,9 @@ class Profile(Model):
     `[apptainer, exec, --nv, /shared/tandem.sif]`. Tandem without torch is needed outside of it, too."""
     env: Annotated[dict[VariableName, Line], Field(max_length=256)] = {}
     """Environment variables of all processes, for instance `NCCL_SOCKET_IFNAME`."""
+    metrics_targets: Line | None = None
+    """Folder in which Prometheus looks for files with targets (`file_sd_configs`). While the job runs, it has one
+    there, and its metrics are served without a token. Default: none."""
     sbatch: Annotated[list[SbatchOption], Field(max_length=64)] = []
     """Further options of sbatch for the training, one each, for instance `--constraint=a100`."""
     evaluators: EvaluatorProfile = EvaluatorProfile()

@@ -78,6 +78,10 @@ _ADVICE = tuple(
         ),
         (r"no space left|disk quota exceeded", "the disk is full"),
         (
+            r"i/o error writing script",
+            "the controller cannot store the job: its own disk is full or fails; tell the cluster's administrators",
+        ),
+        (
             r"access/permission denied|user.s group not permitted",
             "you may not submit to this partition or change this job",
         ),

@@ -73,6 +73,7 @@ def training(job: DistributedTrainingJob, profile: Profile, places: Places) -> s
     step = ["srun", "--nodes=1", "--ntasks=1", f"--cpus-per-task={cpus}", "--overlap", "--unbuffered"]
     step += [f"--gpus-per-node={_gpus(gpus, profile)}"] if gpus else []
     what = [] if apart or not job.spec.evaluation.processes else ["--evaluators"]
+    what += [f"--metrics-targets={Path(profile.metrics_targets).expanduser()}"] if profile.metrics_targets else []
     about = [
         f"Tandem: {name}, {several(workers.replicas, 'node')}.",
         f"SLURM does not make the folder {LOGS}; `tandem submit --slurm` does.",

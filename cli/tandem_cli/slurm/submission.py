@@ -18,24 +18,29 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import SLURM
 from tandem_cli.job_words import summary
 from tandem_cli.local.known import remember
-from tandem_cli.local.prepare import claim
+from tandem_cli.local.prepare import claim, disk_errors
 from tandem_cli.output import echo
 from tandem_cli.packing import Pack
 from tandem_cli.platforms import Checked, Cluster
 from tandem_cli.slurm import profile as profiles
 from tandem_cli.slurm import scheduler, script
-from tandem_cli.slurm.jobs import Submission, forget, queued, record
+from tandem_cli.slurm.jobs import Submission, awaited, forget, queued, record
 from tandem_cli.slurm.profile import Profile
-from tandem_cli.slurm.scheduler import SlurmError
 from tandem_coordinator.prerequisites import on_shared_disk, unmet
 
 
-def lacking(job: DistributedTrainingJob, path: Path, fresh: bool = False, pack: Pack | None = None) -> list[Unmet]:
-    """What keeps a job from running on nodes that share this machine's disk, or is unwise."""
+def lacking(
+    job: DistributedTrainingJob, path: Path, fresh: bool = False, pack: Pack | None = None, coming: Path | None = None
+) -> list[Unmet]:
+    """What keeps a job from running on nodes that share this machine's disk, or is unwise.
+
+    Args:
+        coming: the run that it waits for: what that one will hold is not there yet.
+    """
     run_dir = RunDir(path)
     code = None if pack is None else pack.folder
     scripts = [] if pack is None else list(pack.left_out(job))
-    return scripts + unmet(job, on_shared_disk(job, run_dir, fresh, code=code))
+    return scripts + unmet(job, on_shared_disk(job, run_dir, fresh, code=code, awaited=coming))
 
 
 def prepare(path: Path, job: DistributedTrainingJob, fresh: bool, again: str, pack: Pack | None = None) -> list[str]:
@@ -53,41 +58,47 @@ def prepare(path: Path, job: DistributedTrainingJob, fresh: bool, again: str, pa
     held = claim(path, job, fresh, again)
     try:
         if pack is not None:
-            store(held.run_dir, pack.digest, pack.file)
+            with disk_errors(path):
+                store(held.run_dir, pack.digest, pack.file)
     finally:
         held.release()
     return list(held.notes)
 
 
-def submit(path: Path, job: DistributedTrainingJob, profile: Profile) -> Submission:
+def submit(path: Path, job: DistributedTrainingJob, profile: Profile, waits_for: str = "") -> Submission:
     """Give a job, whose run directory is prepared, to SLURM.
 
+    Args:
+        waits_for: the number of a job that has to complete before this one starts; empty: none.
+
     Raises:
-        SlurmError: it is refused; nothing is left in the queue.
-        OSError: the scripts cannot be written.
+        UserError: SLURM refuses, or the disk does; nothing is left in the queue.
     """
     run_dir = RunDir(path.resolve())
     places = script.Places(run_dir.path, sys.executable)
     folder = run_dir.path / SLURM
-    folder.mkdir(parents=True, exist_ok=True)
-    Path(script.LOGS).mkdir(exist_ok=True)
     # A job inherits the variables of who submits it, and SLURM keeps them.
     variables = {name: value for name, value in os.environ.items() if name != TOKEN}
-    training = _submitted(folder / "train.sh", script.training(job, profile, places), [], variables)
-    given = Submission(training)
-    record(path, given)
-    if script.evaluates_apart(job, profile):
-        text = script.evaluation(job, profile, places)
-        try:
-            array = _submitted(folder / "evaluate.sh", text, [f"--dependency=after:{training}"], variables)
-        except SlurmError:
-            scheduler.cancel(training)
-            raise
-        given = Submission(training, array)
-        record(path, given)
+    waits = [f"--dependency=afterok:{waits_for}"] if waits_for else []
+    ids: list[str] = []
+    try:
+        with disk_errors(path):
+            folder.mkdir(parents=True, exist_ok=True)
+            Path(script.LOGS).mkdir(exist_ok=True)
+            text = script.training(job, profile, places)
+            ids.append(_submitted(folder / "train.sh", text, waits, variables))
+            record(path, Submission(ids[0]))
+            if script.evaluates_apart(job, profile):
+                text = script.evaluation(job, profile, places)
+                ids.append(_submitted(folder / "evaluate.sh", text, [f"--dependency=after:{ids[0]}"], variables))
+                record(path, Submission(*ids))
+    except UserError:
+        for one in ids:
+            scheduler.cancel(one)
+        raise
     forget(path)
     remember(path)
-    return given
+    return Submission(*ids)
 
 
 def _submitted(file: Path, text: str, options: Sequence[str], variables: dict[str, str]) -> str:
@@ -103,25 +114,30 @@ class Slurm(Cluster):
         profile_name: of the user's configuration; empty: its default.
         run_dir: for one job; None: a folder of its name in `runs`.
         fresh: move an earlier run away and begin anew.
+        after: the run directory of a run that has to be complete first; None: none.
     """
 
-    def __init__(self, profile_name: str, run_dir: Path | None, fresh: bool) -> None:
+    def __init__(self, profile_name: str, run_dir: Path | None, fresh: bool, after: Path | None) -> None:
         self._profile, self._run_dir, self._fresh = profiles.profile(profile_name), run_dir, fresh
+        self._after = after
 
     def submit(self, jobs: Sequence[Checked], settings: tuple[str, ...], pack: Pack | None) -> None:
         if self._run_dir is not None and len(jobs) > 1:
             raise UserError("--run-dir is for one FILE")
+        waits_for = "" if self._after is None else awaited(self._after)
         for job, _, source in jobs:
             job = job_of(source, (*settings, *script.fitted(job, self._profile)))
             path = self._run_dir or Path("runs") / job.metadata.name
-            unmet_here = lacking(job, path, self._fresh, pack)
+            unmet_here = lacking(job, path, self._fresh, pack, self._after if waits_for else None)
             refuse(unmet_here, source, settings)
             again = shlex.join(["tandem", "submit", "--slurm", source.file, "--fresh"])
             notes = [one.message for one in unmet_here]
             notes += prepare(path, job, self._fresh, again, pack)
             for note in notes:
                 echo(f" {one_line(note)}", mark="note:", colour="yellow", err=True)
-            given = submit(path, job, self._profile)
+            given = submit(path, job, self._profile, waits_for)
             echo(f" as job {' and '.join(given.ids)}: {one_line(summary(job))}", mark="submitted", colour="green")
+            if waits_for:
+                echo(f"  it starts when job {waits_for} ({self._after}) is complete")
             echo(f"  tandem status {shlex.quote(str(path))} --watch")
             echo(f"  tandem logs {shlex.quote(str(path))} --follow")

@@ -241,9 +241,19 @@ def _conditions(status: Status, width: int | None, now: float) -> list[Text]:
 
 def _pods(found: Sequence[Pod], width: int | None, now: float) -> list[Text]:
     if found and not any(pod.pod for pod in found):
-        # Processes of this machine.
-        here = [[(pod.name, ""), (pod.state, _STATE_STYLES[pod.state])] for pod in found]
-        return table([Column("PROCESS"), Column("STATE")], here, width)
+        # Processes of this machine, or of nodes that share its disk.
+        has_nodes = any(pod.node for pod in found)
+        here = [
+            [
+                (pod.name, ""),
+                (pod.state, _STATE_STYLES[pod.state]),
+                *([(pod.node, "")] if has_nodes else []),
+                (pod.busy, ""),
+            ]
+            for pod in found
+        ]
+        node = [Column("NODE", rank=1)] if has_nodes else []
+        return table([Column("PROCESS"), Column("STATE"), *node, Column("BUSY")], here, width)
     columns = [
         Column("POD"),
         Column("STATE"),

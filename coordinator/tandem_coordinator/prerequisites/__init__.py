@@ -67,9 +67,15 @@ def on_shared_disk(
     is_fresh: bool = False,
     environment: Mapping[str, str] = os.environ,
     code: Path | None = None,
+    awaited: Path | None = None,
 ) -> Site:
-    """Other machines, which share all of this one's disk: the nodes of a SLURM cluster. See `here`."""
-    return Site(run_dir, variables=_inherited(job, environment), is_fresh=is_fresh, code=code)
+    """Other machines, which share all of this one's disk: the nodes of a SLURM cluster. See `here`.
+
+    Args:
+        awaited: the run directory that the job waits for.
+    """
+    variables = _inherited(job, environment)
+    return Site(run_dir, variables=variables, is_fresh=is_fresh, code=code, awaited=awaited)
 
 
 def _inherited(job: DistributedTrainingJob, environment: Mapping[str, str]) -> dict[str, str]:

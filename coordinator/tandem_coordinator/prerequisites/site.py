@@ -59,6 +59,8 @@ class Site:
     """Whether an earlier run is moved aside first."""
     code: Path | None = None
     """The folder that is packed for the processes, and is where they work (--code); None: they work where we do."""
+    awaited: Path | None = None
+    """The run directory that the job waits for: what it will hold is not there yet."""
 
     @property
     def is_here(self) -> bool:
@@ -103,6 +105,8 @@ class Site:
         return folder if self._is_seen(folder) else None
 
     def _is_seen(self, path: Path) -> bool:
+        if self.awaited is not None and path.resolve().is_relative_to(self.awaited.resolve()):
+            return False
         if self.volume is None:
             return True
         whole = Path(os.path.normpath(path))

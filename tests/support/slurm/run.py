@@ -1,9 +1,11 @@
 """`tandem submit --slurm` as a user types it, and eyes to watch the job with."""
 
+import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import yaml
 
@@ -16,7 +18,8 @@ from tests.support.processes import tandem
 from tests.support.slurm.machine import Slurm
 from tests.support.waiting import until
 
-PROFILES = {
+DIGITS = EXAMPLES / "digits.yaml"
+PROFILES: dict[str, Any] = {
     "default": "main",
     "profiles": {
         "main": {
@@ -30,18 +33,31 @@ PROFILES = {
     },
 }
 """As of a typical cluster; on this one all nodes share the loopback address."""
-DIGITS = EXAMPLES / "digits.yaml"
 
 
 class SlurmRun:
-    """One run of the digits, in a folder of its own, which is the shared file system."""
+    """One run in a folder, which is the shared file system.
 
-    def __init__(self, slurm: Slurm, folder: Path) -> None:
-        self.slurm, self.folder = slurm, folder
-        self.path = folder / "runs" / "digits"
+    Args:
+        manifest: the job's.
+        name: of its run directory, where it is not that of the job.
+    """
+
+    def __init__(self, slurm: Slurm, folder: Path, manifest: Path = DIGITS, name: str = "") -> None:
+        self.slurm, self.folder, self._manifest = slurm, folder, manifest
+        self.path = folder / "runs" / (name or manifest.stem)
+        self._where = ["--run-dir", f"runs/{name}"] if name else []
         self.run_dir = RunDir(self.path)
-        (folder / "config" / "tandem").mkdir(parents=True)
-        (folder / "config" / "tandem" / "slurm.yaml").write_text(yaml.safe_dump(PROFILES))
+        (folder / "config" / "tandem").mkdir(parents=True, exist_ok=True)
+        profiles = copy.deepcopy(PROFILES)
+        profiles["profiles"]["main"]["metricsTargets"] = str(self.targets)
+        (folder / "config" / "tandem" / "slurm.yaml").write_text(yaml.safe_dump(profiles))
+        self.targets.mkdir(exist_ok=True)
+
+    @property
+    def targets(self) -> Path:
+        """Where Prometheus looks for targets."""
+        return self.folder / "targets"
 
     def variables(self) -> Mapping[str, str]:
         """Those of the user's shell."""
@@ -53,8 +69,8 @@ class SlurmRun:
         return tandem(*words, cwd=self.folder, variables=self.variables())
 
     def submit(self, *words: str) -> str:
-        """Give the digits to SLURM; returns the number of the training."""
-        done = self.tandem("submit", "--slurm", DIGITS, *words)
+        """Give it to SLURM; returns the number of the training."""
+        done = self.tandem("submit", "--slurm", self._manifest, *self._where, *words)
         assert done.returncode == 0, done.stderr
         return self.job
 

@@ -1,0 +1,36 @@
+"""A small file system of its own, which can be filled: a tmpfs. It needs a root that may mount."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+BALLAST = "ballast"
+
+
+@contextmanager
+def small_disk(folder: Path, options: str) -> Iterator[Path]:
+    """Mount one, for a while.
+
+    Args:
+        options: of mount, such as `size=4m`.
+    """
+    words = ["mount", "-t", "tmpfs", "-o", options, "tandem-faults", folder]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=10)
+    if done.returncode != 0:
+        pytest.skip(f"needs a root that may mount: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True, timeout=10)
+
+
+def fill(disk: Path, pages: int = 0) -> Path:
+    """Leave so many pages free; returns the file that takes the rest."""
+    ballast, facts = disk / BALLAST, os.statvfs(disk)
+    with ballast.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, (facts.f_bavail - pages) * facts.f_frsize)
+    return ballast
