@@ -26,10 +26,10 @@ def test_nodes_that_are_larger_than_any_are_said_and_leave_no_job(run: SlurmRun)
 
 def test_a_full_disk_is_said_before_anything_is_submitted(run: SlurmRun) -> None:
     (run.folder / "runs").mkdir()
-    with small_disk(run.folder / "runs", "size=1m"):
+    with small_disk(run.folder / "runs", "size=9m"):
         done = run.tandem("submit", "--slurm", DIGITS)
     assert done.returncode == 2
-    assert "no space: 1.05 MB are free where runs/digits lies" in done.stderr
+    assert "no space: 9.4 MB are free where runs/digits lies, and a run needs at least 16 MB" in done.stderr
     assert not run.queue()
 
 

@@ -34,7 +34,7 @@ def look(path: Path) -> JobView:
     """All about a run."""
     snapshot = _snapshot(path) if is_alive(path) else None
     return JobView(
-        job=_job(path, snapshot), pods=_processes(snapshot) if snapshot is not None else (), job_events=job_events(path)
+        job=_job(path, snapshot), pods=processes(snapshot) if snapshot is not None else (), job_events=job_events(path)
     )
 
 
@@ -175,7 +175,8 @@ def _told(path: Path) -> Iterator[Told]:
         yield from (record for record in LogReader(path, COORDINATOR, skip=Sample) if isinstance(record, Told))
 
 
-def _processes(snapshot: Snapshot) -> tuple[Pod, ...]:
+def processes(snapshot: Snapshot) -> tuple[Pod, ...]:
+    """The processes that a coordinator knows."""
     found = [_process("coordinator", "coordinator", 0, "running")]
     found += [_member(member, index) for index, member in enumerate(snapshot.members)]
     for index, one in enumerate(snapshot.evaluators):

@@ -250,8 +250,8 @@ class Head:
         # Over a requeue the number of the job stays, and so does the name of its file.
         self._target = None if metrics_targets is None else metrics_targets / f"tandem-{job_id}.json"
         self._watch: Watch | None = None
-        self._published = False
-        self._publish = Throttle(AGAIN_SECONDS)
+        self._publish_at: float | None = 0.0
+        """When the coordinator's address is published, for the first time or again; None: it was."""
         self.ask_nodes = Throttle(NODES_SECONDS)
         self._ask_training = Throttle(TRAINING_SECONDS)
         self._greet = Throttle(HERE_SECONDS)
@@ -349,19 +349,20 @@ class Head:
             if self._target is not None:
                 self._metrics_port = ports[1]
                 self._publish_target(self._target, launch.endpoint(self._address, ports[1]))
-        if self._watch is not None and not self._published and self._publish.is_due():
-            self._publish_endpoint()
+        if self._watch is not None and self._publish_at is not None and now >= self._publish_at:
+            self._publish_endpoint(now)
         for name in members_at_work(self._snapshot):
             child = self.children.get(name)
             if child is not None and now - (child.started_at or now) > STALE_SECONDS:
                 self.children[name] = child.at_work()
 
-    def _publish_endpoint(self) -> None:
+    def _publish_endpoint(self, now: float) -> None:
         """Say in the run directory where the coordinator is, for the user's commands. Training goes on without."""
         try:
             publish(self.crew.run_dir.path / ENDPOINT, f"http://{self._endpoint}", self.crew.token)
-            self._published = True
+            self._publish_at = None
         except OSError as error:
+            self._publish_at = now + AGAIN_SECONDS
             log.warning("event=endpoint-not-published why=%r", error.strerror)
 
     def _publish_target(self, file: Path, address: str) -> None:

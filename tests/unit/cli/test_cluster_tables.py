@@ -7,7 +7,9 @@ import pytest
 
 from tandem.errors import UserError
 from tandem.formatting import seconds
+from tandem.status import MemberView, RankView, Snapshot, Status
 from tandem_cli.kubernetes.job_view import job_events, job_summary, pods
+from tandem_cli.local.run_view import processes
 from tandem_cli.terminal import tables
 from tandem_cli.view import JobView
 from tests.support import fake_kubectl as fake
@@ -95,6 +97,23 @@ def test_hours_and_cost_have_a_row_each_and_the_list_a_column_where_a_job_has_pr
     assert "0.8000 EUR" in row
     assert "EUR" not in other
     assert "COST" not in tables.jobs([view(RUNNING).job], None, NOW, False)[0].plain
+
+
+def test_processes_are_listed_with_their_node_and_what_their_ranks_use_where_that_is_known() -> None:
+    gpus = [RankView(rank=rank, step=1, cpu=1.04, gpu=0.5 + rank / 10) for rank in (0, 1)]
+    cpu = [RankView(rank=2, step=1, cpu=0.96)]
+    on = {"address": "10.0.0.1", "state": "running", "silent_seconds": 0.0}
+    members = [
+        MemberView(replica="worker-0", node="n0", ranks=gpus, **on),
+        MemberView(replica="worker-1", node="n1", ranks=cpu, **on),
+    ]
+    seen = Snapshot(job="digits", time=0.0, status=Status(), members=members, events=[])
+    lines = [line.rstrip() for line in drawn(replace(view(RUNNING), pods=processes(seen))).splitlines()]
+    assert "PROCESS      STATE    NODE  BUSY" in lines
+    assert "worker-0     running  n0    2.1 cores · GPU 50 % 60 %" in lines
+    assert "worker-1     running  n1    1.0 cores" in lines
+    here = seen.model_copy(update={"members": [members[1].model_copy(update={"node": None})]})
+    assert "worker-1     running  1.0 cores" in drawn(replace(view(RUNNING), pods=processes(here)))
 
 
 def test_a_pod_that_does_not_run_says_why() -> None:

@@ -1,18 +1,29 @@
 """The head of a job on SLURM, with real processes; the cluster, and what torch would do, are played."""
 
+import errno
+import io
+import json
+import os
+import pwd
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
 
 from tandem import launch
 from tandem.exitcode import ExitCode
-from tandem_cli.slurm import scheduler
+from tandem.rundir.layout import RunDir
+from tandem.rundir.ownership import ENDPOINT
+from tandem_cli.local import prepare
+from tandem_cli.slurm import head as head_module
+from tandem_cli.slurm import jobs, scheduler
 from tandem_cli.slurm.head import AGAIN_SECONDS, NODES_SECONDS, Crew, Head
+from tandem_cli.slurm.jobs import Submission
 from tandem_cli.slurm.scheduler import NodeState, QueuedJob
 from tests.support import manifests
 from tests.support.waiting import until
@@ -58,7 +69,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 def head(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
     """A head whose coordinator has taken a port at once."""
     found = made(tmp_path)
-    waits = [sys.executable, "-c", f"open({str(found.crew.port_file)!r}, 'w').write('1')\n{SLEEP}"]
+    waits = [sys.executable, "-c", f"open({str(found.crew.port_file)!r}, 'w').write('1\\n2\\n')\n{SLEEP}"]
     monkeypatch.setattr(launch, "coordinator_command", lambda *_, **__: waits)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield found
@@ -68,9 +79,16 @@ def head(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def made(folder: Path) -> Head:
+    (folder / "targets").mkdir()
     run_dir = manifests.run_directory(folder / "run", manifests.job(workers={"replicas": 2}))
     run_dir.create()
-    return Head(Crew(run_dir.read_job(), run_dir, [*STARTS], (), "token-of-this-test", folder), "7", None, False)
+    return Head(
+        Crew(run_dir.read_job(), run_dir, [*STARTS], (), "token-of-this-test", folder),
+        "7",
+        None,
+        False,
+        folder / "targets",
+    )
 
 
 def running(head: Head) -> dict[str, str]:
@@ -98,6 +116,65 @@ def test_a_node_that_is_gone_takes_its_agent_with_it_and_a_new_one_gets_its_name
     cluster.nodes = ["n1", "n5"]
     head.ask_nodes.hurry()
     turns(head, now + 2 + NODES_SECONDS, {"worker-0": "n5", "worker-1": "n1"})
+
+
+def test_prometheus_has_a_target_without_a_secret_while_the_job_runs(tmp_path: Path, head: Head) -> None:
+    turns(head, time.monotonic(), {"worker-0": "n0", "worker-1": "n1"})
+    (file,) = (tmp_path / "targets").iterdir()
+    assert file.name == "tandem-7.json"
+    (target,) = json.loads(file.read_text())
+    assert target["targets"] == ["127.0.0.1:2"]
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    assert target["labels"] == {"job": "digits", "run": str(tmp_path / "run"), "user": user, "slurm_job_id": "7"}
+    head.close()
+    assert not list((tmp_path / "targets").iterdir())
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_does_not_end_the_head_and_what_it_publishes_comes_when_there_is_room(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    with monkeypatch.context() as disk:
+        disk.setattr("tandem_cli.slurm.head.publish", full)
+        disk.setattr("tandem_cli.slurm.head.replace_json", full)
+        turns(head, now, {"worker-0": "n0", "worker-1": "n1"})
+    endpoint = head.crew.run_dir.path / ENDPOINT
+    head.turn(now + 0.9 * AGAIN_SECONDS)
+    assert not endpoint.exists()
+    head.turn(now + AGAIN_SECONDS)
+    assert endpoint.exists()
+
+
+def test_a_failure_that_the_disk_does_not_take_is_the_exit_code_all_the_same(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = [sys.executable, "-c", f"raise SystemExit({int(ExitCode.CONFIGURATION)})"]
+    monkeypatch.setattr(launch, "coordinator_command", lambda *_, **__: wrong)
+    monkeypatch.setattr(RunDir, "mark_failed", full)
+    assert head.run() == ExitCode.FAILED
+
+
+def test_a_job_that_starts_on_a_full_disk_says_so_and_so_does_its_status(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = made(tmp_path).crew.run_dir
+    jobs.record(run_dir.path, Submission("7"))
+    monkeypatch.setattr(prepare, "LEAST_FREE_BYTES", 2**70)
+    monkeypatch.setattr(sys, "argv", ["head", "train", "--run-dir", str(run_dir.path)])
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    said = io.StringIO()
+    with redirect_stderr(said):
+        assert head_module.main() == ExitCode.USAGE
+    assert said.getvalue().startswith("tandem: no space: ")
+    monkeypatch.setattr(scheduler, "queue", lambda ids: [])
+    monkeypatch.setattr(scheduler, "ended", lambda job: "FAILED")
+    phase, words = jobs.state_words(run_dir.path)
+    assert phase == "Ended"
+    assert words.startswith("job 7 ended (FAILED); no space: ")
 
 
 def test_a_step_that_srun_does_not_start_is_no_failure_and_is_tried_again_later(

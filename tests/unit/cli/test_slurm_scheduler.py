@@ -1,5 +1,6 @@
 """What SLURM says, in words; and one process of a step."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -8,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tandem_cli.slurm import jobs, scheduler
+from tandem.errors import UserError
+from tandem_cli.slurm import jobs, scheduler, submission
 from tandem_cli.slurm.head import Step
 from tandem_cli.slurm.jobs import Submission
+from tandem_cli.slurm.profile import Profile
 from tandem_cli.slurm.scheduler import QueuedJob, SlurmError
+from tests.support import manifests
 from tests.support.waiting import until
 
 FAILED = "sbatch: error: Batch job submission failed: "
@@ -34,6 +38,7 @@ FAILED = "sbatch: error: Batch job submission failed: "
         ),
         ("Slurmctld(primary) at login is DOWN", "SLURM does not answer"),
         (f"{FAILED}Invalid generic resource (gres) specification", "the nodes have no such GPUs"),
+        (f"{FAILED}I/O error writing script/environment to file", "the controller cannot store the job"),
         ("sbatch: error: Something new", "sbatch: Something new"),
     ],
 )
@@ -72,6 +77,39 @@ def test_a_run_directory_names_its_jobs(tmp_path: Path) -> None:
     assert jobs.state_words(tmp_path) == ("", "")
     jobs.record(tmp_path, Submission("12", "13"))
     assert jobs.of(tmp_path) == Submission("12", "13")
+
+
+def test_a_run_is_waited_for_while_it_is_in_the_queue_or_once_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[QueuedJob] = []
+    monkeypatch.setattr(scheduler, "queue", lambda ids: waiting)
+    run_dir = manifests.run_directory(tmp_path, manifests.job())
+    jobs.record(tmp_path, Submission("12"))
+    with pytest.raises(UserError, match="is not complete and not in SLURM's queue, so it cannot be waited for"):
+        jobs.awaited(tmp_path)
+    run_dir.done_file.write_text("{}")
+    assert jobs.awaited(tmp_path) == ""
+    waiting.append(QueuedJob("12", "COMPLETING", "None", "gpu", "n0", "N/A"))
+    jobs.forget(tmp_path)
+    assert jobs.awaited(tmp_path) == "12"
+
+
+def test_what_cannot_be_recorded_is_taken_out_of_the_queue_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cancelled: list[str] = []
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(scheduler, "submit", lambda *_: "12")
+    monkeypatch.setattr(scheduler, "cancel", cancelled.append)
+    monkeypatch.setattr(submission, "record", full)
+    with pytest.raises(UserError, match="no space left where run lies"):
+        submission.submit(Path("run"), manifests.job(), Profile())
+    assert cancelled == ["12"]
 
 
 def step(tmp_path: Path, *command: str) -> Step:

@@ -42,6 +42,7 @@ def test_a_profile_of_a_gpu_cluster_is_what_sbatch_is_told() -> None:
             "cpus": 32,
             "memory": "200G",
             "modules": ["cuda/12.4", "gcc"],
+            "metricsTargets": "/shared/targets",
             "venv": "/shared/venv",
             "sbatch": ["--constraint=nvlink"],
         }
@@ -67,6 +68,7 @@ def test_a_profile_of_a_gpu_cluster_is_what_sbatch_is_told() -> None:
         "--signal=B:TERM@120",
         "--constraint=nvlink",
     ]
+    assert "--metrics-targets=/shared/targets" in text
     assert "module load cuda/12.4 gcc\nsource /shared/venv/bin/activate\n" in text
     assert "srun --nodes=1 --ntasks=1 --cpus-per-task=32 --overlap --unbuffered --gpus-per-node=a100:4" in text
 

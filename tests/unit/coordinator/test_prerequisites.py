@@ -22,7 +22,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.manifest.reading import job_of, read_job, refuse
 from tandem.manifest.source import parse
 from tandem.rundir.layout import RunDir
-from tandem_coordinator.prerequisites import Site, here, pod, unmet
+from tandem_coordinator.prerequisites import Site, here, on_shared_disk, pod, unmet
 from tandem_coordinator.prerequisites.site import Machine
 from tests.support import ROOT
 from tests.support.bad_surroundings import CASES, BadSurroundings, idx, safetensors, weights, whole_mnist, written
@@ -286,6 +286,15 @@ def test_weights_of_a_run_and_of_a_file_of_torch_are_found_as_the_ranks_find_the
     for path in ("first", "first/checkpoints/step-000000100"):
         (one,) = found(trains(initialWeights=path))
         assert one.message.startswith(f"{path} does not fit model cnn on images of 8×8: it lacks")
+
+
+def test_weights_of_a_run_that_the_job_waits_for_need_not_be_there(folder: Path) -> None:
+    for path in ("first", f"{folder}/first", "first/checkpoints/step-000000100"):
+        of = trains(initialWeights=path)
+        run_dir = RunDir(Path("runs/digits"))
+        assert unmet(of, on_shared_disk(of, run_dir))
+        assert not unmet(of, on_shared_disk(of, run_dir, awaited=Path("first")))
+        assert unmet(of, on_shared_disk(of, run_dir, awaited=Path("other")))
 
 
 def test_what_the_compiler_puts_into_names_is_no_difference(folder: Path) -> None:
