@@ -29,7 +29,7 @@ def test_a_full_disk_is_said_before_anything_is_submitted(run: SlurmRun) -> None
     with small_disk(run.folder / "runs", "size=9m"):
         done = run.tandem("submit", "--slurm", DIGITS)
     assert done.returncode == 2
-    assert "no space: 9.4 MB are free where runs/digits lies, and a run needs at least 16 MB" in done.stderr
+    assert "no space: 9.4 MB are free where runs/digits lies, and a run needs at least 16.0 MB" in done.stderr
     assert not run.queue()
 
 
