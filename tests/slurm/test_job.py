@@ -15,9 +15,11 @@ from tandem_trainer.data.loading import load
 from tandem_trainer.data.order import Batches, Order, digest
 from tests.support import EXAMPLES
 from tests.support.cluster.prometheus import configured, program
+from tests.support.processes import TANDEM
 from tests.support.ranks import records, sample_ids
 from tests.support.slurm.run import DIGITS, SlurmRun
 from tests.support.small_disk import fill, small_disk
+from tests.support.terminal import Terminal
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
@@ -110,6 +112,7 @@ def test_the_time_limit_a_lost_node_and_a_stop_lose_no_sample(run: SlurmRun) -> 
         ["worker-0", "running", "n0"],
         ["worker-1", "running", "n1"],
     ]
+    ranks_are_looked_into(run)
     # SLURM says so 120 s before, so now.
     run.slurm.update(job, TimeLimit="2")
     until(lambda: run.state().startswith("PENDING"), "the job in the queue again", otherwise=run.output)
@@ -134,6 +137,27 @@ def test_the_time_limit_a_lost_node_and_a_stop_lose_no_sample(run: SlurmRun) -> 
     assert digests == undisturbed(max(digests))
     # What the lost node did since the save at the time limit was made again, and nothing before.
     assert all(step > first for step in repeated(run))
+
+
+def ranks_are_looked_into(run: SlurmRun) -> None:
+    """The stacks of both ranks, from their nodes; and a shell beside one of them, on its node."""
+    seen = json.loads(run.tandem("debug", "digits", "-o", "json").stdout)
+    assert [(one["rank"], one["replica"]) for one in seen["ranks"]] == [(0, "worker-0"), (1, "worker-1")]
+    assert all(one["threads"][0]["frames"] for one in seen["ranks"])
+    assert "rank 1 · worker-1" in run.tandem("debug", "digits", "1").stdout
+    shell = run.folder / "shell"
+    shell.write_text('#!/bin/sh\necho "on $SLURMD_NODENAME, rank $RANK of $WORLD_SIZE"\n')
+    shell.chmod(0o755)
+    variables = [f"{name}={value}" for name, value in {**run.variables(), "SHELL": str(shell)}.items()]
+    until(lambda: (seen := run.snapshot()) and seen.evaluators, "the evaluators", otherwise=run.output)
+    for who, said in {"worker-1": "on n1, rank 1 of 2", "evaluator-0": "on n2, rank  of "}.items():
+        terminal = Terminal()
+        process = terminal.start(["env", *variables, TANDEM, "shell", "digits", who], run.folder)
+        until(lambda: terminal.look() and process.poll() is not None, "the end of the shell")  # noqa: B023
+        terminal.look()
+        terminal.close()
+        assert said in terminal.written
+        assert process.returncode == 0
 
 
 def prometheus_finds(run: SlurmRun) -> None:

@@ -55,9 +55,19 @@ def test_a_job_that_waits_says_why_is_not_submitted_twice_and_leaves_the_queue_w
     again = run.tandem("submit", "--slurm", DIGITS)
     assert again.returncode == 2
     assert f"is the run of job {job}, which is pending" in again.stderr
-    assert run.tandem("stop", "digits").returncode == 0
+    second = SlurmRun(run.slurm, run.folder, name="second")
+    second.submit("--after", "digits")
+    assert run.tandem("stop", "runs/digits").returncode == 0
     assert not run.state()
-    assert "CANCELLED" in run.tandem("status", "digits").stdout
+    assert "CANCELLED" in run.tandem("status", "runs/digits").stdout
+
+    def told_of_second() -> bool:
+        return "has failed, so it never starts" in second.tandem("status", second.path).stdout
+
+    until(told_of_second, "the reason", pause=1.0, otherwise=second.state)
+    third = run.tandem("submit", "--slurm", DIGITS, "--run-dir", "runs/third", "--after", "runs/digits")
+    assert third.returncode == 2
+    assert "runs/digits is not complete and not in SLURM's queue, so it cannot be waited for" in third.stderr
 
 
 def test_a_controller_that_is_away_is_said(run: SlurmRun) -> None:

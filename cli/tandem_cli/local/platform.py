@@ -54,11 +54,7 @@ class OnThisMachine(Run):
         return 0
 
     def inspect(self, rank: int | None) -> Inspection:
-        if not is_alive(self.path):
-            stacks = f"{self.path}/stacks"
-            raise UserError(
-                f"{self.path} is not running, so there are no stacks. Stacks of ranks that hung are in {stacks}"
-            )
+        self._need_running()
         return processes.inspect(self.path, rank)
 
     def attach(self, one: RankStacks, show: ShowAttachment) -> int:
@@ -73,7 +69,7 @@ class OnThisMachine(Run):
         else:
             found = processes.beside(self.path)
             echo(f"{self.path} is not running: this is a shell in its run directory; `exit` leaves it", err=True)
-        return _become(found)
+        return become(found)
 
     def stop(self, at_once: bool) -> str:
         if not is_alive(self.path):
@@ -95,6 +91,13 @@ class OnThisMachine(Run):
         while is_alive(self.path):
             time.sleep(POLL_SECONDS)
 
+    def _need_running(self) -> None:
+        if not is_alive(self.path):
+            stacks = f"{self.path}/stacks"
+            raise UserError(
+                f"{self.path} is not running, so there are no stacks. Stacks of ranks that hung are in {stacks}"
+            )
+
     def _endpoint(self) -> tuple[str, str]:
         """Address and token of its coordinator."""
         file = self.path / ENDPOINT
@@ -114,7 +117,12 @@ def saved_in(rundir: RunDir) -> str:
     return saved_words(saved[0].step if saved else None, own_command(rundir.path))
 
 
-def _become(found: Surroundings) -> int:
+def become(found: Surroundings) -> int:
+    """Become a shell of the user's.
+
+    Raises:
+        UserError: it cannot be started.
+    """
     program = os.environ.get("SHELL") or PLAIN_SHELL
     try:
         os.chdir(found.folder)

@@ -132,8 +132,17 @@ def surroundings(path: Path, name: str) -> Surroundings:
         ranks = [(int(of), one) for one in chosen.children(recursive=True) if (of := _variable(one, RANK)).isdecimal()]
         if ranks:
             rank, chosen = min(ranks, key=lambda found: (found[0], found[1].pid))
+    return surroundings_of(chosen, name, rank)
+
+
+def surroundings_of(process: psutil.Process, name: str, rank: int | None = None) -> Surroundings:
+    """What one process has.
+
+    Raises:
+        UserError: it is gone.
+    """
     try:
-        return Surroundings(_without_ours(chosen.environ()), Path(chosen.cwd()), rank)
+        return Surroundings(_without_ours(process.environ()), Path(process.cwd()), rank)
     except (psutil.Error, OSError) as error:
         raise UserError(f"{name} has just ended, or started again; try again") from error
 

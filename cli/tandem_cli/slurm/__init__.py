@@ -6,6 +6,8 @@
     scheduler   sbatch, squeue, scontrol and sacct, and their answers in words
     jobs        the jobs of SLURM that are a run's, as its run directory names them
     submission  gives a job to SLURM
+    execution   commands on the nodes of a run: stacks of ranks, a debugger, a shell
+    shell       what srun starts on a node for `tandem shell`
     head        the process in the batch script: coordinator, one agent on each node, evaluators
     step        what srun starts on a node: one process, which leaves when its head asks
 

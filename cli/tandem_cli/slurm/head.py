@@ -530,7 +530,8 @@ def main() -> int:
         return ExitCode.USAGE
     run_dir = RunDir(args.run_dir)
     try:
-        job = _job(run_dir, args.manifest, args.overrides, job_id, args.what == "train")
+        python = [*args.container, "python" if args.container else sys.executable]
+        job = _job(run_dir, args.manifest, args.overrides, job_id, args.what == "train", python)
     except (UserError, OSError, ValueError) as error:
         print(f"tandem: {error}", file=sys.stderr)
         return ExitCode.USAGE
@@ -548,9 +549,12 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _job(
-    run_dir: RunDir, manifest: str | None, overrides: Sequence[str], job_id: str, trains: bool
+    run_dir: RunDir, manifest: str | None, overrides: Sequence[str], job_id: str, trains: bool, python: Sequence[str]
 ) -> DistributedTrainingJob:
     """The job, which is recorded in the run directory afterwards.
+
+    Args:
+        python: words that start Python on a node.
 
     Raises:
         UserError, OSError, ValueError: there is none, or the run directory is another job's of SLURM.
@@ -562,7 +566,7 @@ def _job(
         refuse(submission.lacking(job, run_dir.path), source, tuple(overrides))
         for note in submission.prepare(run_dir.path, job, False, "remove the folder"):
             log.info("event=note text=%r", note)
-        jobs.record(run_dir.path, Submission(job_id))
+        jobs.record(run_dir.path, Submission(job_id, python=python))
     elif trains and recorded is not None and recorded.training != job_id:
         raise UserError(f"{run_dir.path} belongs to job {recorded.training} by now, and this is job {job_id}")
     if trains:

@@ -3,8 +3,11 @@
 So every command finds them from the run directory, on any machine that shares it.
 """
 
+import os
+import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tandem.errors import UserError
@@ -12,6 +15,7 @@ from tandem.rundir.durable import read_json_or_none, replace_json
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import ENDPOINT, SLURM
 from tandem_cli.local.prepare import need_space
+from tandem_cli.local.processes import user_name
 from tandem_cli.slurm import scheduler
 from tandem_cli.slurm.scheduler import QueuedJob, SlurmError
 
@@ -27,6 +31,8 @@ class Submission:
     training: str
     evaluation: str | None = None
     """The array of the evaluators, where it is a job of its own."""
+    python: Sequence[str] = (sys.executable,)
+    """Words that start Tandem's Python on a node, with modules, environment and container of the profile."""
 
     @property
     def ids(self) -> list[str]:
@@ -40,7 +46,23 @@ def of(path: Path) -> Submission | None:
     if not isinstance(content, dict) or not isinstance(content.get("training"), str):
         return None
     evaluation = content.get("evaluation")
-    return Submission(content["training"], evaluation if isinstance(evaluation, str) else None)
+    python = content.get("python")
+    words = tuple(map(str, python)) if isinstance(python, list) and python else (sys.executable,)
+    return Submission(content["training"], evaluation if isinstance(evaluation, str) else None, words)
+
+
+def own(path: Path) -> Submission:
+    """The same, of a run of this user: what it names is started.
+
+    Raises:
+        UserError: it is another user's, or was not given to SLURM.
+    """
+    found = of(path)
+    if found is None:
+        raise UserError(f"{path} was not given to SLURM")
+    if (owner := (path / SLURM / FILE).stat().st_uid) != os.geteuid():
+        raise UserError(f"{path} is a run of the user {user_name(owner)}, who alone may look into its processes")
+    return found
 
 
 def record(path: Path, submission: Submission) -> None:
@@ -50,7 +72,7 @@ def record(path: Path, submission: Submission) -> None:
         OSError: it cannot be written.
     """
     (path / SLURM).mkdir(parents=True, exist_ok=True)
-    replace_json(path / SLURM / FILE, {"training": submission.training, "evaluation": submission.evaluation})
+    replace_json(path / SLURM / FILE, asdict(submission))
 
 
 _seen: dict[Path, tuple[float, list[QueuedJob]]] = {}

@@ -5,10 +5,12 @@ Its run directory is on a disk that this machine shares, so most is as for a run
 
 import time
 
+from tandem.stacks import Inspection, RankStacks
+from tandem_cli.local.known import is_alive
 from tandem_cli.local.platform import OnThisMachine
 from tandem_cli.output import echo
-from tandem_cli.platforms import ShowPage
-from tandem_cli.slurm import jobs
+from tandem_cli.platforms import ShowAttachment, ShowPage
+from tandem_cli.slurm import execution, jobs
 
 
 class OnSlurm(OnThisMachine):
@@ -24,6 +26,22 @@ class OnSlurm(OnThisMachine):
             err=True,
         )
         return 0
+
+    def inspect(self, rank: int | None) -> Inspection:
+        self._need_running()
+        return execution.inspect(self.path, rank)
+
+    def attach(self, one: RankStacks, show: ShowAttachment) -> int:
+        found, node = execution.attach(self.path, one)
+        show(found)
+        forward = f"ssh -N -L {found.port}:127.0.0.1:{found.port} {node}"
+        echo(f"that is an address of {node}; to reach it from here: {forward}", err=True)
+        return 0
+
+    def shell(self, who: str) -> int:
+        if not is_alive(self.path):
+            return super().shell(who)
+        return execution.shell(self.path, who)
 
     def _stop(self, at_once: bool) -> None:
         jobs.stop(self.path, at_once)

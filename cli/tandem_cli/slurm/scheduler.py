@@ -118,7 +118,7 @@ REASONS: Mapping[str, str] = {
 }
 
 
-def ask(*words: str, environment: Mapping[str, str] | None = None) -> str:
+def ask(*words: str, environment: Mapping[str, str] | None = None, seconds: float = SECONDS) -> str:
     """What one of SLURM's commands prints.
 
     Raises:
@@ -129,7 +129,7 @@ def ask(*words: str, environment: Mapping[str, str] | None = None) -> str:
             words,
             capture_output=True,
             text=True,
-            timeout=SECONDS,
+            timeout=seconds,
             check=False,
             stdin=subprocess.DEVNULL,
             env=environment,
@@ -139,7 +139,7 @@ def ask(*words: str, environment: Mapping[str, str] | None = None) -> str:
     except OSError as error:
         raise SlurmError(f"{words[0]} cannot be started: {error.strerror}") from error
     except subprocess.TimeoutExpired:
-        raise SlurmError(f"SLURM does not answer: {words[0]} took over {SECONDS:.0f} s. Try again later") from None
+        raise SlurmError(f"SLURM does not answer: {words[0]} took over {seconds:.0f} s. Try again later") from None
     if done.returncode != 0:
         raise complaint(words[0], done.stderr.strip() or done.stdout)
     return done.stdout
@@ -233,6 +233,39 @@ def nodes(job: str) -> list[str]:
     if found is None or found[1] == "(null)":
         return []
     return ask("scontrol", "show", "hostnames", found[1]).split()
+
+
+def steps(job: str) -> dict[str, str]:
+    """Names of the steps of a job, and the node of each.
+
+    Raises:
+        SlurmError: SLURM does not say.
+    """
+    text = ask("squeue", "--steps", "--noheader", "--jobs", job, "--format", "%j|%N")
+    return dict(line.strip().split("|") for line in text.splitlines() if line.count("|") == 1)
+
+
+def elements(array: str) -> dict[str, tuple[str, str]]:
+    """The elements of an array that run: by their place, the number of their job, and its node.
+
+    Raises:
+        SlurmError: SLURM does not say.
+    """
+    if not array:
+        return {}
+    text = ask("squeue", "--noheader", "--jobs", array, "--states", "RUNNING", "--format", "%K|%A|%N")
+    found = [line.strip().split("|") for line in text.splitlines() if line.count("|") == 2]
+    return {place: (job, node) for place, job, node in found}
+
+
+def batch_host(job: str) -> str:
+    """The node of a job's batch script; empty where it has none.
+
+    Raises:
+        SlurmError: SLURM does not say.
+    """
+    found = re.search(r"BatchHost=(\S+)", ask("scontrol", "--oneliner", "show", "job", job))
+    return found[1] if found else ""
 
 
 @dataclass(frozen=True)

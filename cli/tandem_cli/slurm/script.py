@@ -118,9 +118,7 @@ def _script(
 ) -> str:
     lines = ["#!/bin/bash", *(f"# {line}" for line in about), *(f"#SBATCH {option}" for option in options), ""]
     lines += list(_environment(profile))
-    venv = None if profile.venv is None else Path(profile.venv).expanduser()
-    python = places.python if venv is None else str(venv / "bin" / "python")
-    command = [python, "-m", "tandem_cli.slurm.head", *words, "--run-dir", str(places.run_dir)]
+    command = [_python(profile, places), "-m", "tandem_cli.slurm.head", *words, "--run-dir", str(places.run_dir)]
     if places.manifest is not None:
         command += ["--manifest", str(places.manifest)]
         command += [word for one in places.overrides for word in ("--set", one)]
@@ -128,6 +126,18 @@ def _script(
     parts = [shlex.join(command), *([f"-- {shlex.join(step)}"] if step else [])]
     lines += ["", *(f"# {line}" for line in head), "exec " + " \\\n    ".join(parts)]
     return "\n".join(lines) + "\n"
+
+
+def python_on_a_node(profile: Profile, places: Places) -> list[str]:
+    """The words that start Python on a node as the script does: with modules, environment and container."""
+    lines, python = list(_environment(profile)), _python(profile, places)
+    words = [*profile.container, "python" if profile.container else python]
+    return ["bash", "-c", "\n".join([*lines, 'exec "$@"']), "bash", *words] if lines else words
+
+
+def _python(profile: Profile, places: Places) -> str:
+    venv = None if profile.venv is None else Path(profile.venv).expanduser()
+    return places.python if venv is None else str(venv / "bin" / "python")
 
 
 def _environment(profile: Profile) -> Iterator[str]:

@@ -80,25 +80,29 @@ def submit(path: Path, job: DistributedTrainingJob, profile: Profile, waits_for:
     # A job inherits the variables of who submits it, and SLURM keeps them.
     variables = {name: value for name, value in os.environ.items() if name != TOKEN}
     waits = [f"--dependency=afterok:{waits_for}"] if waits_for else []
+    python = script.python_on_a_node(profile, places)
     ids: list[str] = []
+    given = Submission("")
     try:
         with disk_errors(path):
             folder.mkdir(parents=True, exist_ok=True)
             Path(script.LOGS).mkdir(exist_ok=True)
             text = script.training(job, profile, places)
             ids.append(_submitted(folder / "train.sh", text, waits, variables))
-            record(path, Submission(ids[0]))
+            given = Submission(ids[0], python=python)
+            record(path, given)
             if script.evaluates_apart(job, profile):
                 text = script.evaluation(job, profile, places)
                 ids.append(_submitted(folder / "evaluate.sh", text, [f"--dependency=after:{ids[0]}"], variables))
-                record(path, Submission(*ids))
+                given = Submission(*ids, python=python)
+                record(path, given)
     except UserError:
         for one in ids:
             scheduler.cancel(one)
         raise
     forget(path)
     remember(path)
-    return Submission(*ids)
+    return given
 
 
 def _submitted(file: Path, text: str, options: Sequence[str], variables: dict[str, str]) -> str:

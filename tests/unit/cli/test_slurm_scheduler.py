@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tandem.errors import UserError
-from tandem_cli.slurm import jobs, scheduler, submission
+from tandem_cli.slurm import execution, jobs, scheduler, submission
+from tandem_cli.slurm.execution import Place
 from tandem_cli.slurm.head import Step
 from tandem_cli.slurm.jobs import Submission
 from tandem_cli.slurm.profile import Profile
@@ -77,6 +78,31 @@ def test_a_run_directory_names_its_jobs(tmp_path: Path) -> None:
     assert jobs.state_words(tmp_path) == ("", "")
     jobs.record(tmp_path, Submission("12", "13"))
     assert jobs.of(tmp_path) == Submission("12", "13")
+
+
+def test_the_processes_of_a_run_are_found_by_the_names_of_steps_and_elements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {
+        ("squeue", "--steps"): "worker-0|n0\nworker-1|n1\nbatch|n0\n",
+        ("squeue", "--noheader"): "0|14|n2\n1|15|n3\n",
+        ("scontrol", "--oneliner"): "JobId=12 NodeList=n[0-1] BatchHost=n0 NumNodes=2\n",
+    }
+    monkeypatch.setattr(scheduler, "ask", lambda *words, **_: answers[words[:2]])
+    jobs.record(tmp_path, Submission("12", "13", ("apptainer", "python")))
+    found = execution.places(tmp_path)
+    assert found["worker-1"] == Place("12", "n1")
+    assert found["evaluator-1"] == Place("15", "n3")
+    assert found["coordinator"] == Place("12", "n0")
+    assert jobs.own(tmp_path).python == ("apptainer", "python")
+
+
+def test_what_another_user_s_run_names_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs.record(tmp_path, Submission("12"))
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    with pytest.raises(UserError, match=r"is a run of the user .*, who alone may look into its processes"):
+        execution.inspect(tmp_path, None)
 
 
 def test_a_run_is_waited_for_while_it_is_in_the_queue_or_once_it_is_complete(

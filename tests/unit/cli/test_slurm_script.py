@@ -118,6 +118,9 @@ def test_words_reach_the_head_as_they_are_whatever_signs_they_have(tmp_path: Pat
     assert words[words.index("--set") + 1] == f"trainer.env={HOSTILE}"
     assert f"--container={HOSTILE}" in words
     assert "srun" in words
+    on_a_node = [*script.python_on_a_node(profile.model_copy(update={"container": []}), places), HOSTILE]
+    done = subprocess.run(on_a_node, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert json.loads(done.stdout) == [[HOSTILE], HOSTILE]
     assert not (tmp_path / "made").exists()
 
 
