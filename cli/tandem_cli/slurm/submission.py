@@ -94,7 +94,7 @@ def submit(path: Path, job: DistributedTrainingJob, profile: Profile, waits_for:
             if script.evaluates_apart(job, profile):
                 text = script.evaluation(job, profile, places)
                 ids.append(_submitted(folder / "evaluate.sh", text, [f"--dependency=after:{ids[0]}"], variables))
-                given = Submission(*ids, python=python)
+                given = Submission(ids[0], ids[1], python)
                 record(path, given)
     except UserError:
         for one in ids:
