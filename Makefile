@@ -56,7 +56,7 @@ e2e-full: $(STAMP) ## Everything that no other tier runs: lost nodes, rivals, al
 	@$(BIN)/python -m tests.full $(ARGS)
 
 slurm: $(STAMP) ## Tests on a real SLURM, started here from Debian's packages (root, Debian; 4 min)
-	@$(BIN)/pytest --tier=slurm tests/slurm
+	@$(PYTEST) --tier=slurm tests/slurm
 
 gpu: $(STAMP) ## Tests on a GPU: NCCL, float16, NVML, compile, saves; where there is none, it says that all were skipped
 	@$(BIN)/pytest tests/gpu

@@ -29,8 +29,9 @@ def small_disk(folder: Path, options: str) -> Iterator[Path]:
 
 
 def fill(disk: Path, pages: int = 0) -> Path:
-    """Leave so many pages free; returns the file that takes the rest."""
+    """Leave so many pages free; returns the file that takes the rest. Once more, it takes what was freed meanwhile."""
     ballast, facts = disk / BALLAST, os.statvfs(disk)
-    with ballast.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, (facts.f_bavail - pages) * facts.f_frsize)
+    with ballast.open("ab") as file:
+        if (more := facts.f_bavail - pages) > 0:
+            os.posix_fallocate(file.fileno(), file.tell(), more * facts.f_frsize)
     return ballast

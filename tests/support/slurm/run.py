@@ -10,11 +10,15 @@ from typing import Any
 import yaml
 
 from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
+from tandem.manifest.reading import read_job
 from tandem.rundir.layout import RunDir
 from tandem.status import Snapshot
 from tandem_cli.local.run_view import endpoint
+from tandem_trainer.data.loading import load
+from tandem_trainer.data.order import Batches, Order, digest
 from tests.support import EXAMPLES
 from tests.support.processes import tandem
+from tests.support.ranks import records
 from tests.support.slurm.machine import Slurm
 from tests.support.waiting import until
 
@@ -33,6 +37,9 @@ PROFILES: dict[str, Any] = {
     },
 }
 """As of a typical cluster; on this one all nodes share the loopback address."""
+
+ENDLESS = ("--set", "trainer.config.epochs=100000", "--set", "checkpoint.everySteps=1000000")
+"""No checkpoint comes but those that a change makes."""
 
 
 class SlurmRun:
@@ -118,3 +125,21 @@ class SlurmRun:
     def output(self) -> str:
         """What the batch scripts have printed."""
         return "\n".join(f"{file.name}:\n{file.read_text()}" for file in sorted((self.folder / "logs").glob("*.out")))
+
+
+def undisturbed(steps: int) -> dict[int, str]:
+    """The digest of the samples of each step of the example, in a run on a laptop to which nothing happens."""
+    config = read_job(DIGITS).spec.trainer.settings
+    batches = Batches(Order(len(load(config.data, "train")), config.global_batch_size, config.seed))
+    return {step + 1: digest(batches.ids(step)) for step in range(steps)}
+
+
+def repeated(run: SlurmRun) -> list[int]:
+    """Steps that were made more than once."""
+    made = [record["step"] for record in records(run.run_dir, "step")]
+    return sorted({step for step in made if made.count(step) > 1})
+
+
+def saved(run: SlurmRun) -> int:
+    """The step of the newest checkpoint."""
+    return max((one.step for one in run.run_dir.committed()), default=0)
