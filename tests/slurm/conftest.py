@@ -1,4 +1,4 @@
-"""What tests on SLURM share: one cluster of three nodes for all of them."""
+"""What tests on SLURM share: one cluster of three nodes for all of a pytest worker."""
 
 from collections.abc import Iterator
 from pathlib import Path
