@@ -207,7 +207,7 @@ def train(shape: Shape) -> int:
         model = prepare(model, loop, group)
         average = averaged(model, loop.ema_decay)
         strategy = strategy_of(loop, group, per_worker=loop.pipeline.stages if loop.pipeline else shape.tensor)
-        examples = partial(examples_of, task, dataset, start)
+        examples = partial(examples_of, task, dataset, start, end)
         strategy.shard(model, task, examples)
         if average is not None:
             strategy.shard(average.module, task, examples)

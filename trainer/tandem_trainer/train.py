@@ -193,7 +193,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     model = prepare(model, loop, group)
     average = averaged(model, loop.ema_decay)
     strategy = strategy_of(loop, group, job.spec.workers.processes)
-    examples = partial(examples_of, task, dataset, start)
+    examples = partial(examples_of, task, dataset, start, end)
     strategy.shard(model, task, examples)
     task.load_frozen(model)
     if average is not None:
@@ -260,12 +260,19 @@ def samples_of(task: Task[Any]) -> tuple[Any, int, int]:
     return whole_and_slice(given)
 
 
-def examples_of(task: Task[Any], dataset: Any, first: int, count: int) -> Any:
-    """A batch of one sample again and again, on the CPU."""
+DIFFERENT_SAMPLES = 16
+"""Samples that are read for a batch to try a model with, and then repeated: reading takes time."""
+
+
+def examples_of(task: Task[Any], dataset: Any, start: int, end: int, count: int) -> Any:
+    """A batch of so many samples, on the CPU: the first ones from `start` to before `end`, again and again."""
+    first = range(start, min(end, start + DIFFERENT_SAMPLES))
+    numbers = [first[place % len(first)] for place in range(count)]
     tensors = tensors_of(task, dataset)
     if tensors is not None:
-        return [tensor[[first] * count] for tensor in tensors]
-    return task.collate([dataset[first]] * count)
+        return [tensor[numbers] for tensor in tensors]
+    read = {number: dataset[number] for number in first[:count]}
+    return task.collate([read[number] for number in numbers])
 
 
 def supply_of(
