@@ -77,7 +77,8 @@ def lay_out(model: nn.Module, devices: Sequence[torch.device]) -> None:
 
     for part in parts:
         for module in part.module.modules() if part.is_block else [part.module]:
-            for tensors in (module._parameters, module._buffers):
+            tables: tuple[dict[str, Any], ...] = module._parameters, module._buffers
+            for tensors in tables:
                 for name, one in tensors.items():
                     if one is not None:
                         tensors[name] = moved(one, part.device)

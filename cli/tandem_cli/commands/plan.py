@@ -88,17 +88,17 @@ def plan(
     else:
         assert file is not None
         job, traced = _traced(file, overrides or (), worlds)
-        loop, workers = job.spec.trainer.settings_of_loop, job.spec.workers
-        speed = Speed(peak_flops or sheet.peak(loop.precision), utilization, speed_of_links)
+        loop, group = job.spec.trainer.settings_of_loop, job.spec.workers
+        speed: Speed | None = Speed(peak_flops or sheet.peak(loop.precision), utilization, speed_of_links)
         if loop.strategy == "hogwild":
             # No device of a data sheet: the worker computes on its processors.
-            memory = memory if device_memory else _allowed(workers) or _of_this_machine()
+            memory = memory if device_memory else _allowed(group) or _of_this_machine()
             speed = speed if peak_flops else None
         if price_per_hour is None and job.spec.prices is not None:
             price_per_hour = job.spec.prices.gpu_per_hour
         budget = Budget(memory, held, speed, price_per_hour)
-        per_worker = workers.processes
-        wanted = workers.gpus if loop.strategy in ("dp", "model") else workers.replicas * per_worker
+        per_worker = group.processes
+        wanted = group.gpus if loop.strategy in ("dp", "model") else group.replicas * per_worker
     footprint = traced.whole[1]
     found = planned(traced.whole, loop, worlds, wanted, budget, per_worker, traced.staged, traced.spread)
     if as_json or output.is_data:

@@ -165,11 +165,8 @@ def planned(
     notes = _notes(footprint, loop, worlds, is_known)
     if loop is not None and loop.strategy == "pipeline":
         notes += _pipeline_notes(loop, staged)
-    notes += [
-        f"{Strategy.MODEL.value} on {number} devices is not planned, because {one.untraced}."
-        for number, one in (spread or {}).items()
-        if one.untraced
-    ]
+    if loop is not None:
+        notes += _spread_notes(loop, spread or {})
     if loop is not None and (tensor := degree_of(loop)) > 1 and not any(row.tensor > 1 for row in rows):
         notes.append(f"tensorParallel {tensor} needs a multiple of {tensor} ranks, and none is planned for.")
     if any(row.time is not None and row.time.step < SHORT for row in rows):
@@ -271,6 +268,12 @@ def _pipeline_notes(loop: Loop, staged: Footprint | None) -> list[str]:
     return []
 
 
+def _spread_notes(loop: Loop, spread: Mapping[int, Footprint]) -> Iterator[str]:
+    for number, one in spread.items():
+        if one.untraced:
+            yield f"{loop.strategy} on {several(number, 'device')} is not planned, because {one.untraced}."
+
+
 def recommendation(rows: Sequence[Row], wanted: int, is_known: bool = True) -> str:
     """Which row to take, in a sentence or two.
 
@@ -294,16 +297,21 @@ def recommendation(rows: Sequence[Row], wanted: int, is_known: bool = True) -> s
         return f"{said}; {other.name} fits with {shown(other.spare)} to spare."
     least = min(rows, key=lambda row: row.memory.total)
     name = least.name.removesuffix(",")
-    return f"Nothing fits: {name}, which takes least, lacks {shown(-least.spare)}{without}. {_advice(least)}"
+    more = "Take more workers with fsdp, or devices with more memory."
+    if any(row.strategy is Strategy.HOGWILD for row in rows):
+        more = "Take fewer ranks, or a machine with more memory."
+    return f"Nothing fits: {name}, which takes least, lacks {shown(-least.spare)}{without}. {_advice(least, more)}"
 
 
-def _advice(row: Row) -> str:
-    """What makes a row smaller."""
+def _advice(row: Row, more: str) -> str:
+    """What makes a row smaller.
+
+    Args:
+        more: the advice where activations are not most of it.
+    """
     peak = row.memory
-    if row.strategy is Strategy.HOGWILD:
-        return "Take fewer ranks, or a machine with more memory."
     if peak.activations <= peak.total / 2 or row.batch is None:
-        return "Take more workers with fsdp, or devices with more memory."
+        return more
     if row.batch.micro_batch > 1:
         return (
             f"Activations are most of it: set loop.microBatchSize below {row.batch.micro_batch}, or "
