@@ -106,6 +106,7 @@ def test_it_is_halved_until_it_fits_and_the_curve_is_that_of_small_micro_batches
     assert [(one.samples, one.limit) for one in halved.run_dir.misfits()] == [(8, 4), (4, 2)]
     assert "8 samples in one forward pass did not fit into memory (CUDA out of memory." in halved.output
     assert "the next generation takes 4 at the most" in halved.output
+    assert "out of memory: the micro-batch was halved 2 times, to 2 samples at the most" in halved.output
     assert "that are forgiven" not in halved.output, "maxRestarts is 0"
 
     further = written(tmp_path / "b", 3, epochs=4)
