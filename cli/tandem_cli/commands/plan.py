@@ -92,7 +92,7 @@ def plan(
         speed: Speed | None = Speed(peak_flops or sheet.peak(loop.precision), utilization, speed_of_links)
         if loop.strategy == "hogwild":
             # No device of a data sheet: the worker computes on its processors.
-            memory = memory if device_memory else _allowed(group) or _of_this_machine()
+            memory = memory if device_memory else allowed(group) or _of_this_machine()
             speed = speed if peak_flops else None
         if price_per_hour is None and job.spec.prices is not None:
             price_per_hour = job.spec.prices.gpu_per_hour
@@ -152,7 +152,7 @@ def _traced(
     return job, Traced(whole, staged, {number: known(alone, devices=number) for number in devices(loop, worlds)})
 
 
-def _allowed(workers: Workers) -> int | None:
+def allowed(workers: Workers) -> int | None:
     """Bytes of memory that a worker's container may take; None where the job does not say it."""
     amount = str({**workers.asked["requests"], **workers.asked["limits"]}.get("memory", ""))
     with suppress(UserError):

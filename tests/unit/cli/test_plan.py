@@ -2,13 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from tandem.errors import UserError
 from tandem.footprint import Footprint, Pass, Portion
+from tandem.job import Workers
 from tandem.tasks import Fsdp, Loop, Optimizer, TaskLoop
+from tandem_cli.commands.plan import allowed
 from tandem_cli.main import application
 from tandem_cli.planning.memory import (
     Batch,
@@ -159,6 +162,19 @@ def test_a_job_without_locks_is_planned_for_the_ranks_of_its_worker() -> None:
     ]
     assert plan.notes[0].startswith("Sizes are those of all ranks of the worker together")
     assert made(200, 4, strategy="hogwild").recommendation.endswith("Take fewer ranks, or a machine with more memory.")
+
+
+@pytest.mark.parametrize(
+    ("resources", "size"),
+    [
+        ({"limits": {"memory": "2Gi"}, "requests": {"memory": "1Gi"}}, 2 * GIB),
+        ({"requests": {"memory": "512M"}}, 512 * 10**6),
+        ({"limits": {"memory": 4096}}, 4096),
+        ({"limits": {"cpu": 2}}, None),
+    ],
+)
+def test_the_memory_of_a_worker_is_what_its_container_may_take(resources: dict[str, Any], size: int | None) -> None:
+    assert allowed(Workers.parse({"resources": resources})) == size
 
 
 def test_a_process_with_several_devices_takes_the_whole_batch_and_says_where_it_cannot() -> None:
